@@ -1,0 +1,1 @@
+"""A broker: takes messages, serves them, and keeps a slave level with its master."""

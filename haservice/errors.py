@@ -1,0 +1,77 @@
+"""Every error that haservice raises on purpose.
+
+    HAServiceError
+    ├── ConfigError            a file, line or key that we refuse to start with
+    ├── ProtocolError          the peer broke the wire's rules: its connection ends
+    ├── RequestError           a request we cannot serve: it is answered, the connection lives
+    └── RemotingError          a call of ours that got no good answer
+        ├── RemotingUnreachable    no connection, or it ended before the answer
+        ├── RemotingTimeout        connected, but no answer in time
+        └── AnswerError            answered, with a code other than success
+
+The type says who is to blame; the attributes carry the numbers.
+"""
+
+from __future__ import annotations
+
+
+class HAServiceError(Exception):
+    """Root of the tree; catch this to catch whatever haservice itself refuses."""
+
+
+class ConfigError(HAServiceError):
+    """A value that does not parse or contradicts another.  `line` is 0 when the key is not in the file."""
+
+    def __init__(self, source: str, line: int, key: str, reason: str) -> None:
+        place = f"{source}:{line}" if line else source
+        super().__init__(f"{place}: {key}: {reason}" if key else f"{place}: {reason}")
+        self.source = source
+        self.line = line
+        self.key = key
+        self.reason = reason
+
+
+class ProtocolError(HAServiceError):
+    """Bytes that no honest peer sends; the text says what, where and how much."""
+
+
+class RequestError(HAServiceError):
+    """Answered with `code` (a ResponseCode) and `remark`; nothing else happens."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark
+
+
+class RemotingError(HAServiceError):
+    """A call to another process that did not succeed."""
+
+
+class RemotingUnreachable(RemotingError):
+    """No connection to `addr`, or it ended before the answer came."""
+
+    def __init__(self, addr: str, reason: str) -> None:
+        super().__init__(f"{addr}: {reason}")
+        self.addr = addr
+        self.reason = reason
+
+
+class RemotingTimeout(RemotingError):
+    """`addr` took request `code` and did not answer within `seconds`."""
+
+    def __init__(self, addr: str, code: int, seconds: float) -> None:
+        super().__init__(f"{addr}: no answer to request {code} within {seconds:g} s")
+        self.addr = addr
+        self.code = code
+        self.seconds = seconds
+
+
+class AnswerError(RemotingError):
+    """`addr` answered with `code` and `remark` instead of success."""
+
+    def __init__(self, addr: str, code: int, remark: str | None) -> None:
+        super().__init__(f"{addr}: answered code {code}: {remark or 'no remark'}")
+        self.addr = addr
+        self.code = code
+        self.remark = remark

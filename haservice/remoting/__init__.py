@@ -1,0 +1,1 @@
+"""Remoting: the wire that RocketMQ clients, name servers and tools speak."""

@@ -1,0 +1,73 @@
+"""Service: one named thread around a task, with one owner who starts it and joins it.
+
+The task does the work and knows no thread: `run(stop)` loops until `stop` is set, `wake()`
+makes it look at `stop` at once, whatever it waits for.  An exception that leaves `run` is
+logged with its traceback and kept in `failed`; the owner decides what follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from haservice.deadline import Deadline
+
+logger = logging.getLogger(__name__)
+
+
+class Task(Protocol):
+    """What a Service runs."""
+
+    def run(self, stop: threading.Event) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Service:
+    """A thread called `name` that runs `task` until `stop()`."""
+
+    def __init__(
+        self, name: str, task: Task, on_failure: Callable[[str, BaseException], None] | None = None
+    ) -> None:
+        self.name = name
+        self.failed: BaseException | None = None
+        self._task = task
+        self._on_failure = on_failure
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._started = False
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._started = True
+        self._thread.start()
+
+    def request_stop(self) -> None:
+        """Asks the task to end without waiting for it; for an owner that stops several at once."""
+        self._stop.set()
+        self._task.wake()
+
+    def stop(self, deadline: Deadline) -> bool:
+        """Ends the task and joins its thread.  May be called twice.  False if it still runs at the deadline."""
+        self.request_stop()
+        if not self._started or threading.current_thread() is self._thread:
+            return True
+        self._thread.join(deadline.remaining)
+        if self._thread.is_alive():
+            logger.error("thread did not stop in time name=%s", self.name)
+            return False
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._task.run(self._stop)
+        except BaseException as error:
+            self.failed = error
+            logger.exception("thread failed name=%s", self.name)
+            if self._on_failure is not None:
+                self._on_failure(self.name, error)
