@@ -53,7 +53,7 @@ class Service:
         self._task.wake()
 
     def stop(self, deadline: Deadline) -> bool:
-        """Ends the task and joins its thread.  May be called twice.  False if it still runs at the deadline."""
+        """Ends the task and joins its thread; may be called twice.  False if it runs on at the deadline."""
         self.request_stop()
         if not self._started or threading.current_thread() is self._thread:
             return True
