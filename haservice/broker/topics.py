@@ -1,0 +1,253 @@
+"""TopicTable: the topics of this broker, their queues and permissions, and `config/topics.json`.
+
+Reads need no lock: a topic is looked up in a dict whose values are never changed in place.  Changes
+are made under one lock by the loop, the work threads (admin requests) and the slave's sync thread.
+Every change raises the data version, which name servers and slaves compare for equality only.
+
+Names and limits: RocketMQ 4.9's `TopicValidator` (127 characters of `%|a-zA-Z0-9_-`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from haservice.broker.persistence import PersistedFile
+from haservice.config import BrokerConfig
+from haservice.remoting.bodies import DataVersion, TopicConfig, TopicConfigWrapper
+
+logger = logging.getLogger(__name__)
+
+PERM_INHERIT = 1
+PERM_WRITE = 2
+PERM_READ = 4
+
+TOPIC_LENGTH_MAX = 127
+DEFAULT_TOPIC = "TBW102"
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+MULTI_TAG = "MULTI_TAG"
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC = "BenchmarkTest"
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+
+# Topics that only the broker itself writes to.
+FORBIDDEN_TO_SEND = frozenset(
+    {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
+)
+SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
+SYSTEM_PREFIX = "rmq_sys_"
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+
+
+def name_fault(topic: str) -> str | None:
+    """Why `topic` is no topic name, in RocketMQ's words; None when it is one."""
+    if not topic or topic.isspace():
+        return "The specified topic is blank."
+    if _NAME.fullmatch(topic) is None:
+        return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(topic) > TOPIC_LENGTH_MAX:
+        return f"The specified topic is longer than topic max length {TOPIC_LENGTH_MAX}, it has {len(topic)}."
+    return None
+
+
+class TopicTable:
+    """Topic name → TopicConfig.  `on_change` is called after a change, by the thread that made it."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        stored: PersistedFile,
+        *,
+        delay_levels: int = 18,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._stored = stored
+        self._clock_ms = clock_ms
+        self.on_change = on_change
+        # Guards every change of the two fields below, so that a version never names another table.
+        self._lock = threading.Lock()
+        self._table: dict[str, TopicConfig] = {
+            topic.topic_name: topic for topic in _start_topics(config, delay_levels)
+        }
+        self._data_version = DataVersion(counter=0, timestamp=clock_ms())
+        self._system = SYSTEM_TOPICS | {
+            config.cluster_name,
+            config.broker_name,
+            f"{config.cluster_name}_REPLY_TOPIC",
+        }
+
+    # Reading
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._table.get(topic)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        """All topics, as they are now."""
+        return iter(list(self._table.values()))
+
+    @property
+    def data_version(self) -> DataVersion:
+        return self._data_version
+
+    def wrapper(self) -> TopicConfigWrapper:
+        """The whole table with its version: the body of 21 and 103, and the file."""
+        with self._lock:
+            return TopicConfigWrapper(
+                data_version=self._data_version, topic_config_table=dict(self._table)
+            )
+
+    def is_system(self, topic: str) -> bool:
+        return topic in self._system or topic.startswith(SYSTEM_PREFIX)
+
+    # Changing
+
+    def create_on_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig | None:
+        """The topic, made from the template `default_topic` if it was missing; None when that may not be.
+
+        The template must exist and have the inherit bit.  The new topic has the smaller of the
+        sender's and the template's number of queues, and the template's permissions without that bit.
+        """
+        with self._lock:
+            known = self._table.get(topic)
+            if known is not None:
+                return known
+            template = self._table.get(default_topic)
+            if template is None or not template.perm & PERM_INHERIT:
+                return None
+            queues = max(0, min(queue_nums, template.write_queue_nums))
+            created = dataclasses.replace(
+                template,
+                topic_name=topic,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=template.perm & ~PERM_INHERIT,
+                order=False,
+            )
+            self._put(created)
+        logger.info("topic created topic=%s queues=%d template=%s", topic, queues, default_topic)
+        self.on_change()
+        return created
+
+    def find_or_create(self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+        """The topic, made with these numbers if it was missing; for the broker's own `%RETRY%` topics."""
+        with self._lock:
+            known = self._table.get(topic)
+            if known is not None:
+                return known
+            created = topic_config(topic, queue_nums, perm)
+            self._put(created)
+        logger.info("topic created topic=%s queues=%d", topic, queue_nums)
+        self.on_change()
+        return created
+
+    def update(self, topic: TopicConfig) -> None:
+        """Creates or replaces `topic`, as request 17 asks; always a new version, as RocketMQ has it."""
+        with self._lock:
+            known = self._table.get(topic.topic_name)
+            # A 4.9.8 broker ignores the request's `order`: that comes from the name server's KV table.
+            self._put(dataclasses.replace(topic, order=known.order if known else False))
+        logger.info(
+            "topic %s topic=%s read=%d write=%d perm=%d",
+            "updated" if known else "created",
+            topic.topic_name,
+            topic.read_queue_nums,
+            topic.write_queue_nums,
+            topic.perm,
+        )
+        self.on_change()
+
+    def delete(self, topic: str) -> bool:
+        """Takes `topic` out; False when it was not there.  Its consume queues are the caller's affair."""
+        with self._lock:
+            if topic not in self._table:
+                return False
+            table = dict(self._table)
+            del table[topic]
+            self._table = table
+            self._raise_version()
+        logger.info("topic deleted topic=%s", topic)
+        self.on_change()
+        return True
+
+    def replace_all(self, wrapper: TopicConfigWrapper) -> bool:
+        """Takes the master's whole table and version; False when the version is the one we have."""
+        with self._lock:
+            if wrapper.data_version == self._data_version:
+                return False
+            self._table = dict(wrapper.topic_config_table)
+            self._data_version = wrapper.data_version
+        logger.info("topics replaced count=%d version=%s", len(self._table), wrapper.data_version)
+        self.on_change()
+        return True
+
+    # Storing
+
+    def load(self) -> None:
+        """Reads the file, if there is one; what it says of a topic replaces the start value."""
+        wrapper = self._stored.load(TopicConfigWrapper.decode)
+        if wrapper is None:
+            return
+        with self._lock:
+            table = {**self._table, **wrapper.topic_config_table}
+            template = table.get(DEFAULT_TOPIC)
+            if template is not None and not self._config.auto_create_topic_enable:
+                table[DEFAULT_TOPIC] = dataclasses.replace(template, perm=template.perm & ~PERM_INHERIT)
+            self._table = table
+            self._data_version = wrapper.data_version
+
+    def persist(self) -> bool:
+        """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
+        return self._stored.save(self.wrapper().encode(pretty=True))
+
+    def _put(self, topic: TopicConfig) -> None:
+        assert self._lock.locked()
+        self._table[topic.topic_name] = topic
+        self._raise_version()
+
+    def _raise_version(self) -> None:
+        assert self._lock.locked()
+        self._data_version = DataVersion(
+            counter=self._data_version.counter + 1, timestamp=self._clock_ms()
+        )
+
+
+def topic_config(topic: str, queues: int, perm: int) -> TopicConfig:
+    return TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+
+def _start_topics(config: BrokerConfig, delay_levels: int) -> list[TopicConfig]:
+    """The topics that a broker has before it was asked for any (broker-flows §5)."""
+    read_write = PERM_READ | PERM_WRITE
+    every = read_write | PERM_INHERIT
+    topics = [
+        topic_config(SELF_TEST_TOPIC, 1, read_write),
+        topic_config(BENCHMARK_TOPIC, 1024, read_write),
+        topic_config(config.cluster_name, 16, every if config.cluster_topic_enable else PERM_INHERIT),
+        topic_config(config.broker_name, 1, every if config.broker_topic_enable else PERM_INHERIT),
+        topic_config(OFFSET_MOVED_TOPIC, 1, read_write),
+        topic_config(SCHEDULE_TOPIC, delay_levels, read_write),
+        topic_config(f"{config.cluster_name}_REPLY_TOPIC", 1, read_write),
+        topic_config(HALF_TOPIC, 1, read_write),
+    ]
+    if config.auto_create_topic_enable:
+        topics.append(topic_config(DEFAULT_TOPIC, config.default_topic_queue_nums, every))
+    if config.trace_topic_enable:
+        topics.append(topic_config(TRACE_TOPIC, 1, read_write))
+    return topics
