@@ -22,12 +22,14 @@ class HAServiceError(Exception):
 class ConfigError(HAServiceError):
     """A value that does not parse or contradicts another.  `line` is 0 when the key is not in the file."""
 
-    def __init__(self, source: str, line: int, key: str, reason: str) -> None:
+    def __init__(self, source: str, line: int, key: str, reason: str, value: str | None = None) -> None:
         place = f"{source}:{line}" if line else source
-        super().__init__(f"{place}: {key}: {reason}" if key else f"{place}: {reason}")
+        what = key if value is None else f"{key}={value}"
+        super().__init__(f"{place}: {what}: {reason}" if what else f"{place}: {reason}")
         self.source = source
         self.line = line
         self.key = key
+        self.value = value
         self.reason = reason
 
 

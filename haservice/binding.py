@@ -1,0 +1,254 @@
+"""From a properties file to dataclass fields: texts become values, and bad ones are refused by line.
+
+A field says its key in its metadata; its type says how the text is read; the tables here say what
+is allowed.  Nothing here knows which dataclasses there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, NoReturn
+
+from haservice import rocketmq_keys
+from haservice.errors import ConfigError
+from haservice.properties import Properties
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+PORT_MAX = 65535
+# A slave of RocketMQ's reads frames into a buffer of 4 MiB, their 12-byte header included.
+TRANSFER_BATCH_MAX = 4 * 1024 * 1024 - 12
+# A request is one frame of at most 16 MiB; its header and the record's head want some of it.
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024 - 65536
+
+# Whole numbers that are not in this table lie in 1 ... 2^31 - 1: sizes, counts and intervals.
+RANGES: Mapping[str, tuple[int, int]] = {
+    "brokerId": (-LONG_MAX - 1, LONG_MAX),  # a master's is forced to 0 whatever the file says
+    "brokerPermission": (0, 7),
+    "listenPort": (1, PORT_MAX),
+    "haListenPort": (0, PORT_MAX),
+    "accessMessageInMemoryMaxRatio": (1, 100),
+    "diskMaxUsedSpaceRatio": (1, 100),
+    "startAcceptSendRequestTimeStamp": (0, LONG_MAX),
+    "flushCommitLogLeastPages": (0, INT_MAX),
+    "flushConsumeQueueLeastPages": (0, INT_MAX),
+    "mappedFileSizeCommitLog": (4096, INT_MAX),
+    "mappedFileSizeConsumeQueue": (20, INT_MAX),
+    "maxMessageSize": (1, MESSAGE_BYTES_MAX),
+    "maxHashSlotNum": (1, 100_000_000),
+    "maxIndexNum": (2, 100_000_000),
+    "haTransferBatchSize": (1, TRANSFER_BATCH_MAX),
+    "defaultTopicQueueNums": (1, 65536),
+}
+
+# Where RocketMQ holds a value inside bounds without a word, we do the same, with a word.
+HELD: Mapping[str, tuple[int, int]] = {
+    "registerNameServerPeriod": (10_000, 60_000),
+    "diskMaxUsedSpaceRatio": (10, 95),
+}
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+DELAY_LEVEL = re.compile(r"[1-9][0-9]{0,8}[smhd]")
+
+
+def _host(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        # Digits and dots that are no address are a slip of the finger, not a host name.
+        if not HOST.fullmatch(text) or re.fullmatch(r"[0-9.]+", text):
+            raise ValueError("neither an IP address nor a host name") from None
+    return text
+
+
+def _address(text: str) -> str:
+    """host:port, split at the last colon as RocketMQ does, so that IPv6 needs no brackets."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"{text!r} is not host:port")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= PORT_MAX:
+        raise ValueError(f"port {port!r} in {text!r} is not within 1 ... {PORT_MAX}")
+    try:
+        _host(host)
+    except ValueError as error:
+        raise ValueError(f"{host!r} in {text!r} is {error}") from None
+    return text
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a network such as 10.0.0.0/8") from None
+
+
+def _name(text: str) -> str:
+    if len(text.encode()) > 127 or any(char.isspace() or not char.isprintable() for char in text):
+        raise ValueError("a name has at most 127 bytes and no blanks")
+    return text
+
+
+def _hours(text: str) -> str:
+    hours = [part.strip() for part in text.split(";") if part.strip()]
+    if not hours or not all(re.fullmatch(r"[0-9]{1,2}", hour) and int(hour) < 24 for hour in hours):
+        raise ValueError("not hours of the day from 00 to 23, separated by ;")
+    return ";".join(hours)
+
+
+def _delay_levels(text: str) -> str:
+    levels = text.split()
+    for level in levels:
+        if not DELAY_LEVEL.fullmatch(level):
+            raise ValueError(f"{level!r} is not a delay such as 5s, 10m, 2h or 1d")
+    return " ".join(levels)
+
+
+TEXTS: Mapping[str, Callable[[str], str]] = {
+    "brokerName": _name,
+    "brokerClusterName": _name,
+    "regionId": _name,
+    "brokerIP1": _host,
+    "brokerIP2": _host,
+    "bindAddress": _host,
+    "haMasterAddress": _address,
+    "namesrvAddr": _address,
+    "haAllowedSlaves": _network,
+    "deleteWhen": _hours,
+    "messageDelayLevel": _delay_levels,
+}
+
+# Keys that hold several values, and what stands between them.
+LIST_SEPARATORS: Mapping[str, str] = {"namesrvAddr": ";", "haAllowedSlaves": ","}
+
+
+class Binder:
+    """Reads one properties text into the fields of dataclasses, and gathers the warnings."""
+
+    def __init__(self, properties: Properties) -> None:
+        self.properties = properties
+        self.warnings: list[str] = list(properties.warnings)
+
+    def values(self, config_class: type[Any]) -> dict[str, Any]:
+        """Field name → value for every key of `config_class` that the file sets.
+
+        An empty value of a text, path or list means "not set", as an empty line in a form would.
+        """
+        hints = typing.get_type_hints(config_class)
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(config_class):
+            key = field.metadata.get("key")
+            if key is None or key not in self.properties:
+                continue
+            text = self.properties[key].value.strip()
+            kind = _plain(hints[field.name])
+            if not text and kind in (str, Path, tuple):
+                continue
+            try:
+                found[field.name] = self._value(key, text, kind, field.metadata["unit"])
+            except ValueError as error:
+                self.refuse(key, str(error))
+        return found
+
+    def _value(self, key: str, text: str, kind: type[Any], unit: str) -> object:
+        if kind is bool:
+            return _boolean(text)
+        if kind is int:
+            return self._held(key, _whole_number(key, text, unit))
+        if issubclass(kind, Enum):
+            if text not in kind.__members__:
+                raise ValueError(f"none of {', '.join(kind.__members__)}")
+            return kind[text]
+        if kind is Path:
+            if "\0" in text:
+                raise ValueError("a path has no NUL byte")
+            return Path(text).expanduser()
+        check = TEXTS.get(key, str)
+        if kind is tuple:
+            parts = (part.strip() for part in text.split(LIST_SEPARATORS[key]))
+            return tuple(check(part) for part in parts if part)
+        return check(text)
+
+    def _held(self, key: str, number: int) -> int:
+        if key not in HELD:
+            return number
+        low, high = HELD[key]
+        held = min(max(number, low), high)
+        if held != number:
+            self.warn(key, f"held within {low} ... {high}: {held} is in force")
+        return held
+
+    def warn(self, key: str, text: str) -> None:
+        source, line = self.properties.source, self.properties.line_of(key)
+        place = f"{source}:{line}" if line else source
+        what = f"{key}={self.properties[key].value}" if line else key
+        self.warnings.append(f"{place}: {what}: {text}" if what else f"{place}: {text}")
+
+    def refuse(self, key: str, reason: str) -> NoReturn:
+        value = self.properties[key].value if key in self.properties else None
+        raise ConfigError(self.properties.source, self.properties.line_of(key), key, reason, value)
+
+    def check_names(self, served: Iterable[str], known: frozenset[str]) -> None:
+        """Warns of every key that is not `served`: a RocketMQ key (`known`), or one of nobody's."""
+        names = {name.lower(): name for name in (*known, *served)}
+        served = set(served)
+        for key, entry in self.properties.items():
+            if key in served:
+                continue
+            place = f"{self.properties.source}:{entry.line}: {key}: "
+            if key in known:
+                remark = rocketmq_keys.REMARKS.get(key)
+                detail = f" ({remark})" if remark else ""
+                self.warnings.append(f"{place}a RocketMQ key that is not served here, ignored{detail}")
+                continue
+            nearest = difflib.get_close_matches(key.lower(), names, n=1)
+            hint = f"; the nearest known key is {names[nearest[0]]}" if nearest else ""
+            self.warnings.append(f"{place}unknown key, ignored{hint}")
+
+
+def _plain(hint: Any) -> type[Any]:
+    """The type that decides how a text is read: Path for `Path | None`, tuple for `tuple[str, ...]`."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+        return _plain(hint)
+    return typing.cast("type[Any]", origin or hint)
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in ("true", "false"):
+        raise ValueError("neither true nor false")
+    return lowered == "true"
+
+
+def _whole_number(key: str, text: str, unit: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
+        raise ValueError(f"not a whole number of {unit}" if unit else "not a whole number")
+    number = int(text)
+    low, high = RANGES.get(key, (1, INT_MAX))
+    if not low <= number <= high:
+        raise ValueError(f"not within {low} ... {high}{f' {unit}' if unit else ''}")
+    return number
+
+
+def as_text(value: object) -> str:
+    """A value as it would stand in a properties file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Enum):
+        return value.name
+    return "" if value is None else str(value)
+
+
+def option_text(key: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return LIST_SEPARATORS[key].join(value)
+    return as_text(value)

@@ -1,0 +1,76 @@
+"""The keys that RocketMQ 4.9.8 reads from broker and name server files, and we do not serve.
+
+Users bring the files they have.  A key found here is answered with a warning that says so, and
+not taken for a misspelling.  A few deserve a sentence of their own.
+"""
+
+from __future__ import annotations
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+BROKER = _names(
+    """
+    aclEnable adminBrokerThreadPoolNums autoDeleteUnusedStats brokerFastFailureEnable
+    clientManageThreadPoolNums     clientManagerThreadPoolQueueCapacity commercialBaseCount commercialBigCount commercialEnable
+    commercialTimerCount commercialTransCount compressedRegister configBlackList brokerConfigPath
+    consumerFallbehindThreshold consumerManageThreadPoolNums consumerManagerThreadPoolQueueCapacity
+    disableConsumeIfConsumerReadSlowly enableCalcFilterBitMap enableDetailStat enablePropertyFilter
+    endTransactionPoolQueueCapacity endTransactionThreadPoolNums expectConsumerNumUseFilter
+    fetchNamesrvAddrByAddressServer filterDataCleanTimeSpan filterServerNums filterSupportRetry
+    flushConsumerOffsetHistoryInterval forceRegister heartbeatThreadPoolNums
+    heartbeatThreadPoolQueueCapacity highSpeedMode isolateLogEnable maxDelayTime
+    maxErrorRateOfBloomFilter messageStorePlugIn msgTraceTopicName notifyConsumerIdsChangedEnable
+    processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
+    putMessageFutureThreadPoolNums putThreadPoolQueueCapacity queryMessageThreadPoolNums
+    queryThreadPoolQueueCapacity rejectTransactionMessage replyThreadPoolQueueCapacity rocketmqHome
+    sendMessageThreadPoolNums sendThreadPoolQueueCapacity storeReplyMessageEnable
+    transactionCheckInterval transactionCheckMax transactionTimeOut transferMsgByHeap
+    waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue
+    waitTimeMillsInTransactionQueue
+    bitMapLengthConsumeQueueExt commitCommitLogLeastPages commitCommitLogThoroughInterval
+    commitIntervalCommitLog dLegerGroup dLegerPeers dLegerSelfId debugLockEnable
+    deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly
+    diskFallRecorded duplicationEnable enableBatchPush enableConsumeQueueExt enableDLegerCommitLog
+    enableLmq enableMultiDispatch enableScheduleAsyncDeliver enableScheduleMessageStats
+    fastFailIfNoBufferInStorePool flushCommitLogTimed flushDelayOffsetInterval
+    flushLeastPagesWhenWarmMapedFile mappedFileSizeConsumeQueueExt maxLmqConsumeQueueNum
+    maxMsgsNumBatch preferredLeaderId putMsgIndexHightWater readOnlyCommitLogStorePaths
+    redeleteHangedFileInterval scheduleAsyncDeliverMaxPendingLimit
+    scheduleAsyncDeliverMaxResendNum2Blocked storePathDLedgerCommitLog transientStorePoolEnable
+    transientStorePoolSize useReentrantLockWhenPutMessage warmMapedFileEnable
+    channelNotActiveInterval clientAsyncSemaphoreValue clientCallbackExecutorThreads
+    clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientOnewaySemaphoreValue
+    clientPooledByteBufAllocatorEnable clientSocketRcvBufSize clientSocketSndBufSize
+    clientWorkerThreads connectTimeoutMillis serverAsyncSemaphoreValue serverCallbackExecutorThreads
+    serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads
+    serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads useTLS
+    useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark
+    storePathConsumeQueue storePathIndex storeCheckpoint abortFile
+    """
+)
+
+NAMESERVER = _names(
+    """
+    clusterTest configBlackList configStorePath productEnvName rocketmqHome
+    serverAsyncSemaphoreValue serverCallbackExecutorThreads serverOnewaySemaphoreValue
+    serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog
+    serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads useEpollNativeSelector
+    writeBufferHighWaterMark writeBufferLowWaterMark
+    """
+)
+
+# What a user of the key should know beyond "not served".
+_FIXED_PATH = "RocketMQ 4.9 does not read it either: the place is fixed, below storePathRootDir"
+REMARKS = {
+    "aclEnable": "NO access control is in force",
+    "enableDLegerCommitLog": "this is a classic master and slave pair",
+    "storePathConsumeQueue": _FIXED_PATH,
+    "storePathIndex": _FIXED_PATH,
+    "storeCheckpoint": _FIXED_PATH,
+    "abortFile": _FIXED_PATH,
+    "transientStorePoolEnable": "messages go to the page cache directly",
+    "useTLS": "connections are plain TCP",
+}
