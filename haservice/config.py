@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from commitlog.options import LogOptions, option
+from commitlog.options import QUEUE_ENTRY_BYTES, LogOptions, option
 from haservice import rocketmq_keys
 from haservice.binding import Binder, option_text
 from haservice.errors import ConfigError
@@ -35,7 +35,29 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 WORK_THREADS = 2
 # A broker that has said nothing for so long is gone; RocketMQ has no key for it either.
 EXPIRE_MS = 120_000
-QUEUE_ENTRY_BYTES = 20
+
+
+def local_name() -> str:
+    """The host name of this machine, or RocketMQ's word where there is none."""
+    return socket.gethostname() or "DEFAULT_BROKER"
+
+
+def local_address() -> str:
+    """The IPv4 address this machine would be reached at; 127.0.0.1 if it has no other.
+
+    Connecting a datagram socket asks the routing table and sends nothing.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, nobody's address
+            address: str = probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
+    return address
+
+
+def _kv_config_path() -> Path:
+    return Path.home() / "namesrv" / "kvConfig.json"
 
 
 class BrokerRole(Enum):
@@ -58,7 +80,10 @@ class BrokerConfig:
         "brokerClusterName", "DefaultCluster", "", "The cluster this broker belongs to."
     )
     broker_name: str = option(
-        "brokerName", "", "", "Shared by a master and its slaves. Not set: the host name of this machine."
+        "brokerName",
+        local_name,
+        "",
+        "Shared by a master and its slaves. Not set: the host name of this machine.",
     )
     broker_id: int = option(
         "brokerId", 0, "", "0 is the master, a slave has a number above 0. A master's is forced to 0."
@@ -77,13 +102,13 @@ class BrokerConfig:
     )
     broker_ip1: str = option(
         "brokerIP1",
-        "",
+        local_address,
         "",
         "The address clients are told. Not set: bindAddress if it names one address, else this machine's.",
     )
     broker_ip2: str = option(
         "brokerIP2",
-        "",
+        local_address,
         "",
         "The address slaves are told for replication. Not set: as for brokerIP1.",
     )
@@ -160,13 +185,6 @@ class BrokerConfig:
         "OURS, not RocketMQ's: sends that wait for disk or slave; one more is answered SYSTEM_BUSY.",
     )
 
-    def __post_init__(self) -> None:
-        if not self.broker_name:
-            object.__setattr__(self, "broker_name", socket.gethostname() or "DEFAULT_BROKER")
-        for name in ("broker_ip1", "broker_ip2"):
-            if not getattr(self, name):
-                object.__setattr__(self, name, local_address())
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicationConfig:
@@ -238,9 +256,9 @@ class NameserverConfig:
         "bindAddress", "0.0.0.0", "", "OURS, not RocketMQ's: the address that the port is opened on."
     )
     listen_port: int = option("listenPort", 9876, "", "Where brokers and clients come.")
-    kv_config_path: Path = option(  # noqa: RUF009 - a path is immutable
+    kv_config_path: Path = option(
         "kvConfigPath",
-        Path("~/namesrv/kvConfig.json").expanduser(),
+        _kv_config_path,
         "path",
         "The file of the key-value configuration, written on every change.",
     )
@@ -332,7 +350,8 @@ def in_force(config: NodeConfig | NameserverConfig) -> list[tuple[str, str]]:
     """Every key that is served and its value in force, sorted: what `mqbroker -p` prints."""
     parts: tuple[Any, ...] = (config,)
     if isinstance(config, NodeConfig):
-        parts = (config.broker, config.log, config.replication, config.remoting)
+        log = dataclasses.replace(config.log, commit_log_path=config.log.log_path)
+        parts = (config.broker, log, config.replication, config.remoting)
     return sorted(
         (key, option_text(key, getattr(part, field.name)))
         for part in parts
@@ -350,20 +369,6 @@ def read_yaml(path: str | Path) -> Any:
         line = mark.line + 1 if mark else 0
         problem = getattr(error, "problem", None) or "not YAML"
         raise ConfigError(str(path), line, "", problem) from None
-
-
-def local_address() -> str:
-    """The IPv4 address this machine would be reached at; 127.0.0.1 if it has no other.
-
-    Connecting a datagram socket asks the routing table and sends nothing.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, nobody's address
-            address: str = probe.getsockname()[0]
-        except OSError:
-            return "127.0.0.1"
-    return address
 
 
 def _settle_addresses(broker: dict[str, Any], remoting: RemotingConfig, environ: Mapping[str, str]) -> None:

@@ -14,27 +14,27 @@ def _names(text: str) -> frozenset[str]:
 BROKER = _names(
     """
     aclEnable adminBrokerThreadPoolNums autoDeleteUnusedStats brokerFastFailureEnable
-    clientManageThreadPoolNums     clientManagerThreadPoolQueueCapacity commercialBaseCount commercialBigCount commercialEnable
-    commercialTimerCount commercialTransCount compressedRegister configBlackList brokerConfigPath
-    consumerFallbehindThreshold consumerManageThreadPoolNums consumerManagerThreadPoolQueueCapacity
-    disableConsumeIfConsumerReadSlowly enableCalcFilterBitMap enableDetailStat enablePropertyFilter
-    endTransactionPoolQueueCapacity endTransactionThreadPoolNums expectConsumerNumUseFilter
-    fetchNamesrvAddrByAddressServer filterDataCleanTimeSpan filterServerNums filterSupportRetry
-    flushConsumerOffsetHistoryInterval forceRegister heartbeatThreadPoolNums
-    heartbeatThreadPoolQueueCapacity highSpeedMode isolateLogEnable maxDelayTime
-    maxErrorRateOfBloomFilter messageStorePlugIn msgTraceTopicName notifyConsumerIdsChangedEnable
-    processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
-    putMessageFutureThreadPoolNums putThreadPoolQueueCapacity queryMessageThreadPoolNums
-    queryThreadPoolQueueCapacity rejectTransactionMessage replyThreadPoolQueueCapacity rocketmqHome
-    sendMessageThreadPoolNums sendThreadPoolQueueCapacity storeReplyMessageEnable
-    transactionCheckInterval transactionCheckMax transactionTimeOut transferMsgByHeap
-    waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue
-    waitTimeMillsInTransactionQueue
-    bitMapLengthConsumeQueueExt commitCommitLogLeastPages commitCommitLogThoroughInterval
-    commitIntervalCommitLog dLegerGroup dLegerPeers dLegerSelfId debugLockEnable
-    deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly
-    diskFallRecorded duplicationEnable enableBatchPush enableConsumeQueueExt enableDLegerCommitLog
-    enableLmq enableMultiDispatch enableScheduleAsyncDeliver enableScheduleMessageStats
+    clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity commercialBaseCount
+    commercialBigCount commercialEnable commercialTimerCount commercialTransCount compressedRegister
+    configBlackList brokerConfigPath consumerFallbehindThreshold consumerManageThreadPoolNums
+    consumerManagerThreadPoolQueueCapacity disableConsumeIfConsumerReadSlowly enableCalcFilterBitMap
+    enableDetailStat enablePropertyFilter endTransactionPoolQueueCapacity
+    endTransactionThreadPoolNums expectConsumerNumUseFilter fetchNamesrvAddrByAddressServer
+    filterDataCleanTimeSpan filterServerNums filterSupportRetry flushConsumerOffsetHistoryInterval
+    forceRegister heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity highSpeedMode
+    isolateLogEnable maxDelayTime maxErrorRateOfBloomFilter messageStorePlugIn msgTraceTopicName
+    notifyConsumerIdsChangedEnable processReplyMessageThreadPoolNums pullMessageThreadPoolNums
+    pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums putThreadPoolQueueCapacity
+    queryMessageThreadPoolNums queryThreadPoolQueueCapacity rejectTransactionMessage
+    replyThreadPoolQueueCapacity rocketmqHome sendMessageThreadPoolNums sendThreadPoolQueueCapacity
+    storeReplyMessageEnable transactionCheckInterval transactionCheckMax transactionTimeOut
+    transferMsgByHeap waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
+    waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue bitMapLengthConsumeQueueExt
+    commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog dLegerGroup
+    dLegerPeers dLegerSelfId debugLockEnable deleteCommitLogFilesInterval
+    deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly diskFallRecorded
+    duplicationEnable enableBatchPush enableConsumeQueueExt enableDLegerCommitLog enableLmq
+    enableMultiDispatch enableScheduleAsyncDeliver enableScheduleMessageStats
     fastFailIfNoBufferInStorePool flushCommitLogTimed flushDelayOffsetInterval
     flushLeastPagesWhenWarmMapedFile mappedFileSizeConsumeQueueExt maxLmqConsumeQueueNum
     maxMsgsNumBatch preferredLeaderId putMsgIndexHightWater readOnlyCommitLogStorePaths
@@ -47,8 +47,8 @@ BROKER = _names(
     clientWorkerThreads connectTimeoutMillis serverAsyncSemaphoreValue serverCallbackExecutorThreads
     serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads
     serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads useTLS
-    useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark
-    storePathConsumeQueue storePathIndex storeCheckpoint abortFile
+    useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark storePathConsumeQueue
+    storePathIndex storeCheckpoint abortFile
     """
 )
 
