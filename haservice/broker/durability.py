@@ -1,0 +1,188 @@
+"""What OK means: which proofs a stored message still needs before its sender is answered.
+
+    mode                         proof                                       missing proof
+    ASYNC_MASTER, ASYNC_FLUSH    none, the append itself
+    SYNC_FLUSH                   log-flush passed the record's end           FLUSH_DISK_TIMEOUT
+    SYNC_MASTER                  a slave acknowledged the record's end       FLUSH_SLAVE_TIMEOUT
+    SYNC_MASTER, no slave fit    cannot be had: said at once                 SLAVE_NOT_AVAILABLE
+
+Both proofs are sought at the same time; a bad replica status overrides a bad flush status (RocketMQ
+4.9's `CommitLog.asyncPutMessage`).  In every case the message is stored here.
+
+Everything in here belongs to the remoting loop but the two hand-overs, `flushed` and `replicated`:
+the threads that saw the proof call them, with whole batches, and one wake-up of the loop serves all
+that arrived before it ran.  Each wait is settled exactly once: by its proofs, by their deadlines, by
+`sweep` if a service forgot it, or by `settle_all` when the broker stops.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+# How far beyond its deadline a wait may be before it is settled here: the services that own the
+# deadlines look at them far more often, so only a dead thread gets this far.
+OVERDUE_S = 1.0
+
+
+class PutStatus(enum.IntEnum):
+    """What is known of a stored message; the value is the response code that says so."""
+
+    PUT_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+class Wait:
+    """One or more messages that end at `end`, and the proofs they still lack."""
+
+    __slots__ = ("deadline_s", "flush_wanted", "replica_wanted", "settled", "status")
+
+    def __init__(self, settled: Callable[[PutStatus], None]) -> None:
+        self.settled: Callable[[PutStatus], None] | None = settled
+        self.status = PutStatus.PUT_OK
+        self.flush_wanted = False
+        self.replica_wanted = False
+        self.deadline_s = 0.0
+
+
+class FlushProof(Protocol):
+    """log-flush: True if `end` is on the disk already, else `waiter` comes back later."""
+
+    def submit(self, end: int, deadline_s: float, waiter: Wait) -> bool: ...
+
+
+class ReplicaProof(Protocol):
+    """The HA service: as FlushProof, for the furthest acknowledgement of any slave."""
+
+    def submit(self, end: int, deadline_s: float, waiter: Wait) -> bool: ...
+
+    def is_slave_ok(self, end: int) -> bool: ...
+
+
+class Durability:
+    """Seeks the proofs that the broker's mode asks for."""
+
+    def __init__(
+        self,
+        *,
+        flush: FlushProof | None,
+        replica: ReplicaProof | None,
+        flush_timeout_s: float,
+        replica_timeout_s: float,
+        call_soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`flush` is None with ASYNC_FLUSH, `replica` unless SYNC_MASTER.
+
+        `call_soon` runs its argument on the loop and may be called by any thread.
+        """
+        self._flush = flush
+        self._replica = replica
+        self._flush_timeout_s = flush_timeout_s
+        self._replica_timeout_s = replica_timeout_s
+        self._call_soon = call_soon
+        # Insertion order is the order of the log, so the oldest wait is the first key.
+        self._waits: dict[Wait, None] = {}
+        # What other threads have seen and the loop has not settled yet: (is a replica proof, waits, ok).
+        # deque.append and popleft are atomic; nothing else of this object is touched off the loop.
+        self._arrived: deque[tuple[bool, Sequence[Wait], bool]] = deque()
+        self._awakened = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether any message has to wait for more than its append."""
+        return self._flush is not None or self._replica is not None
+
+    def put_status(self, end: int, settled: Callable[[PutStatus], None]) -> PutStatus | None:
+        """The status of what ends at `end`, or None when `settled` is to be called with it later."""
+        if self._flush is None and self._replica is None:
+            return PutStatus.PUT_OK
+        wait = Wait(settled)
+        now = time.monotonic()
+        if self._replica is not None:
+            wait.deadline_s = now + self._replica_timeout_s
+            if not self._replica.is_slave_ok(end):
+                wait.status = PutStatus.SLAVE_NOT_AVAILABLE
+            elif not self._replica.submit(end, wait.deadline_s, wait):
+                wait.replica_wanted = True
+        if self._flush is not None:
+            flush_deadline_s = now + self._flush_timeout_s
+            wait.deadline_s = max(wait.deadline_s, flush_deadline_s)
+            if not self._flush.submit(end, flush_deadline_s, wait):
+                wait.flush_wanted = True
+        if not wait.flush_wanted and not wait.replica_wanted:
+            return wait.status
+        self._waits[wait] = None
+        return None
+
+    def flushed(self, waits: Sequence[Wait], ok: bool) -> None:
+        """Called by log-flush: these waits' ends are on the disk, or will not be in time."""
+        self._hand_over((False, waits, ok))
+
+    def replicated(self, waits: Sequence[Wait], ok: bool) -> None:
+        """Called by the HA threads: these waits' ends are acknowledged, or were not in time."""
+        self._hand_over((True, waits, ok))
+
+    def sweep(self) -> None:
+        """Settles waits that are long past their deadline; the loop calls it every second."""
+        due = time.monotonic() - OVERDUE_S
+        overdue = []
+        for wait in self._waits:
+            if wait.deadline_s > due:
+                break
+            overdue.append(wait)
+        if overdue:
+            logger.error("proofs never came count=%d; answering without them", len(overdue))
+            self._abandon(overdue)
+
+    def settle_all(self) -> None:
+        """Settles every wait with what is not proven; for a broker that stops."""
+        self._drain()
+        self._abandon(list(self._waits))
+
+    def _hand_over(self, arrived: tuple[bool, Sequence[Wait], bool]) -> None:
+        self._arrived.append(arrived)
+        if not self._awakened:
+            self._awakened = True
+            self._call_soon(self._drain)
+
+    def _drain(self) -> None:
+        # Cleared before reading: whatever is appended from here on is seen below, or wakes us again.
+        self._awakened = False
+        arrived = self._arrived
+        while arrived:
+            replica, waits, ok = arrived.popleft()
+            for wait in waits:
+                if replica:
+                    wait.replica_wanted = False
+                    if not ok:
+                        wait.status = PutStatus.FLUSH_SLAVE_TIMEOUT
+                else:
+                    wait.flush_wanted = False
+                    if not ok and wait.status is PutStatus.PUT_OK:
+                        wait.status = PutStatus.FLUSH_DISK_TIMEOUT
+                if not wait.flush_wanted and not wait.replica_wanted:
+                    self._settle(wait)
+
+    def _abandon(self, waits: list[Wait]) -> None:
+        for wait in waits:
+            if wait.replica_wanted:
+                wait.status = PutStatus.FLUSH_SLAVE_TIMEOUT
+            elif wait.status is PutStatus.PUT_OK:
+                wait.status = PutStatus.FLUSH_DISK_TIMEOUT
+            self._settle(wait)
+
+    def _settle(self, wait: Wait) -> None:
+        settled = wait.settled
+        if settled is None:
+            return  # abandoned before its proof came
+        wait.settled = None
+        del self._waits[wait]
+        settled(wait.status)
