@@ -1,0 +1,130 @@
+"""CommitLogError and its tree.  Each carries its numbers as attributes; the text names place and amount.
+
+CommitLogError
+├── StoreLocked           another process holds the store's lock file
+├── StoreUnreadable       a path of the store cannot be made, opened or trusted
+│   ├── ForeignFile           a file that is none of ours lies in one of our directories
+│   ├── SegmentSizeMismatch   a segment of another length than configured
+│   └── SegmentMissing        a hole between two segments
+├── CorruptRecord         bytes at an offset that are no record
+│   └── IncompleteRecord      a record that may be whole, were there more bytes
+├── OffsetNotFound        an offset outside of what the log holds
+├── MessageIllegal        a message that must not be stored; answered with code 13
+├── LogNotWritable        the log takes nothing now; answered with code 14
+├── OffsetGap             replicated bytes that do not continue the log
+└── SegmentCrossed        replicated bytes that would span two segments
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class CommitLogError(Exception):
+    """Everything that this package raises on purpose."""
+
+
+class StoreLocked(CommitLogError):
+    """The store belongs to another running process."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: locked by another process; is a broker already running on this store?")
+        self.path = path
+
+
+class StoreUnreadable(CommitLogError):
+    """A path of the store cannot be created, opened or trusted."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class ForeignFile(StoreUnreadable):
+    """A file lies where only ours may lie.  A stock broker would refuse to start as well."""
+
+    def __init__(self, path: Path, reason: str = "not a file of this store; move it elsewhere") -> None:
+        super().__init__(path, reason)
+
+
+class SegmentSizeMismatch(StoreUnreadable):
+    """A segment is not as long as configured."""
+
+    def __init__(self, path: Path, actual: int, expected: int) -> None:
+        super().__init__(path, f"is {actual} bytes long, configured are {expected}")
+        self.actual = actual
+        self.expected = expected
+
+
+class SegmentMissing(StoreUnreadable):
+    """There are segments before and behind this path, but not this one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "this segment is missing between others; copy it from a replica")
+
+
+class CorruptRecord(CommitLogError):
+    """The bytes at `offset` are no record."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"record at {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
+class IncompleteRecord(CorruptRecord):
+    """The bytes at hand end before the record does."""
+
+
+class OffsetNotFound(CommitLogError):
+    """The log holds `start` up to `end`, and `offset` is not in it (any more)."""
+
+    def __init__(self, offset: int, start: int, end: int) -> None:
+        super().__init__(f"offset {offset} is not in the log, which holds {start} to {end}")
+        self.offset = offset
+        self.start = start
+        self.end = end
+
+
+class MessageIllegal(CommitLogError):
+    """The message breaks a limit; nothing was stored."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class LogNotWritable(CommitLogError):
+    """The log takes no bytes now: shut down, a replica, no space, or fenced after an I/O error.
+
+    After an I/O error `errno`, `path` and `bytes_asked` say which; otherwise they are None, None and 0.
+    """
+
+    def __init__(
+        self, reason: str, *, errno: int | None = None, path: Path | None = None, bytes_asked: int = 0
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.errno = errno
+        self.path = path
+        self.bytes_asked = bytes_asked
+
+
+class OffsetGap(CommitLogError):
+    """Replicated bytes start at `actual`, the log continues at `expected`."""
+
+    def __init__(self, expected: int, actual: int) -> None:
+        super().__init__(f"bytes for offset {actual}, but the log continues at {expected}")
+        self.expected = expected
+        self.actual = actual
+
+
+class SegmentCrossed(CommitLogError):
+    """A run of replicated bytes reaches past the end of its segment."""
+
+    def __init__(self, offset: int, size: int, segment_end: int) -> None:
+        super().__init__(f"{size} bytes for offset {offset} reach past the segment's end {segment_end}")
+        self.offset = offset
+        self.size = size
+        self.segment_end = segment_end

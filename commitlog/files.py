@@ -1,0 +1,170 @@
+"""The file seam: the few operations a store needs of a disk, so that tests can hand in one that fails.
+
+Offsets and sizes are bytes.  A write is whole or raises OSError; how much of a failed one reached
+the file is unknown.  Nothing here retries.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+# Linux takes at most this many buffers in one pwritev.
+IOV_MAX = 1024
+
+
+class DiskUsage(NamedTuple):
+    """Of the file system that holds a path: bytes in all, and bytes that an ordinary user may still write."""
+
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        return 1.0 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class Files(Protocol):
+    """What the store asks of the operating system."""
+
+    def open(self, path: Path) -> int:
+        """An existing file, to read and write."""
+
+    def create(self, path: Path, size: int) -> int:
+        """A new file of `size` zero bytes, all of them allocated.  Leaves nothing behind when it fails."""
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Makes an open file `size` bytes long, all of them allocated."""
+
+    def close(self, fd: int) -> None: ...
+
+    def size(self, fd: int) -> int: ...
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes: ...
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> None: ...
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None: ...
+
+    def next_data(self, fd: int, offset: int) -> int | None:
+        """Where bytes that may differ from zero go on, at or behind `offset`; None when only zeros follow."""
+
+    def fdatasync(self, fd: int) -> None: ...
+
+    def sync_directory(self, path: Path) -> None: ...
+
+    def make_directory(self, path: Path) -> None:
+        """With its parents; fine if it is there."""
+
+    def listdir(self, path: Path) -> list[str]: ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def modified_s(self, path: Path) -> float:
+        """When the file was last written, in seconds of the wall clock."""
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def disk_usage(self, path: Path) -> DiskUsage: ...
+
+
+class OSFiles:
+    """Files, as the operating system does them."""
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def create(self, path: Path, size: int) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            self.allocate(fd, size)
+        except BaseException:
+            os.close(fd)
+            with suppress(OSError):
+                path.unlink()
+            raise
+        return fd
+
+    def allocate(self, fd: int, size: int) -> None:
+        if size:
+            os.posix_fallocate(fd, 0, size)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
+        written = os.pwrite(fd, data, offset)
+        if written != len(data):
+            self._write_rest(fd, memoryview(data)[written:], offset + written)
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
+        for first in range(0, len(buffers), IOV_MAX):
+            some = buffers[first : first + IOV_MAX]
+            size = sum(map(len, some))
+            written = os.pwritev(fd, some, offset)
+            if written != size:
+                self._write_rest(fd, memoryview(b"".join(some))[written:], offset + written)
+            offset += size
+
+    def _write_rest(self, fd: int, rest: memoryview, offset: int) -> None:
+        """A short write happens at the edge of a full disk or a limit; the next try says which."""
+        while rest:
+            written = os.pwrite(fd, rest, offset)
+            if written == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            rest = rest[written:]
+            offset += written
+
+    def next_data(self, fd: int, offset: int) -> int | None:
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            return offset  # a file system that does not know: look at the bytes
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def listdir(self, path: Path) -> list[str]:
+        return sorted(entry.name for entry in path.iterdir())
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def modified_s(self, path: Path) -> float:
+        return path.stat().st_mtime
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def disk_usage(self, path: Path) -> DiskUsage:
+        stat = os.statvfs(path)
+        return DiskUsage(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)

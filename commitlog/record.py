@@ -1,0 +1,549 @@
+"""One stored message: layout, encode, decode, checks.  Pure: no file, no clock, no lock.
+
+    field              bytes  at (IPv4)   notes
+    total size           4        0       the whole record
+    magic                4        4       MESSAGE_MAGIC, or BLANK_MAGIC: undefined up to the segment's end
+    body crc             4        8       CRC-32 of the stored body, top bit cleared; 0 for an empty body
+    queue id             4       12
+    flag                 4       16       the application's
+    queue offset         8       20       set by stamp()
+    physical offset      8       28       set by stamp(): where this record begins in the log
+    sys flag             4       36       SYS_* below
+    born timestamp       8       40       ms, the producer's clock
+    born host          8 | 20    48       ip, then a port of 4 bytes; 20 with SYS_BORN_HOST_V6
+    store timestamp      8       56       ms, the broker's clock; set by stamp()
+    store host         8 | 20    64       20 with SYS_STORE_HOST_V6
+    reconsume times      4       72
+    prepared offset      8       76       of a transaction's half message, else 0
+    body size            4       84
+    body                 n       88
+    topic size           1     88 + n     2 bytes in MESSAGE_MAGIC_V2 (5.1+; read, never written)
+    topic                t     89 + n     UTF-8
+    properties size      2     89 + n + t
+    properties           p     91 + n + t name 01 value 02 name 01 value, UTF-8
+
+Integers are big-endian and signed, as Java writes them.  The authority is RocketMQ 4.9.8: CommitLog,
+MessageExtEncoder, MessageDecoder.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, repeat
+from operator import mul
+from typing import NamedTuple
+from zlib import crc32
+
+from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
+from commitlog.files import Buffer
+
+MESSAGE_MAGIC = -626843481
+MESSAGE_MAGIC_V2 = -626843477
+BLANK_MAGIC = -875286124
+MESSAGE_MAGIC_BYTES = struct.pack(">i", MESSAGE_MAGIC)
+
+SYS_COMPRESSED = 0x1
+SYS_MULTI_TAGS = 0x2
+SYS_TRANSACTION_MASK = 0xC
+SYS_TRANSACTION_NONE = 0x0
+SYS_TRANSACTION_PREPARED = 0x4
+SYS_TRANSACTION_COMMIT = 0x8
+SYS_TRANSACTION_ROLLBACK = 0xC
+SYS_BORN_HOST_V6 = 0x10
+SYS_STORE_HOST_V6 = 0x20
+
+# Kept free at the end of every segment, so that a blank fits.
+BLANK_BYTES = 8
+TOPIC_BYTES_MAX = 127
+PROPERTIES_BYTES_MAX = 32767
+# A record may be this much longer than the largest body (4.9.4+).
+RECORD_OVERHEAD_MAX = 65536
+
+BLANK = struct.Struct(">ii")
+PATCH = struct.Struct(">qq")
+PATCH_AT = 20
+_TIMESTAMP = struct.Struct(">q")
+_TIMESTAMP_AT = {0: 56, SYS_BORN_HOST_V6: 68}
+_SIZE_MAGIC = BLANK
+_SIZE_MAGIC_CRC = struct.Struct(">iiI")
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_CRC_MASK = 0x7FFFFFFF
+_SYS_FLAG_LOW_AT = 39
+_V6_MASK = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
+_KINDS = (0, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6, _V6_MASK)
+
+
+def _host_sizes(kind: int) -> tuple[int, int]:
+    return 20 if kind & SYS_BORN_HOST_V6 else 8, 20 if kind & SYS_STORE_HOST_V6 else 8
+
+
+# Everything before the body, by the kind of its hosts: all fields, and those that a dispatcher wants.
+_FULL = {kind: struct.Struct(">iiIiiqqiq{}sq{}siqi".format(*_host_sizes(kind))) for kind in _KINDS}
+_FULL_BY_SIZES = {_host_sizes(kind): (kind, _FULL[kind]) for kind in _KINDS}
+_HEAD = {kind: struct.Struct(">12xi4xqqi8x{}xq{}x12xi".format(*_host_sizes(kind))) for kind in _KINDS}
+_BODY_AT = {kind: _FULL[kind].size for kind in _KINDS}
+RECORD_BYTES_MIN = _FULL[0].size + 1 + 2
+assert _FULL[0].size == 88
+assert all(_HEAD[kind].size == _FULL[kind].size for kind in _KINDS)
+
+NO_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
+
+# The fields of a batch's element before its body: size, magic, crc, flag, body size.
+_ELEMENT = struct.Struct(">iiiii")
+
+
+@dataclass(slots=True)
+class Message:
+    """What a producer wants stored.  Views are read during the append only, and not kept."""
+
+    topic: str
+    queue_id: int
+    body: Buffer
+    properties: bytes = b""
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int = 0
+    born_host: bytes = NO_HOST
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+class RecordHead(NamedTuple):
+    """What a dispatcher needs of a record; no body, nothing summed.
+
+    For a blank, `magic` is BLANK_MAGIC, `size` reaches to the segment's end, and the rest is empty.
+    """
+
+    size: int
+    magic: int
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    store_timestamp_ms: int
+    topic: str
+    properties: bytes
+
+
+@dataclass(slots=True)
+class StoredMessage:
+    """Everything in a record."""
+
+    size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: bytes
+    store_timestamp_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: str
+    properties: bytes
+
+    @property
+    def crc_ok(self) -> bool:
+        return body_crc(self.body) == self.body_crc
+
+    @property
+    def message_id(self) -> str:
+        return offset_message_id(self.store_host, self.physical_offset)
+
+
+class EncodedBatch(NamedTuple):
+    """The records of a batch, one behind the other; `starts` are places in `records`."""
+
+    records: bytearray
+    starts: list[int]
+
+
+class Walk(NamedTuple):
+    """How far walk() came, and why it ended there.
+
+    `position`: place in the view behind the last whole record.  `last`: place of that record, -1 if none.
+    `reason`: what is wrong at `position`; None if the view just ended.  `needed`: bytes of the record at
+    `position` as far as known, when the view ended.  `blank`: size of the blank at `position`, or 0.
+    """
+
+    position: int
+    last: int
+    records: int
+    reason: str | None
+    needed: int
+    blank: int
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def body_crc(body: Buffer) -> int:
+    """CRC-32 with its top bit cleared, as Java keeps it in a positive int."""
+    return crc32(body) & _CRC_MASK
+
+
+@lru_cache(maxsize=4096)
+def _topic_field(topic: str) -> bytes:
+    """The topic with its length byte."""
+    name = topic.encode()
+    if not 0 < len(name) <= TOPIC_BYTES_MAX:
+        raise MessageIllegal(f"topic is {len(name)} bytes long, allowed are 1 to {TOPIC_BYTES_MAX}")
+    return bytes((len(name),)) + name
+
+
+def encode(message: Message, store_host: bytes) -> bytearray:
+    """The record of `message`; both offsets and the store timestamp are left to stamp().
+
+    Raises MessageIllegal for a topic or properties that do not fit their length fields.
+    """
+    topic = _topic_field(message.topic)
+    properties = message.properties
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise MessageIllegal(
+            f"properties are {len(properties)} bytes long, allowed are {PROPERTIES_BYTES_MAX}"
+        )
+    body = message.body
+    born_host = message.born_host
+    kind, layout = _FULL_BY_SIZES[len(born_host), len(store_host)]
+    body_bytes = len(body)
+    head = layout.pack(
+        layout.size + body_bytes + len(topic) + 2 + len(properties),
+        MESSAGE_MAGIC,
+        crc32(body) & _CRC_MASK,
+        message.queue_id,
+        message.flag,
+        0,
+        0,
+        message.sys_flag & ~_V6_MASK | kind,
+        message.born_timestamp_ms,
+        born_host,
+        0,
+        store_host,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
+        body_bytes,
+    )
+    return bytearray().join((head, body, topic, _SHORT.pack(len(properties)), properties))
+
+
+def stamp(
+    record: bytearray, queue_offset: int, physical_offset: int, store_timestamp_ms: int, at: int = 0
+) -> None:
+    """Fills in what only the append knows, in the record that begins at `at`."""
+    PATCH.pack_into(record, at + PATCH_AT, queue_offset, physical_offset)
+    born_kind = record[at + _SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
+    _TIMESTAMP.pack_into(record, at + _TIMESTAMP_AT[born_kind], store_timestamp_ms)
+
+
+def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
+    """The records of a batch whose body is a client's elements, one behind the other.
+
+        size 4 | magic 4 | crc 4 | flag 4 | body size 4 | body | properties size 2 | properties
+
+    All but flag, body and properties comes from `message`, whose own properties end those of each element.
+    Raises MessageIllegal for elements that do not fill the body exactly, and for an empty batch.
+    """
+    records = bytearray()
+    starts: list[int] = []
+    body = memoryview(message.body)
+    position = 0
+    while position < len(body):
+        flag, element_body, properties, position = _element(body, position)
+        element = Message(
+            message.topic,
+            message.queue_id,
+            element_body,
+            _joined_properties(properties, message.properties),
+            flag,
+            message.sys_flag,
+            message.born_timestamp_ms,
+            message.born_host,
+            message.reconsume_times,
+        )
+        starts.append(len(records))
+        records += encode(element, store_host)
+    if not starts:
+        raise MessageIllegal("batch without messages")
+    return EncodedBatch(records, starts)
+
+
+def _element(body: memoryview, position: int) -> tuple[int, memoryview, bytes, int]:
+    """Flag, body, properties of the batch element at `position`, and where the next one begins."""
+    end = len(body)
+    if end - position < _ELEMENT.size + 2:
+        raise MessageIllegal(f"batch element at {position} of {end} bytes is cut off")
+    size, _, _, flag, body_bytes = _ELEMENT.unpack_from(body, position)
+    body_at = position + _ELEMENT.size
+    properties_at = body_at + body_bytes + 2
+    if body_bytes < 0 or properties_at > end:
+        raise MessageIllegal(f"batch element at {position} announces a body of {body_bytes} bytes")
+    (properties_bytes,) = _SHORT.unpack_from(body, properties_at - 2)
+    element_end = properties_at + properties_bytes
+    if properties_bytes < 0 or element_end > end:
+        raise MessageIllegal(f"batch element at {position} announces properties of {properties_bytes} bytes")
+    if size != element_end - position:
+        raise MessageIllegal(
+            f"batch element at {position} announces {size} bytes, has {element_end - position}"
+        )
+    return flag, body[body_at : properties_at - 2], bytes(body[properties_at:element_end]), element_end
+
+
+def _joined_properties(own: bytes, shared: bytes) -> bytes:
+    if own and shared and not own.endswith(b"\x02"):
+        return own + b"\x02" + shared
+    return own + shared
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def record_size(view: Buffer, position: int = 0) -> int | None:
+    """What the record or blank at `position` says of its size, unchecked; None if 4 bytes are not there."""
+    if len(view) - position < 4:
+        return None
+    (size,) = _INT.unpack_from(view, position)
+    return int(size)
+
+
+def parse_head(view: Buffer, position: int = 0, room: int | None = None) -> RecordHead | None:
+    """The head of the record at `position`; None if the view ends before the record does.
+
+    `room` is how many bytes the segment has from here; a record that wants more is refused.  A blank needs
+    only its first 8 bytes to be in the view.  Raises CorruptRecord, whose offset is `position`.
+    """
+    available = len(view) - position
+    if available < BLANK_BYTES:
+        return None
+    size, magic = _SIZE_MAGIC.unpack_from(view, position)
+    if magic != MESSAGE_MAGIC:
+        if magic == BLANK_MAGIC:
+            _check_size(size, position, room, BLANK_BYTES)
+            return RecordHead(size, magic, 0, 0, -1, 0, 0, "", b"")
+        if magic != MESSAGE_MAGIC_V2:
+            raise CorruptRecord(position, f"magic {magic & 0xFFFFFFFF:#010x} is none of a record")
+    _check_size(size, position, room, RECORD_BYTES_MIN)
+    if size > available:
+        return None
+    kind = view[position + _SYS_FLAG_LOW_AT] & _V6_MASK
+    layout = _HEAD[kind]
+    queue_id, queue_offset, physical_offset, sys_flag, timestamp_ms, body_bytes = layout.unpack_from(
+        view, position
+    )
+    topic_at, topic_end, end = _tail(
+        view, position, body_at=position + layout.size, size=size, magic=magic, body_bytes=body_bytes
+    )
+    try:
+        topic = str(view[topic_at:topic_end], "utf-8")
+    except UnicodeDecodeError:
+        raise CorruptRecord(position, "topic is not UTF-8") from None
+    properties = bytes(view[topic_end + 2 : end])
+    return RecordHead(
+        size, magic, queue_id, queue_offset, physical_offset, sys_flag, timestamp_ms, topic, properties
+    )
+
+
+def _check_size(size: int, position: int, room: int | None, least: int) -> None:
+    if size < least or (room is not None and size > room):
+        limit = "" if room is None else f", the segment has {room}"
+        raise CorruptRecord(position, f"announces {size} bytes; the least is {least}{limit}")
+
+
+def _tail(
+    view: Buffer, position: int, *, body_at: int, size: int, magic: int, body_bytes: int
+) -> tuple[int, int, int]:
+    """Where topic begins and ends, and the properties end; raises unless they fill the record exactly."""
+    end = position + size
+    topic_at = body_at + body_bytes + 1
+    if body_bytes < 0 or topic_at + 2 > end:
+        raise CorruptRecord(position, f"body of {body_bytes} bytes in a record of {size}")
+    topic_bytes = view[topic_at - 1]
+    if magic == MESSAGE_MAGIC_V2:
+        topic_bytes = topic_bytes << 8 | view[topic_at]
+        topic_at += 1
+    elif topic_bytes > TOPIC_BYTES_MAX:
+        raise CorruptRecord(position, f"topic of {topic_bytes - 256} bytes")
+    topic_end = topic_at + topic_bytes
+    if topic_end + 2 > end:
+        raise CorruptRecord(position, f"topic of {topic_bytes} bytes in a record of {size}")
+    (properties_bytes,) = _SHORT.unpack_from(view, topic_end)
+    if properties_bytes < 0 or topic_end + 2 + properties_bytes != end:
+        raise CorruptRecord(position, f"its fields do not add up to its size {size}")
+    return topic_at, topic_end, end
+
+
+def decode(view: Buffer, position: int = 0) -> StoredMessage:
+    """The whole record at `position`; its body is not summed, see `crc_ok`.
+
+    Raises CorruptRecord, or IncompleteRecord if the view ends before the record does.
+    """
+    head = parse_head(view, position)
+    if head is None:
+        raise IncompleteRecord(position, f"only {len(view) - position} bytes of it are there")
+    if head.magic == BLANK_MAGIC:
+        raise CorruptRecord(position, f"a blank of {head.size} bytes, not a message")
+    layout = _FULL[head.sys_flag & _V6_MASK]
+    fields = layout.unpack_from(view, position)
+    body_at = position + layout.size
+    body = bytes(view[body_at : body_at + fields[-1]])
+    return StoredMessage(*fields[:-1], body=body, topic=head.topic, properties=head.properties)
+
+
+def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
+    """Size of the whole and sound record at `position`, or minus the size of the blank there.
+
+    Raises CorruptRecord, or IncompleteRecord if the view ends before the record does.
+    """
+    head = parse_head(view, position)
+    if head is None:
+        raise IncompleteRecord(position, f"only {len(view) - position} bytes of it are there")
+    if head.magic == BLANK_MAGIC:
+        return -head.size
+    if crc:
+        body_at = position + _BODY_AT[head.sys_flag & _V6_MASK]
+        (body_bytes,) = _INT.unpack_from(view, body_at - 4)
+        (expected,) = _INT.unpack_from(view, position + 8)
+        if body_crc(view[body_at : body_at + body_bytes]) != expected:
+            raise CorruptRecord(position, "its body does not match its CRC")
+    return head.size
+
+
+def walk(view: Buffer, position: int, offset: int, room: int, crc: bool) -> Walk:
+    """Goes over whole records from `position`, which is `offset` in the log, `room` before its segment's end.
+
+    This is check() in a loop, with the ordinary record done in place, for recovery looks at gigabytes.
+    """
+    end = len(view)
+    shift = offset - position
+    room_end = position + room
+    last, count = -1, 0
+    size_magic_crc = _SIZE_MAGIC_CRC.unpack_from
+    short = _SHORT.unpack_from
+    while end - position >= RECORD_BYTES_MIN:
+        size, magic, expected = size_magic_crc(view, position)
+        record_end = position + size
+        if magic != MESSAGE_MAGIC or size < RECORD_BYTES_MIN or record_end > room_end or record_end > end:
+            break
+        layout = _HEAD[view[position + _SYS_FLAG_LOW_AT] & _V6_MASK]
+        _, _, physical_offset, _, _, body_bytes = layout.unpack_from(view, position)
+        body_at = position + layout.size
+        topic_at = body_at + body_bytes
+        if body_bytes < 0 or topic_at + 3 > record_end or physical_offset != position + shift:
+            break
+        topic_end = topic_at + 1 + view[topic_at]
+        if topic_end + 2 > record_end or topic_end + 2 + short(view, topic_end)[0] != record_end:
+            break
+        if crc and body_bytes and crc32(view[body_at:topic_at]) & _CRC_MASK != expected:
+            break
+        last = position
+        count += 1
+        position = record_end
+    return _walk_end(view, position, shift=shift, room_end=room_end, crc=crc, last=last, count=count)
+
+
+def _walk_end(
+    view: Buffer, position: int, *, shift: int, room_end: int, crc: bool, last: int, count: int
+) -> Walk:
+    """Why walk() stopped: the view's end, a blank or damage.  V2 records are passed one by one."""
+    while True:
+        try:
+            head = parse_head(view, position, room_end - position)
+            if head is None:
+                size = record_size(view, position) if len(view) - position >= BLANK_BYTES else None
+                return Walk(position, last, count, None, size or BLANK_BYTES, 0)
+            if head.magic == BLANK_MAGIC:
+                if head.size != room_end - position:
+                    raise CorruptRecord(
+                        position, f"blank of {head.size} bytes, left are {room_end - position}"
+                    )
+                return Walk(position, last, count, None, 0, head.size)
+            if head.physical_offset != position + shift:
+                raise CorruptRecord(position, f"says that it belongs at {head.physical_offset}")
+            size = check(view, position, crc)
+        except CorruptRecord as error:
+            return Walk(position, last, count, error.reason, 0, 0)
+        last = position
+        count += 1
+        position += size
+
+
+def store_timestamp_ms(view: Buffer, position: int = 0) -> int:
+    """When the record at `position` was stored; the record is known to be whole."""
+    born_kind = view[position + _SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
+    (timestamp_ms,) = _TIMESTAMP.unpack_from(view, position + _TIMESTAMP_AT[born_kind])
+    return int(timestamp_ms)
+
+
+# -- small formats ---------------------------------------------------------------------------------
+
+
+def encode_host(ip: str, port: int) -> bytes:
+    """8 bytes for an IPv4 address, 20 for IPv6; the port takes 4 of them."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    return socket.inet_pton(family, ip) + _INT.pack(port)
+
+
+def decode_host(host: bytes) -> tuple[str, int]:
+    """Address and port of an encoded host."""
+    family = socket.AF_INET if len(host) == 8 else socket.AF_INET6
+    return socket.inet_ntop(family, host[:-4]), int.from_bytes(host[-4:], "big", signed=True)
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Without a separator at the end, as 4.9.1 and later write them."""
+    return "\x02".join([f"{name}\x01{value}" for name, value in properties.items()]).encode()
+
+
+def decode_properties(data: bytes | memoryview) -> dict[str, str]:
+    """Passes over pieces without a name, a value or the sign between; of equal names the last wins."""
+    properties = {}
+    for piece in str(data, "utf-8", "replace").split("\x02"):
+        name, _, value = piece.partition("\x01")
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+# 31 ** (n - 1), ..., 31, 1 modulo 2 ** 32, for the longest strings that are common.
+_POWERS = tuple(accumulate(repeat(31, 255), lambda power, base: power * base & 0xFFFFFFFF, initial=1))[::-1]
+
+_UTF16 = f"utf-16-{sys.byteorder[0]}e"
+
+
+def java_hash(text: str) -> int:
+    """Java's String.hashCode: over UTF-16 units, as a signed int of 32 bits."""
+    units: bytes | memoryview
+    try:
+        units = text.encode("latin-1")
+    except UnicodeEncodeError:
+        units = memoryview(text.encode(_UTF16, "surrogatepass")).cast("H")
+    value = 0
+    for first in range(0, len(units), len(_POWERS)):
+        some = units[first : first + len(_POWERS)]
+        shift = pow(31, len(some), 1 << 32)
+        value = (value * shift + sum(map(mul, some, _POWERS[-len(some) :]))) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """The id by which a stored message is found: upper-case hex of host, port and physical offset."""
+    return (store_host + _TIMESTAMP.pack(physical_offset)).hex().upper()
+
+
+def parse_message_id(message_id: str) -> tuple[str, int, int]:
+    """Address, port and physical offset of an offset message id.  Raises ValueError for anything else."""
+    data = bytes.fromhex(message_id)
+    if len(data) not in (16, 28):
+        raise ValueError(f"message id of {len(message_id)} characters, expected 32 or 56: {message_id!r}")
+    ip, port = decode_host(data[:-8])
+    return ip, port, int.from_bytes(data[-8:], "big", signed=True)
