@@ -1,0 +1,249 @@
+"""Registration: telling every name server that this broker is here, and learning who its master is.
+
+One follower per name server, all on one event loop in the thread `register`, each at its own pace:
+
+    at start                  at once
+    answered                  again after the period (30 s)
+    a topic changed           again, after a short while in which more changes may join
+    slave without its master  again after a second: a master that returns is found at once
+    no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
+
+The connection stays open in between, for a name server takes its end as the broker's end.  The
+answers of several name servers may differ; the first in the order of the configuration that names a
+master is believed.  `stop` unregisters, so that no route names a broker that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
+from haservice.errors import AnswerError, RemotingError
+from haservice.remoting.bodies import RegisterBrokerBody
+from haservice.remoting.client import RemotingClient
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.5
+RETRY_MAX_S = 5.0
+# A slave that knows no master, or has lost it, asks this often.
+MASTER_WANTED_S = 1.0
+# Changes that come together are told together.
+GATHER_S = 0.05
+UNREGISTER_TIMEOUT_S = 1.0
+# One cause is told once in this time.
+WARN_AGAIN_S = 60.0
+
+
+class Identity(NamedTuple):
+    """Who registers: the fields of requests 103 and 104."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    broker_addr: str
+    ha_server_addr: str
+
+
+class MasterAddresses(NamedTuple):
+    """What a name server knows of a slave's master; None where there is none."""
+
+    broker_addr: str | None
+    ha_addr: str | None
+
+
+NO_MASTER = MasterAddresses(None, None)
+
+
+class Registration:
+    """Task of the thread `register`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        namesrv_addrs: Sequence[str],
+        topics: TopicTable,
+        *,
+        permission: int,
+        period_s: float,
+        timeout_s: float,
+        on_master: Callable[[MasterAddresses], None] = lambda _: None,
+        master_wanted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`on_master` hears of a slave's master after each answer; `master_wanted` says that it is missed."""
+        self._identity = identity
+        self._addrs = tuple(namesrv_addrs)
+        self._topics = topics
+        self._permission = permission
+        self._period_s = period_s
+        self._timeout_s = timeout_s
+        self._on_master = on_master
+        self._master_wanted = master_wanted
+        self._masters: dict[str, MasterAddresses] = {}
+        self._warned_s: dict[str, float] = {}
+        self._attempted: set[str] = set()
+        # Set when every name server was asked once, with whatever outcome.
+        self.first_round = threading.Event()
+        # The loop while the task runs, for wake and announce, which other threads call.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._announced: dict[str, asyncio.Event] = {}
+
+    # For other threads
+
+    def announce(self) -> None:
+        """Topics have changed: register again soon."""
+        self._post(self._mark_announced)
+
+    def wake(self) -> None:
+        self._post(self._notice_stop)
+
+    # The thread `register`
+
+    def run(self, stop: threading.Event) -> None:
+        asyncio.run(self._run(stop))
+
+    async def _run(self, stop: threading.Event) -> None:
+        self._stopping = asyncio.Event()
+        self._announced = {addr: asyncio.Event() for addr in self._addrs}
+        self._loop = asyncio.get_running_loop()
+        if stop.is_set():
+            return
+        if not self._addrs:
+            self.first_round.set()
+        client = RemotingClient()
+        followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([stopped, *followers], return_when=asyncio.FIRST_COMPLETED)
+            for follower in followers:
+                if follower.done():
+                    follower.result()  # our own mistake: raises, and fails the service
+        finally:
+            stopped.cancel()
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+            await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
+            await client.close()
+
+    async def _follow(self, client: RemotingClient, addr: str) -> None:
+        """Keeps this broker registered at one name server, for as long as the task runs."""
+        while True:
+            retrying = AsyncRetrying(
+                retry=retry_if_exception_type(RemotingError),
+                wait=wait_exponential(multiplier=RETRY_FIRST_S, max=RETRY_MAX_S),
+                before_sleep=lambda state: self._failed(addr, state),
+            )
+            await retrying(self._register, client, addr)
+            self._attempt_ended(addr)
+            self._warned_s.pop(addr, None)
+            announced = self._announced[addr]
+            try:
+                pause = MASTER_WANTED_S if self._master_wanted() else self._period_s
+                await asyncio.wait_for(announced.wait(), pause)
+                await asyncio.sleep(GATHER_S)
+            except TimeoutError:
+                pass
+
+    async def _register(self, client: RemotingClient, addr: str) -> None:
+        # Cleared before the table is read: a later change announces itself again.
+        self._announced[addr].clear()
+        body = self._body()
+        identity = self._identity
+        request = RemotingCommand.request(
+            RequestCode.REGISTER_BROKER,
+            {
+                **_identity_fields(identity),
+                "haServerAddr": identity.ha_server_addr,
+                "compressed": "false",
+                "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF),
+            },
+            body,
+        )
+        answer = await client.invoke(addr, request, self._timeout_s)
+        if answer.code != 0:
+            raise AnswerError(addr, answer.code, answer.remark)
+        if addr not in self._masters:
+            logger.info("registered namesrv=%s broker=%s addr=%s", addr, identity.broker_name, identity.broker_addr)
+        fields = answer.ext or {}
+        self._masters[addr] = MasterAddresses(fields.get("masterAddr"), fields.get("haServerAddr"))
+        if identity.broker_id != 0:
+            self._on_master(self._believed())
+
+    def _body(self) -> bytes:
+        """All topics; without R or W in brokerPermission they are registered with what it leaves."""
+        wrapper = self._topics.wrapper()
+        both = PERM_READ | PERM_WRITE
+        if self._permission & both != both:
+            wrapper = wrapper.with_perm(self._permission)
+        return RegisterBrokerBody(topics=wrapper, filter_servers=()).encode()
+
+    def _believed(self) -> MasterAddresses:
+        for addr in self._addrs:
+            master = self._masters.get(addr, NO_MASTER)
+            if master.broker_addr is not None:
+                return master
+        return NO_MASTER
+
+    async def _unregister(self, client: RemotingClient, addr: str) -> None:
+        if addr not in self._masters:
+            return
+        request = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, _identity_fields(self._identity))
+        try:
+            await client.invoke(addr, request, UNREGISTER_TIMEOUT_S)
+        except RemotingError as error:
+            logger.warning("not unregistered namesrv=%s reason=%s", addr, error)
+
+    def _failed(self, addr: str, state: RetryCallState) -> None:
+        self._attempt_ended(addr)
+        now = time.monotonic()
+        if now - self._warned_s.get(addr, -WARN_AGAIN_S) >= WARN_AGAIN_S:
+            self._warned_s[addr] = now
+            outcome = state.outcome
+            logger.warning(
+                "not registered namesrv=%s reason=%s; trying on",
+                addr,
+                outcome.exception() if outcome is not None else "unknown",
+            )
+
+    def _attempt_ended(self, addr: str) -> None:
+        self._attempted.add(addr)
+        if len(self._attempted) == len(set(self._addrs)):
+            self.first_round.set()
+
+    def _mark_announced(self) -> None:
+        for event in self._announced.values():
+            event.set()
+
+    def _notice_stop(self) -> None:
+        assert self._stopping is not None
+        self._stopping.set()
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is None:
+            return  # not running yet: `run` registers anyhow, and looks at `stop` first
+        try:
+            loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            logger.debug("registration has ended already")
+
+
+def _identity_fields(identity: Identity) -> dict[str, str]:
+    return {
+        "brokerName": identity.broker_name,
+        "brokerAddr": identity.broker_addr,
+        "clusterName": identity.cluster_name,
+        "brokerId": str(identity.broker_id),
+    }

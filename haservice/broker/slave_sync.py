@@ -1,0 +1,160 @@
+"""SlaveSync: a slave's copies of its master's topics and consumer offsets.
+
+Both are fetched as soon as a master is known and every 10 s from then on, each step on its own:
+
+    21 GET_ALL_TOPIC_CONFIG      taken whole, with its version, when the version differs from ours
+    43 GET_ALL_CONSUMER_OFFSET   merged: an offset that clients committed here is never lowered
+
+RocketMQ overwrites in the second step, so that after an outage the master's older offsets win and
+messages are consumed twice; here the larger offset stays.  RocketMQ asks for 21 at the master's VIP
+port (listenPort - 2); the main port serves it as well, on stock masters too, so we ask there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from haservice.broker.topics import TopicTable
+from haservice.errors import AnswerError, RemotingError
+from haservice.remoting.bodies import ConsumerOffsetWrapper, TopicConfigWrapper
+from haservice.remoting.client import RemotingClient
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 10.0
+# After a failure the master may be back any moment; a refused connection costs nothing.
+RETRY_S = 2.0
+TIMEOUT_S = 3.0
+WARN_AGAIN_S = 60.0
+
+
+class OffsetTable(Protocol):
+    """The consumer offsets, as far as they are copied."""
+
+    def merge(self, table: ConsumerOffsetWrapper, /) -> object: ...
+
+
+class SlaveSync:
+    """Task of the thread `slave-sync`."""
+
+    def __init__(
+        self,
+        own_addr: str,
+        topics: TopicTable,
+        offsets: OffsetTable,
+        *,
+        on_synced: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_synced` is called after a pass that copied something, so that files get written."""
+        self._own_addr = own_addr
+        self._topics = topics
+        self._offsets = offsets
+        self._on_synced = on_synced
+        self._master_addr: str | None = None
+        self._warned_s = -WARN_AGAIN_S
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken: asyncio.Event | None = None
+        # For status: when the last complete pass ended, on the monotonic clock; 0.0 is never.
+        self.synced_at_s = 0.0
+
+    # For other threads
+
+    def set_master_addr(self, addr: str | None) -> None:
+        """Where to copy from; None, which a name server says while there is no master, pauses."""
+        if addr == self._own_addr:
+            addr = None
+        if addr == self._master_addr:
+            return
+        self._master_addr = addr
+        logger.info("metadata source changed master=%s", addr)
+        self.wake()
+
+    def wake(self) -> None:
+        loop, woken = self._loop, self._woken
+        if loop is None or woken is None:
+            return
+        try:
+            loop.call_soon_threadsafe(woken.set)
+        except RuntimeError:
+            logger.debug("metadata sync has ended already")
+
+    # The thread `slave-sync`
+
+    def run(self, stop: threading.Event) -> None:
+        asyncio.run(self._run(stop))
+
+    async def _run(self, stop: threading.Event) -> None:
+        self._woken = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        client = RemotingClient()
+        try:
+            while not stop.is_set():
+                self._woken.clear()
+                addr = self._master_addr
+                level = addr is None or await self._interruptible(client, addr, stop)
+                if stop.is_set() or addr != self._master_addr:
+                    continue
+                try:
+                    await asyncio.wait_for(self._woken.wait(), PERIOD_S if level else RETRY_S)
+                except TimeoutError:
+                    pass
+        finally:
+            await client.close()
+
+    async def _interruptible(self, client: RemotingClient, addr: str, stop: threading.Event) -> bool:
+        """One pass, given up when the task is told to stop or to look elsewhere."""
+        assert self._woken is not None
+        work = asyncio.ensure_future(self.sync_once(client, addr))
+        woken = asyncio.ensure_future(self._woken.wait())
+        try:
+            await asyncio.wait([work, woken], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and (stop.is_set() or addr != self._master_addr):
+                return False
+            return await work
+        finally:
+            woken.cancel()
+            work.cancel()
+            await asyncio.gather(work, woken, return_exceptions=True)
+
+    async def sync_once(self, client: RemotingClient, addr: str) -> bool:
+        """Both steps; a failed one does not keep the other from being tried.  True if both succeeded."""
+        good = True
+        for step in (self._sync_topics, self._sync_offsets):
+            try:
+                await step(client, addr)
+            except (RemotingError, ValueError) as error:
+                good = False
+                self._warn(addr, error)
+        self._on_synced()
+        if good:
+            self.synced_at_s = time.monotonic()
+            self._warned_s = -WARN_AGAIN_S
+        return good
+
+    async def _sync_topics(self, client: RemotingClient, addr: str) -> None:
+        body = await _fetch(client, addr, RequestCode.GET_ALL_TOPIC_CONFIG)
+        self._topics.replace_all(TopicConfigWrapper.decode(body))
+
+    async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
+        body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        self._offsets.merge(ConsumerOffsetWrapper.decode(body))
+
+    def _warn(self, addr: str, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._warned_s >= WARN_AGAIN_S:
+            self._warned_s = now
+            logger.warning("metadata not copied master=%s reason=%s; trying on", addr, error)
+
+
+async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> bytes:
+    answer = await client.invoke(addr, RemotingCommand.request(code), TIMEOUT_S)
+    if answer.code != 0:
+        raise AnswerError(addr, answer.code, answer.remark)
+    return bytes(answer.body or b"")
