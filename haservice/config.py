@@ -256,7 +256,7 @@ class NameserverConfig:
         "bindAddress", "0.0.0.0", "", "OURS, not RocketMQ's: the address that the port is opened on."
     )
     listen_port: int = option("listenPort", 9876, "", "Where brokers and clients come.")
-    kv_config_path: Path = option(
+    kv_config_path: Path = option(  # noqa: RUF009 - made for each object
         "kvConfigPath",
         _kv_config_path,
         "path",

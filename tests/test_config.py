@@ -1,0 +1,390 @@
+"""What a properties file becomes: values, refusals by line, and warnings."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commitlog.options import FlushDiskType
+from haservice import config, logs, rocketmq_keys
+from haservice.config import (
+    BROKER_CLASSES,
+    BrokerConfig,
+    BrokerRole,
+    NameserverConfig,
+    NodeConfig,
+    broker_from,
+    in_force,
+    load_broker,
+    load_nameserver,
+    options_of,
+)
+from haservice.errors import ConfigError
+from haservice.properties import parse
+from tests.support import config_tables
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "conf"
+
+
+def broker(text: str, environ: dict[str, str] | None = None) -> NodeConfig:
+    return broker_from(parse(text, "broker-a.properties"), environ or {})
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        broker(text)
+    return str(refused.value)
+
+
+# ---- values
+
+
+def test_without_a_file_the_defaults_are_rocketmqs() -> None:
+    loaded = load_broker(None, {})
+    assert loaded.remoting.listen_port == 10911
+    assert loaded.remoting.vip_port == 10909
+    assert loaded.replication.listen_port == 10912
+    assert loaded.broker.role is BrokerRole.ASYNC_MASTER
+    assert loaded.broker.cluster_name == "DefaultCluster"
+    assert loaded.log.root == Path.home() / "store"
+    assert loaded.log.segment_bytes == 1 << 30
+    assert not loaded.log.replica
+    assert loaded.warnings == ()
+    assert load_nameserver().listen_port == 9876
+
+
+def test_a_users_file_of_a_rocketmq_slave_loads() -> None:
+    loaded = broker(
+        "brokerClusterName=rocketmq-cluster\n"
+        "brokerName=broker-a\n"
+        "brokerId=1\n"
+        "namesrvAddr=10.0.0.1:9876;10.0.0.2:9876\n"
+        "listenPort=11011\n"
+        "deleteWhen=04;16\n"
+        "fileReservedTime=120 \n"
+        "storePathRootDir=~/rmq\n"
+        "storePathCommitLog=/data/commitlog\n"
+        "brokerRole=SLAVE\n"
+        "flushDiskType=SYNC_FLUSH\n"
+        "autoCreateTopicEnable=False\n"
+    )
+    assert loaded.broker.namesrv_addrs == ("10.0.0.1:9876", "10.0.0.2:9876")
+    assert loaded.broker.broker_id == 1
+    assert loaded.replication.listen_port == 11012
+    assert loaded.log.replica
+    assert loaded.log.flush_disk_type is FlushDiskType.SYNC_FLUSH
+    assert loaded.log.delete_when == "04;16"
+    assert loaded.log.file_reserved_hours == 120
+    assert loaded.log.root == Path.home() / "rmq"
+    assert loaded.log.log_path == Path("/data/commitlog")
+    assert not loaded.broker.auto_create_topic_enable
+    assert loaded.warnings == ()
+
+
+def test_an_ha_port_that_is_set_is_honoured() -> None:
+    assert broker("haListenPort=12345").replication.listen_port == 12345
+    assert broker("listenPort=20000\nhaListenPort=0").replication.listen_port == 20001
+
+
+def test_addresses_follow_the_bind_address_unless_they_are_set() -> None:
+    loaded = broker("bindAddress=127.0.0.1\nbrokerIP2=10.1.1.1")
+    assert loaded.broker_addr == "127.0.0.1:10911"
+    assert loaded.ha_server_addr == "10.1.1.1:10912"
+    assert broker("bindAddress=0.0.0.0").broker.broker_ip1 == BrokerConfig().broker_ip1
+
+
+def test_namesrv_addr_comes_from_the_environment_when_the_file_has_none() -> None:
+    environ = {"NAMESRV_ADDR": "10.0.0.9:9876;ns.example:9877"}
+    assert broker("", environ).broker.namesrv_addrs == ("10.0.0.9:9876", "ns.example:9877")
+    assert broker("namesrvAddr=10.0.0.1:1", environ).broker.namesrv_addrs == ("10.0.0.1:1",)
+    with pytest.raises(ConfigError, match=r"environment variable NAMESRV_ADDR: namesrvAddr=nowhere: "):
+        broker("", {"NAMESRV_ADDR": "nowhere"})
+
+
+def test_an_empty_text_means_not_set() -> None:
+    loaded = broker("haMasterAddress=\nstorePathCommitLog=\nnamesrvAddr=\nbrokerName=\nhaAllowedSlaves= ")
+    assert loaded.replication.master_address is None
+    assert loaded.log.commit_log_path is None
+    assert loaded.broker.broker_name == config.local_name()
+
+
+def test_ipv6_addresses_are_split_at_the_last_colon() -> None:
+    assert broker("namesrvAddr=fe80::1:9876").broker.namesrv_addrs == ("fe80::1:9876",)
+
+
+def test_networks_are_normalised() -> None:
+    assert broker("haAllowedSlaves=10.1.2.3/8, ::1").replication.allowed_slaves == ("10.0.0.0/8", "::1/128")
+
+
+# ---- refusals
+
+
+def test_the_message_names_file_line_key_value_and_reason() -> None:
+    text = "\n" * 11 + "haSendHeartbeatInterval=abc\n"
+    assert refusal(text) == "broker-a.properties:12: haSendHeartbeatInterval=abc: not a whole number of ms"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("listenPort=0", "not within 1 ... 65535"),
+        ("listenPort=65536", "not within 1 ... 65535"),
+        ("listenPort=10911.0", "not a whole number"),
+        ("listenPort=1_0", "not a whole number"),
+        ("listenPort=", "not a whole number"),
+        ("listenPort=" + "9" * 5000, "not a whole number"),
+        ("listenPort=2", "listenPort - 2 is opened too, and is 0"),
+        ("listenPort=65535", "haListenPort, listenPort + 1, would be 65536"),
+        ("haListenPort=10911", "port 10911 is already listenPort (listenPort=10911)"),
+        ("haListenPort=10909", "port 10909 is already listenPort - 2 (listenPort=10911)"),
+        ("haSendHeartbeatInterval=0", "not within 1 ... 2147483647 ms"),
+        ("haSendHeartbeatInterval=-5", "not within 1 ... 2147483647 ms"),
+        ("slaveTimeout=2147483648", "not within 1 ... 2147483647 ms"),
+        ("haTransferBatchSize=4194304", "not within 1 ... 4194292 bytes"),
+        ("mappedFileSizeCommitLog=100", "not within 4096 ... 2147483647 bytes"),
+        ("maxMessageSize=16777216", "not within 1 ... 16711680 bytes"),
+        ("diskMaxUsedSpaceRatio=101", "not within 1 ... 100"),
+        ("brokerPermission=8", "not within 0 ... 7"),
+        ("autoCreateTopicEnable=yes", "neither true nor false"),
+        ("autoCreateTopicEnable=", "neither true nor false"),
+        ("brokerRole=MASTER", "none of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
+        ("flushDiskType=sync_flush", "none of ASYNC_FLUSH, SYNC_FLUSH"),
+        ("deleteWhen=24", "not hours of the day"),
+        ("deleteWhen=4am", "not hours of the day"),
+        ("messageDelayLevel=1s 5x", "'5x' is not a delay"),
+        ("haAllowedSlaves=10.0.0.0/33", "'10.0.0.0/33' is not a network"),
+        ("namesrvAddr=127.0.0.1", "'127.0.0.1' is not host:port"),
+        ("namesrvAddr=127.0.0.1:9876,127.0.0.2:9876", "neither an IP address nor a host name"),
+        ("namesrvAddr=127.0.0.1:0", "port '0' in '127.0.0.1:0' is not within 1 ... 65535"),
+        ("haMasterAddress=127.0.0.1:port", "port 'port'"),
+        ("bindAddress=1.2.3", "neither an IP address nor a host name"),
+        ("brokerIP1=10.0.0.1 10.0.0.2", "neither an IP address nor a host name"),
+        ("brokerName=broker a", "no blanks"),
+        ("storePathRootDir=/tmp/\\u0000", "no NUL byte"),
+    ],
+)
+def test_a_bad_value_is_refused(line: str, reason: str) -> None:
+    message = refusal("# first line\n" + line)
+    assert message.startswith(f"broker-a.properties:2: {line.partition('=')[0]}=")
+    assert reason in message
+
+
+def test_a_slave_needs_an_id_of_its_own() -> None:
+    assert refusal("brokerRole=SLAVE") == (
+        "broker-a.properties:1: brokerRole=SLAVE: a SLAVE has a brokerId above 0, this one has 0"
+    )
+    assert refusal("brokerRole=SLAVE\nbrokerId=-1").startswith("broker-a.properties:2: brokerId=-1: ")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "none.properties"
+    with pytest.raises(ConfigError, match=re.escape(f"{missing}: cannot be read: No such file or directory")):
+        load_broker(missing)
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_broker(tmp_path)
+    large = tmp_path / "large.properties"
+    large.write_bytes(b"#" * (config.FILE_BYTES_MAX + 1))
+    with pytest.raises(ConfigError, match="not a configuration file"):
+        load_nameserver(large)
+
+
+# ---- warnings
+
+
+def test_an_unknown_key_is_warned_of_with_the_nearest_known_one() -> None:
+    assert broker("haSendHeartBeatIntervall=5000").warnings == (
+        "broker-a.properties:1: haSendHeartBeatIntervall: unknown key, ignored; "
+        "the nearest known key is haSendHeartbeatInterval",
+    )
+    assert broker("zzzz=1").warnings == ("broker-a.properties:1: zzzz: unknown key, ignored",)
+
+
+def test_a_rocketmq_key_that_is_not_served_says_so() -> None:
+    assert broker("sendMessageThreadPoolNums=16\naclEnable=true").warnings == (
+        "broker-a.properties:1: sendMessageThreadPoolNums: a RocketMQ key that is not served here, ignored",
+        "broker-a.properties:2: aclEnable: a RocketMQ key that is not served here, ignored "
+        "(NO access control is in force)",
+    )
+
+
+def test_a_masters_id_is_forced_to_0_with_a_warning() -> None:
+    loaded = broker("brokerRole=SYNC_MASTER\nbrokerId=7")
+    assert loaded.broker.broker_id == 0
+    assert loaded.warnings == (
+        "broker-a.properties:2: brokerId=7: SYNC_MASTER is always brokerId 0: 0 is in force",
+    )
+
+
+def test_values_that_rocketmq_holds_within_bounds_are_held_with_a_warning() -> None:
+    loaded = broker("registerNameServerPeriod=1000\ndiskMaxUsedSpaceRatio=99\nmappedFileSizeConsumeQueue=21")
+    assert loaded.broker.register_period_ms == 10_000
+    assert loaded.log.disk_max_used_ratio == 95
+    assert loaded.log.queue_file_bytes == 40
+    assert len(loaded.warnings) == 3
+
+
+def test_a_slave_that_cannot_find_its_master_is_warned_of() -> None:
+    (warning,) = broker("brokerRole=SLAVE\nbrokerId=1").warnings
+    assert "never finds its master" in warning
+    assert not broker("brokerRole=SLAVE\nbrokerId=1\nhaMasterAddress=10.0.0.1:10912").warnings
+
+
+def test_a_message_larger_than_a_log_file_is_warned_of() -> None:
+    (warning,) = broker("mappedFileSizeCommitLog=65536").warnings
+    assert "maxMessageSize=4194304 cannot fit a log file of 65536 bytes" in warning
+
+
+def test_a_name_servers_file_has_its_own_keys(tmp_path: Path) -> None:
+    file = tmp_path / "n.properties"
+    file.write_text("listenPort=19876\nclusterTest=true\nkvConfigPth=x\n")
+    loaded = load_nameserver(file)
+    assert loaded.listen_port == 19876
+    assert [warning.split(": ")[1] for warning in loaded.warnings] == ["clusterTest", "kvConfigPth"]
+    assert loaded.warnings[1].endswith("the nearest known key is kvConfigPath")
+
+
+def test_a_latin_1_file_reads_as_java_would_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "b.properties"
+    file.write_bytes(b"# caf\xe9\nbrokerName=caf\xe9\n")
+    assert load_broker(file, {}).broker.broker_name == "café"
+    file.write_bytes("\ufeffbrokerName=café\n".encode())
+    assert load_broker(file, {}).broker.broker_name == "café"
+
+
+def test_no_key_is_both_served_and_listed_as_not_served() -> None:
+    served = {key for key, _, _ in options_of(*BROKER_CLASSES)}
+    assert not served & rocketmq_keys.BROKER
+    assert not {key for key, _, _ in options_of(NameserverConfig)} & rocketmq_keys.NAMESERVER
+    assert rocketmq_keys.REMARKS.keys() <= rocketmq_keys.BROKER
+    keys = [key for key, _, _ in options_of(*BROKER_CLASSES)]
+    assert len(keys) == len(set(keys))
+
+
+# ---- what is in force
+
+
+def test_what_is_in_force_can_be_read_back_to_the_same_configuration() -> None:
+    loaded = broker("brokerRole=SLAVE\nbrokerId=2\nnamesrvAddr=a:1;b:2\nhaAllowedSlaves=10.0.0.0/8,::1\n")
+    lines = in_force(loaded)
+    assert lines == sorted(lines)
+    assert {key for key, _ in lines} == {key for key, _, _ in options_of(*BROKER_CLASSES)}
+    again = broker("\n".join(f"{key}={value}" for key, value in lines))
+    assert in_force(again) == lines
+    assert again.warnings == ()
+    assert dict(lines)["haListenPort"] == "10912"
+    assert dict(lines)["storePathCommitLog"].endswith("/store/commitlog")
+
+
+def test_what_is_in_force_on_a_name_server() -> None:
+    assert dict(in_force(load_nameserver()))["listenPort"] == "9876"
+
+
+# ---- conf/ and docs/ against the dataclasses
+
+
+def stated(file: Path) -> dict[str, tuple[str, bool]]:
+    """key → (value, whether it is active) for every `key=value` and `#key=value` line."""
+    found: dict[str, tuple[str, bool]] = {}
+    for match in re.finditer(r"^(#?)([A-Za-z0-9]+)=(.*)$", file.read_text(), re.M):
+        assert match[2] not in found, f"{file.name} has {match[2]} twice"
+        found[match[2]] = (match[3], not match[1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["broker-a.properties", "broker-a-s.properties", "namesrv.properties"])
+def test_a_conf_file_has_every_key_with_its_default_and_no_other(name: str) -> None:
+    classes = (NameserverConfig,) if name == "namesrv.properties" else BROKER_CLASSES
+    options = {key: field for key, _, field in options_of(*classes)}
+    lines = stated(CONF / name)
+    assert lines.keys() == options.keys()
+    text = (CONF / name).read_text()
+    for key, (value, active) in lines.items():
+        default = config_tables.default_text(key, options[key])
+        if not active:
+            assert value == ("" if key in config_tables.SPOKEN else default)
+        assert (
+            f"# Default: {default or 'not set'}" in text.partition(f"{key}={value}")[0].rpartition("\n\n")[2]
+        )
+
+
+def test_the_pair_in_conf_runs_on_one_machine_as_it_is() -> None:
+    master, slave = (load_broker(CONF / f"broker-{name}.properties", {}) for name in ("a", "a-s"))
+    nameserver = load_nameserver(CONF / "namesrv.properties")
+    assert master.warnings == slave.warnings == nameserver.warnings == ()
+    assert master.broker.broker_name == slave.broker.broker_name
+    assert (master.broker.broker_id, slave.broker.broker_id) == (0, 1)
+    assert master.log.segment_bytes == slave.log.segment_bytes
+    assert master.log.root != slave.log.root
+    ports = [nameserver.listen_port]
+    for node in (master, slave):
+        assert node.remoting.bind_address == node.broker.broker_ip1 == node.broker.broker_ip2 == "127.0.0.1"
+        assert node.broker.namesrv_addrs == (f"127.0.0.1:{nameserver.listen_port}",)
+        ports += [node.remoting.listen_port, node.remoting.vip_port, node.replication.listen_port]
+    assert len(set(ports)) == len(ports)
+
+
+def test_the_tables_of_the_configuration_page_are_those_of_the_dataclasses() -> None:
+    page = config_tables.PAGE.read_text()
+    assert config_tables.with_tables(page) == page, "run: python -m tests.support.config_tables"
+
+
+def test_every_option_is_documented_in_one_sentence_or_two() -> None:
+    for key, _, field in options_of(*BROKER_CLASSES, NameserverConfig):
+        assert field.metadata["doc"].endswith("."), key
+
+
+# ---- logging
+
+
+@pytest.fixture
+def _root_logger() -> Iterator[None]:
+    """The root logger as it was, for dictConfig puts handlers in pytest's place."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("_root_logger")
+def test_the_logging_file_in_conf_and_the_default_are_accepted() -> None:
+    logs.configure(CONF / "logging.yml")
+    assert logging.getLogger().handlers[0].formatter._fmt == logs.LINE  # type: ignore[union-attr]
+    logs.configure()
+    assert logging.getLogger().level == logging.INFO
+
+
+@pytest.mark.usefixtures("_root_logger")
+def test_a_log_file_is_made_with_its_directory(tmp_path: Path) -> None:
+    file = tmp_path / "logging.yml"
+    target = tmp_path / "deep" / "a.log"
+    file.write_text(
+        f"handlers: {{file: {{class: logging.FileHandler, filename: {target}}}}}\nroot: {{handlers: [file]}}\n"
+    )
+    logs.configure(file)
+    assert target.exists()
+
+
+@pytest.mark.usefixtures("_root_logger")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("- a\n- b\n", "not a mapping"),
+        ("a: [1, 2\nb: c\n", r"logging.yml:2: "),
+        (
+            "handlers: {x: {class: no.such.Handler}}\nroot: {handlers: [x]}\n",
+            "Unable to configure handler 'x'",
+        ),
+        ("root: {level: LOUD}\n", "LOUD"),
+    ],
+)
+def test_a_bad_logging_file_is_refused_by_name(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "logging.yml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        logs.configure(file)

@@ -1,0 +1,267 @@
+"""The house, held by reading the code: layers, thread names, sizes, libraries in their places."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("commitlog", "haservice")
+MODULE_LINES_MAX = 500
+
+# Imports point down, or stay on their level.  The longest prefix that fits decides.
+LAYERS = {
+    "commitlog": 1,
+    "haservice": 2,
+    "haservice.remoting": 3,
+    "haservice.replication": 3,
+    "haservice.broker": 4,
+    "haservice.nameserver": 4,
+    "haservice.admin": 5,
+    "haservice.pipeline": 5,
+}
+# On one level, yet strangers: they meet on the wire, or in the node that builds both.
+STRANGERS = [
+    {"haservice.remoting", "haservice.replication"},
+    {"haservice.broker", "haservice.nameserver"},
+]
+# (importer, imported) that are right only inside a function, so that all else runs without Spark.
+INSIDE_FUNCTIONS = {("haservice.admin", "haservice.pipeline")}
+PIPELINE_MAY_USE = ("commitlog", "haservice.pipeline", "haservice.errors")
+
+LIBRARIES = {
+    "yaml": ("haservice.config",),
+    "click": ("haservice.admin",),
+    "psutil": ("haservice.admin", "haservice.broker"),
+    "pyspark": ("haservice.pipeline",),
+    "pyarrow": ("haservice.pipeline",),
+    "orjson": ("haservice",),
+    "tenacity": ("haservice",),
+}
+
+# The table of threads; a name that ends in a variable part is given by its beginning.
+THREADS = (
+    "remoting-loop",
+    "remoting-work",
+    "remoting-client",
+    "ha-accept",
+    "ha-read:",
+    "ha-write:",
+    "ha-group-transfer",
+    "ha-client",
+    "log-flush",
+    "log-dispatch",
+    "log-retention",
+    "register",
+    "slave-sync",
+)
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+MODULES = dict(modules())
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """(module or module.name, line, whether at the top level) of every import but those for types only."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    inside = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, id(node) not in inside
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield (name if name in MODULES else node.module or ""), node.lineno, id(node) not in inside
+
+
+def part_of(module: str) -> str:
+    """The entry of LAYERS that `module` belongs to."""
+    return max((part for part in LAYERS if within(module, part)), key=len)
+
+
+def within(module: str, part: str) -> bool:
+    return module == part or module.startswith(part + ".")
+
+
+def edges() -> Iterator[tuple[str, str, str, bool]]:
+    """(importer, imported, place, whether at the top level) between modules of ours."""
+    for module, path in MODULES.items():
+        for name, line, top in imports(path):
+            if name.partition(".")[0] in PACKAGES:
+                yield module, name, f"{path.relative_to(ROOT)}:{line}", top
+
+
+def test_imports_point_down() -> None:
+    wrong = []
+    for module, name, place, top in edges():
+        here, there = part_of(module), part_of(name)
+        if LAYERS[there] > LAYERS[here] or {here, there} in STRANGERS:
+            wrong.append(f"{place}: {here} imports {name}")
+        elif (here, there) in INSIDE_FUNCTIONS and top:
+            wrong.append(f"{place}: {name} is imported inside the function that needs it")
+        elif here == "haservice.pipeline" and not any(within(name, part) for part in PIPELINE_MAY_USE):
+            wrong.append(f"{place}: the pipeline does without {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_is_hidden_in_a_function_to_break_a_cycle() -> None:
+    hidden = [
+        f"{place}: {name}"
+        for module, name, place, top in edges()
+        if not top
+        and (part_of(module), part_of(name)) not in INSIDE_FUNCTIONS
+        and part_of(module) != "haservice.admin"
+    ]
+    assert not hidden, "\n".join(hidden)
+
+
+def test_modules_import_each_other_without_a_cycle() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for module, name, _, top in edges():
+        if top and name in MODULES and name != module:
+            graph[module].add(name)
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " → ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for name in sorted(graph[module]):
+                visit(name, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_the_commit_log_needs_the_standard_library_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for module, path in MODULES.items()
+        if within(module, "commitlog")
+        for name, line, _ in imports(path)
+        if name.partition(".")[0] not in (*sys.stdlib_module_names, "commitlog")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_libraries_stay_where_they_belong() -> None:
+    wrong = []
+    for module, path in MODULES.items():
+        for name, line, _ in imports(path):
+            library = name.partition(".")[0]
+            if library in PACKAGES or library in sys.stdlib_module_names:
+                continue
+            if not any(within(module, part) for part in LIBRARIES.get(library, ())):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {module} imports {library}")
+    assert not wrong, "\n".join(wrong)
+
+
+def thread_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The beginning of every thread name that a literal in the code gives, with its line.
+
+    Names are given to Service(…), Thread(name=…), a pool's thread_name_prefix, or a parameter
+    called thread_name; a name that is handed on in a variable is seen where it is first written.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called == "Service" and node.args:
+                yield from literal(node.args[0])
+            for keyword in node.keywords:
+                named = keyword.arg == "name" and called in ("Thread", "Service")
+                if named or keyword.arg in ("thread_name_prefix", "thread_name"):
+                    yield from literal(keyword.value)
+        elif isinstance(node, ast.FunctionDef):
+            arguments = node.args.args[len(node.args.args) - len(node.args.defaults) :]
+            for argument, default in zip(arguments, node.args.defaults, strict=True):
+                if argument.arg == "thread_name":
+                    yield from literal(default)
+
+
+def literal(node: ast.expr) -> Iterator[tuple[str, int]]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value, node.lineno
+    elif isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
+        yield str(node.values[0].value), node.lineno
+
+
+def test_threads_are_named_by_the_table() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name!r}"
+        for path in MODULES.values()
+        for name, line in thread_names(ast.parse(path.read_text()))
+        if not any(
+            name == known or ((known[-1] == ":" or known == "remoting-work") and name.startswith(known))
+            for known in THREADS
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_threads_are_services() -> None:
+    """threading.Thread is called in service.py, and by the two owners of an event loop."""
+    owners = {"haservice.service", "haservice.remoting.server", "haservice.remoting.client"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for module, path in MODULES.items()
+        if module not in owners
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("Thread", "threading.Thread", "threading.Timer")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_says_what_it_holds_and_stays_small(module: str) -> None:
+    path = MODULES[module]
+    text = path.read_text()
+    lines = text.count("\n")
+    assert lines <= MODULE_LINES_MAX, (
+        f"{path.relative_to(ROOT)} has {lines} lines: which second thing moved in?"
+    )
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} opens with a docstring"
+
+
+def test_every_package_is_typed_and_found() -> None:
+    for package in PACKAGES:
+        assert (ROOT / package / "py.typed").exists()
+    for module, path in MODULES.items():
+        assert (path.parent / "__init__.py").exists(), f"{module} lies in a directory without __init__.py"
+
+
+def test_wire_spelling_stays_at_the_wire() -> None:
+    """queueId and its like are written in remoting only: names elsewhere are Python's."""
+    wrong = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.arg):
+                name = node.name if not isinstance(node, ast.arg) else node.arg
+                if re.match(r"_?[a-z]+[A-Z]", name):
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {module}: {name}")
+    assert not wrong, "\n".join(wrong)
