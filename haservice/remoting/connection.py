@@ -1,0 +1,417 @@
+"""One peer on the loop: frames in, answers out, in one write per read.
+
+    data_received → FrameReader → decode ─┬ request → its processor → answer ──────────────┐
+                                          │                           future … later ──────┤→ one write
+                                          └ response → the call that waits for its opaque  │
+    send(command), call(command) ──────────────────────────────────────────────────────────┘
+
+What is gathered while a read is handled goes out when all its frames are handled; what comes at other times
+goes out once per turn of the loop.  Bounds: a peer that does not read is not read from
+(`WRITE_BUFFER_BYTES_MAX`), nor is one with too many requests that wait for their answers
+(`UNANSWERED_MAX`).  Everything here runs on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from haservice.errors import ProtocolError, RemotingUnreachable, RequestError
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.command import RemotingCommand, decode, encode_head
+from haservice.remoting.frame import Frame, FrameReader
+
+logger = logging.getLogger(__name__)
+
+# Above this many bytes that the peer has not taken, nothing more is read from it; below the second, it is
+# again.
+WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
+WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
+
+# Requests of one connection whose answers are futures.  RocketMQ clients hold at most 65535 asynchronous
+# calls.
+UNANSWERED_MAX = 65536
+
+# A traceback for one kind of failure at most this often, so that one bad client cannot fill the disk.
+COMPLAINT_INTERVAL_S = 5.0
+
+# What a processor gives back: the answer, a future of it, or None when there is no answer now (it may come
+# later through `Connection.send`) or ever.
+Outcome = RemotingCommand | asyncio.Future[RemotingCommand] | None
+
+Processor = Callable[["Connection", RemotingCommand], Outcome]
+
+
+@runtime_checkable
+class BatchProcessor(Protocol):
+    """Takes all consecutive requests of one read that are registered to it together: one append, one write.
+    """
+
+    def process_batch(
+        self, connection: Connection, requests: list[RemotingCommand]
+    ) -> Sequence[Outcome | RequestError]:
+        """One outcome per request, in their order.  A RequestError in the list answers that request alone;
+        one that is raised answers all of them."""
+        ...
+
+
+class Dispatch:
+    """Code → processor, as one listener's connections share it."""
+
+    __slots__ = ("_complained", "batches", "singles")
+
+    def __init__(self, processors: Mapping[int, Processor | BatchProcessor]) -> None:
+        self.singles: dict[int, Processor] = {}
+        self.batches: dict[int, BatchProcessor] = {}
+        self._complained: dict[tuple[int, type[BaseException]], float] = {}
+        for code, processor in processors.items():
+            if isinstance(processor, BatchProcessor):
+                self.batches[int(code)] = processor
+            else:
+                self.singles[int(code)] = processor
+
+    def failure(self, peer: str, request: RemotingCommand, error: BaseException) -> RemotingCommand:
+        """The answer to a request whose processor raised `error`; our own bugs are logged with their
+        traceback.
+        """
+        if isinstance(error, RequestError):
+            return request.answer(int(error.code), error.remark)
+        if isinstance(error, ProtocolError):
+            # The frame was whole, so the stream is still in step: only this request suffers.
+            return request.answer(int(ResponseCode.SYSTEM_ERROR), str(error))
+        now = time.monotonic()
+        kind = (request.code, type(error))
+        if now - self._complained.get(kind, -COMPLAINT_INTERVAL_S) >= COMPLAINT_INTERVAL_S:
+            if len(self._complained) > 1000:
+                self._complained.clear()
+            self._complained[kind] = now
+            logger.error("processor failed peer=%s code=%s", peer, request.code, exc_info=error)
+        return request.answer(int(ResponseCode.SYSTEM_ERROR), f"{type(error).__name__}: {error}")
+
+
+class Connection(asyncio.Protocol):
+    """One peer.  Made by a server or a client; processors hold it to send later, and to be told of its end.
+
+    `peer`        "ip:port"
+    `peer_host`   the same as ip 4 or 16 bytes + port 4 bytes, the form in which records keep hosts
+    `attributes`  whatever the node remembers of this peer
+    `last_active` loop time of the last byte in either direction
+    """
+
+    def __init__(
+        self, dispatch: Dispatch, reader: FrameReader, on_open: Callable[[Connection], None] | None = None
+    ) -> None:
+        self.peer = "?"
+        self.peer_host = b""
+        self.closed = False
+        self.close_reason = ""
+        self.attributes: dict[str, Any] = {}
+        self.on_close: list[Callable[[Connection], None]] = []
+        self.last_active = 0.0
+        self._dispatch = dispatch
+        self._reader = reader
+        self._on_open = on_open
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._unanswered: dict[asyncio.Future[RemotingCommand], RemotingCommand] = {}
+        self._out: list[bytes | memoryview] = []  # gathered, not yet written
+        self._out_bytes = 0
+        self._gathering = False  # a flush is certain to follow: scheduled, or at the end of the read
+        self._write_blocked = False  # the transport holds more than the bound
+        self._held = False  # reading is paused
+        self._backlog: list[Frame] = []  # frames of the last read that a bound kept from being handled
+        self._drained: list[asyncio.Future[None]] = []
+
+    def send(self, command: RemotingCommand) -> None:
+        """Writes `command` with what else goes out in this turn of the loop; dropped when the peer has
+        gone.
+        """
+        if self.closed:
+            return
+        self._gather(command)
+        if not self._gathering:
+            self._gathering = True
+            self._loop.call_soon(self._flush)
+
+    def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        """Sends a request whose opaque is unique on this connection.  The future fails with
+        RemotingUnreachable when the connection ends first; give it up with `forget`.""" future:
+        asyncio.Future[RemotingCommand] = self._loop.create_future() if self.closed:
+            future.set_exception(RemotingUnreachable(self.peer, self.close_reason or "connection closed"))
+            return future
+        self._calls[command.opaque] = future
+        self.send(command)
+        return future
+
+    def forget(self, opaque: int) -> None:
+        """Nobody waits for this answer any more: it is dropped when it comes."""
+        self._calls.pop(opaque, None)
+
+    @property
+    def calls(self) -> int:
+        """Calls of ours that wait for their answers."""
+        return len(self._calls)
+
+    @property
+    def congested(self) -> bool:
+        """The peer does not take what we write: produce nothing large for it now."""
+        return self._write_blocked or self._out_bytes > WRITE_BUFFER_BYTES_MAX
+
+    async def writable(self) -> None:
+        """Returns when the connection is no longer congested, or closed."""
+        while self.congested and not self.closed:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._drained.append(waiter)
+            await waiter
+
+    def close(self, reason: str) -> None:
+        """Ends the connection after what was gathered is written; may be called twice."""
+        if not self.close_reason:
+            self.close_reason = reason
+        self._backlog = []
+        if self._transport is not None and not self._transport.is_closing():
+            self._flush()
+            self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Ends the connection at once; what was not written is lost."""
+        if not self.close_reason:
+            self.close_reason = reason
+        self._backlog = []
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES_MAX, WRITE_BUFFER_BYTES_RESUME)
+        self.peer, self.peer_host = _name_peer(transport.get_extra_info("peername"))
+        self.last_active = self._loop.time()
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_active = self._loop.time()
+        try:
+            frames = self._reader.feed(data)
+        except ProtocolError as error:
+            self._violated(error)
+            return
+        if self._backlog:
+            self._backlog += frames
+        elif frames:
+            self._handle(frames)
+
+    def pause_writing(self) -> None:
+        self._write_blocked = True
+        self._hold()
+
+    def resume_writing(self) -> None:
+        self._write_blocked = False
+        self.last_active = self._loop.time()
+        self._wake_writers()
+        self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if not self.close_reason:
+            self.close_reason = str(exc) if exc else "closed by the peer"
+        logger.debug("connection closed peer=%s reason=%s", self.peer, self.close_reason)
+        self._backlog = []
+        self._out = []
+        self._out_bytes = 0
+        self._unanswered = {}
+        self._wake_writers()
+        calls, self._calls = self._calls, {}
+        for future in calls.values():
+            if not future.done():
+                future.set_exception(RemotingUnreachable(self.peer, self.close_reason))
+        for callback in self.on_close:
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("close callback failed peer=%s", self.peer)
+        self.on_close = []
+
+    # In
+
+    def _handle(self, frames: list[Frame]) -> None:
+        """Handles frames in order, with one write; what a bound forbids for now is left in the backlog."""
+        self._gathering = True
+        batches = self._dispatch.batches
+        run: list[RemotingCommand] = []
+        owner: BatchProcessor | None = None
+        done = 0
+        try:
+            for serialize_type, header, body in frames:
+                done += 1
+                command = decode(serialize_type, header, body)
+                if command.flag & 1:
+                    self._answered(command)
+                    continue
+                batch = batches.get(command.code)
+                if batch is not owner and owner is not None:
+                    self._process_run(owner, run)
+                    run = []
+                    owner = None
+                if batch is not None:
+                    owner = batch
+                    run.append(command)
+                    continue
+                self._process(command)
+                if self._out_bytes > WRITE_BUFFER_BYTES_MAX or len(self._unanswered) >= UNANSWERED_MAX:
+                    break
+        except ProtocolError as error:
+            done = len(frames)
+            self._reader.error = error
+        if owner is not None:
+            self._process_run(owner, run)
+        if done < len(frames) and not self.close_reason:
+            self._backlog = frames[done:]
+        self._flush()
+        if self._reader.error is not None and not self._backlog:
+            self._violated(self._reader.error)
+        elif self._backlog or len(self._unanswered) >= UNANSWERED_MAX:
+            self._hold()
+            self._loop.call_soon(self._go_on)
+
+    def _process(self, request: RemotingCommand) -> None:
+        processor = self._dispatch.singles.get(request.code)
+        outcome: Outcome
+        if processor is None:
+            outcome = request.answer(
+                int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED), f" request type {request.code} not supported"
+            )
+        else:
+            try:
+                outcome = processor(self, request)
+            except Exception as error:
+                outcome = self._dispatch.failure(self.peer, request, error)
+        if outcome is not None:
+            self._settle(request, outcome)
+
+    def _process_run(self, owner: BatchProcessor, run: list[RemotingCommand]) -> None:
+        try:
+            outcomes = owner.process_batch(self, run)
+            if len(outcomes) != len(run):
+                raise AssertionError(f"{len(outcomes)} outcomes for {len(run)} requests")
+        except Exception as error:
+            outcomes = [self._dispatch.failure(self.peer, request, error) for request in run]
+        for request, outcome in zip(run, outcomes, strict=True):
+            if outcome is None:
+                continue
+            if isinstance(outcome, RequestError):
+                self._settle(request, request.answer(int(outcome.code), outcome.remark))
+            else:
+                self._settle(request, outcome)
+
+    def _settle(
+        self, request: RemotingCommand, outcome: RemotingCommand | asyncio.Future[RemotingCommand]
+    ) -> None:
+        if type(outcome) is RemotingCommand:
+            if not request.flag & 2:
+                self._answer(request, outcome)
+            return
+        assert isinstance(outcome, asyncio.Future)
+        self._unanswered[outcome] = request
+        outcome.add_done_callback(self._came)
+
+    def _came(self, future: asyncio.Future[RemotingCommand]) -> None:
+        """A later answer is there."""
+        request = self._unanswered.pop(future, None)
+        if future.cancelled():
+            error: BaseException | None = RequestError(ResponseCode.SYSTEM_ERROR, "the request was given up")
+        else:
+            error = future.exception()
+        if request is None:  # the connection ended first
+            return
+        if not request.flag & 2:
+            if error is None:
+                self._answer(request, future.result())
+            else:
+                self._answer(request, self._dispatch.failure(self.peer, request, error))
+        if self._held and len(self._unanswered) == UNANSWERED_MAX // 2:
+            self._go_on()
+
+    def _answer(self, request: RemotingCommand, answer: RemotingCommand) -> None:
+        try:
+            self.send(answer)
+        except Exception as error:  # an answer that cannot be written is our own bug
+            self.send(self._dispatch.failure(self.peer, request, error))
+
+    def _answered(self, command: RemotingCommand) -> None:
+        future = self._calls.pop(command.opaque, None)
+        if future is None:
+            logger.debug("answer to an unknown request dropped peer=%s opaque=%s", self.peer, command.opaque)
+        elif not future.done():
+            future.set_result(command)
+
+    def _violated(self, error: ProtocolError) -> None:
+        if not self.close_reason:
+            logger.warning("closing peer=%s: %s", self.peer, error)
+            self.close(str(error))
+
+    # Out, and the bounds
+
+    def _gather(self, command: RemotingCommand) -> None:
+        head = encode_head(command)
+        body = command.body
+        self._out.append(head)
+        self._out_bytes += len(head)
+        if body:
+            self._out.append(body)
+            self._out_bytes += len(body)
+
+    def _flush(self) -> None:
+        self._gathering = False
+        if not self._out:
+            return
+        out = self._out
+        self._out = []
+        self._out_bytes = 0
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self.last_active = self._loop.time()
+        transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _hold(self) -> None:
+        if not self._held and self._transport is not None and not self._transport.is_closing():
+            self._held = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        """Handles what a bound kept back, and reads again, as soon as every bound allows it."""
+        if not self._held or self.close_reason or self._transport is None:
+            return
+        if self._write_blocked or len(self._unanswered) >= UNANSWERED_MAX:
+            return
+        self._held = False
+        backlog, self._backlog = self._backlog, []
+        if backlog:
+            self._handle(backlog)
+        if not self._held and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _wake_writers(self) -> None:
+        waiters, self._drained = self._drained, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _name_peer(address: Any) -> tuple[str, bytes]:
+    """A socket's peer as "ip:port" and in the form in which records keep hosts."""
+    if not isinstance(address, tuple) or len(address) < 2:
+        return "?", socket.inet_aton("0.0.0.0") + struct.pack(">i", 0)
+    ip, port = str(address[0]), int(address[1])
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    return f"{ip}:{port}", socket.inet_pton(family, ip.partition("%")[0]) + struct.pack(">i", port)

@@ -1,0 +1,174 @@
+"""Bytes into frames: the clients' wire below its headers.
+
+    | length 4 | serialize type 1, header length 3 | header h | body length − 4 − h |
+
+`length` counts what follows it.  Integers are big-endian.  Nothing here touches a socket or a clock, and
+nothing here knows what a header says.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from haservice.errors import ProtocolError
+
+LENGTHS = struct.Struct(">II")  # length; serialize type in the high byte, header length below it
+PREFIX_BYTES = LENGTHS.size
+assert PREFIX_BYTES == 8
+
+# RocketMQ's com.rocketmq.remoting.frameMaxLength; counts the length field too.
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+
+# What a request may carry in its header.  Properties are the one large field: 32767 bytes of UTF-8, whose
+# control characters JSON writes six-fold (U+0001 becomes a backslash and u0001): 196,602 bytes.  The rest of
+# the largest request stays far below the other 64 KiB.  A JSON tree takes up to 30 times its text: 8 MB.
+REQUEST_HEADER_BYTES_MAX = 256 * 1024
+
+# An answer to a batch lists 33 characters for each of its messages: 4 MiB hold 180,000 of them.
+ANSWER_HEADER_BYTES_MAX = 8 * 1024 * 1024
+
+SERIALIZE_JSON = 0
+SERIALIZE_ROCKETMQ = 1
+
+# (serialize type, header, body).  The body is a view into what was read, or b"" when there is none.
+Frame = tuple[int, bytes, "bytes | memoryview"]
+
+# First bytes of what people point at this port by mistake.
+_FOREIGN = {
+    b"GET ": "an HTTP request",
+    b"POST": "an HTTP request",
+    b"HEAD": "an HTTP request",
+    b"PUT ": "an HTTP request",
+    b"OPTI": "an HTTP request",
+    b"SSH-": "an SSH client",
+}
+
+
+class FrameReader:
+    """Turns bytes, however they arrive, into whole frames.  Owned by one connection.
+
+    Bodies are views without a copy.  They stay valid, for what they point into is never written again, but a
+    kept view keeps everything alive that was read with it (up to 256 KiB): keep `bytes(body)` instead.
+
+    After a lie in a length field nothing more can be read: `error` is set, and `feed` raises it as soon as it
+    has no frame from before the lie to return.
+    """
+
+    __slots__ = ("_frame_bytes_max", "_header_bytes_max", "_pending", "_wanted", "error")
+
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = REQUEST_HEADER_BYTES_MAX
+    ) -> None:
+        self.error: ProtocolError | None = None
+        self._frame_bytes_max = frame_bytes_max
+        self._header_bytes_max = header_bytes_max
+        self._pending = bytearray()  # the start of a frame that is not whole yet
+        self._wanted = (
+            0  # size of that frame with its length field; 0 while fewer than 8 bytes of it are here
+        )
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that has begun and not ended."""
+        return len(self._pending)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes, in order; raises ProtocolError when lengths lie."""
+        frames: list[Frame] = []
+        position = 0
+        if self.error is None:
+            try:
+                if self._pending:
+                    position = self._complete(data, frames)
+                self._split(data, position, frames)
+            except ProtocolError as error:
+                self.error = error
+                self._pending = bytearray()
+        if self.error is not None and not frames:
+            raise self.error
+        return frames
+
+    def _complete(self, data: bytes, frames: list[Frame]) -> int:
+        """Adds to the frame that has begun; returns how much of `data` it took."""
+        pending = self._pending
+        taken = 0
+        if self._wanted == 0:
+            taken = PREFIX_BYTES - len(pending)
+            pending += data[:taken]
+            self._wanted = self._measure(pending, 0)
+            if self._wanted == 0:
+                return len(data)
+        missing = self._wanted - len(pending)
+        if len(data) - taken < missing:
+            pending += memoryview(data)[taken:]
+            return len(data)
+        pending += memoryview(data)[taken : taken + missing]
+        frames.append(_cut(pending, memoryview(pending), 0, self._wanted))
+        self._pending = bytearray()
+        self._wanted = 0
+        return taken + missing
+
+    def _split(self, data: bytes, position: int, frames: list[Frame]) -> None:
+        """The fast path: whole frames from `position` on are cut where they lie; the rest waits."""
+        size = len(data)
+        if position == size:
+            return
+        view = memoryview(data)
+        frame_bytes_max = self._frame_bytes_max - 4
+        header_bytes_max = self._header_bytes_max
+        unpack = LENGTHS.unpack_from
+        while size - position >= PREFIX_BYTES:
+            length, mark = unpack(data, position)
+            header_bytes = mark & 0xFFFFFF
+            if length > frame_bytes_max or header_bytes > header_bytes_max or header_bytes + 4 > length:
+                self._measure(data, position)
+            end = position + 4 + length
+            if end > size:
+                break
+            body_start = position + 8 + header_bytes
+            frames.append(
+                (
+                    mark >> 24,
+                    data[position + 8 : body_start],
+                    view[body_start:end] if body_start != end else b"",
+                )
+            )
+            position = end
+        if position < size:
+            self._wanted = self._measure(data, position)
+            self._pending = bytearray(view[position:])
+
+    def _measure(self, data: bytes | bytearray, position: int) -> int:
+        """Size of the frame at `position` with its length field, 0 when too little of it is here to tell."""
+        here = len(data) - position
+        if here < 4:
+            return 0
+        length = int.from_bytes(data[position : position + 4], "big")
+        if not 4 <= length <= self._frame_bytes_max - 4:
+            raise ProtocolError(
+                f"frame announces {length} bytes, not 4 to {self._frame_bytes_max - 4}"
+                + _foreign(bytes(data[position : position + 4]))
+            )
+        if here < PREFIX_BYTES:
+            return 0
+        header_bytes = int.from_bytes(data[position + 5 : position + 8], "big")
+        if header_bytes + 4 > length:
+            raise ProtocolError(f"header announces {header_bytes} bytes in a frame of {length}")
+        if header_bytes > self._header_bytes_max:
+            raise ProtocolError(f"header announces {header_bytes} bytes, more than {self._header_bytes_max}")
+        return 4 + length
+
+
+def _cut(data: bytes | bytearray, view: memoryview, position: int, end: int) -> Frame:
+    _, mark = LENGTHS.unpack_from(data, position)
+    body_start = position + PREFIX_BYTES + (mark & 0xFFFFFF)
+    header = bytes(view[position + PREFIX_BYTES : body_start])
+    return mark >> 24, header, view[body_start:end] if body_start != end else b""
+
+
+def _foreign(first: bytes) -> str:
+    """What the peer probably is, when it does not speak this protocol at all."""
+    if first[:2] == b"\x16\x03":
+        return "; this looks like a TLS hello, and TLS is not served here"
+    name = _FOREIGN.get(first)
+    return f"; this looks like {name}" if name else ""

@@ -1,0 +1,274 @@
+"""RemotingServer: one event loop for every client, code → processor.
+
+    remoting-loop     accepts, reads, handles and writes for all connections of all listeners
+    remoting-work-N   what may block (a cold read, an admin dump), handed over with `offload`
+
+`start` returns when every port is bound, or raises naming the one that is not.  `stop` closes the
+listeners, lets what was answered go out, ends the connections, then the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from haservice.deadline import Deadline
+from haservice.errors import ConfigError
+from haservice.remoting.connection import BatchProcessor, Connection, Dispatch, Outcome, Processor
+from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader
+from haservice.remoting.workers import WorkPool
+from haservice.service import Service
+
+__all__ = ["BatchProcessor", "Connection", "Listener", "Outcome", "Processor", "RemotingServer"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKLOG = 1024  # as RocketMQ's servers
+
+# Idle connections are looked for this many times within the idle time, so they end at most an eighth late.
+SWEEPS_PER_IDLE_TIME = 8
+
+# A connection that was told to close and whose peer takes nothing more is cut after this long.
+LINGER_S = 5.0
+
+WORK_THREADS = 2
+
+# asyncio tries an accept that found no free file descriptor again after a second; that is said this often.
+ACCEPT_WARNING_INTERVAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A port and what is served there.  `key` is the configuration key to name when the port is taken."""
+
+    host: str
+    port: int
+    processors: Mapping[int, Processor | BatchProcessor]
+    key: str = "listenPort"
+
+
+class RemotingServer:
+    """Owns the loop thread, the listeners, the connections and the pool; built and stopped by a node."""
+
+    def __init__(
+        self,
+        listeners: Sequence[Listener],
+        idle_seconds: float = 120.0,
+        thread_name: str = "remoting-loop",
+        *,
+        on_open: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self._listeners = listeners
+        self._idle_seconds = idle_seconds
+        self._opened = on_open
+        self._closed = on_close
+        self._frame_bytes_max = frame_bytes_max
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[Connection] = set()
+        self._closing_since: dict[Connection, float] = {}
+        self._ports: list[int] = []
+        self._accept_warned = -ACCEPT_WARNING_INTERVAL_S
+        self._service = Service(thread_name, self)
+        self._pool = WorkPool("remoting-work", WORK_THREADS)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, from `start` on."""
+        assert self._loop is not None, "the server has not been started"
+        return self._loop
+
+    @property
+    def ports(self) -> list[int]:
+        """The port of each listener, in their order; real ones where 0 was asked for."""
+        return list(self._ports)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def failed(self) -> BaseException | None:
+        """What ended the loop, when it was not `stop`."""
+        return self._service.failed
+
+    def start(self) -> None:
+        """Binds every port, then serves.  Raises ConfigError naming the address and key of a port it cannot
+        get.
+        """
+        sockets = _bind(self._listeners)
+        self._ports = [sock.getsockname()[1] for sock in sockets]
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._complain)
+        self._pool.start(self._loop)
+        self._service.start()
+        asyncio.run_coroutine_threadsafe(self._listen(sockets), self._loop).result()
+
+    def stop(self, deadline: Deadline | float = 5.0) -> bool:
+        """Ends everything within the deadline; may be called twice.  False if a thread still runs then."""
+        left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
+        if self._loop is None:
+            return True
+        if self._service.running:
+            closing = asyncio.run_coroutine_threadsafe(self._close_all(left), self._loop)
+            try:
+                closing.result(left.remaining + 1.0)
+            except (TimeoutError, asyncio.CancelledError):
+                logger.error("connections did not close in time left=%s", len(self._connections))
+        stopped = self._service.stop(left if left.remaining > 0 else Deadline(1.0))
+        return self._pool.stop(left) and stopped
+
+    def offload(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Runs `function` in the pool; loop thread only.  Raises RequestError(SYSTEM_BUSY) when too many
+        wait.
+        """
+        return self._pool.submit(function, *args)
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Runs `function` on the loop's thread, from any thread; nothing happens once the server has
+        stopped.
+        """
+        try:
+            self.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop is closed
+            logger.debug("call after the loop ended function=%s", function)
+
+    # The loop thread's task
+
+    def run(self, stop: threading.Event) -> None:
+        loop = self.loop
+        asyncio.set_event_loop(loop)
+        try:
+            if not stop.is_set():
+                loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def wake(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self.call_soon(self._loop.stop)
+
+    async def _listen(self, sockets: list[socket.socket]) -> None:
+        for listener, sock in zip(self._listeners, sockets, strict=True):
+            dispatch = Dispatch(listener.processors)
+            server = await self.loop.create_server(
+                lambda dispatch=dispatch: self._make_connection(dispatch),  # type: ignore[misc]
+                sock=sock,
+                backlog=BACKLOG,
+            )
+            self._servers.append(server)
+        self._schedule_sweep()
+
+    def _make_connection(self, dispatch: Dispatch) -> Connection:
+        return Connection(dispatch, FrameReader(self._frame_bytes_max), self._on_open)
+
+    def _on_open(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        connection.on_close.append(self._on_close)
+        logger.debug("connection opened peer=%s", connection.peer)
+        if self._opened is not None:
+            self._opened(connection)
+
+    def _on_close(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if self._closed is not None:
+            self._closed(connection)
+
+    def _schedule_sweep(self) -> None:
+        self.loop.call_later(self._idle_seconds / SWEEPS_PER_IDLE_TIME, self._sweep)
+
+    def _sweep(self) -> None:
+        """Closes what was idle in both directions for too long, and cuts what does not finish closing."""
+        now = self.loop.time()
+        self._closing_since = {c: since for c, since in self._closing_since.items() if not c.closed}
+        for connection in list(self._connections):
+            if connection.close_reason:
+                if now - self._closing_since.setdefault(connection, now) >= LINGER_S:
+                    connection.abort("the peer takes nothing more")
+            elif now - connection.last_active >= self._idle_seconds:
+                logger.info("closing idle connection peer=%s", connection.peer)
+                connection.close(f"idle for {self._idle_seconds:g} s")
+        self._schedule_sweep()
+
+    async def _close_all(self, deadline: Deadline) -> None:
+        for server in self._servers:
+            server.close()
+        for connection in list(self._connections):
+            connection.close("the server stops")
+        # Half the time for what was answered to go out, then no more patience with peers that do not read.
+        patience = time.monotonic() + deadline.remaining / 2
+        while self._connections and time.monotonic() < patience:
+            await asyncio.sleep(0.005)
+        for connection in list(self._connections):
+            connection.abort("the server stops")
+        while self._connections and not deadline.expired:
+            await asyncio.sleep(0)
+
+    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio's own complaints, one line each; a lack of file descriptors only once in a while."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.ENOBUFS,
+            errno.ENOMEM,
+        ):
+            now = time.monotonic()
+            if now - self._accept_warned >= ACCEPT_WARNING_INTERVAL_S:
+                self._accept_warned = now
+                logger.warning(
+                    "cannot accept, trying again in 1 s connections=%s: %s",
+                    len(self._connections),
+                    os.strerror(error.errno),
+                )
+            return
+        logger.error("loop: %s", context.get("message"), exc_info=error)
+
+
+def _bind(listeners: Sequence[Listener]) -> list[socket.socket]:
+    """A bound socket per listener, or none at all."""
+    sockets: list[socket.socket] = []
+    try:
+        for listener in listeners:
+            sockets.append(_bind_one(listener))
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _bind_one(listener: Listener) -> socket.socket:
+    place = f"{listener.host}:{listener.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            listener.host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setblocking(False)
+            sock.bind(address)
+            # Listening is what finds a port taken by another listener that allows reuse.
+            sock.listen(BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+    except (OSError, OverflowError) as error:
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        reason = "the port is already taken" if taken else f"cannot listen there: {error}"
+        raise ConfigError(place, 0, listener.key, reason) from None
+    return sock
