@@ -49,8 +49,7 @@ Processor = Callable[["Connection", RemotingCommand], Outcome]
 
 @runtime_checkable
 class BatchProcessor(Protocol):
-    """Takes all consecutive requests of one read that are registered to it together: one append, one write.
-    """
+    """Takes all consecutive requests of one read that are registered to it together: one append, one write."""
 
     def process_batch(
         self, connection: Connection, requests: list[RemotingCommand]
@@ -141,8 +140,10 @@ class Connection(asyncio.Protocol):
 
     def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Sends a request whose opaque is unique on this connection.  The future fails with
-        RemotingUnreachable when the connection ends first; give it up with `forget`.""" future:
-        asyncio.Future[RemotingCommand] = self._loop.create_future() if self.closed:
+        RemotingUnreachable when the connection ends first; give it up with `forget`.
+        """
+        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        if self.closed:
             future.set_exception(RemotingUnreachable(self.peer, self.close_reason or "connection closed"))
             return future
         self._calls[command.opaque] = future
