@@ -1,0 +1,154 @@
+"""The two daemons as commands: `mqbroker -c FILE` and `mqnamesrv`.
+
+Only flags, signals and the exit code live here; a node builds and runs itself.  SIGTERM and SIGINT stop
+a node cleanly, a second one ends the process at once.  What a user can mend is one line on standard error
+and exit code 1; a traceback is left for our own mistakes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import click
+
+from commitlog.errors import CommitLogError
+from haservice import config, logs
+from haservice.admin.explain import explain
+from haservice.admin.options import CONTEXT, addresses_callback
+from haservice.broker.node import BrokerNode
+from haservice.errors import HAServiceError
+from haservice.nameserver.node import NameserverNode
+
+logger = logging.getLogger(__name__)
+
+# A clean stop answers what waits, flushes and unlocks.  Twice slaveTimeout and a slow fsync fit in.
+STOP_SECONDS = 20.0
+
+
+class Node(Protocol):
+    """What both daemons run."""
+
+    def start(self) -> None: ...
+
+    def stop(self, deadline: Deadline) -> None: ...
+
+
+config_option = click.option(
+    "-c",
+    "--configFile",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="RocketMQ properties file, with RocketMQ's own keys.",
+)
+print_option = click.option(
+    "-p", "--printConfigItem", "print_config", is_flag=True, help="Print what is in force, and exit."
+)
+logging_option = click.option(
+    "--logging",
+    "logging_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Logging set-up, as in conf/logging.yml; without it the log goes to standard error.",
+)
+
+
+@click.command(context_settings=CONTEXT)
+@config_option
+@click.option(
+    "-n",
+    "--namesrvAddr",
+    "namesrv",
+    metavar="ADDR",
+    callback=addresses_callback,
+    help="Nameservers, instead of the file's.",
+)
+@print_option
+@logging_option
+def mqbroker(
+    config_file: Path | None, namesrv: tuple[str, ...], print_config: bool, logging_file: Path | None
+) -> None:
+    """Runs one broker: a master, or the slave of one.
+
+    \b
+    A pair on one machine, from a clone:
+      mqnamesrv &
+      mqbroker -c conf/broker-a.properties &
+      mqbroker -c conf/broker-a-s.properties &
+      mqadmin haStatus -n 127.0.0.1:9876
+
+    brokerRole in the file says what it is: ASYNC_MASTER, SYNC_MASTER or SLAVE.  A slave learns its master's
+    address from the nameserver.  SIGTERM (kill PID) or Ctrl-C stops it cleanly; it says so when it is done.
+    """
+    if config_file is None:
+        raise click.UsageError(
+            "which broker?  Name its properties file: mqbroker -c conf/broker-a.properties"
+        )
+    with told_plainly():
+        node_config = with_nameservers(config_file, namesrv)
+        if print_config:
+            print_in_force(node_config)
+            return
+        logs.configure(logging_file)
+        warn(node_config.warnings)
+        run(BrokerNode(node_config))
+
+
+@click.command(context_settings=CONTEXT)
+@config_option
+@print_option
+@logging_option
+def mqnamesrv(config_file: Path | None, print_config: bool, logging_file: Path | None) -> None:
+    """Runs the nameserver, on port 9876 unless the file says otherwise.
+
+    Brokers register with it every 30 seconds; clients ask it where a topic's queues are.  It keeps nothing
+    that brokers would not tell it again.  SIGTERM (kill PID) or Ctrl-C stops it.
+    """
+    with told_plainly():
+        node_config = config.load_nameserver(config_file)
+        if print_config:
+            print_in_force(node_config)
+            return
+        logs.configure(logging_file)
+        warn(node_config.warnings)
+        run(NameserverNode(node_config))
+
+
+def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> config.NodeConfig:
+    """The file's configuration; `-n`, where given, instead of its namesrvAddr."""
+    if not namesrv:
+        return config.load_broker(path)
+    loaded = config.load_broker(path, {**os.environ, "NAMESRV_ADDR": ";".join(namesrv)})
+    return replace(loaded, broker=replace(loaded.broker, namesrv_addrs=namesrv))
+
+
+def print_in_force(loaded: config.NodeConfig | config.NameserverConfig) -> None:
+    """Properties on standard output, fit to be a file again; warnings beside them on standard error."""
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    for key, value in config.in_force(loaded):
+        click.echo(f"{key}={value}")
+
+
+def warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        logger.warning("configuration %s", warning)
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """Turns what a user can mend into one line and exit code 1."""
+    try:
+        yield
+    except (HAServiceError, CommitLogError, OSError) as error:
+        logger.debug("refused to start", exc_info=True)
+        raise click.ClickException(explain(error)) from None

@@ -1,0 +1,73 @@
+"""One line for a person: what went wrong, where, and what mends it.
+
+Exceptions carry the numbers; what to do about them depends on who asks, so the advice stands here,
+with the commands, and not in the layers below.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from commitlog.errors import CommitLogError, SegmentSizeMismatch, StoreLocked
+from haservice.errors import (
+    AnswerError,
+    HAServiceError,
+    ProtocolError,
+    RemotingTimeout,
+    RemotingUnreachable,
+)
+
+Explainable = HAServiceError | CommitLogError | OSError
+
+# What to do about an answer, by its ResponseCode (remoting specification, section 3).
+ADVICE_BY_CODE = {
+    2: "the broker is busy: send less at once, or try again in a moment",
+    3: "that program is too old, or is not a broker: is the address right?",
+    10: "stored, but not yet flushed to disk within syncFlushTimeout",
+    11: "stored on the master only: no slave is connected and near enough; mqadmin haStatus says why",
+    12: "stored on the master, but no slave confirmed within slaveTimeout; mqadmin haStatus says why",
+    14: "a slave takes no writes, nor does a broker that stops or has no disk space left",
+    16: "brokerPermission or the topic's perm forbids it; mqadmin updateTopic -p 6 allows both ways",
+    17: "mqadmin topicList shows what there is, mqadmin updateTopic makes a topic",
+    22: "nothing of that name or id is stored there",
+}
+
+
+def explain(error: Explainable) -> str:
+    """The message of a CLI error.  Never empty, never more than a few short lines."""
+    advice = advise(error)
+    text = str(error) or type(error).__name__
+    return f"{text}\n  {advice}" if advice else text
+
+
+def advise(error: Explainable) -> str | None:
+    """What the reader can do; None where the error's own words say it."""
+    match error:
+        case RemotingUnreachable():
+            return (
+                f"does a program listen at {error.addr}?  "
+                "-n names a nameserver (port 9876), -b a broker (port 10911)"
+            )
+        case RemotingTimeout():
+            return (
+                f"{error.addr} is connected but silent: a wrong port, a stopped process, or a very busy one"
+            )
+        case AnswerError():
+            return ADVICE_BY_CODE.get(error.code)
+        case ProtocolError():
+            return "what answers there does not speak RocketMQ's protocol: is the port right?"
+        case StoreLocked():
+            return "give this broker its own storePathRootDir, or stop the other one first"
+        case SegmentSizeMismatch():
+            return f"set mappedFileSizeCommitLog={error.actual}, the size this store was made with"
+        case OSError(errno=errno.EADDRINUSE):
+            return "another process listens there: stop it, or choose another listenPort"
+        case OSError(errno=errno.EADDRNOTAVAIL):
+            return "this machine has no such address: check bindAddress"
+        case OSError(errno=errno.EACCES):
+            return "this user may not: run as another user, or choose another path or port"
+        case OSError(errno=errno.ENOSPC):
+            return (
+                "the disk is full: a log segment is allocated whole, mappedFileSizeCommitLog says how large"
+            )
+    return None

@@ -1,0 +1,151 @@
+"""What a command shows: a table for a person, JSON for a program.
+
+A `Table` is columns and rows of plain values.  A column has RocketMQ's head (`#Broker Name`), the key
+of the same value in JSON (`brokerName`), and how a person wants to see it; JSON carries the raw value,
+so that a script never has to parse "1.2 MiB".
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+SHOWN_TEXT_MAX = 60
+UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def plain(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: `head` over the table, `key` in JSON, `shown` from value to text."""
+
+    head: str
+    key: str
+    shown: Callable[[Any], str] = plain
+    right: bool = False
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows under columns.  `facts` stand above the rows: what is true of all of them."""
+
+    columns: Sequence[Column]
+    rows: list[Sequence[Any]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    name: str = "rows"
+
+    def add(self, *values: Any) -> None:
+        assert len(values) == len(self.columns), (len(values), len(self.columns))
+        self.rows.append(values)
+
+    def text(self) -> str:
+        """Heads and rows in aligned columns; no trailing blanks."""
+        cells = [[column.head for column in self.columns]]
+        cells += [[column.shown(v) for column, v in zip(self.columns, row, strict=True)] for row in self.rows]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        return "\n".join(_line(self.columns, row, widths) for row in cells)
+
+    def objects(self) -> list[dict[str, Any]]:
+        return [dict(zip((c.key for c in self.columns), row, strict=True)) for row in self.rows]
+
+
+def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> str:
+    parts = [
+        cell.rjust(width) if column.right else cell.ljust(width)
+        for column, cell, width in zip(columns, cells, widths, strict=True)
+    ]
+    return "  ".join(parts).rstrip()
+
+
+def show(table: Table, output_format: str) -> None:
+    """Writes one table; as JSON an array of objects, or an object when the table has facts."""
+    if output_format == "json":
+        rows = table.objects()
+        click.echo(to_json({**table.facts, table.name: rows} if table.facts else rows))
+        return
+    click.echo(table.text())
+
+
+def show_pairs(pairs: Mapping[str, Any], output_format: str) -> None:
+    """Writes names and values: one aligned line each, or one JSON object."""
+    if output_format == "json":
+        click.echo(to_json(dict(pairs)))
+        return
+    width = max((len(name) for name in pairs), default=0)
+    for name, value in pairs.items():
+        click.echo(f"{name.ljust(width)} : {plain(value)}")
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def to_json_line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def human_bytes(count: int | None) -> str:
+    """1536 → "1.5 KiB"; below 1 KiB the bytes themselves; None → "-"."""
+    if count is None:
+        return "-"
+    if abs(count) < 1024:
+        return f"{count} B"
+    power = min((abs(count).bit_length() - 1) // 10, len(UNITS))
+    return f"{count / 1024**power:.1f} {UNITS[power - 1]}"
+
+
+def human_rate(bytes_per_second: int | None) -> str:
+    return "-" if bytes_per_second is None else f"{human_bytes(bytes_per_second)}/s"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """0.04 → "0.0 s", 75 → "1 min 15 s", 7300 → "2 h 1 min"; None → "-"."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def local_time(timestamp_ms: int | None) -> str:
+    """Milliseconds since 1970 as local time, in the form RocketMQ's tools print; 0 and None → "-"."""
+    if not timestamp_ms:
+        return "-"
+    seconds, millis = divmod(timestamp_ms, 1000)
+    try:
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{millis:03d}"
+    except (OverflowError, ValueError, OSError):
+        return f"{timestamp_ms} ms"  # a record from a broken clock is still worth a line
+
+
+def preview(body: bytes | memoryview, limit: int = SHOWN_TEXT_MAX) -> str:
+    """The start of a body on one line: text where it is text, else hex; "…" when there is more."""
+    start = bytes(body[: limit * 4])
+    more = len(start) < len(body)
+    try:
+        # An incremental decoder lets a character be cut at the end, and still refuses what is no UTF-8.
+        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=not more)
+    except UnicodeDecodeError:
+        text = "\0"
+    line = " ".join(text.split())
+    if not line.isprintable():
+        shown = start[: limit // 2]
+        return f"0x{shown.hex()}" + ("…" if len(shown) < len(body) else "")
+    return f"{line[:limit]}…" if more or len(line) > limit else line

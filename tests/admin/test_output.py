@@ -1,0 +1,78 @@
+"""What a command shows: aligned for a person, raw for a program."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from haservice.admin import output
+
+
+def table() -> output.Table:
+    made = output.Table(
+        [
+            output.Column("#Broker", "broker"),
+            output.Column("#Lag", "lag", output.human_bytes, right=True),
+            output.Column("#In Sync", "inSync"),
+        ]
+    )
+    made.add("broker-a", 1536, True)
+    made.add("b", None, False)
+    return made
+
+
+def test_a_table_is_aligned_and_has_no_trailing_blanks() -> None:
+    assert table().text().splitlines() == [
+        "#Broker      #Lag  #In Sync",
+        "broker-a  1.5 KiB  yes",
+        "b               -  no",
+    ]
+
+
+def test_json_carries_raw_values(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show(table(), "json")
+    assert json.loads(capsys.readouterr().out) == [
+        {"broker": "broker-a", "lag": 1536, "inSync": True},
+        {"broker": "b", "lag": None, "inSync": False},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (-2048, "-2.0 KiB"), (None, "-")],
+)
+def test_sizes_are_shown_to_people(count: int | None, text: str) -> None:
+    assert output.human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (59.9, "59.9 s"), (75, "1 min 15 s"), (7300, "2 h 1 min"), (None, "-")],
+)
+def test_durations_are_shown_to_people(seconds: float | None, text: str) -> None:
+    assert output.human_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"hello", "hello"),
+        (b"", ""),
+        (b"two\nlines", "two lines"),
+        (b"\x00\x01\xff", "0x0001ff"),
+        ("ü".encode() * 300, "ü" * 60 + "…"),
+        (b"x" * 241, "x" * 60 + "…"),
+        # A character cut by the preview's own limit is no reason to call it binary.
+        (b"x" + "€".encode() * 200, "x" + "€" * 59 + "…"),
+        (bytes(range(200, 256)) * 8, "0x" + bytes(range(200, 230)).hex() + "…"),
+    ],
+)
+def test_a_body_is_previewed_as_text_or_as_hex(body: bytes, text: str) -> None:
+    assert output.preview(body) == text
+
+
+def test_times_of_broken_clocks_are_still_shown() -> None:
+    assert output.local_time(0) == "-"
+    for timestamp_ms in (-(1 << 63), -1, (1 << 63) - 1):
+        assert output.local_time(timestamp_ms)
