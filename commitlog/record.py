@@ -131,8 +131,7 @@ class RecordHead(NamedTuple):
     properties: bytes
 
 
-@dataclass(slots=True)
-class StoredMessage:
+class StoredMessage(NamedTuple):
     """Everything in a record."""
 
     size: int
@@ -396,7 +395,7 @@ def decode(view: Buffer, position: int = 0) -> StoredMessage:
     fields = layout.unpack_from(view, position)
     body_at = position + layout.size
     body = bytes(view[body_at : body_at + fields[-1]])
-    return StoredMessage(*fields[:-1], body=body, topic=head.topic, properties=head.properties)
+    return StoredMessage._make((*fields[:-1], body, head.topic, head.properties))
 
 
 def check(view: Buffer, position: int = 0, crc: bool = True) -> int:

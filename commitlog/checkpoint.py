@@ -1,0 +1,71 @@
+"""The checkpoint: up to which store time log, queues and index are durable.
+
+    physic 8 | logics 8 | index 8 | rest of 4096 bytes: zero, or what a later version keeps there
+
+Timestamps are ms of the broker's clock, as records carry them.  They may lag; running ahead of the disk would
+let a restart look at too little.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from commitlog.errors import StoreUnreadable
+from commitlog.files import Files
+
+CHECKPOINT_BYTES = 4096
+# A restart goes back this much further than the timestamps say, as RocketMQ does.
+SAFETY_MS = 3000
+_LAYOUT = struct.Struct(">qqq")
+
+
+class Checkpoint:
+    """The file and what it says.  Belongs to the flusher; others set one timestamp, which is atomic."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        """Opens the file, or creates it; one of an odd size counts as empty.  Raises StoreUnreadable."""
+        self.path = path
+        self._files = files
+        self._written = (0, 0, 0)
+        try:
+            self._fd = self._open()
+            data = files.pread(self._fd, CHECKPOINT_BYTES, 0)
+        except OSError as error:
+            raise StoreUnreadable(path, error.strerror or str(error)) from error
+        if len(data) == CHECKPOINT_BYTES:
+            self._written = _LAYOUT.unpack_from(data)
+        self.physic_timestamp_ms, self.logics_timestamp_ms, self.index_timestamp_ms = self._written
+
+    def _open(self) -> int:
+        if not self._files.exists(self.path):
+            return self._files.create(self.path, CHECKPOINT_BYTES)
+        fd = self._files.open(self.path)
+        if self._files.size(fd) != CHECKPOINT_BYTES:
+            self._files.allocate(fd, CHECKPOINT_BYTES)
+            self._files.pwrite(fd, bytes(CHECKPOINT_BYTES), 0)
+        return fd
+
+    @property
+    def min_timestamp_ms(self) -> int:
+        """Records older than this are durable in log and queues."""
+        return max(0, min(self.physic_timestamp_ms, self.logics_timestamp_ms) - SAFETY_MS)
+
+    @property
+    def min_timestamp_index_ms(self) -> int:
+        """Same, and in the index."""
+        return min(self.min_timestamp_ms, self.index_timestamp_ms)
+
+    def save(self, *, sync: bool) -> None:
+        """Writes the timestamps if they changed; with `sync` they survive a power cut.  May raise OSError."""
+        timestamps = (self.physic_timestamp_ms, self.logics_timestamp_ms, self.index_timestamp_ms)
+        if timestamps != self._written:
+            self._files.pwrite(self._fd, _LAYOUT.pack(*timestamps), 0)
+            self._written = timestamps
+        if sync:
+            self._files.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._files.close(self._fd)
+            self._fd = -1

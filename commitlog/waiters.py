@@ -1,0 +1,150 @@
+"""Waiting: answers that wait for an offset, and threads that follow one.
+
+OffsetWaiters is pure and belongs to one lock of its owner; Followers and Signal are for threads.  Times are
+seconds of time.monotonic().
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+# Forgotten entries of a heap are swept out once there are this many of them, and more than living ones.
+_STALE_MAX = 1024
+
+
+class OffsetWaiters(Generic[T]):
+    """Who waits for which end; one that waits for ever delays nobody.
+
+    Each waiter stands in two heaps, by its end and by its deadline, under one number.  The heap in which it
+    was not found first forgets it when it comes to the top.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: dict[int, T] = {}
+        self._by_end: list[tuple[int, int]] = []
+        self._by_deadline: list[tuple[float, int]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(self, end: int, deadline_s: float, waiter: T) -> None:
+        """Until advance() to `end` or expire() at `deadline_s` takes it out, whichever comes first."""
+        self._count += 1
+        number = self._count
+        self._waiters[number] = waiter
+        heappush(self._by_end, (end, number))
+        heappush(self._by_deadline, (deadline_s, number))
+
+    def advance(self, offset: int) -> list[T]:
+        """Takes out all who wait for an end up to `offset`, nearest first."""
+        heap = self._by_end
+        done = []
+        while heap and heap[0][0] <= offset:
+            number = heappop(heap)[1]
+            if number in self._waiters:
+                done.append(self._waiters.pop(number))
+        self._sweep()
+        return done
+
+    def expire(self, now_s: float) -> list[T]:
+        """Takes out all whose deadline has come, earliest first."""
+        heap = self._by_deadline
+        done = []
+        while heap and heap[0][0] <= now_s:
+            number = heappop(heap)[1]
+            if number in self._waiters:
+                done.append(self._waiters.pop(number))
+        self._sweep()
+        return done
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of those who wait."""
+        heap = self._by_deadline
+        while heap and heap[0][1] not in self._waiters:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def drain(self) -> list[T]:
+        """Takes out everyone, in the order they came."""
+        done = list(self._waiters.values())
+        self._waiters.clear()
+        self._by_end.clear()
+        self._by_deadline.clear()
+        return done
+
+    def _sweep(self) -> None:
+        """Bounds what is forgotten: without it, deadlines of waiters long gone would pile up."""
+        living = len(self._waiters)
+        if len(self._by_deadline) > 2 * living + _STALE_MAX:
+            self._by_deadline = [entry for entry in self._by_deadline if entry[1] in self._waiters]
+            heapify(self._by_deadline)
+        if len(self._by_end) > 2 * living + _STALE_MAX:
+            self._by_end = [entry for entry in self._by_end if entry[1] in self._waiters]
+            heapify(self._by_end)
+
+
+class Signal:
+    """A wake-up that is remembered until one waiter takes it.  Giving one twice is as giving it once."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def give(self) -> None:
+        with suppress(RuntimeError):  # given already, and not taken yet
+            self._lock.release()
+
+    def take(self, timeout_s: float) -> bool:
+        """Waits for the signal; False at the timeout, which may be 0."""
+        return self._lock.acquire(timeout=max(0.0, min(timeout_s, threading.TIMEOUT_MAX)))
+
+
+class Followers:
+    """Threads that wait until an end is beyond their position.
+
+    Whoever moves the end publishes it, then looks at `waiting`; a follower enters `waiting`, then looks at the
+    end.  One of both sees the other, without a lock, and while nobody waits it costs that look.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Signal] = deque()
+        self._wakes = 0
+        self._seen = threading.local()
+        self._lock = threading.Lock()  # guards counting _wakes
+
+    def wait(self, end: Callable[[], int], position: int, deadline_s: float) -> int:
+        """Returns `end()` as soon as it is beyond `position`, at the deadline, or after a wake()."""
+        seen = getattr(self._seen, "wakes", 0)
+        while seen == self._wakes and end() <= position and time.monotonic() < deadline_s:
+            signal = Signal()
+            self.waiting.append(signal)
+            given = end() <= position and seen == self._wakes and signal.take(deadline_s - time.monotonic())
+            if not given:
+                with suppress(ValueError):  # somebody is about to give it, and nobody will take it
+                    self.waiting.remove(signal)
+        self._seen.wakes = self._wakes
+        return end()
+
+    def notify(self) -> None:
+        """The end has moved: everyone looks at it."""
+        with suppress(IndexError):
+            while True:
+                self.waiting.popleft().give()
+
+    def wake(self) -> None:
+        """Ends each thread's present wait(), or its next one if it is not in one."""
+        with self._lock:
+            self._wakes += 1
+        self.notify()
