@@ -1,0 +1,410 @@
+"""Consume queues: per topic and queue id, where each message lies in the log.
+
+    entry       | physical offset 8 | size 4 | tags code 8 |        number q at byte 20 * q
+    tags code   hash of the message's tag, 0 without one; deliver time in ms in SCHEDULE_TOPIC_XXXX
+    pre-blank   offset 0, size 0x7fffffff: fills a first file up to a first message that is not number 0
+
+One thread writes (the dispatcher, or recovery before it), any thread reads.  An entry is readable when
+`max_offset` passes it, and that happens after its bytes are written: readers take no lock.
+Queue offsets count entries, physical offsets bytes in the log.  Rules: RocketMQ 4.9.8's ConsumeQueue.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from commitlog.descriptors import Descriptors
+from commitlog.errors import CommitLogError, CorruptRecord
+from commitlog.files import Files
+from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFiles
+from commitlog.record import store_timestamp_ms
+
+logger = logging.getLogger(__name__)
+
+PRE_BLANK_SIZE = 0x7FFFFFFF
+PAGE_BYTES = 4096
+# What tells when a record was stored ends here, whatever its hosts are.
+_TIMESTAMP_END = 76
+
+_pack = UNIT.pack
+
+
+class Entry(NamedTuple):
+    """One message of a queue.  A pre-blank (see `blank`) stands for none."""
+
+    physical_offset: int
+    size: int
+    tags_code: int
+
+    @property
+    def blank(self) -> bool:
+        return self.size == PRE_BLANK_SIZE and self.physical_offset == 0
+
+
+class RecordSource(Protocol):
+    """The part of the log that a search by time needs."""
+
+    @property
+    def start(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes: ...
+
+
+class ConsumeQueue:
+    """One queue.  `min_offset`, `max_offset` are queue offsets; `max_physical_offset` is where its last
+    message ends in the log.
+    """
+
+    def __init__(self, topic: str, queue_id: int, files: QueueFiles) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.min_offset = 0
+        self.max_offset = 0
+        self.max_physical_offset = 0
+        self._files = files
+        # Guards the list of files: against a write, a cut, an expiry and a deletion at the same time.
+        self._lock = threading.Lock()
+        self._deleted = False
+        self._flushed_offset = 0
+        # Of the writing thread: what append() gathered for the next write().
+        self._pending: list[bytes] = []
+        self._pending_start = 0
+        self._next_offset = 0
+        self._first_offset = 0
+        self._pending_physical_offset = 0
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
+        """Gathers an entry for the next write(); False if the queue has it already.
+
+        Raises CorruptRecord for a queue offset so far ahead that it cannot be an honest one.
+        """
+        if physical_offset + size <= self._pending_physical_offset:
+            return False
+        if queue_offset != self._next_offset and not self._make_room(physical_offset, queue_offset):
+            return False
+        self._pending.append(_pack(physical_offset, size, tags_code))
+        self._next_offset = queue_offset + 1
+        self._pending_physical_offset = physical_offset + size
+        return True
+
+    def _make_room(self, physical_offset: int, queue_offset: int) -> bool:
+        """Pre-blanks up to `queue_offset`; False if that entry is there already."""
+        if queue_offset < self._next_offset:
+            logger.warning(
+                "queue entry comes twice, ignored queue=%s queue_offset=%d next=%d physical_offset=%d",
+                *(self, queue_offset, self._next_offset, physical_offset),
+            )
+            return False
+        units_per_file = self._files.file_bytes // UNIT_BYTES
+        if not self._next_offset:
+            self._pending_start = self._next_offset = queue_offset - queue_offset % units_per_file
+        missing = queue_offset - self._next_offset
+        if missing > units_per_file:
+            reason = f"queue offset {queue_offset} in {self}, which continues at {self._next_offset}"
+            raise CorruptRecord(physical_offset, reason)
+        if not self._pending and self.min_offset >= self.max_offset:
+            self._first_offset = queue_offset
+        elif missing:
+            # RocketMQ would append here and misnumber every later message.
+            logger.error(
+                "queue has a gap, filled with blanks queue=%s first=%d entries=%d physical_offset=%d",
+                *(self, self._next_offset, missing, physical_offset),
+            )
+        self._pending.append(PRE_BLANK * missing)
+        return True
+
+    def write(self) -> None:
+        """Writes what was gathered and lets readers see it.  Raises OSError; then call it again later."""
+        if not self._pending:
+            return
+        data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+        assert self._pending_start + len(data) // UNIT_BYTES == self._next_offset
+        with self._lock:
+            if not self._deleted:
+                self._files.write(self._pending_start * UNIT_BYTES, data)
+                self._publish()
+        self._pending.clear()
+        self._pending_start = self._first_offset = self._next_offset
+
+    def _publish(self) -> None:
+        """After the bytes: min before max, so that nobody finds blanks in between."""
+        if self.min_offset >= self.max_offset:
+            self.min_offset = self._first_offset
+        self.max_physical_offset = self._pending_physical_offset
+        self.max_offset = self._next_offset
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def read(self, queue_offset: int, count: int) -> list[Entry]:
+        """Up to `count` entries from `queue_offset` on; fewer at the end, none outside of the queue."""
+        count = min(count, self.max_offset - queue_offset)
+        if queue_offset < 0 or count <= 0:
+            return []
+        data = self._files.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
+        if len(data) % UNIT_BYTES:
+            data = data[: len(data) - len(data) % UNIT_BYTES]
+        return list(map(Entry._make, UNIT.iter_unpack(data)))
+
+    def offset_by_time(self, timestamp_ms: int, log: RecordSource) -> int:
+        """Queue offset of the message stored nearest to `timestamp_ms`; 0 if there is none to look at.
+
+        RocketMQ first picks a file by its modification time; we search all, for a copied store keeps none.
+        """
+        low, high = self.min_offset, self.max_offset - 1
+        before: tuple[int, int] | None = None
+        after: tuple[int, int] | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            entries = self.read(middle, 1)
+            if not entries or entries[0].blank or entries[0].physical_offset < log.start:
+                low = middle + 1
+                continue
+            stored_ms = _stored_ms(entries[0], log)
+            if stored_ms is None:
+                return 0
+            if stored_ms == timestamp_ms:
+                return middle
+            if stored_ms > timestamp_ms:
+                after, high = (middle, stored_ms), middle - 1
+            else:
+                before, low = (middle, stored_ms), middle + 1
+        return _nearest(timestamp_ms, before, after)
+
+    # -- recovery, expiry, flush -------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Finds the files and their valid units; drops what lies behind those.  Raises StoreUnreadable."""
+        with self._lock:
+            self._files.load()
+            self._cut(self._files.find_end() // UNIT_BYTES)
+            self.min_offset = self._first_behind(0, self._files.first // UNIT_BYTES)
+        self._flushed_offset = self.max_offset
+
+    def truncate(self, physical_offset: int) -> bool:
+        """Drops the messages from `physical_offset` in the log on; True if there were any."""
+        with self._lock:
+            end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
+            return end < self.max_offset and self._cut(end)
+
+    def _cut(self, end: int) -> bool:
+        """Ends the queue at entry `end`."""
+        assert self._lock.locked()
+        dropped = self._files.cut(end * UNIT_BYTES)
+        self.max_offset = end
+        self.min_offset = min(self.min_offset, end)
+        self.max_physical_offset = self._last_physical_offset()
+        self._flushed_offset = min(self._flushed_offset, end)
+        self._pending.clear()
+        self._pending_start = self._first_offset = self._next_offset = end
+        self._pending_physical_offset = self.max_physical_offset
+        return dropped
+
+    def _last_physical_offset(self) -> int:
+        """Where the last real message ends in the log; blanks, which announce 2 GiB, do not count."""
+        first = self._first_behind(0, self._files.first // UNIT_BYTES)
+        for queue_offset in range(self.max_offset - 1, first - 1, -1):
+            (entry,) = self.read(queue_offset, 1)
+            if not entry.blank:
+                return entry.physical_offset + entry.size
+        return 0
+
+    def correct_min_offset(self, physical_offset: int) -> None:
+        """Lets the queue begin at its first message that a log beginning at `physical_offset` has."""
+        self.min_offset = self._first_behind(physical_offset, self.min_offset)
+
+    def expire(self, physical_offset: int) -> int:
+        """Same, and deletes the files that thereby hold nothing, but never the last; how many went."""
+        with self._lock:
+            if self._deleted:
+                return 0
+            self.correct_min_offset(physical_offset)
+            return self._files.drop_below(self.min_offset * UNIT_BYTES)
+
+    def delete(self) -> None:
+        """Removes the queue's files; whoever still has this object finds it empty."""
+        with self._lock:
+            self._deleted = True
+            self.min_offset = self.max_offset = 0
+            self._files.cut(0)
+
+    def flush(self, least_pages: int) -> bool:
+        """Makes entries durable if so many pages are dirty (0: if any entry is); True if all are."""
+        end = self.max_offset
+        start = self._flushed_offset
+        pages = end * UNIT_BYTES // PAGE_BYTES - start * UNIT_BYTES // PAGE_BYTES
+        if start >= end:
+            return True
+        if least_pages and pages < least_pages and end * UNIT_BYTES < self._files.limit:
+            return False
+        self._files.flush(start * UNIT_BYTES, end * UNIT_BYTES)
+        self._flushed_offset = end
+        return True
+
+    def _first_behind(self, physical_offset: int, low: int) -> int:
+        """The first message from entry `low` on that lies at `physical_offset` or behind; or max_offset.
+
+        Physical offsets rise within a queue.  A blank counts like the message after it.
+        """
+        high = self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            real, entry = self._first_real(middle, high)
+            if entry is None or entry.physical_offset >= physical_offset:
+                high = middle
+            else:
+                low = real + 1
+        return self._first_real(low, self.max_offset)[0]
+
+    def _first_real(self, low: int, high: int) -> tuple[int, Entry | None]:
+        """The first entry in [low, high) that is no blank; (high, None) if there is none."""
+        count = 1
+        while low < high:
+            entries = self.read(low, min(count, high - low))
+            for number, entry in enumerate(entries):
+                if not entry.blank:
+                    return low + number, entry
+            if not entries:
+                break
+            low += len(entries)
+            count = 4096
+        return high, None
+
+
+def _stored_ms(entry: Entry, log: RecordSource) -> int | None:
+    """When the message was stored; None if the log cannot tell."""
+    try:
+        data = log.read(entry.physical_offset, _TIMESTAMP_END)
+    except (CommitLogError, OSError):
+        return None
+    return store_timestamp_ms(data) if len(data) == _TIMESTAMP_END else None
+
+
+def _nearest(timestamp_ms: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> int:
+    """Of two (queue offset, ms) neighbours the nearer one's queue offset; a tie goes to the earlier."""
+    if before is None or after is None:
+        return (before or after or (0, 0))[0]
+    return after[0] if timestamp_ms - before[1] > after[1] - timestamp_ms else before[0]
+
+
+class ConsumeQueues:
+    """All queues of a store, below `directory`/<topic>/<queue id>/.
+
+    `written_ms` and `durable_ms` are store timestamps: of the last message whose entries are written, and
+    of one up to which all entries are durable (what a checkpoint may claim).
+    """
+
+    def __init__(self, directory: Path, file_bytes: int, files: Files) -> None:
+        self.directory = directory
+        self.written_ms = 0
+        self.durable_ms = 0
+        # Rises when queues disappear: who keeps queues at hand then forgets them.
+        self.generation = 0
+        self._file_bytes = file_bytes
+        self._files = files
+        self._descriptors = Descriptors(files)
+        # Guards changes of the table; looking up needs no lock.
+        self._lock = threading.Lock()
+        self._table: dict[tuple[str, int], ConsumeQueue] = {}
+        # Queues with entries that are not durable yet; added to by the writer, taken from by the flusher.
+        self._dirty: set[ConsumeQueue] = set()
+        self._broken: OSError | None = None
+
+    @property
+    def max_physical_offset(self) -> int:
+        """Where the last message of any queue ends in the log: from there on, dispatch has to go on."""
+        return max((queue.max_physical_offset for queue in list(self._table.values())), default=0)
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._table.get((topic, queue_id))
+
+    def items(self) -> list[tuple[tuple[str, int], ConsumeQueue]]:
+        return list(self._table.items())
+
+    def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; a new one has no file before its first write.  The topic is known to be a fit name."""
+        queue = self._table.get((topic, queue_id))
+        if queue is None:
+            with self._lock:
+                queue = self._table.setdefault((topic, queue_id), self._queue(topic, queue_id))
+        return queue
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        directory = self.directory / topic / str(queue_id)
+        return ConsumeQueue(
+            topic, queue_id, QueueFiles(directory, self._file_bytes, self._files, self._descriptors)
+        )
+
+    def write(self, queues: Iterable[ConsumeQueue], written_ms: int) -> None:
+        """Writes what these queues gathered.  Raises OSError; the same call may then be made again."""
+        for queue in queues:
+            queue.write()
+            self._dirty.add(queue)
+        self.written_ms = written_ms
+
+    def load(self) -> None:
+        """Finds all queues on disk, each cut to its valid entries.  Raises StoreUnreadable."""
+        self._files.make_directory(self.directory)
+        for topic in self._files.listdir(self.directory):
+            try:
+                names = self._files.listdir(self.directory / topic)
+            except NotADirectoryError:
+                names = [""]
+            for name in names:
+                if name.isascii() and name.isdigit() and name == str(int(name)):
+                    self.find_or_create(topic, int(name)).load()
+                else:
+                    logger.warning("no queue, passed over path=%s", self.directory / topic / name)
+
+    def truncate(self, physical_offset: int) -> int:
+        """Drops the messages from `physical_offset` in the log on; of how many queues."""
+        return sum([queue.truncate(physical_offset) for _, queue in self.items()])
+
+    def correct_min_offset(self, physical_offset: int) -> None:
+        for _, queue in self.items():
+            queue.correct_min_offset(physical_offset)
+
+    def expire(self, physical_offset: int) -> int:
+        """Queues begin where the log begins; how many files went thereby."""
+        return sum([queue.expire(physical_offset) for _, queue in self.items()])
+
+    def delete_topic(self, topic: str) -> int:
+        """Removes all queues of a topic; how many there were."""
+        with self._lock:
+            keys = [key for key in self._table if key[0] == topic]
+            queues = [self._table.pop(key) for key in keys]
+            self.generation += 1
+        for queue in queues:
+            queue.delete()
+        return len(queues)
+
+    def flush(self, least_pages: int = 0) -> None:
+        """Makes entries durable, of queues with at least so many dirty pages; of all with 0.
+
+        Raises OSError, and from then on always: after a failed flush nobody knows what is on the disk, so
+        `durable_ms` must not move again before a restart has looked.
+        """
+        if self._broken is not None:
+            raise self._broken
+        written_ms = self.written_ms
+        for queue in list(self._dirty):
+            self._dirty.discard(queue)
+            try:
+                if not queue.flush(least_pages):
+                    self._dirty.add(queue)
+            except OSError as error:
+                self._broken = error
+                raise
+        if not least_pages:
+            self.durable_ms = written_ms
+
+    def close(self) -> None:
+        self._descriptors.close()

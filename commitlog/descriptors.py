@@ -1,0 +1,100 @@
+"""Descriptors of many files, of which only those used last are kept open.
+
+A store may have many thousand queue files, a process some thousand descriptors.  A file is borrowed while
+it is used, so that neither the limit nor a deletion closes it under a reader.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from commitlog.files import Files
+
+# Below the usual limit of 1,024 descriptors a process, with room for sockets and segments.
+DESCRIPTORS_MAX = 256
+
+
+class BorrowedFile:
+    """A file, opened when it is wanted.  All but `path` belongs to its Descriptors, under their lock."""
+
+    __slots__ = ("fd", "gone", "path", "users")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = -1
+        self.users = 0
+        self.gone = False
+
+
+class Descriptors:
+    """Opens, keeps and closes.  Any thread."""
+
+    def __init__(self, files: Files, limit: int = DESCRIPTORS_MAX) -> None:
+        self._files = files
+        self._limit = limit
+        # Guards the order below and the files' fd, users and gone.
+        self._lock = threading.Lock()
+        self._open: OrderedDict[BorrowedFile, None] = OrderedDict()
+
+    @contextmanager
+    def borrow(self, file: BorrowedFile) -> Iterator[int]:
+        """The file's descriptor.  Raises FileNotFoundError when it was deleted meanwhile."""
+        with self._lock:
+            if file.fd < 0:
+                if file.gone:
+                    raise FileNotFoundError(str(file.path))
+                file.fd = self._files.open(file.path)
+                self._evict()
+            self._open[file] = None
+            self._open.move_to_end(file)
+            file.users += 1
+            fd = file.fd
+        try:
+            yield fd
+        finally:
+            with self._lock:
+                file.users -= 1
+                if file.gone and not file.users:
+                    self._close(file)
+
+    def create(self, file: BorrowedFile, size: int) -> None:
+        """Makes the file, `size` allocated zero bytes long.  Raises OSError and leaves nothing then."""
+        fd = self._files.create(file.path, size)
+        with self._lock:
+            file.fd = fd
+            self._evict()
+            self._open[file] = None
+
+    def delete(self, file: BorrowedFile) -> None:
+        """Unlinks the file at once; who reads it now reads on."""
+        self._files.unlink(file.path)
+        with self._lock:
+            file.gone = True
+            if not file.users:
+                self._close(file)
+
+    def close(self) -> None:
+        """Closes what nobody borrows; a later borrow opens it again."""
+        with self._lock:
+            for file in list(self._open):
+                if not file.users:
+                    self._close(file)
+
+    def _evict(self) -> None:
+        """Makes room for one more; when all are in use, there are more for a while."""
+        assert self._lock.locked()
+        if len(self._open) >= self._limit:
+            idle = next((file for file in self._open if not file.users), None)
+            if idle is not None:
+                self._close(idle)
+
+    def _close(self, file: BorrowedFile) -> None:
+        assert self._lock.locked()
+        self._open.pop(file, None)
+        if file.fd >= 0:
+            self._files.close(file.fd)
+            file.fd = -1

@@ -1,0 +1,253 @@
+"""The files of one queue: fixed-size units of 20 bytes, spread over files named by their first byte.
+
+    unit       | physical offset 8 | size 4 | tags code 8 |
+    file name  20 decimal digits: the position of the file's first byte in the queue
+
+Knows positions, in bytes since the queue began, and what makes a unit valid; what the units say is
+consume_queue's business.  Format and recovery rules: RocketMQ 4.9.8's ConsumeQueue and MappedFileQueue.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from commitlog.descriptors import BorrowedFile, Descriptors
+from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch
+from commitlog.files import Files
+
+UNIT = struct.Struct(">qiq")
+UNIT_BYTES = UNIT.size
+assert UNIT_BYTES == 20
+
+# Fills a queue's first file up to its first message, when that is not number 0.
+PRE_BLANK = UNIT.pack(0, 0x7FFFFFFF, 0)
+
+NAME_DIGITS = 20
+
+# Most queues are short: their end is seen in one page.  Long ones are read in large pieces.
+_FIRST_LOOK_BYTES = 204 * UNIT_BYTES
+_LOOK_BYTES = 13_107 * UNIT_BYTES
+# A unit as five native ints: physical offset high and low, size, tags code high and low.
+_WORDS = "i"
+assert array(_WORDS).itemsize == 4
+
+
+def valid_units(data: bytes) -> int:
+    """How many whole units `data` begins with whose offset is not negative and whose size is positive."""
+    count = len(data) // UNIT_BYTES
+    words = array(_WORDS, data[: count * UNIT_BYTES])
+    if sys.byteorder == "little":
+        words.byteswap()
+    offsets, sizes = words[0::5], words[2::5]
+    if not count or (min(offsets) >= 0 and min(sizes) > 0):
+        return count
+    return next(n for n in range(count) if offsets[n] < 0 or sizes[n] <= 0)
+
+
+class QueueFile(BorrowedFile):
+    """One file of a queue; `start` is the position of its first byte."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, path: Path, start: int) -> None:
+        super().__init__(path)
+        self.start = start
+
+
+class QueueFiles:
+    """The files of one queue, from `first` up to `limit` (positions; `limit` is the last file's end).
+
+    One thread at a time changes them (the queue holds its lock); any thread reads.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int, files: Files, descriptors: Descriptors) -> None:
+        assert file_bytes > 0
+        assert file_bytes % UNIT_BYTES == 0
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._files = files
+        self._descriptors = descriptors
+        # Replaced as a whole, never changed in place: readers take it once.
+        self._list: tuple[QueueFile, ...] = ()
+        self._unsynced_names = False
+
+    @property
+    def count(self) -> int:
+        return len(self._list)
+
+    @property
+    def first(self) -> int:
+        return self._list[0].start if self._list else 0
+
+    @property
+    def limit(self) -> int:
+        return self._list[-1].start + self.file_bytes if self._list else 0
+
+    def file_start(self, position: int) -> int:
+        return position - position % self.file_bytes
+
+    def load(self) -> None:
+        """Finds the files.  A last one that is too short and all zeros, left by a crash while it was
+        made, is finished.
+
+        Raises ForeignFile, SegmentSizeMismatch or SegmentMissing: a stock broker would not start either.
+        """
+        found = []
+        for name in self._files.listdir(self.directory):
+            path = self.directory / name
+            if not (len(name) == NAME_DIGITS and name.isascii() and name.isdigit()):
+                raise ForeignFile(path)
+            start = int(name)
+            if start % self.file_bytes:
+                raise ForeignFile(path, f"its name is no multiple of the configured {self.file_bytes} bytes")
+            found.append(QueueFile(path, start))
+        found.sort(key=lambda file: file.start)
+        for before, file in pairwise(found):
+            if file.start != before.start + self.file_bytes:
+                raise SegmentMissing(self._path(before.start + self.file_bytes))
+        for file in found:
+            self._check_size(file, last=file is found[-1])
+        self._list = tuple(found)
+
+    def _check_size(self, file: QueueFile, last: bool) -> None:
+        with self._descriptors.borrow(file) as fd:
+            size = self._files.size(fd)
+            if size == self.file_bytes:
+                return
+            if not last or size > self.file_bytes or any(self._files.pread(fd, size, 0)):
+                raise SegmentSizeMismatch(file.path, size, self.file_bytes)
+            self._files.allocate(fd, self.file_bytes)
+
+    def _path(self, start: int) -> Path:
+        return self.directory / f"{start:0{NAME_DIGITS}d}"
+
+    def read(self, position: int, size: int) -> bytes:
+        """The bytes from `position` on; shorter where files are missing (deleted meanwhile)."""
+        pieces = []
+        while size > 0:
+            file = self._file_at(position)
+            if file is None:
+                break
+            some = min(size, file.start + self.file_bytes - position)
+            try:
+                with self._descriptors.borrow(file) as fd:
+                    data = self._files.pread(fd, some, position - file.start)
+            except FileNotFoundError:
+                break
+            pieces.append(data)
+            if len(data) < some:
+                break
+            position += some
+            size -= some
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _file_at(self, position: int) -> QueueFile | None:
+        listed = self._list
+        if not listed or position < listed[0].start:
+            return None
+        number = (position - listed[0].start) // self.file_bytes
+        return listed[number] if number < len(listed) else None
+
+    def write(self, position: int, data: bytes) -> None:
+        """Writes `data`, making files as needed.  Raises OSError; the same write may then be tried again."""
+        view = memoryview(data)
+        while view:
+            file = self._file_at(position) or self._create(self.file_start(position))
+            some = view[: file.start + self.file_bytes - position]
+            with self._descriptors.borrow(file) as fd:
+                self._files.pwrite(fd, some, position - file.start)
+            position += len(some)
+            view = view[len(some) :]
+
+    def _create(self, start: int) -> QueueFile:
+        assert not self._list or start == self.limit, "files follow one another"
+        self._files.make_directory(self.directory)
+        file = QueueFile(self._path(start), start)
+        self._unsynced_names = True
+        self._descriptors.create(file, self.file_bytes)
+        self._list = (*self._list, file)
+        return file
+
+    def flush(self, start: int, end: int) -> None:
+        """Makes the bytes from `start` to `end` durable, and the names of new files.  Raises OSError."""
+        for file in self._list:
+            if file.start < end and start < file.start + self.file_bytes:
+                with suppress(FileNotFoundError), self._descriptors.borrow(file) as fd:
+                    self._files.fdatasync(fd)
+        if self._unsynced_names:
+            # Before the work: a file that is made meanwhile is for the next flush.
+            self._unsynced_names = False
+            topic = self.directory.parent
+            for directory in (self.directory, topic, topic.parent):
+                self._files.sync_directory(directory)
+
+    def find_end(self) -> int:
+        """Where the valid units end.  Trusts all files but the last three, as RocketMQ does."""
+        end = self.first
+        for file in self._list[-3:]:
+            end = file.start + self._valid_bytes(file)
+            if end < file.start + self.file_bytes:
+                break
+        return end
+
+    def _valid_bytes(self, file: QueueFile) -> int:
+        position, look = 0, _FIRST_LOOK_BYTES
+        with self._descriptors.borrow(file) as fd:
+            while position < self.file_bytes:
+                data = self._files.pread(fd, min(look, self.file_bytes - position), position)
+                valid = valid_units(data) * UNIT_BYTES
+                position += valid
+                if valid < len(data) or not data:
+                    break
+                look = _LOOK_BYTES
+        return position
+
+    def cut(self, end: int) -> bool:
+        """Drops everything from `end` on: later files go, the rest of the last one becomes zeros.
+
+        The zeros matter: old units behind the end would look valid to the next recovery.  A queue whose
+        numbers begin above 0 keeps one file, for its name says where they go on.  True if there was
+        anything to drop.
+        """
+        assert end % UNIT_BYTES == 0
+        dropped = False
+        for file in reversed(self._list):
+            if file.start < end or (file.start == end == self.first and end):
+                break
+            self._list = self._list[:-1]
+            self._descriptors.delete(file)
+            dropped = True
+        if self._list and end < self.limit:
+            dropped |= self._zero(self._list[-1], end - self._list[-1].start)
+        return dropped
+
+    def _zero(self, file: QueueFile, position: int) -> bool:
+        dropped = False
+        with self._descriptors.borrow(file) as fd:
+            while position < self.file_bytes:
+                found = self._files.next_data(fd, position)
+                if found is None or found >= self.file_bytes:
+                    break
+                position = max(position, found)
+                size = min(_LOOK_BYTES, self.file_bytes - position)
+                zeros = bytes(size)
+                if self._files.pread(fd, size, position) != zeros:
+                    self._files.pwrite(fd, zeros, position)
+                    dropped = True
+                position += size
+        return dropped
+
+    def drop_below(self, position: int) -> int:
+        """Deletes files that end at or before `position`, never the last; how many went."""
+        gone = 0
+        while len(self._list) > 1 and self._list[0].start + self.file_bytes <= position:
+            file = self._list[0]
+            self._list = self._list[1:]
+            self._descriptors.delete(file)
+            gone += 1
+        return gone
