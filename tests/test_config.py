@@ -363,9 +363,8 @@ def test_the_logging_file_in_conf_and_the_default_are_accepted() -> None:
 def test_a_log_file_is_made_with_its_directory(tmp_path: Path) -> None:
     file = tmp_path / "logging.yml"
     target = tmp_path / "deep" / "a.log"
-    file.write_text(
-        f"handlers: {{file: {{class: logging.FileHandler, filename: {target}}}}}\nroot: {{handlers: [file]}}\n"
-    )
+    handler = f"{{class: logging.FileHandler, filename: {target}}}"
+    file.write_text(f"handlers: {{file: {handler}}}\nroot: {{handlers: [file]}}\n")
     logs.configure(file)
     assert target.exists()
 

@@ -1,0 +1,126 @@
+"""KvConfig: namespace → key → value, kept in one JSON file that is replaced whole on every change.
+
+    {"configTable":{"ORDER_TOPIC_CONFIG":{"TopicA":"broker-a:4;broker-b:4"}}}
+
+The form and the place are RocketMQ's.  The file is written beside, synced, and renamed; what it held
+before stays as `.bak`, and is read when the file itself is missing or empty.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import orjson
+
+from haservice.errors import ConfigError, RequestError
+from haservice.remoting.codes import ResponseCode
+
+ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
+
+# Anybody may put; the file is written whole each time, so it stays small.
+FILE_BYTES_MAX = 4 * 1024 * 1024
+TEXT_BYTES_MAX = 64 * 1024
+
+Table = dict[str, dict[str, str]]
+
+
+class KvConfig:
+    """Reads from any thread; changes block on the disk and belong to a thread that may."""
+
+    def __init__(self, path: Path) -> None:
+        """Loads the file.  Raises ConfigError when it is there and unreadable, or not such a table."""
+        self._path = path
+        # Guards the change of the table together with its file.  Readers see whole tables: they are replaced.
+        self._lock = threading.Lock()
+        self._table: Table = self._load()
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, namespace: str) -> dict[str, str] | None:
+        """A copy of all of it; None when there is none."""
+        values = self._table.get(namespace)
+        return dict(values) if values is not None else None
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Raises RequestError when there is too much, or the disk refuses; nothing has changed then."""
+        for what, text in (("namespace", namespace), ("key", key), ("value", value)):
+            size = len(text.encode("utf-8", "surrogatepass"))
+            if size > TEXT_BYTES_MAX:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR, f"{what} has {size} bytes, at most {TEXT_BYTES_MAX} are kept"
+                )
+        with self._lock:
+            values = {**self._table.get(namespace, {}), key: value}
+            self._replace({**self._table, namespace: values})
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Nothing happens when it is not there.  An empty namespace stays, as in RocketMQ."""
+        with self._lock:
+            values = dict(self._table.get(namespace, {}))
+            if values.pop(key, None) is not None:
+                self._replace({**self._table, namespace: values})
+
+    def _replace(self, table: Table) -> None:
+        assert self._lock.locked()
+        try:
+            content = orjson.dumps({"configTable": table}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+        except orjson.JSONEncodeError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"cannot be written as JSON: {error}") from None
+        if len(content) > FILE_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the key-value configuration would have {len(content)} bytes, the limit is {FILE_BYTES_MAX}",
+            )
+        try:
+            self._write(content)
+        except OSError as error:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"{self._path} cannot be written: {error.strerror or error}"
+            ) from error
+        self._table = table
+
+    def _write(self, content: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        pending = self._beside(".tmp")
+        with open(pending, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if self._path.exists():
+            shutil.copyfile(self._path, self._beside(".bak"))
+        pending.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _load(self) -> Table:
+        for path in (self._path, self._beside(".bak")):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise ConfigError(str(path), 0, "", f"cannot be read: {error.strerror or error}") from None
+            if content.strip():
+                return _parse(content, str(path))
+        return {}
+
+    def _beside(self, suffix: str) -> Path:
+        return self._path.with_name(self._path.name + suffix)
+
+
+def _parse(content: bytes, source: str) -> Table:
+    try:
+        table = orjson.loads(content).get("configTable") or {}
+        return {
+            str(namespace): {str(key): str(value) for key, value in values.items()}
+            for namespace, values in table.items()
+        }
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise ConfigError(source, 0, "", f"not a key-value configuration: {error}") from None

@@ -1,0 +1,357 @@
+"""RouteTable: which brokers there are, which topics they have, and until when that is believed.
+
+    topic       → broker name → Queues
+    broker name → cluster, id → address
+    cluster     → broker names
+    address     → last word (time, data version), the connection it came by, HA address, filter servers
+
+Brokers tell; nobody is asked.  A broker is forgotten when it unregisters, when the connection of its latest
+registration ends, or after 120 s of silence; with the last id of a name go the name's queues.  Topics are
+learnt from id 0 only, and never forgotten while their broker lives.  The rules are those of RocketMQ 4.9's
+RouteInfoManager, with three of our own, each noted where it stands.
+
+Pure: the clock is handed in, a channel is any hashable object.  One thread owns a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from haservice.errors import RequestError
+from haservice.remoting.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicRouteData
+from haservice.remoting.codes import ResponseCode
+
+MASTER_ID = 0
+PERM_READ = 4
+PERM_WRITE = 2
+
+# Far above any real cluster; a registrar that exceeds them is broken or hostile.
+BROKERS_MAX = 10_000
+QUEUE_ENTRIES_MAX = 500_000  # topics × broker names
+FILTER_SERVERS_MAX = 100
+NAME_BYTES_MAX = 255
+
+
+class Queues(NamedTuple):
+    """One topic's queues on one broker name."""
+
+    read: int
+    write: int
+    perm: int
+    sys_flag: int
+
+
+class Registration(NamedTuple):
+    """What a broker says of itself.  `topics` is None when the request carried no table."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    addr: str
+    ha_server_addr: str
+    data_version: DataVersion | None
+    topics: Mapping[str, Queues] | None
+    filter_servers: Sequence[str] | None = None
+
+
+class Master(NamedTuple):
+    """Where a slave finds its master; both None while there is none."""
+
+    addr: str | None = None
+    ha_server_addr: str | None = None
+
+
+class Registered(NamedTuple):
+    """The outcome of a registration: what to answer, and what to log."""
+
+    master: Master
+    new: bool
+    replaced_addr: str | None = None
+
+
+@dataclass(slots=True)
+class _Broker:
+    cluster: str
+    addrs: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Live:
+    broker_name: str
+    channel: Hashable
+    last_word_s: float
+    data_version: DataVersion | None
+    ha_server_addr: str
+    filter_servers: tuple[str, ...] = ()
+
+
+class RouteTable:
+    """The tables and their rules.  Times are seconds of `clock`, which never goes back."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        expire_seconds: float = 120.0,
+        *,
+        brokers_max: int = BROKERS_MAX,
+        queue_entries_max: int = QUEUE_ENTRIES_MAX,
+    ) -> None:
+        self._clock = clock
+        self._expire_seconds = expire_seconds
+        self._brokers_max = brokers_max
+        self._queue_entries_max = queue_entries_max
+        self._topics: dict[str, dict[str, Queues]] = {}
+        self._brokers: dict[str, _Broker] = {}
+        self._live: dict[str, _Live] = {}
+        self._channels: dict[Hashable, set[str]] = {}
+        self._queue_entries = 0
+
+    # What brokers tell
+
+    def register(self, told: Registration, channel: Hashable) -> Registered:
+        """103.  Raises RequestError, with nothing changed, for what cannot be or would burst the table."""
+        self._check(told)
+        before = self._live.get(told.addr)
+        if before is not None and before.broker_name != told.broker_name:
+            # Ours: a broker that was renamed leaves its old name, which RocketMQ would keep until a restart.
+            self._remove(told.addr)
+            before = None
+        broker = self._brokers.setdefault(told.broker_name, _Broker(told.cluster))
+        if told.broker_id == MASTER_ID:
+            broker.cluster = told.cluster
+        for other_id in [key for key, addr in broker.addrs.items() if addr == told.addr]:
+            if other_id != told.broker_id:  # a slave that became the master keeps one id only
+                del broker.addrs[other_id]
+        replaced = broker.addrs.get(told.broker_id)
+        broker.addrs[told.broker_id] = told.addr
+        # Ours: an id that moves to another address brings its topics, as a new id does.
+        moved = replaced != told.addr
+        changed = moved or before is None or before.data_version != told.data_version
+        if told.broker_id == MASTER_ID and told.topics is not None and changed:
+            self._learn(told.broker_name, told.topics)
+        self._hear(told, channel, before)
+        return Registered(self._master_for(told, broker), replaced is None, replaced if moved else None)
+
+    def unregister(self, broker_name: str, addr: str, broker_id: int) -> bool:
+        """104.  False when there was nothing to remove.
+
+        Ours: an id goes only if it still belongs to this address, so that an old master's farewell does
+        not take the new master out of the routes.
+        """
+        live = self._forget(addr)
+        broker = self._brokers.get(broker_name)
+        if broker is not None and broker.addrs.get(broker_id) == addr:
+            self._drop_id(broker_name, broker, broker_id)
+            return True
+        return live is not None
+
+    def data_version(self, addr: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
+        """322: (whether `version` is not the one known, the one known); an equal one is a sign of life."""
+        live = self._live.get(addr)
+        if live is None:
+            return True, None
+        if live.data_version != version:
+            return True, live.data_version
+        live.last_word_s = self._clock()
+        return False, live.data_version
+
+    # What ends a broker
+
+    def channel_closed(self, channel: Hashable) -> list[str]:
+        """The addresses that are gone with `channel`; one that registered anew elsewhere stays."""
+        gone = sorted(self._channels.get(channel, ()))
+        for addr in gone:
+            self._remove(addr)
+        return gone
+
+    def expire(self) -> list[tuple[str, Hashable]]:
+        """Removes brokers that were silent for too long: (address, channel to close) of each."""
+        latest = self._clock() - self._expire_seconds
+        gone = [(addr, live.channel) for addr, live in self._live.items() if live.last_word_s < latest]
+        for addr, _ in gone:
+            self._remove(addr)
+        return gone
+
+    # What is asked
+
+    def route(self, topic: str) -> TopicRouteData | None:
+        """105: None unless the topic has queues on at least one name that has addresses."""
+        queues = self._topics.get(topic)
+        if not queues:
+            return None
+        brokers = {name: self._brokers[name] for name in queues if name in self._brokers}
+        if not brokers:
+            return None
+        filters = {
+            addr: list(self._live[addr].filter_servers)
+            for broker in brokers.values()
+            for addr in broker.addrs.values()
+            if addr in self._live and self._live[addr].filter_servers
+        }
+        return TopicRouteData(
+            broker_datas=[_broker_data(name, broker) for name, broker in brokers.items()],
+            queue_datas=[
+                QueueData(name, there.read, there.write, there.perm, there.sys_flag)
+                for name, there in queues.items()
+            ],
+            filter_server_table=filters,
+        )
+
+    def cluster_info(self) -> ClusterInfo:
+        """106: every broker name with its addresses, and every cluster with its names."""
+        return ClusterInfo(
+            broker_addr_table={name: _broker_data(name, broker) for name, broker in self._brokers.items()},
+            cluster_addr_table=self.clusters(),
+        )
+
+    def clusters(self) -> dict[str, list[str]]:
+        clusters: dict[str, list[str]] = {}
+        for name, broker in self._brokers.items():
+            clusters.setdefault(broker.cluster, []).append(name)
+        return clusters
+
+    def topics(self) -> list[str]:
+        """206."""
+        return list(self._topics)
+
+    def topics_of_cluster(self, cluster: str) -> list[str]:
+        """224: empty for a cluster that nobody knows."""
+        names = {name for name, broker in self._brokers.items() if broker.cluster == cluster}
+        return [topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)]
+
+    def some_addr(self) -> str | None:
+        """The address of some live broker, a master if there is one."""
+        brokers = self._brokers.values()
+        masters = (broker.addrs[MASTER_ID] for broker in brokers if MASTER_ID in broker.addrs)
+        return next(masters, None) or next((min(broker.addrs.items())[1] for broker in brokers), None)
+
+    # What admins change
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """205: takes W from every topic of that name until its data version changes; how many there are."""
+        return self._set_perms(broker_name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """327: the way back; every topic becomes readable and writable."""
+        return self._set_perms(broker_name, lambda _: PERM_READ | PERM_WRITE)
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """216: everywhere, or on the names of one cluster only."""
+        queues = self._topics.get(topic)
+        if queues is None:
+            return
+        names = self.clusters().get(cluster, []) if cluster else list(queues)
+        for name in names:
+            self._drop_queues(topic, name)
+
+    # Inside
+
+    def _check(self, told: Registration) -> None:
+        for what, name in (("clusterName", told.cluster), ("brokerName", told.broker_name)):
+            _check_name(what, name)
+        if not 0 <= told.broker_id < 2**63:
+            raise _refused(f"brokerId {told.broker_id} is not within 0 ... 2^63 - 1")
+        if told.filter_servers is not None and len(told.filter_servers) > FILTER_SERVERS_MAX:
+            raise _refused(
+                f"{len(told.filter_servers)} filter servers; at most {FILTER_SERVERS_MAX} are kept"
+            )
+        if told.addr not in self._live and len(self._live) >= self._brokers_max:
+            raise _refused(
+                f"the name server is full: it knows {len(self._live)} brokers, {told.addr} is not taken"
+            )
+        if told.topics is None or told.broker_id != MASTER_ID:
+            return
+        for topic, queues in told.topics.items():
+            _check_name("topicName", topic)
+            if min(queues.read, queues.write, queues.perm, queues.sys_flag) < 0:
+                raise _refused(f"topic {topic!r} has a negative number of queues, or permission: {queues}")
+        new = sum(told.broker_name not in self._topics.get(topic, ()) for topic in told.topics)
+        if self._queue_entries + new > self._queue_entries_max:
+            raise _refused(
+                f"the name server is full: it knows {self._queue_entries} topics of brokers, "
+                f"{new} more of {told.broker_name} are not taken, the limit is {self._queue_entries_max}"
+            )
+
+    def _learn(self, broker_name: str, topics: Mapping[str, Queues]) -> None:
+        """Creates and updates; a topic that is no longer named stays, as in RocketMQ."""
+        for topic, queues in topics.items():
+            there = self._topics.setdefault(topic, {})
+            self._queue_entries += broker_name not in there
+            there[broker_name] = queues
+
+    def _hear(self, told: Registration, channel: Hashable, before: _Live | None) -> None:
+        """The live entry is replaced: time, version, channel."""
+        filters = before.filter_servers if before is not None else ()
+        if told.filter_servers is not None:
+            filters = tuple(told.filter_servers)
+        self._forget(told.addr)
+        self._live[told.addr] = _Live(
+            told.broker_name, channel, self._clock(), told.data_version, told.ha_server_addr, filters
+        )
+        self._channels.setdefault(channel, set()).add(told.addr)
+
+    def _master_for(self, told: Registration, broker: _Broker) -> Master:
+        """Told to slaves only, and only while the master lives."""
+        addr = broker.addrs.get(MASTER_ID)
+        if told.broker_id == MASTER_ID or addr is None or addr not in self._live:
+            return Master()
+        return Master(addr, self._live[addr].ha_server_addr)
+
+    def _forget(self, addr: str) -> _Live | None:
+        """Takes out the live entry only."""
+        live = self._live.pop(addr, None)
+        if live is not None:
+            there = self._channels[live.channel]
+            there.discard(addr)
+            if not there:
+                del self._channels[live.channel]
+        return live
+
+    def _remove(self, addr: str) -> None:
+        """Takes out a live entry, the ids that hold its address, and what depends on them."""
+        live = self._forget(addr)
+        broker = self._brokers.get(live.broker_name) if live is not None else None
+        if live is None or broker is None:
+            return
+        for broker_id in [key for key, value in broker.addrs.items() if value == addr]:
+            self._drop_id(live.broker_name, broker, broker_id)
+
+    def _drop_id(self, broker_name: str, broker: _Broker, broker_id: int) -> None:
+        del broker.addrs[broker_id]
+        if broker.addrs:
+            return
+        del self._brokers[broker_name]
+        for topic in [topic for topic, queues in self._topics.items() if broker_name in queues]:
+            self._drop_queues(topic, broker_name)
+
+    def _drop_queues(self, topic: str, broker_name: str) -> None:
+        there = self._topics[topic]
+        if there.pop(broker_name, None) is not None:
+            self._queue_entries -= 1
+        if not there:
+            del self._topics[topic]
+
+    def _set_perms(self, broker_name: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for queues in self._topics.values():
+            there = queues.get(broker_name)
+            if there is not None:
+                queues[broker_name] = there._replace(perm=change(there.perm))
+                count += 1
+        return count
+
+
+def _broker_data(name: str, broker: _Broker) -> BrokerData:
+    return BrokerData(cluster=broker.cluster, broker_name=name, broker_addrs=dict(broker.addrs))
+
+
+def _check_name(what: str, name: str) -> None:
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not name.strip() or not name.isprintable() or size > NAME_BYTES_MAX:
+        raise _refused(f"{what} {name[:64]!r} is not a printable name of 1 ... {NAME_BYTES_MAX} bytes")
+
+
+def _refused(remark: str) -> RequestError:
+    return RequestError(ResponseCode.SYSTEM_ERROR, remark)

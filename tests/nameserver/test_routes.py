@@ -1,0 +1,307 @@
+"""The route table by itself: no socket, and a clock that the test turns."""
+
+import pytest
+
+from haservice.errors import RequestError
+from haservice.nameserver.routes import Master, Queues, Registered, Registration, RouteTable
+from haservice.remoting.bodies import DataVersion
+
+V1 = DataVersion(timestamp=1_700_000_000_000, counter=1)
+V2 = DataVersion(timestamp=1_700_000_000_500, counter=2)
+FOUR = Queues(read=4, write=4, perm=6, sys_flag=0)
+EIGHT = Queues(read=8, write=8, perm=6, sys_flag=0)
+MASTER = "10.0.0.1:10911"
+SLAVE = "10.0.0.2:10911"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def table(clock: Clock) -> RouteTable:
+    return RouteTable(clock)
+
+
+def master(
+    addr: str = MASTER,
+    name: str = "broker-a",
+    cluster: str = "C",
+    version: DataVersion | None = V1,
+    **topics: Queues,
+) -> Registration:
+    ha = addr.replace(":10911", ":10912")
+    return Registration(cluster, name, 0, addr, ha, version, topics or {"T": FOUR})
+
+
+def slave(
+    addr: str = SLAVE, broker_id: int = 1, version: DataVersion | None = V1, **topics: Queues
+) -> Registration:
+    ha = addr.replace(":10911", ":10912")
+    return Registration("C", "broker-a", broker_id, addr, ha, version, topics or {"T": FOUR})
+
+
+def addrs(table: RouteTable, topic: str = "T") -> dict[str, dict[int, str]]:
+    route = table.route(topic)
+    return {broker.broker_name: broker.broker_addrs for broker in route.broker_datas} if route else {}
+
+
+def queue_names(table: RouteTable, topic: str = "T") -> list[str]:
+    route = table.route(topic)
+    return [queue.broker_name for queue in route.queue_datas] if route else []
+
+
+# ---- registration
+
+
+def test_a_master_brings_its_topics(table: RouteTable) -> None:
+    assert table.register(master(T=FOUR, U=EIGHT), "m") == Registered(Master(), new=True)
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+    route = table.route("U")
+    assert route is not None
+    (queues,) = route.queue_datas
+    assert (queues.broker_name, queues.read_queue_nums, queues.write_queue_nums, queues.perm) == (
+        "broker-a",
+        8,
+        8,
+        6,
+    )
+    assert table.topics() == ["T", "U"]
+    assert table.route("V") is None
+
+
+def test_a_slave_brings_no_topics_and_is_told_its_living_master(table: RouteTable) -> None:
+    assert table.register(slave(), "s").master == Master()
+    assert table.topics() == []
+    table.register(master(), "m")
+    assert table.register(slave(Z=FOUR, version=V2), "s").master == Master(MASTER, "10.0.0.1:10912")
+    assert table.topics() == ["T"]
+    assert addrs(table) == {"broker-a": {0: MASTER, 1: SLAVE}}
+    assert table.register(master(), "m").master == Master()
+
+
+def test_topics_are_updated_only_with_another_data_version(table: RouteTable) -> None:
+    table.register(master(T=FOUR), "m")
+    table.register(master(T=EIGHT, U=FOUR), "m")
+    assert table.topics() == ["T"]
+    table.register(master(T=EIGHT, U=FOUR, version=V2), "m")
+    assert table.topics() == ["T", "U"]
+    assert table.route("T").queue_datas[0].read_queue_nums == 8  # type: ignore[union-attr]
+
+
+def test_a_topic_that_is_no_longer_named_stays(table: RouteTable) -> None:
+    table.register(master(T=FOUR, U=FOUR), "m")
+    table.register(master(U=FOUR, version=V2), "m")
+    assert table.topics() == ["T", "U"]
+
+
+def test_a_registration_without_a_table_changes_no_topics(table: RouteTable) -> None:
+    table.register(master(T=FOUR), "m")
+    table.register(master(version=V2)._replace(topics=None), "m")
+    assert table.topics() == ["T"]
+
+
+def test_a_slave_that_became_the_master_keeps_one_id(table: RouteTable) -> None:
+    table.register(master(), "m")
+    table.register(slave(), "s")
+    table.channel_closed("m")
+    table.register(master(addr=SLAVE), "s")
+    assert addrs(table) == {"broker-a": {0: SLAVE}}
+
+
+def test_a_master_that_moves_is_noticed_and_brings_its_topics(table: RouteTable) -> None:
+    table.register(master(), "m")
+    registered = table.register(master(addr=SLAVE, T=FOUR, U=FOUR), "s")
+    assert registered.replaced_addr == MASTER
+    assert not registered.new
+    assert table.topics() == ["T", "U"]
+    table.channel_closed("m")
+    assert addrs(table) == {"broker-a": {0: SLAVE}}
+
+
+def test_a_broker_that_was_renamed_leaves_its_old_name(table: RouteTable) -> None:
+    table.register(master(), "m")
+    table.register(master(name="broker-b"), "m")
+    assert addrs(table) == {"broker-b": {0: MASTER}}
+    assert table.clusters() == {"C": ["broker-b"]}
+
+
+def test_a_name_moves_to_its_masters_cluster(table: RouteTable) -> None:
+    table.register(master(cluster="C"), "m")
+    table.register(master(cluster="D"), "m")
+    assert table.clusters() == {"D": ["broker-a"]}
+
+
+def test_two_names_share_a_topic(table: RouteTable) -> None:
+    table.register(master(), "a")
+    table.register(master(addr="10.0.0.9:10911", name="broker-b"), "b")
+    assert queue_names(table) == ["broker-a", "broker-b"]
+    table.channel_closed("a")
+    assert queue_names(table) == ["broker-b"]
+
+
+def test_filter_servers_are_kept_until_an_empty_list_removes_them(table: RouteTable) -> None:
+    table.register(master()._replace(filter_servers=["10.0.0.1:1"]), "m")
+    table.register(master(), "m")
+    assert table.route("T").filter_server_table == {MASTER: ["10.0.0.1:1"]}  # type: ignore[union-attr]
+    table.register(master()._replace(filter_servers=[]), "m")
+    assert table.route("T").filter_server_table == {}  # type: ignore[union-attr]
+
+
+# ---- going
+
+
+def test_unregistering_takes_the_last_id_and_with_it_the_queues(table: RouteTable) -> None:
+    table.register(master(), "m")
+    table.register(slave(), "s")
+    assert table.unregister("broker-a", MASTER, 0)
+    assert addrs(table) == {"broker-a": {1: SLAVE}}
+    assert table.register(slave(), "s").master == Master()
+    assert table.unregister("broker-a", SLAVE, 1)
+    assert table.topics() == []
+    assert table.clusters() == {}
+    assert not table.unregister("broker-a", SLAVE, 1)
+
+
+def test_an_old_masters_farewell_does_not_remove_the_new_one(table: RouteTable) -> None:
+    table.register(master(), "m")
+    table.register(master(addr=SLAVE), "s")
+    table.unregister("broker-a", MASTER, 0)
+    assert addrs(table) == {"broker-a": {0: SLAVE}}
+
+
+def test_a_broker_goes_with_the_connection_of_its_latest_registration(table: RouteTable) -> None:
+    table.register(master(), "old")
+    table.register(master(), "new")
+    assert table.channel_closed("old") == []
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+    assert table.channel_closed("new") == [MASTER]
+    assert table.route("T") is None
+    assert table.channel_closed("new") == []
+
+
+def test_while_the_master_is_gone_the_slave_keeps_the_queues_with_their_permission(table: RouteTable) -> None:
+    table.register(master(), "m")
+    table.register(slave(), "s")
+    table.channel_closed("m")
+    assert addrs(table) == {"broker-a": {1: SLAVE}}
+    assert table.route("T").queue_datas[0].perm == 6  # type: ignore[union-attr]
+
+
+def test_a_silent_broker_expires_after_120_seconds(table: RouteTable, clock: Clock) -> None:
+    table.register(master(), "m")
+    table.register(slave(), "s")
+    clock.now += 100
+    table.register(slave(), "s")
+    clock.now += 20
+    assert table.expire() == []
+    clock.now += 0.1
+    assert table.expire() == [(MASTER, "m")]
+    assert addrs(table) == {"broker-a": {1: SLAVE}}
+    assert table.expire() == []
+    assert table.channel_closed("m") == []
+
+
+def test_an_unchanged_data_version_is_a_sign_of_life_and_a_changed_one_is_not(
+    table: RouteTable, clock: Clock
+) -> None:
+    assert table.data_version(MASTER, V1) == (True, None)
+    table.register(master(), "m")
+    clock.now += 100
+    assert table.data_version(MASTER, V2) == (True, V1)
+    assert table.data_version(MASTER, V1) == (False, V1)
+    clock.now += 100
+    assert table.expire() == []
+    assert table.data_version(MASTER, V2) == (True, V1)
+    clock.now += 21
+    assert table.expire() == [(MASTER, "m")]
+
+
+# ---- questions and changes
+
+
+def test_cluster_information(table: RouteTable) -> None:
+    table.register(slave(), "s")
+    table.register(master(), "m")
+    table.register(master(addr="10.0.0.9:10911", name="broker-b", cluster="D", U=FOUR), "b")
+    info = table.cluster_info()
+    assert info.cluster_addr_table == {"C": ["broker-a"], "D": ["broker-b"]}
+    assert info.broker_addr_table["broker-a"].broker_addrs == {0: MASTER, 1: SLAVE}
+    assert table.topics_of_cluster("D") == ["U"]
+    assert table.topics_of_cluster("nowhere") == []
+    assert table.some_addr() == MASTER
+
+
+def test_write_permission_is_wiped_and_given_back(table: RouteTable) -> None:
+    table.register(master(T=FOUR, U=FOUR), "m")
+    assert table.wipe_write_perm("broker-a") == 2
+    assert table.route("T").queue_datas[0].perm == 4  # type: ignore[union-attr]
+    table.register(master(T=FOUR, U=FOUR), "m")
+    assert table.route("T").queue_datas[0].perm == 4  # type: ignore[union-attr]
+    assert table.add_write_perm("broker-a") == 2
+    assert table.route("T").queue_datas[0].perm == 6  # type: ignore[union-attr]
+    table.wipe_write_perm("broker-a")
+    table.register(master(T=FOUR, U=FOUR, version=V2), "m")
+    assert table.route("T").queue_datas[0].perm == 6  # type: ignore[union-attr]
+    assert table.wipe_write_perm("nobody") == 0
+
+
+def test_a_topic_is_deleted_everywhere_or_on_one_cluster(table: RouteTable) -> None:
+    table.register(master(), "a")
+    table.register(master(addr="10.0.0.9:10911", name="broker-b", cluster="D"), "b")
+    table.delete_topic("T", "D")
+    assert queue_names(table) == ["broker-a"]
+    table.delete_topic("T", "nowhere")
+    assert queue_names(table) == ["broker-a"]
+    table.delete_topic("T")
+    table.delete_topic("T")
+    assert table.route("T") is None
+
+
+# ---- bounds
+
+
+def test_a_hostile_registrar_is_bounded(clock: Clock) -> None:
+    table = RouteTable(clock, brokers_max=2, queue_entries_max=3)
+    table.register(master(T=FOUR, U=FOUR), "m")
+    with pytest.raises(RequestError, match="it knows 2 topics of brokers, 2 more of broker-b are not taken"):
+        table.register(master(addr="10.0.0.9:1", name="broker-b", T=FOUR, U=FOUR), "x")
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+    table.register(slave(), "s")
+    with pytest.raises(RequestError, match="it knows 2 brokers"):
+        table.register(slave(addr="10.0.0.9:1", broker_id=2), "x")
+    table.register(master(T=EIGHT, U=EIGHT, V=EIGHT, version=V2), "m")
+    table.channel_closed("m")
+    table.channel_closed("s")
+    table.register(master(addr="10.0.0.9:1", name="broker-b", A=FOUR, B=FOUR, C=FOUR), "x")
+    assert table.topics() == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        master(name=""),
+        master(name="a\nb"),
+        master(cluster="x" * 256),
+        master()._replace(broker_id=-1),
+        master()._replace(broker_id=2**63),
+        master(**{"": FOUR}),
+        master(**{"t" * 256: FOUR}),
+        master(T=FOUR._replace(read=-1)),
+        master()._replace(filter_servers=["f"] * 101),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(table: RouteTable, told: Registration) -> None:
+    with pytest.raises(RequestError):
+        table.register(told, "x")
+    assert table.clusters() == {}
+    assert table.topics() == []
