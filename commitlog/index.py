@@ -1,0 +1,198 @@
+"""The message index: by topic and key, where messages lie in the log, over files of fixed size.
+
+    file name  | yyyyMMddHHmmssSSS |   local time of creation, 17 digits, rising
+    key        | topic#key |           hashed with Java's String.hashCode
+
+One thread puts (the dispatcher, or recovery before it), any thread queries.  Different keys may share a
+hash: who asks compares keys.  Rules: RocketMQ 4.9.8's IndexService.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from commitlog.descriptors import Descriptors
+from commitlog.files import Files
+from commitlog.index_file import IndexFile, Put, index_hash
+from commitlog.record import java_hash
+
+logger = logging.getLogger(__name__)
+
+NAME_DIGITS = 17
+# A query reads few files; each of the others costs a descriptor only while it is asked.
+_DESCRIPTORS_MAX = 16
+
+
+def index_name(now_ms: int) -> str:
+    """The name of a file made at `now_ms`, in local time as RocketMQ writes it."""
+    local = datetime.fromtimestamp(now_ms // 1000)
+    return f"{local:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+
+
+class IndexFiles:
+    """All index files of a store.
+
+    `durable_ms` is the store timestamp up to which the index is durable (what a checkpoint may claim).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        slots: int,
+        entries: int,
+        files: Files,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        assert entries > 1, "entry 0 is never used"
+        self.directory = directory
+        self.pending: list[Put] = []
+        """What the next write() enters: key hash, physical offset, store ms.  Of the writing thread."""
+        self.durable_ms = 0
+        self._slots = slots
+        self._entries = entries
+        self._files = files
+        self._clock_ms = clock_ms
+        self._descriptors = Descriptors(files, _DESCRIPTORS_MAX)
+        # Guards replacing the list below, which is never changed in place: readers take it once.
+        self._lock = threading.Lock()
+        self._list: tuple[IndexFile, ...] = ()
+        # How many entries of each file are durable; of the flushing thread.
+        self._flushed: dict[IndexFile, int] = {}
+        self._broken: OSError | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        return [file.path for file in self._list]
+
+    @property
+    def end_physical_offset(self) -> int:
+        """The last message that was entered; one before it is in the index already."""
+        return self._list[-1].end_physical_offset if self._list else 0
+
+    def load(self, *, crashed: bool, checkpoint_ms: int) -> None:
+        """Finds the files.  After a crash those that end behind `checkpoint_ms` are deleted, for they may
+        be half on disk; dispatch enters again what recovery looks at.  Raises SegmentSizeMismatch.
+        """
+        self._files.make_directory(self.directory)
+        found = []
+        for name in self._files.listdir(self.directory):
+            path = self.directory / name
+            if not (name.isascii() and name.isdigit()):
+                logger.error("no index file, passed over path=%s", path)
+                continue
+            file = IndexFile(path, self._slots, self._entries, self._files, self._descriptors)
+            file.load()
+            if file.empty or (crashed and file.end_ms > checkpoint_ms):
+                logger.info("index file deleted path=%s end_ms=%d", path, file.end_ms)
+                file.delete()
+            else:
+                found.append(file)
+        found.sort(key=lambda file: int(file.path.name))
+        self._list = tuple(found)
+        self._flushed = {file: file.next_entry for file in found}
+        self.durable_ms = checkpoint_ms
+
+    def truncate(self, physical_offset: int) -> None:
+        """The log was cut there; messages from there on are entered, though the index has been further."""
+        if self._list:
+            self._list[-1].forget_behind(physical_offset)
+
+    def put(self, topic: str, key: str, physical_offset: int, store_ms: int) -> None:
+        """Has the key entered by the next write()."""
+        self.pending.append((index_hash(java_hash(f"{topic}#{key}")), physical_offset, store_ms))
+
+    def write(self) -> None:
+        """Enters what is pending.  Raises OSError when there is no next file; then call it again later."""
+        pending = self.pending
+        while pending:
+            del pending[: self._writable().put(pending)]
+
+    def _writable(self) -> IndexFile:
+        last = self._list[-1] if self._list else None
+        if last is not None and not last.full:
+            return last
+        file = IndexFile(self._next_path(last), self._slots, self._entries, self._files, self._descriptors)
+        file.create(last)
+        if last is not None:
+            last.unmap()
+        with self._lock:
+            self._list = (*self._list, file)
+        logger.info("index file created path=%s", file.path)
+        return file
+
+    def _next_path(self, last: IndexFile | None) -> Path:
+        """Local time goes back once a year: a name is at least one above the last, lest the order turn."""
+        name = index_name(self._clock_ms())
+        if last is not None and int(name) <= int(last.path.name):
+            name = f"{int(last.path.name) + 1:0{NAME_DIGITS}d}"
+        return self.directory / name
+
+    def query(self, topic: str, key: str, count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Up to `count` physical offsets of messages that may have this key, stored in this time; newest
+        first.  Raises OSError.
+        """
+        key_hash = index_hash(java_hash(f"{topic}#{key}"))
+        found: list[int] = []
+        for file in reversed(self._list):
+            if file.overlaps(begin_ms, end_ms):
+                try:
+                    found += file.select(key_hash, count - len(found), begin_ms, end_ms)
+                except FileNotFoundError:  # expired meanwhile, and so are all before it
+                    break
+            if file.begin_ms < begin_ms or len(found) >= count:
+                break
+        return found
+
+    def flush(self) -> None:
+        """Makes all entries durable and moves `durable_ms`.
+
+        Raises OSError, and from then on always: see ConsumeQueues.flush.
+        """
+        if self._broken is not None:
+            raise self._broken
+        for file in self._list:
+            if self._flushed.get(file) == file.next_entry:
+                continue
+            try:
+                self._flush_one(file)
+            except FileNotFoundError:  # expired meanwhile
+                continue
+            except OSError as error:
+                self._broken = error
+                raise
+
+    def _flush_one(self, file: IndexFile) -> None:
+        entries, end_ms = file.next_entry, file.end_ms
+        file.flush()
+        if file not in self._flushed:
+            self._files.sync_directory(self.directory)
+        self._flushed[file] = entries
+        # What was entered meanwhile may bear the same millisecond.
+        self.durable_ms = max(self.durable_ms, end_ms if file.next_entry == entries else end_ms - 1)
+
+    def rest(self) -> None:
+        """For a writer that waits: gives pages of the mapping back, which an idle broker does not need."""
+        if self._list:
+            self._list[-1].rest()
+
+    def expire(self, physical_offset: int) -> int:
+        """Deletes files, but never the last, that end below where the log begins; how many."""
+        gone = 0
+        with self._lock:
+            while len(self._list) > 1 and self._list[0].end_physical_offset < physical_offset:
+                file = self._list[0]
+                self._list = self._list[1:]
+                self._flushed.pop(file, None)
+                file.delete()
+                gone += 1
+        return gone
+
+    def close(self) -> None:
+        """No more puts.  Flushes nothing."""
+        for file in self._list:
+            file.unmap()
+        self._descriptors.close()

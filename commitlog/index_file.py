@@ -1,0 +1,210 @@
+"""One index file: a hash table on disk, from a message key to places in the log.
+
+    header  40         | begin ms 8 | end ms 8 | begin offset 8 | end offset 8 | used slots 4 | next entry 4 |
+    slots    4 each    | number of the newest entry in the slot, 0 for none |
+    entries 20 each    | key hash 4 | physical offset 8 | seconds since begin 4 | older entry of the slot 4 |
+
+Entries are numbered from 1; number 0 has its place and is never used.  Of a fresh file the header says
+next entry 0, read as 1.  begin and end are store timestamps and physical offsets of the first and the last
+message; a file that follows a full one starts with that one's end, and the seconds of its first entry count
+from there.  Format and rules: RocketMQ 4.9.8's IndexFile and IndexHeader.
+
+Written through a mapping, for slots are hit at random: 0.2 µs instead of a system call.  The file is fully
+allocated before, so a full disk is an error of its creation.  Read with pread, from any thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from commitlog.descriptors import BorrowedFile, Descriptors
+from commitlog.errors import SegmentSizeMismatch
+from commitlog.files import Files
+
+HEADER = struct.Struct(">qqqqii")
+SLOT = struct.Struct(">i")
+ENTRY = struct.Struct(">iqii")
+HEADER_BYTES = HEADER.size
+assert (HEADER_BYTES, SLOT.size, ENTRY.size) == (40, 4, 20)
+
+_INT_MAX = 0x7FFFFFFF
+
+# Key hash, physical offset, store timestamp in ms.
+Put = tuple[int, int, int]
+
+
+def index_hash(java_hash: int) -> int:
+    """The hash as an index keeps it: its absolute value, and 0 for the one that has none in 32 bits."""
+    value = abs(java_hash)
+    return value if value <= _INT_MAX else 0
+
+
+def file_bytes(slots: int, entries: int) -> int:
+    return HEADER_BYTES + SLOT.size * slots + ENTRY.size * entries
+
+
+class IndexFile:
+    """One file.  The header's numbers are attributes, moved after the bytes they speak of are written."""
+
+    def __init__(self, path: Path, slots: int, entries: int, files: Files, descriptors: Descriptors) -> None:
+        self.path = path
+        self.begin_ms = 0
+        self.end_ms = 0
+        self.begin_physical_offset = 0
+        self.end_physical_offset = 0
+        self.used_slots = 0
+        self.next_entry = 1
+        self._slots = slots
+        self._entries = entries
+        self._entries_at = HEADER_BYTES + SLOT.size * slots
+        self._size = file_bytes(slots, entries)
+        self._files = files
+        self._descriptors = descriptors
+        self._file = BorrowedFile(path)
+        self._map: mmap.mmap | None = None
+
+    @property
+    def full(self) -> bool:
+        return self.next_entry >= self._entries
+
+    @property
+    def empty(self) -> bool:
+        return self.next_entry <= 1
+
+    def create(self, before: IndexFile | None) -> None:
+        """Makes the file, as the one that follows `before`.  Raises OSError, and leaves nothing then."""
+        self._descriptors.create(self._file, self._size)
+        if before is not None:
+            self.begin_ms = self.end_ms = before.end_ms
+            self.begin_physical_offset = self.end_physical_offset = before.end_physical_offset
+            self._write_header()
+
+    def load(self) -> None:
+        """Reads the header.  Raises SegmentSizeMismatch, unless the file was never written to."""
+        with self._descriptors.borrow(self._file) as fd:
+            size = self._files.size(fd)
+            header = self._files.pread(fd, HEADER_BYTES, 0)
+        if len(header) == HEADER_BYTES:
+            fields = HEADER.unpack(header)
+            self.begin_ms, self.end_ms, self.begin_physical_offset, self.end_physical_offset = fields[:4]
+            self.used_slots = fields[4]
+            self.next_entry = min(max(fields[5], 1), self._entries)
+        if size != self._size and not self.empty:
+            raise SegmentSizeMismatch(self.path, size, self._size)
+
+    def put(self, puts: Sequence[Put]) -> int:
+        """Enters as many as there is room for; how many.  Entry before slot before header, so that what a
+        slot points to is always there.  Raises OSError when the file cannot be mapped.
+        """
+        mapped = self._map or self._open_map()
+        some = puts[: self._entries - self.next_entry]
+        if not some:
+            return 0
+        slots, number, used = self._slots, self.next_entry, self.used_slots
+        begin_ms, position = self.begin_ms, self._entries_at + ENTRY.size * self.next_entry
+        read_slot, write_slot, write_entry = SLOT.unpack_from, SLOT.pack_into, ENTRY.pack_into
+        for key_hash, physical_offset, store_ms in some:
+            slot_at = HEADER_BYTES + key_hash % slots * 4
+            (older,) = read_slot(mapped, slot_at)
+            if not 0 < older < number:
+                older = self._living(mapped, older, number)
+                if not older:
+                    used += 1
+            seconds = (store_ms - begin_ms) // 1000 if begin_ms > 0 else 0
+            if not 0 <= seconds <= _INT_MAX:
+                seconds = 0 if seconds < 0 else _INT_MAX
+            write_entry(mapped, position, key_hash, physical_offset, seconds, older)
+            write_slot(mapped, slot_at, number)
+            if number == 1:
+                begin_ms = self.begin_ms = store_ms
+                self.begin_physical_offset = physical_offset
+            number += 1
+            position += 20
+        _, self.end_physical_offset, self.end_ms = some[-1]
+        self.used_slots = used
+        self.next_entry = number
+        self._write_header()
+        return len(some)
+
+    def _living(self, mapped: mmap.mmap, older: int, number: int) -> int:
+        """The newest entry below `number` in a chain that begins at `older`; 0 for none.
+
+        A crash may leave slots that point to entries which the header does not count.
+        """
+        while number <= older < self._entries:
+            _, _, _, following = ENTRY.unpack_from(mapped, self._entries_at + ENTRY.size * older)
+            if following >= older:
+                return 0
+            older = following
+        return older if 0 < older < number else 0
+
+    def _open_map(self) -> mmap.mmap:
+        with self._descriptors.borrow(self._file) as fd:
+            # Not shorter than the mapping: touching a page behind the end would kill the process.
+            assert self._files.size(fd) == self._size
+            self._map = mmap.mmap(fd, self._size)
+        return self._map
+
+    def _write_header(self) -> None:
+        mapped = self._map or self._open_map()
+        begin_end = (self.begin_ms, self.end_ms, self.begin_physical_offset, self.end_physical_offset)
+        next_entry = 0 if self.empty else self.next_entry
+        HEADER.pack_into(mapped, 0, *begin_end, self.used_slots, next_entry)
+
+    def forget_behind(self, physical_offset: int) -> None:
+        """The log was cut there: what comes now is new again.  Entries of what was cut stay, and mislead
+        no further than any other collision of hashes.
+        """
+        if self.end_physical_offset > physical_offset:
+            self.end_physical_offset = physical_offset
+            self._write_header()
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        return not self.empty and begin_ms <= self.end_ms and end_ms >= self.begin_ms
+
+    def select(self, key_hash: int, count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Up to `count` physical offsets under this hash, stored from `begin_ms` to `end_ms`; newest first.
+
+        Raises OSError.
+        """
+        found: list[int] = []
+        next_entry = self.next_entry
+        with self._descriptors.borrow(self._file) as fd:
+            pread = self._files.pread
+            (number,) = SLOT.unpack(pread(fd, 4, HEADER_BYTES + key_hash % self._slots * 4))
+            while 0 < number < self._entries and len(found) < count:
+                data = pread(fd, ENTRY.size, self._entries_at + ENTRY.size * number)
+                hashed, physical_offset, seconds, older = ENTRY.unpack(data)
+                if number < next_entry:  # else it is being entered right now
+                    stored_ms = self.begin_ms + seconds * 1000
+                    if seconds < 0 or stored_ms < begin_ms:
+                        break
+                    if hashed == key_hash and stored_ms <= end_ms:
+                        found.append(physical_offset)
+                if older >= number:
+                    break
+                number = older
+        return found
+
+    def rest(self) -> None:
+        """Gives the mapping's pages back to the page cache, where they stay written."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def flush(self) -> None:
+        """Makes what was put durable.  Not through the mapping, whose flush would hold the interpreter."""
+        with self._descriptors.borrow(self._file) as fd:
+            self._files.fdatasync(fd)
+
+    def unmap(self) -> None:
+        """No more puts; queries go on."""
+        mapped, self._map = self._map, None
+        if mapped is not None:
+            mapped.close()
+
+    def delete(self) -> None:
+        self.unmap()
+        self._descriptors.delete(self._file)
