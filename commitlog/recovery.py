@@ -8,7 +8,7 @@ Then, unlike RocketMQ, which truncates at the first bad record whatever follows 
 - bytes behind the last whole record that hold no further record are the torn tail.  They are written to
   cut/<20 digits of their offset>-<n> under the store's root, then zeroed in the log;
 - a further record behind the bad one that must have been durable (after a clean stop every one; after a
-  crash one that the checkpoint covers) means damage, not a torn tail.  The start is refused, nothing is changed;
+  crash one that the checkpoint covers) means damage, not a torn tail.  The start is refused, nothing changed;
 - further records that were never flushed are part of the torn tail: a power cut keeps any subset of pages.
 
 Cutting twice, or again after a crash amid a cut, comes to the same end.
@@ -102,7 +102,8 @@ def recover(
     try:
         first = _first_to_scan(items, clean, safe_before_ms)
         scan = _scan(items[first:], crc)
-        leftover = _leftover(items, scan.end)
+        # A blank at the very end is cut, for nobody knows whether all of it came; there is nothing to keep.
+        leftover = 0 if scan.blank else _leftover(items, scan.end)
         cut_file = None
         if leftover:
             _refuse_damage(items, scan, None if clean else durable_before_ms)
@@ -231,9 +232,9 @@ def _refuse_damage(items: tuple[Segment, ...], scan: _Scan, durable_before_ms: i
         if durable_before_ms is None or timestamp_ms < durable_before_ms:
             segment = next(segment for segment in items if segment.end > scan.end)
             reason = (
-                f"the record at {scan.end} is damaged ({scan.reason or 'cut off by a blank'}), but a sound one"
-                f" follows at {offset}; nothing was changed. Copy the segment from a replica, or move it"
-                " and all later ones away to give them up"
+                f"the record at {scan.end} is damaged ({scan.reason}), but a sound one follows at {offset};"
+                " nothing was changed. Copy the segment from a replica, or move it and all later ones away"
+                " to give them up"
             )
             raise StoreUnreadable(segment.path, reason)
 

@@ -114,8 +114,8 @@ class Signal:
 class Followers:
     """Threads that wait until an end is beyond their position.
 
-    Whoever moves the end publishes it, then looks at `waiting`; a follower enters `waiting`, then looks at the
-    end.  One of both sees the other, without a lock, and while nobody waits it costs that look.
+    Whoever moves the end publishes it, then looks at `waiting`; a follower enters `waiting`, then looks at
+    the end.  One of both sees the other, without a lock, and while nobody waits it costs that look.
     """
 
     def __init__(self) -> None:

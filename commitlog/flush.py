@@ -1,0 +1,220 @@
+"""When bytes become durable: the log by Flusher, the queues and the checkpoint by QueueFlusher.
+
+    SYNC_FLUSH    as soon as there is something: one fdatasync for all that was appended meanwhile
+    ASYNC_FLUSH   every flush_interval_ms, if flush_least_pages are dirty; every flush_thorough_interval_ms
+                  whatever is
+
+The queues have a thread of their own, lest a send that waits for its log flush waits for theirs.
+After an error the log is fenced (log.py), and whoever waits is told so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from commitlog.checkpoint import Checkpoint
+from commitlog.errors import LogNotWritable
+from commitlog.log import CommitLog
+from commitlog.options import FlushDiskType, LogOptions
+from commitlog.waiters import OffsetWaiters, Signal
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class FlushedQueues(Protocol):
+    """Of the consume queues: store timestamps of what is written and of what is durable; and the flush."""
+
+    @property
+    def written_ms(self) -> int: ...
+
+    @property
+    def durable_ms(self) -> int: ...
+
+    def flush(self, least_pages: int = 0) -> None: ...
+
+
+class Flusher(Generic[T]):
+    """The task of thread log-flush.  `on_done(waiters, ok)` gets those whose wait is over; no lock is held."""
+
+    def __init__(
+        self,
+        options: LogOptions,
+        log: CommitLog,
+        queues: FlushedQueues,
+        checkpoint: Checkpoint,
+        on_done: Callable[[list[T], bool], None] | None = None,
+    ) -> None:
+        self.on_done = on_done
+        self._log = log
+        self._queues = queues
+        self._checkpoint = checkpoint
+        self._sync = options.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._interval_s = options.flush_interval_ms / 1000
+        self._thorough_s = options.flush_thorough_interval_ms / 1000
+        self._least_pages = options.flush_least_pages
+        self._next_thorough_s = time.monotonic() + self._thorough_s
+        self._signal = Signal()
+        self._lock = threading.Lock()  # guards _waiters and _ended
+        self._waiters: OffsetWaiters[T] = OffsetWaiters()
+        self._ended = False
+        self._said_failed = False
+        self._said_unprepared = False
+
+    def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
+        """True if what lies below `end` is as durable as the mode asks: always so with ASYNC_FLUSH.
+
+        Otherwise `waiter` goes to `on_done` later: with True once it is flushed, with False at `deadline_s`
+        (time.monotonic()) or when the log is fenced.
+        """
+        if not self._sync or self._log.flushed >= end:
+            return True
+        with self._lock:
+            # Flushing moves `flushed` first and takes out waiters then, under this lock: none is left behind.
+            if self._log.flushed >= end:
+                return True
+            if not self._ended:
+                self._waiters.add(end, deadline_s, waiter)
+                if self._log.fenced:
+                    self._signal.give()
+                return False
+        self._hand_over([waiter], ok=False)
+        return False
+
+    def expire(self, now_s: float) -> None:
+        """Hands over those whose deadline has come.  From any thread: log-flush may hang in fdatasync."""
+        with self._lock:
+            expired = self._waiters.expire(now_s)
+        self._hand_over(expired, ok=False)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a flush."""
+        return len(self._waiters)
+
+    # -- the task -----------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self.step()
+            if not stop.is_set():
+                self._wait()
+        self._end()
+
+    def wake(self) -> None:
+        self._signal.give()
+        self._log.wake()
+
+    def step(self) -> None:
+        """One pass: flush what is due, tell who waited for it, make the next segment ahead."""
+        now_s = time.monotonic()
+        least_pages = 0 if self._sync else self._least_pages
+        if now_s >= self._next_thorough_s:
+            least_pages = 0
+            self._next_thorough_s = now_s + self._thorough_s
+        self._flush(least_pages)
+        self.expire(time.monotonic())
+        self._prepare()
+
+    def _wait(self) -> None:
+        due_s = time.monotonic() + self._interval_s
+        if not self._sync or self._log.fenced:
+            self._signal.take(self._interval_s)
+            return
+        with self._lock:
+            deadline_s = self._waiters.next_deadline
+        self._log.wait_beyond(self._log.flushed, due_s if deadline_s is None else min(due_s, deadline_s))
+
+    def _flush(self, least_pages: int) -> None:
+        # Read before the flush: what the queues hold by now lies below the end that is flushed.
+        written_ms = self._queues.written_ms
+        end = self._log.end
+        try:
+            flushed = self._log.flush(least_pages)
+        except LogNotWritable as error:
+            self._fail(error)
+            return
+        if flushed >= end and written_ms:
+            self._checkpoint.physic_timestamp_ms = written_ms
+        with self._lock:
+            done = self._waiters.advance(flushed)
+        self._hand_over(done, ok=True)
+
+    def _fail(self, error: LogNotWritable) -> None:
+        if not self._said_failed:
+            self._said_failed = True
+            logger.error(
+                "log is fenced, a restart is needed reason=%s unflushed_bytes=%d",
+                *(error.reason, self._log.end - self._log.flushed),
+            )
+        with self._lock:
+            failed = self._waiters.drain()
+        self._hand_over(failed, ok=False)
+
+    def _hand_over(self, waiters: list[T], *, ok: bool) -> None:
+        if waiters and self.on_done is not None:
+            self.on_done(waiters, ok)
+
+    def _prepare(self) -> None:
+        try:
+            self._log.prepare_next_segment()
+            self._said_unprepared = False
+        except OSError as error:
+            if not self._said_unprepared:
+                self._said_unprepared = True
+                logger.warning("next segment not made ahead reason=%s", error)
+
+    def _end(self) -> None:
+        """Flushes the rest; whoever still waits then waits for bytes that never came."""
+        self._flush(0)
+        with self._lock:
+            self._ended = True
+            rest = self._waiters.drain()
+        self._hand_over(rest, ok=False)
+
+
+class QueueFlusher:
+    """The task of thread log-queue-flush: queues by their interval and pages, then the checkpoint."""
+
+    def __init__(self, options: LogOptions, queues: FlushedQueues, checkpoint: Checkpoint) -> None:
+        self._queues = queues
+        self._checkpoint = checkpoint
+        self._interval_s = options.queue_flush_interval_ms / 1000
+        self._thorough_s = options.queue_flush_thorough_interval_ms / 1000
+        self._least_pages = options.queue_flush_least_pages
+        self._next_thorough_s = time.monotonic() + self._thorough_s
+        self._signal = Signal()
+        self._said_failed = False
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._signal.take(self._interval_s)
+            self.step()
+
+    def wake(self) -> None:
+        self._signal.give()
+
+    def step(self) -> None:
+        """One pass.  A failure is told once; queues are built again from the log, so the broker goes on."""
+        now_s = time.monotonic()
+        thorough = now_s >= self._next_thorough_s
+        if thorough:
+            self._next_thorough_s = now_s + self._thorough_s
+        try:
+            self._queues.flush(0 if thorough else self._least_pages)
+            self.save_checkpoint(sync=thorough)
+        except OSError as error:
+            if not self._said_failed:
+                self._said_failed = True
+                logger.error("queues or checkpoint not flushed, a restart builds them again reason=%s", error)
+
+    def save_checkpoint(self, *, sync: bool) -> None:
+        """May raise OSError."""
+        if self._queues.durable_ms:
+            self._checkpoint.logics_timestamp_ms = self._queues.durable_ms
+        self._checkpoint.save(sync=sync)

@@ -1,0 +1,55 @@
+"""The store's lock file: one running process per store.
+
+An fcntl lock on byte 0 of `lock`, as RocketMQ takes it, so that a stock broker is kept out as well.  Such a
+lock belongs to the process, and does not keep a second store of the same process out; a table does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+from commitlog.errors import StoreLocked, StoreUnreadable
+
+_CONTENT = b"lock"
+_held: set[Path] = set()
+_held_lock = threading.Lock()  # guards _held
+
+
+class StoreLock:
+    """Held from construction to release()."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises StoreLocked, or StoreUnreadable if the file cannot be made."""
+        self.path = root / "lock"
+        self._key = self.path.resolve()
+        with _held_lock:
+            if self._key in _held:
+                raise StoreLocked(self.path)
+            self._fd = self._take()
+            _held.add(self._key)
+
+    def _take(self) -> int:
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreUnreadable(self.path, error.strerror or str(error)) from error
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+            os.pwrite(fd, _CONTENT, 0)
+        except OSError as error:
+            os.close(fd)
+            if isinstance(error, BlockingIOError | PermissionError):
+                raise StoreLocked(self.path) from error
+            raise StoreUnreadable(self.path, error.strerror or str(error)) from error
+        return fd
+
+    def release(self) -> None:
+        """May be called twice."""
+        with _held_lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+                _held.discard(self._key)
