@@ -49,7 +49,7 @@ Processor = Callable[["Connection", RemotingCommand], Outcome]
 
 @runtime_checkable
 class BatchProcessor(Protocol):
-    """Takes all consecutive requests of one read that are registered to it together: one append, one write."""
+    """Takes all consecutive requests of one read that are registered to it: one append, one write."""
 
     def process_batch(
         self, connection: Connection, requests: list[RemotingCommand]

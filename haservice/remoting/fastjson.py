@@ -1,0 +1,230 @@
+"""JSON as RocketMQ's peers write it: text ⇄ tree.
+
+fastjson, which Java peers use, writes two things that are no JSON, and reads both forms of each:
+
+    {0:"10.0.0.1:10911"}                              integer keys without quotes
+    {{"brokerName":"b","queueId":0,"topic":"T"}:9}    objects as keys
+
+`loads` gives such keys as text ("0", or the JSON of the object), so the tree is an ordinary one; `dumps`
+writes them for `int` and `ObjectKey` keys.  Standard JSON, which nearly everything is, costs one orjson
+call.
+
+Bounds: orjson refuses more than 1024 levels; a text that would cost more than `TREE_BYTES_MAX` of memory is
+refused before it is read; the rest is linear in the text's length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from haservice.errors import ProtocolError
+
+# What a tree may cost.  A register request of 50,000 topics takes 40 MB for the moment of its reading.
+TREE_BYTES_MAX = 64 * 1024 * 1024
+
+# CPython 3.11's sizes: a dict with an entry, a list with an entry, another entry with its value.
+_DICT_BYTES = 232
+_LIST_BYTES = 88
+_ENTRY_BYTES = 40
+
+
+class BodyUnreadable(ProtocolError, ValueError):
+    """A body that is not what it should be.  Its frame was whole, so the connection lives on."""
+
+
+class ObjectKey(str):
+    """A key that is an object: the text is its JSON."""
+
+    __slots__ = ()
+
+
+def loads(data: bytes | memoryview | str, *, dialect: bool = True) -> Any:
+    """The tree of a JSON text, in fastjson's dialect too if `dialect`; raises BodyUnreadable."""
+    text = data.encode() if isinstance(data, str) else bytes(data)
+    cost = text.count(b"{") * _DICT_BYTES + text.count(b"[") * _LIST_BYTES + text.count(b",") * _ENTRY_BYTES
+    if cost > TREE_BYTES_MAX:
+        raise BodyUnreadable(
+            f"JSON of {len(text)} bytes would take {cost} bytes of memory, more than {TREE_BYTES_MAX}"
+        )
+    try:
+        tree = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if not dialect:
+            raise BodyUnreadable(f"{len(text)} bytes are not JSON: {error}") from None
+        try:
+            tree = orjson.loads(_standard(text))
+        except orjson.JSONDecodeError:
+            raise BodyUnreadable(f"{len(text)} bytes are not JSON: {error}") from None
+    return _resolved(tree) if b'"$ref"' in text else tree
+
+
+def dumps(
+    value: Any, *, unquoted_int_keys: bool = True, pretty: bool = False, ascii_only: bool = False
+) -> bytes:
+    """The JSON of a tree, keys in the order they stand in.
+
+    With `unquoted_int_keys` int keys have no quotes and ObjectKeys are objects, else both are strings.
+    `pretty` is the form of RocketMQ's config files, indented by tabs.  `ascii_only` writes the rest as
+    \\uXXXX.
+    """
+    if pretty:
+        text = "".join(_pretty(value, "\n", unquoted_int_keys))
+    else:
+        try:
+            text = orjson.dumps(value).decode() if ascii_only else ""
+            if not ascii_only:
+                return orjson.dumps(value)
+        except TypeError:  # it has keys that are not plain text
+            pieces: list[str] = []
+            _write(value, pieces, unquoted_int_keys)
+            text = "".join(pieces)
+    if ascii_only and not text.isascii():
+        text = _NOT_ASCII.sub(_escaped, text)
+    return text.encode()
+
+
+# Reading
+
+# Strings are stepped over whole, a torn one to the end of the text, so nothing is looked at twice.  A key
+# is a number or a flat object with a colon behind it.
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
+_KEY = re.compile(
+    _STRING
+    + rb"|[{,]\s*(?:(?P<number>-?\d+)|(?P<object>\{[^{}\"]*(?:"
+    + _STRING
+    + rb"[^{}\"]*)*\}))(?=\s*:)",
+    re.DOTALL,
+)
+
+
+def _standard(text: bytes) -> bytes:
+    """`text` with its unquoted keys as strings."""
+    pieces = []
+    done = 0
+    for match in _KEY.finditer(text):
+        kind = match.lastgroup
+        if kind is None:
+            continue
+        start, end = match.span(kind)
+        key = match[kind]
+        pieces.append(text[done:start])
+        pieces.append(b'"' + key + b'"' if kind == "number" else orjson.dumps(key.decode(errors="replace")))
+        done = end
+    pieces.append(text[done:])
+    return b"".join(pieces)
+
+
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+
+def _resolved(tree: Any) -> Any:
+    """`tree` with fastjson's {"$ref":"$.a.b[0]"} replaced by what stands there; None for other references."""
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if len(node) == 1 and isinstance(node.get("$ref"), str):
+                return _target(tree, node["$ref"])
+            for key, value in node.items():
+                if isinstance(value, (dict, list)):
+                    node[key] = resolve(value)
+        elif isinstance(node, list):
+            for index, value in enumerate(node):
+                if isinstance(value, (dict, list)):
+                    node[index] = resolve(value)
+        return node
+
+    try:
+        return resolve(tree)
+    except RecursionError:
+        raise BodyUnreadable("JSON with references is nested too deeply") from None
+
+
+def _target(tree: Any, path: str) -> Any:
+    if not path.startswith("$"):
+        return None
+    node = tree
+    position = 1
+    while position < len(path):
+        step = _STEP.match(path, position)
+        if step is None:
+            return None
+        name, index = step.groups()
+        if name is not None and isinstance(node, dict):
+            node = node.get(name)
+        elif index is not None and isinstance(node, list) and len(index) < 9 and int(index) < len(node):
+            node = node[int(index)]
+        else:
+            return None
+        position = step.end()
+    return node
+
+
+# Writing
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """As fastjson's BrowserCompatible: UTF-16 units in upper case."""
+    units = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i] << 8 | units[i + 1]:04X}" for i in range(0, len(units), 2))
+
+
+def _key(key: Any, unquoted: bool) -> str:
+    if isinstance(key, ObjectKey):
+        return str(key) if unquoted else orjson.dumps(str(key)).decode()
+    if isinstance(key, int):
+        return str(int(key)) if unquoted else f'"{int(key)}"'
+    return orjson.dumps(key).decode()
+
+
+def _write(value: Any, pieces: list[str], unquoted: bool) -> None:
+    if isinstance(value, Mapping):
+        before = "{"
+        for key, member in value.items():
+            pieces.append(f"{before}{_key(key, unquoted)}:")
+            if type(member) is int:
+                pieces.append(str(member))
+            else:
+                _write(member, pieces, unquoted)
+            before = ","
+        pieces.append("}" if value else "{}")
+    elif isinstance(value, (list, tuple)):
+        before = "["
+        for member in value:
+            pieces.append(before)
+            _write(member, pieces, unquoted)
+            before = ","
+        pieces.append("]" if value else "[]")
+    else:
+        pieces.append(orjson.dumps(value).decode())
+
+
+def _pretty(value: Any, line: str, unquoted: bool) -> list[str]:
+    """As fastjson's PrettyFormat, which keeps members with keys that are no text on one line: {0:5,1:7 and
+    }.
+    """
+    pieces: list[str] = []
+    inner = line + "\t"
+    if isinstance(value, Mapping) and value:
+        textual = all(type(key) is str for key in value)
+        before = "{" + inner if textual else "{"
+        for key, member in value.items():
+            pieces.append(f"{before}{_key(key, unquoted)}:")
+            pieces += _pretty(member, inner, unquoted)
+            before = "," + inner if textual else ","
+        pieces.append(line + "}")
+    elif isinstance(value, (list, tuple)) and value:
+        before = "[" + inner
+        for member in value:
+            pieces.append(before)
+            pieces += _pretty(member, inner, unquoted)
+            before = "," + inner
+        pieces.append(line + "]")
+    else:
+        _write(value, pieces, unquoted)
+    return pieces
