@@ -1,4 +1,4 @@
-"""PersistedFile: a small file of a broker's `config/` directory, replaced whole and atomically.
+"""A broker's `config/` directory: small files, each replaced whole and atomically, and who writes them when.
 
 The order of a save, after RocketMQ's `MixAll.string2File`: write `<file>.tmp`, copy the previous
 content to `<file>.bak`, rename.  Unlike RocketMQ we sync the new content before the rename, so a
@@ -14,13 +14,17 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# One cause is told once in this time.
+WARN_AGAIN_S = 60.0
 
 
 class PersistedFile:
@@ -85,3 +89,41 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Persistence:
+    """Task of the thread `broker-persist`: writes the tables every interval, and soon after `soon`.
+
+    Nobody waits for it but a stop, whose last pass is the owner's to call once the tables are at rest.
+    """
+
+    def __init__(self, tables: Mapping[str, Callable[[], bool]], interval_s: float) -> None:
+        """`tables` are named `persist` methods; each says False when there was nothing to write."""
+        self._tables = tables
+        self._interval_s = interval_s
+        self._woken = threading.Event()
+        self._warned_s: dict[str, float] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._woken.wait(self._interval_s)
+            self._woken.clear()
+            self.persist()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def soon(self) -> None:
+        """Something changed that should not wait for the interval.  Any thread."""
+        self._woken.set()
+
+    def persist(self) -> None:
+        """One pass.  A table that cannot be written is tried again at the next."""
+        for name, persist in self._tables.items():
+            try:
+                persist()
+            except OSError as error:
+                now = time.monotonic()
+                if now - self._warned_s.get(name, -WARN_AGAIN_S) >= WARN_AGAIN_S:
+                    self._warned_s[name] = now
+                    logger.error("not written table=%s reason=%s; trying on", name, error)

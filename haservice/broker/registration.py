@@ -19,18 +19,18 @@ import asyncio
 import logging
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
-from haservice.errors import AnswerError, RemotingError
-from haservice.remoting.bodies import RegisterBrokerBody
-from haservice.remoting.client import RemotingClient
+from haservice.errors import RemotingError
+from haservice.remoting.bodies import RegisterBrokerBody, body_crc32
+from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import BrokerHeader, RegisterBrokerHeader, RegisterBrokerResponseHeader
 
 logger = logging.getLogger(__name__)
 
@@ -161,23 +161,22 @@ class Registration:
         self._announced[addr].clear()
         body = self._body()
         identity = self._identity
-        request = RemotingCommand.request(
-            RequestCode.REGISTER_BROKER,
-            {
-                **_identity_fields(identity),
-                "haServerAddr": identity.ha_server_addr,
-                "compressed": "false",
-                "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF),
-            },
-            body,
+        header = RegisterBrokerHeader(
+            identity.broker_name,
+            identity.broker_addr,
+            identity.cluster_name,
+            identity.ha_server_addr,
+            identity.broker_id,
+            body_crc32=body_crc32(body),
         )
-        answer = await client.invoke(addr, request, self._timeout_s)
-        if answer.code != 0:
-            raise AnswerError(addr, answer.code, answer.remark)
+        request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header.encode(), body)
+        answer = expect(addr, await client.invoke(addr, request, self._timeout_s))
         if addr not in self._masters:
-            logger.info("registered namesrv=%s broker=%s addr=%s", addr, identity.broker_name, identity.broker_addr)
-        fields = answer.ext or {}
-        self._masters[addr] = MasterAddresses(fields.get("masterAddr"), fields.get("haServerAddr"))
+            logger.info(
+                "registered namesrv=%s broker=%s addr=%s", addr, identity.broker_name, identity.broker_addr
+            )
+        master = RegisterBrokerResponseHeader.decode(answer.ext)
+        self._masters[addr] = MasterAddresses(master.master_addr, master.ha_server_addr)
         if identity.broker_id != 0:
             self._on_master(self._believed())
 
@@ -187,7 +186,7 @@ class Registration:
         both = PERM_READ | PERM_WRITE
         if self._permission & both != both:
             wrapper = wrapper.with_perm(self._permission)
-        return RegisterBrokerBody(topics=wrapper, filter_servers=()).encode()
+        return RegisterBrokerBody(topics=wrapper).encode()
 
     def _believed(self) -> MasterAddresses:
         for addr in self._addrs:
@@ -199,7 +198,11 @@ class Registration:
     async def _unregister(self, client: RemotingClient, addr: str) -> None:
         if addr not in self._masters:
             return
-        request = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, _identity_fields(self._identity))
+        identity = self._identity
+        header = BrokerHeader(
+            identity.broker_name, identity.broker_addr, identity.cluster_name, identity.broker_id
+        )
+        request = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header.encode())
         try:
             await client.invoke(addr, request, UNREGISTER_TIMEOUT_S)
         except RemotingError as error:
@@ -238,12 +241,3 @@ class Registration:
             loop.call_soon_threadsafe(callback)
         except RuntimeError:
             logger.debug("registration has ended already")
-
-
-def _identity_fields(identity: Identity) -> dict[str, str]:
-    return {
-        "brokerName": identity.broker_name,
-        "brokerAddr": identity.broker_addr,
-        "clusterName": identity.cluster_name,
-        "brokerId": str(identity.broker_id),
-    }

@@ -13,16 +13,17 @@ port (listenPort - 2); the main port serves it as well, on stock masters too, so
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from haservice.broker.topics import TopicTable
-from haservice.errors import AnswerError, RemotingError
+from haservice.errors import RemotingError
 from haservice.remoting.bodies import ConsumerOffsetWrapper, TopicConfigWrapper
-from haservice.remoting.client import RemotingClient
+from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 
@@ -38,7 +39,7 @@ WARN_AGAIN_S = 60.0
 class OffsetTable(Protocol):
     """The consumer offsets, as far as they are copied."""
 
-    def merge(self, table: ConsumerOffsetWrapper, /) -> object: ...
+    def merge(self, table: Mapping[str, Mapping[int, int]], /) -> object: ...
 
 
 class SlaveSync:
@@ -101,10 +102,8 @@ class SlaveSync:
                 level = addr is None or await self._interruptible(client, addr, stop)
                 if stop.is_set() or addr != self._master_addr:
                     continue
-                try:
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), PERIOD_S if level else RETRY_S)
-                except TimeoutError:
-                    pass
         finally:
             await client.close()
 
@@ -144,7 +143,7 @@ class SlaveSync:
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
         body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-        self._offsets.merge(ConsumerOffsetWrapper.decode(body))
+        self._offsets.merge(ConsumerOffsetWrapper.decode(body).offset_table)
 
     def _warn(self, addr: str, error: Exception) -> None:
         now = time.monotonic()
@@ -154,7 +153,5 @@ class SlaveSync:
 
 
 async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> bytes:
-    answer = await client.invoke(addr, RemotingCommand.request(code), TIMEOUT_S)
-    if answer.code != 0:
-        raise AnswerError(addr, answer.code, answer.remark)
-    return bytes(answer.body or b"")
+    answer = expect(addr, await client.invoke(addr, RemotingCommand.request(code), TIMEOUT_S))
+    return bytes(answer.body)

@@ -74,8 +74,7 @@ class Stats:
         """`messages` of `size_bytes` in all were appended by one write that took `seconds`."""
         self.puts += messages
         self.put_bytes += size_bytes
-        if seconds > self._put_time_max_s:
-            self._put_time_max_s = seconds
+        self._put_time_max_s = max(self._put_time_max_s, seconds)
         self._put_classes[bisect_left(PUT_BOUNDS_MS, int(seconds * 1000))] += messages
         self._put_latencies[min(int(seconds * 1e6).bit_length(), LATENCY_BUCKETS - 1)] += messages
 
@@ -87,8 +86,7 @@ class Stats:
             self.transferred_bytes += size_bytes
         else:
             self.gets_missed += 1
-        if seconds > self._get_time_max_s:
-            self._get_time_max_s = seconds
+        self._get_time_max_s = max(self._get_time_max_s, seconds)
 
     # Once a second
 

@@ -109,9 +109,7 @@ class TopicTable:
     def wrapper(self) -> TopicConfigWrapper:
         """The whole table with its version: the body of 21 and 103, and the file."""
         with self._lock:
-            return TopicConfigWrapper(
-                data_version=self._data_version, topic_config_table=dict(self._table)
-            )
+            return TopicConfigWrapper(data_version=self._data_version, topic_config_table=dict(self._table))
 
     def is_system(self, topic: str) -> bool:
         return topic in self._system or topic.startswith(SYSTEM_PREFIX)
@@ -223,9 +221,7 @@ class TopicTable:
 
     def _raise_version(self) -> None:
         assert self._lock.locked()
-        self._data_version = DataVersion(
-            counter=self._data_version.counter + 1, timestamp=self._clock_ms()
-        )
+        self._data_version = DataVersion(counter=self._data_version.counter + 1, timestamp=self._clock_ms())
 
 
 def topic_config(topic: str, queues: int, perm: int) -> TopicConfig:

@@ -50,8 +50,9 @@ _SEPARATOR = "\x02"
 _WAIT = "WAIT" + _MARK
 _UNUSUAL = ("DELAY" + _MARK, "TRAN_MSG" + _MARK, "CLUSTER" + _MARK)
 
-_INT32 = range(-(2**31), 2**31)
-_INT64 = range(-(2**63), 2**63)
+
+# (place in its read, request, message, whether its answer waits for proofs)
+Send = tuple[int, RemotingCommand, Message, bool]
 
 
 class Log(Protocol):
@@ -82,13 +83,6 @@ class Limits(NamedTuple):
     is_slave: bool
 
 
-class Properties(NamedTuple):
-    """A message's properties as they are stored, and what they ask of us."""
-
-    stored: bytes
-    wait: bool
-
-
 class SendProcessor:
     """Answers sends; `refuse_all` is a reason to take none, set by the node when a part has failed."""
 
@@ -107,7 +101,7 @@ class SendProcessor:
         self._limits = limits
         self._topics = topics
         self._log = log
-        self._durability = durability
+        self.durability = durability
         self._stats = stats
         self._group_exists = group_exists
         self._clock_ms = clock_ms
@@ -133,14 +127,14 @@ class SendProcessor:
             return [self._refuse(request, refused) for request in requests]
         unwritable = self._unwritable()
         group = _Group(self, connection)
-        singles: list[tuple[int, RemotingCommand, Message, bool]] = []
+        singles: list[Send] = []
         for index, request in enumerate(requests):
             try:
                 message, wait, batch = self._message(connection, request, unwritable)
                 if batch:
                     # What came before a batch stands before it in the log, too.
                     self._append_singles(singles, answers, group)
-                    self._append_batch(index, request, message, wait, answers, group)
+                    self._append_batch((index, request, message, wait), answers, group)
                 else:
                     singles.append((index, request, message, wait))
             except RequestError as error:
@@ -197,7 +191,6 @@ class SendProcessor:
         body = request.body
         if len(body) > self._limits.max_message_bytes or len(properties) > PROPERTIES_BYTES_MAX:
             raise self._too_large(len(body), len(properties))
-        _check_ranges(header)
         message = Message(
             name,
             queue_id,
@@ -224,17 +217,11 @@ class SendProcessor:
         if fault is not None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, fault)
         if name in FORBIDDEN_TO_SEND:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
-            )
+            raise RequestError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
         if unwritable is not None:
-            raise RequestError(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {unwritable}"
-            )
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {unwritable}")
         if topic is None:
-            topic = self._topics.create_on_send(
-                name, header.default_topic, header.default_topic_queue_nums
-            )
+            topic = self._topics.create_on_send(name, header.default_topic, header.default_topic_queue_nums)
         if topic is None and name.startswith(RETRY_PREFIX):
             topic = self._topics.find_or_create(name, 1, PERM_READ | PERM_WRITE)
         if topic is None:
@@ -245,7 +232,7 @@ class SendProcessor:
             )
         return topic
 
-    def _properties(self, text: str | None, batch: bool) -> tuple[bytes, bool]:
+    def _properties(self, text: str, batch: bool) -> tuple[bytes, bool]:
         """What is stored, CLUSTER included, and whether the sender wants to wait for proofs.
 
         WAIT itself is not stored, but for a batch, as in 4.9.8.  Nearly every message of a Java client
@@ -284,7 +271,7 @@ class SendProcessor:
 
     def _append_singles(
         self,
-        singles: list[tuple[int, RemotingCommand, Message, bool]],
+        singles: list[Send],
         answers: list[RemotingCommand | None],
         group: _Group,
     ) -> None:
@@ -315,15 +302,8 @@ class SendProcessor:
         self._stats.put(len(singles), size, time.monotonic() - began)
         singles.clear()
 
-    def _append_batch(
-        self,
-        index: int,
-        request: RemotingCommand,
-        message: Message,
-        wait: bool,
-        answers: list[RemotingCommand | None],
-        group: _Group,
-    ) -> None:
+    def _append_batch(self, batch: Send, answers: list[RemotingCommand | None], group: _Group) -> None:
+        index, request, message, wait = batch
         began = time.monotonic()
         try:
             outcome = self._log.append_batch(message)
@@ -370,7 +350,9 @@ class _Group:
         self._waiting: list[tuple[int, RemotingCommand]] = []
         self._end = 0
 
-    def add(self, index: int, request: RemotingCommand, answer: RemotingCommand, end: int, wait: bool) -> None:
+    def add(
+        self, index: int, request: RemotingCommand, answer: RemotingCommand, end: int, wait: bool
+    ) -> None:
         """One stored send; `end` is where it ends in the log, and never below that of an earlier one."""
         if request.is_oneway:
             return
@@ -383,8 +365,7 @@ class _Group:
     def seek_proofs(self, answers: list[RemotingCommand | None]) -> None:
         """Puts into `answers` what can be said now; the rest is sent when it is settled."""
         if self._waiting:
-            # Counted first: a proof that is there already settles inside put_status or not at all.
-            status = self._processor.seek(self._end, self._settled)
+            status = self._processor.durability.put_status(self._end, self._settled)
             if status is None:
                 self._processor.pending += len(self._waiting)
             else:
@@ -434,21 +415,4 @@ def _without_unusual(text: str) -> str:
 
 
 def _not_transactional() -> RequestError:
-    return RequestError(
-        ResponseCode.NO_PERMISSION, "transactional messages are not served by this broker"
-    )
-
-
-def _check_ranges(header: SendMessageHeader) -> None:
-    """Numbers that Java would not have parsed into its int and long fields."""
-    if not (
-        header.flag in _INT32
-        and header.sys_flag in _INT32
-        and header.reconsume_times in _INT32
-        and header.born_timestamp_ms in _INT64
-    ):
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"a number does not fit its field: flag {header.flag}, sysFlag {header.sys_flag},"
-            f" reconsumeTimes {header.reconsume_times}, bornTimestamp {header.born_timestamp_ms}",
-        )
+    return RequestError(ResponseCode.NO_PERMISSION, "transactional messages are not served by this broker")
