@@ -50,7 +50,7 @@ class QueueData(JSONBody):
     read_queue_nums: int = 0
     write_queue_nums: int = 0
     perm: int = 0
-    topic_sys_flag: int = named("topicSysFlag", "topicSynFlag", default=0)  # the second up to 4.8
+    topic_sys_flag: int = field(default=0, metadata=named("topicSysFlag", "topicSynFlag"))  # until 4.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ NO_TOPICS = TopicConfigWrapper()
 class RegisterBrokerBody(JSONBody):
     """103, plain or compressed."""
 
-    topics: TopicConfigWrapper = named("topicConfigSerializeWrapper", default=NO_TOPICS)
-    filter_servers: Sequence[str] = named("filterServerList", default=())
+    topics: TopicConfigWrapper = field(default=NO_TOPICS, metadata=named("topicConfigSerializeWrapper"))
+    filter_servers: Sequence[str] = field(default=(), metadata=named("filterServerList"))
 
     def encode_compressed(self) -> bytes:
         """zlib of length-prefixed parts: version, number of topics, a line per topic, filter servers."""
@@ -295,7 +295,7 @@ class ProducerData(JSONBody):
 class HeartbeatData(JSONBody):
     """34."""
 
-    client_id: str = named("clientID")
+    client_id: str = field(metadata=named("clientID"))
     producer_data_set: Sequence[ProducerData] = ()
     consumer_data_set: Sequence[ConsumerData] = ()
 

@@ -54,7 +54,8 @@ def wire_name(name: str) -> str:
 
 
 class ExtHeader:
-    """What the headers share: a plan, made once per class from its annotations, that reads and writes them."""
+    """What the headers share: a plan, made once per class from its annotations, that reads and writes them.
+    """
 
     __slots__ = ()
 

@@ -42,9 +42,9 @@ class _Plan:
     dialect: bool  # somewhere inside are keys that are no text
 
 
-def named(*names: str, default: Any = dataclasses.MISSING) -> Any:
-    """A field whose wire name is not its own in camel case; further names are read as well."""
-    return dataclasses.field(default=default, metadata={"names": names})
+def named(*names: str) -> Mapping[str, tuple[str, ...]]:
+    """Metadata of a field whose wire name is not its own in camel case; further names are read as well."""
+    return {"names": names}
 
 
 class JSONBody:
