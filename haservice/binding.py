@@ -69,7 +69,7 @@ def _host(text: str) -> str:
     return text
 
 
-def _address(text: str) -> str:
+def check_address(text: str) -> str:
     """host:port, split at the last colon as RocketMQ does, so that IPv6 needs no brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or not host:
@@ -118,8 +118,8 @@ TEXTS: Mapping[str, Callable[[str], str]] = {
     "brokerIP1": _host,
     "brokerIP2": _host,
     "bindAddress": _host,
-    "haMasterAddress": _address,
-    "namesrvAddr": _address,
+    "haMasterAddress": check_address,
+    "namesrvAddr": check_address,
     "haAllowedSlaves": _network,
     "deleteWhen": _hours,
     "messageDelayLevel": _delay_levels,

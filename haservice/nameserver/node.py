@@ -1,0 +1,73 @@
+"""NameserverNode: builds the table, its processors and the server, starts and stops them.  Nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from haservice.config import EXPIRE_MS, NameserverConfig
+from haservice.deadline import Deadline
+from haservice.nameserver.kv_config import KvConfig
+from haservice.nameserver.processors import BrokerProcessors, KvProcessors, RouteProcessors
+from haservice.nameserver.routes import RouteTable
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.server import Listener, RemotingServer
+
+logger = logging.getLogger(__name__)
+
+# RocketMQ's rhythm of looking for silent brokers.
+FIRST_SCAN_S = 5.0
+SCAN_INTERVAL_S = 10.0
+
+
+class NameserverNode:
+    """One name server.  `start` raises ConfigError for a port that is taken or a file that is no table."""
+
+    def __init__(self, config: NameserverConfig) -> None:
+        self._config = config
+        kv = KvConfig(config.kv_config_path)
+        table = RouteTable(time.monotonic, EXPIRE_MS / 1000)
+        self._brokers = BrokerProcessors(table, kv)
+        routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
+        values = KvProcessors(kv, self._offload)
+        processors = {**self._brokers.handlers(), **routes.handlers(), **values.handlers()}
+        self._server = RemotingServer(
+            [Listener(config.bind_address, config.listen_port, processors)],
+            config.idle_seconds,
+            on_close=self._brokers.connection_closed,
+        )
+
+    @property
+    def port(self) -> int:
+        """The port in use, from `start` on; a free one where the configuration says 0."""
+        return self._server.ports[0]
+
+    @property
+    def failed(self) -> BaseException | None:
+        """What ended the server, when it was not `stop`."""
+        return self._server.failed
+
+    def start(self) -> None:
+        self._server.start()
+        self._server.call_soon(self._scan_after, FIRST_SCAN_S)
+        logger.info("name server started addr=%s:%s", self._config.bind_address, self.port)
+        # The line that RocketMQ's users and scripts wait for.
+        print("The Name Server boot success. serializeType=JSON", flush=True)
+
+    def stop(self, deadline: Deadline | float = 5.0) -> None:
+        """Ends everything; may be called twice.  A thread that still runs at the deadline has been logged."""
+        self._server.stop(deadline)
+
+    def _offload(
+        self, function: Callable[..., RemotingCommand], *args: object
+    ) -> asyncio.Future[RemotingCommand]:
+        return self._server.offload(function, *args)
+
+    def _scan_after(self, seconds: float) -> None:
+        self._server.loop.call_later(seconds, self._scan)
+
+    def _scan(self) -> None:
+        self._brokers.expire()
+        self._scan_after(SCAN_INTERVAL_S)

@@ -1,0 +1,322 @@
+"""What a name server answers: request → table → answer.
+
+All of it runs on the loop's thread, which owns the table, but for the key-value file: its changes wait
+for the disk, and so are handed to the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from haservice.binding import check_address
+from haservice.errors import RequestError
+from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
+from haservice.nameserver.routes import MASTER_ID, Queues, Registration, RouteTable
+from haservice.remoting.bodies import (
+    DataVersion,
+    KVTable,
+    RegisterBrokerBody,
+    TopicConfigWrapper,
+    TopicList,
+    body_crc32,
+)
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.headers import (
+    AddWritePermResponseHeader,
+    BrokerHeader,
+    BrokerNameHeader,
+    ClusterHeader,
+    DeleteTopicInNamesrvHeader,
+    KVConfigHeader,
+    KVValueResponseHeader,
+    NamespaceHeader,
+    PutKVConfigHeader,
+    QueryDataVersionResponseHeader,
+    RegisterBrokerHeader,
+    RegisterBrokerResponseHeader,
+    RouteHeader,
+    WipeWritePermResponseHeader,
+)
+
+logger = logging.getLogger(__name__)
+
+# Clients from 4.9.4 on read standard JSON; older ones, and every Go client, the dialect with unquoted keys.
+STANDARD_JSON_VERSION = 401
+# Brokers before 3.0.11 send the topic table bare.
+REGISTER_BODY_VERSION = 37
+
+# Two masters that claim one id would say so with every registration.
+WARN_INTERVAL_S = 5.0
+
+Answer = RemotingCommand | asyncio.Future[RemotingCommand]
+
+
+class Offload(Protocol):
+    """RemotingServer.offload."""
+
+    def __call__(
+        self, function: Callable[..., RemotingCommand], *args: object
+    ) -> asyncio.Future[RemotingCommand]: ...
+
+
+class BrokerProcessors:
+    """103, 104, 322: what brokers tell; and what the end of their connections tells."""
+
+    def __init__(self, table: RouteTable, kv: KvConfig) -> None:
+        self._table = table
+        self._kv = kv
+        self._warned_s = -WARN_INTERVAL_S
+
+    def handlers(self) -> dict[int, Processor]:
+        return {
+            RequestCode.REGISTER_BROKER: self.register,
+            RequestCode.UNREGISTER_BROKER: self.unregister,
+            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
+        }
+
+    def register(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = RegisterBrokerHeader.decode(request.ext)
+        _check_sum(request, header.body_crc32)
+        _check_address("brokerAddr", header.broker_addr)
+        _check_address("haServerAddr", header.ha_server_addr)
+        told = _registration(request, header)
+        registered = self._table.register(told, connection)
+        if registered.replaced_addr is not None:
+            self._warn_moved(told, registered.replaced_addr)
+        elif registered.new:
+            logger.info(
+                "broker registered name=%s id=%s addr=%s cluster=%s topics=%s peer=%s",
+                told.broker_name,
+                told.broker_id,
+                told.addr,
+                told.cluster,
+                len(told.topics or ()),
+                connection.peer,
+            )
+        order = self._kv.namespace(ORDER_TOPIC_CONFIG)
+        master = registered.master
+        return request.answer(
+            ext=RegisterBrokerResponseHeader(
+                ha_server_addr=master.ha_server_addr, master_addr=master.addr
+            ).encode(),
+            body=KVTable(order).encode() if order is not None else b"",
+        )
+
+    def unregister(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = BrokerHeader.decode(request.ext)
+        if self._table.unregister(header.broker_name, header.broker_addr, header.broker_id):
+            logger.info(
+                "broker unregistered name=%s id=%s addr=%s peer=%s",
+                header.broker_name,
+                header.broker_id,
+                header.broker_addr,
+                connection.peer,
+            )
+        return request.answer()
+
+    def query_data_version(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = BrokerHeader.decode(request.ext)
+        told = DataVersion.decode(request.body)
+        changed, known = self._table.data_version(header.broker_addr, told)
+        return request.answer(
+            ext=QueryDataVersionResponseHeader(changed).encode(),
+            body=known.encode() if known is not None else b"",
+        )
+
+    def connection_closed(self, connection: Connection) -> None:
+        for addr in self._table.channel_closed(connection):
+            logger.warning("broker removed, its connection ended addr=%s peer=%s", addr, connection.peer)
+
+    def expire(self) -> None:
+        """Removes brokers that said nothing for too long, and hangs up on them."""
+        for addr, channel in self._table.expire():
+            logger.warning("broker removed, it said nothing for too long addr=%s", addr)
+            if isinstance(channel, Connection):
+                channel.close("the broker said nothing for too long")
+
+    def _warn_moved(self, told: Registration, replaced: str) -> None:
+        now = time.monotonic()
+        if now - self._warned_s >= WARN_INTERVAL_S:
+            self._warned_s = now
+            logger.warning(
+                "broker id moved name=%s id=%s from=%s to=%s; if both run, they claim the same id",
+                told.broker_name,
+                told.broker_id,
+                replaced,
+                told.addr,
+            )
+
+
+class RouteProcessors:
+    """105, 106 and the lists: what clients and tools ask, and the three changes that tools make."""
+
+    def __init__(self, table: RouteTable, kv: KvConfig, *, order_message_enable: bool) -> None:
+        self._table = table
+        self._kv = kv
+        self._order_message_enable = order_message_enable
+
+    def handlers(self) -> dict[int, Processor]:
+        return {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.cluster_info,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.all_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+        }
+
+    def route(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = RouteHeader.decode(request.ext)
+        route = self._table.route(header.topic)
+        if route is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {header.topic}",
+            )
+        if self._order_message_enable:
+            order = self._kv.get(ORDER_TOPIC_CONFIG, header.topic)
+            route = dataclasses.replace(route, order_topic_conf=order)
+        standard = header.accept_standard_json_only or request.version >= STANDARD_JSON_VERSION
+        return request.answer(body=route.encode(standard=standard))
+
+    def cluster_info(self, connection: Connection, request: RemotingCommand) -> Answer:
+        return request.answer(body=self._table.cluster_info().encode())
+
+    def all_topics(self, connection: Connection, request: RemotingCommand) -> Answer:
+        return request.answer(body=TopicList(self._table.topics()).encode())
+
+    def topics_of_cluster(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = ClusterHeader.decode(request.ext)
+        return request.answer(body=TopicList(self._table.topics_of_cluster(header.cluster)).encode())
+
+    def system_topics(self, connection: Connection, request: RemotingCommand) -> Answer:
+        """Every cluster and broker has a topic of its name; the asker goes on to ask the broker named here."""
+        names = [name for cluster, brokers in self._table.clusters().items() for name in (cluster, *brokers)]
+        return request.answer(body=TopicList(list(dict.fromkeys(names)), self._table.some_addr()).encode())
+
+    def wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = BrokerNameHeader.decode(request.ext)
+        count = self._table.wipe_write_perm(header.broker_name)
+        logger.info(
+            "write permission wiped name=%s topics=%s by=%s", header.broker_name, count, connection.peer
+        )
+        return request.answer(ext=WipeWritePermResponseHeader(count).encode())
+
+    def add_write_perm(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = BrokerNameHeader.decode(request.ext)
+        count = self._table.add_write_perm(header.broker_name)
+        logger.info(
+            "write permission added name=%s topics=%s by=%s", header.broker_name, count, connection.peer
+        )
+        return request.answer(ext=AddWritePermResponseHeader(count).encode())
+
+    def delete_topic(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = DeleteTopicInNamesrvHeader.decode(request.ext)
+        self._table.delete_topic(header.topic, header.cluster_name or None)
+        logger.info("topic deleted topic=%s by=%s", header.topic, connection.peer)
+        return request.answer()
+
+
+class KvProcessors:
+    """100, 101, 102, 219: the key-value configuration."""
+
+    def __init__(self, kv: KvConfig, offload: Offload) -> None:
+        self._kv = kv
+        self._offload = offload
+
+    def handlers(self) -> dict[int, Processor]:
+        return {
+            RequestCode.PUT_KV_CONFIG: self.put,
+            RequestCode.GET_KV_CONFIG: self.get,
+            RequestCode.DELETE_KV_CONFIG: self.delete,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self.namespace,
+        }
+
+    def put(self, connection: Connection, request: RemotingCommand) -> Answer:
+        return self._offload(self._put, request, PutKVConfigHeader.decode(request.ext))
+
+    def _put(self, request: RemotingCommand, header: PutKVConfigHeader) -> RemotingCommand:
+        self._kv.put(header.namespace, header.key, header.value)
+        return request.answer()
+
+    def delete(self, connection: Connection, request: RemotingCommand) -> Answer:
+        return self._offload(self._delete, request, KVConfigHeader.decode(request.ext))
+
+    def _delete(self, request: RemotingCommand, header: KVConfigHeader) -> RemotingCommand:
+        self._kv.delete(header.namespace, header.key)
+        return request.answer()
+
+    def get(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = KVConfigHeader.decode(request.ext)
+        value = self._kv.get(header.namespace, header.key)
+        if value is None:
+            raise RequestError(
+                ResponseCode.QUERY_NOT_FOUND, f"namespace {header.namespace} has no key {header.key}"
+            )
+        return request.answer(ext=KVValueResponseHeader(value).encode())
+
+    def namespace(self, connection: Connection, request: RemotingCommand) -> Answer:
+        header = NamespaceHeader.decode(request.ext)
+        values = self._kv.namespace(header.namespace)
+        if values is None:
+            raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"there is no namespace {header.namespace}")
+        return request.answer(body=KVTable(values).encode())
+
+
+def _registration(request: RemotingCommand, header: RegisterBrokerHeader) -> Registration:
+    """Header and body of a 103; raises RequestError or BodyUnreadable, which are both answered."""
+    topics: Mapping[str, Queues] | None = None
+    version: DataVersion | None = None
+    filter_servers = None
+    if len(request.body):
+        if request.version < REGISTER_BODY_VERSION:
+            wrapper = TopicConfigWrapper.decode(request.body)
+        else:
+            decode = RegisterBrokerBody.decode_compressed if header.compressed else RegisterBrokerBody.decode
+            body = decode(request.body)
+            wrapper, filter_servers = body.topics, tuple(body.filter_servers)
+        version = wrapper.data_version
+        # A slave's table is the master's by right; it is not even kept.
+        if header.broker_id == MASTER_ID:
+            topics = {
+                name: Queues(topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag)
+                for name, topic in wrapper.topic_config_table.items()
+            }
+    return Registration(
+        header.cluster_name,
+        header.broker_name,
+        header.broker_id,
+        header.broker_addr,
+        header.ha_server_addr,
+        version,
+        topics,
+        filter_servers,
+    )
+
+
+def _check_sum(request: RemotingCommand, told: int) -> None:
+    """0 is not checked.  The remark is the one that RocketMQ's brokers know."""
+    if told and body_crc32(request.body) != told:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"crc32 not match: the body of {len(request.body)} bytes has {body_crc32(request.body)}, "
+            f"the header says {told}",
+        )
+
+
+def _check_address(field: str, addr: str) -> None:
+    try:
+        check_address(addr)
+    except ValueError as error:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR, f"field {field} of the request header is no address: {error}"
+        ) from None
