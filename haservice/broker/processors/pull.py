@@ -1,0 +1,377 @@
+"""PULL_MESSAGE: a consumer takes messages of one queue from an offset on.
+
+    check ─▶ scan ─┬─ messages ──────────▶ load (on the loop, or by a work thread when cold) ─▶ 0
+                   ├─ nothing new ──▶ hold, if the client said it may be, else ───────────────▶ 19
+                   ├─ none matched, or just removed ──────────────────────────────────────────▶ 20
+                   └─ outside of the queue ── on a slave 20 with the same offset, else ───────▶ 21
+
+Checks, their order and their codes are RocketMQ's (broker-flows §9.1), and so is what the answer says of
+offsets (§9.2).  A slave serves pulls whatever slaveReadEnable says.  A held pull that is woken runs through
+everything again, so that a topic deleted meanwhile answers its error then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from commitlog.errors import CommitLogError, OffsetNotFound
+from haservice.broker.consumer_offsets import ConsumerOffsets
+from haservice.broker.consumers import ClientTable
+from haservice.broker.groups import GroupConfig, Groups
+from haservice.broker.long_polling import HeldPull, LongPolling
+from haservice.broker.reader import PullStatus, QueueReader, Scan
+from haservice.broker.stats import Stats
+from haservice.broker.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
+from haservice.broker.topics import PERM_READ, TopicTable
+from haservice.config import BrokerConfig
+from haservice.errors import RequestError
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection
+from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader
+from haservice.remoting.server import Processor
+
+logger = logging.getLogger(__name__)
+
+# The request's sysFlag.
+FLAG_COMMIT_OFFSET = 0x1
+FLAG_SUSPEND = 0x2
+FLAG_SUBSCRIPTION = 0x4
+
+MASTER_ID = 0
+
+# One kind of damage is reported at most so often.
+WARN_AGAIN_S = 10.0
+
+_CODE_OF = {
+    PullStatus.FOUND: ResponseCode.SUCCESS,
+    PullStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    PullStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    PullStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    PullStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    # These two are "nothing yet" for who asks for the queue's first message.
+    PullStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
+    PullStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
+}
+_EMPTY = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
+
+
+class Offload(Protocol):
+    """Runs a function in a work thread; RemotingServer.offload."""
+
+    def __call__(self, function: Callable[..., Any], /, *args: Any) -> asyncio.Future[Any]: ...
+
+
+class OffsetMoved(NamedTuple):
+    """A consumer was sent from an offset that its queue does not have to one that it has."""
+
+    group: str
+    topic: str
+    queue_id: int
+    requested: int
+    corrected: int
+
+
+@dataclass(slots=True)
+class _Pull:
+    """One request that passed the checks."""
+
+    connection: Connection
+    command: RemotingCommand
+    header: PullMessageHeader
+    group: GroupConfig
+    codes: TagCodes
+
+
+class PullProcessor:
+    """Answers PULL_MESSAGE.  `on_offset_moved` hears of every consumer that a master had to move."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        topics: TopicTable,
+        groups: Groups,
+        clients: ClientTable,
+        offsets: ConsumerOffsets,
+        reader: QueueReader,
+        long_polling: LongPolling,
+        stats: Stats,
+        offload: Offload,
+        on_offset_moved: Callable[[OffsetMoved], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._reader = reader
+        self._long_polling = long_polling
+        self._stats = stats
+        self._offload = offload
+        self._on_offset_moved = on_offset_moved
+        self._is_slave = config.role.is_slave
+        self._keeps_offset = keeps_offset(config)
+        self._warned_s = -WARN_AGAIN_S
+
+    def handlers(self) -> dict[int, Processor]:
+        return {RequestCode.PULL_MESSAGE: self.pull}
+
+    def pull(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
+        pull = self._checked(connection, command)
+        header = pull.header
+        if header.sys_flag & FLAG_COMMIT_OFFSET and not self._is_slave:
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        scan = self._scan(pull)
+        if header.sys_flag & FLAG_SUSPEND and self._code(scan, header) is ResponseCode.PULL_NOT_FOUND:
+            held = self._hold(pull, scan)
+            if held is not None:
+                return held
+        return self._answer(pull, scan)
+
+    # Checks
+
+    def _checked(self, connection: Connection, command: RemotingCommand) -> _Pull:
+        """The request, if it may be served; raises RequestError with the code that says why not."""
+        header = PullMessageHeader.decode(command.ext)
+        if not self._config.permission & PERM_READ:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read: brokerPermission")
+        name = header.consumer_group
+        group = self._groups.find(name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"consumer group {name!r} does not exist"
+            )
+        if not group.consume_enable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"consumer group {name} may not consume")
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic!r} does not exist here")
+        if not topic.perm & PERM_READ:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} may not be read")
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId {header.queue_id} is none of topic {header.topic},"
+                f" which has {topic.read_queue_nums} queues to read",
+            )
+        if header.sys_flag & FLAG_SUBSCRIPTION:
+            codes = _codes_of_request(header)
+        else:
+            codes = self._codes_of_group(header, group)
+        return _Pull(connection, command, header, group, codes)
+
+    def _codes_of_group(self, header: PullMessageHeader, config: GroupConfig) -> TagCodes:
+        name = header.consumer_group
+        group = self._clients.group(name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"no member of consumer group {name} is online"
+            )
+        if group.is_broadcasting and not config.consume_broadcast_enable:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION, f"consumer group {name} may not consume by broadcasting"
+            )
+        subscription = group.subscriptions.get(header.topic)
+        if subscription is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"consumer group {name} does not subscribe topic {header.topic}",
+            )
+        if subscription.version < header.sub_version:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"subscription {subscription.version} of group {name} is older than"
+                f" the pull's {header.sub_version}; the next heartbeat brings it",
+            )
+        if subscription.expression_type != TAG:
+            raise not_filtered(subscription.expression_type)
+        return subscription.codes
+
+    # Holding
+
+    def _hold(self, pull: _Pull, scan: Scan) -> asyncio.Future[RemotingCommand] | None:
+        """Keeps the pull until there is something for it; None when it has to be answered now."""
+        header = pull.header
+        future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        if self._config.long_polling_enable:
+            seconds = header.suspend_timeout_millis / 1000
+        else:
+            seconds = self._config.short_polling_ms / 1000
+
+        def attempt(final: bool) -> bool:
+            return self._attempt(held, pull, future, final)
+
+        held = HeldPull(
+            pull.connection, (header.topic, header.queue_id), header.queue_offset, pull.codes, attempt
+        )
+        held.below_mark = scan.below_mark
+        return future if self._long_polling.hold(held, seconds) else None
+
+    def _attempt(
+        self, held: HeldPull, first: _Pull, future: asyncio.Future[RemotingCommand], final: bool
+    ) -> bool:
+        """Runs a held pull again; True when `future` has, or will get, its answer."""
+        if future.done():
+            return True
+        header = first.header
+        if not final and not self._reader.indexed_beyond(header.topic, header.queue_id, header.queue_offset):
+            return False
+        try:
+            pull = self._checked(first.connection, first.command)
+            scan = self._scan(pull)
+            if not final and self._code(scan, header) is ResponseCode.PULL_NOT_FOUND:
+                held.below_mark = scan.below_mark
+                return False
+            answer = self._answer(pull, scan)
+        except RequestError as error:
+            future.set_result(first.command.answer(error.code, error.remark))
+            return True
+        except Exception as error:
+            logger.exception("held pull failed topic=%s queue=%d", header.topic, header.queue_id)
+            text = f"{type(error).__name__}: {error}"
+            future.set_result(first.command.answer(ResponseCode.SYSTEM_ERROR, text))
+            return True
+        if isinstance(answer, RemotingCommand):
+            future.set_result(answer)
+        else:
+            answer.add_done_callback(lambda done: _pass_on(done, future))
+        return True
+
+    # Answering
+
+    def _scan(self, pull: _Pull) -> Scan:
+        header = pull.header
+        return self._reader.scan(
+            header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, pull.codes
+        )
+
+    def _code(self, scan: Scan, header: PullMessageHeader) -> ResponseCode:
+        if scan.status in _EMPTY and header.queue_offset == 0:
+            return ResponseCode.PULL_NOT_FOUND
+        return _CODE_OF[scan.status]
+
+    def _answer(self, pull: _Pull, scan: Scan) -> RemotingCommand | asyncio.Future[RemotingCommand]:
+        if scan.cold:
+            return asyncio.ensure_future(self._answer_cold(pull, scan))
+        if scan.entries:
+            begun_s = time.perf_counter()
+            try:
+                body = self._reader.load(scan.entries)
+            except CommitLogError as error:
+                return self._unreadable(pull, scan, error)
+            self._stats.get(len(scan.entries), len(body), time.perf_counter() - begun_s)
+            return self._found(pull, scan, body)
+        self._stats.get(0, 0)
+        return self._nothing(pull, scan)
+
+    async def _answer_cold(self, pull: _Pull, scan: Scan) -> RemotingCommand:
+        begun_s = time.perf_counter()
+        try:
+            body = await self._offload(self._reader.load, scan.entries)
+        except CommitLogError as error:
+            return self._unreadable(pull, scan, error)
+        self._stats.get(len(scan.entries), len(body), time.perf_counter() - begun_s)
+        return self._found(pull, scan, body)
+
+    def _found(self, pull: _Pull, scan: Scan, body: bytes) -> RemotingCommand:
+        ext = self._ext(scan, self._suggested(pull.group, scan))
+        return pull.command.answer(ResponseCode.SUCCESS, PullStatus.FOUND.value, ext, body)
+
+    def _nothing(self, pull: _Pull, scan: Scan) -> RemotingCommand:
+        header = pull.header
+        code = self._code(scan, header)
+        suggested = self._suggested(pull.group, scan)
+        if code is ResponseCode.PULL_OFFSET_MOVED:
+            if self._keeps_offset:
+                code, suggested = ResponseCode.PULL_RETRY_IMMEDIATELY, pull.group.broker_id
+            elif self._on_offset_moved is not None:
+                self._on_offset_moved(
+                    OffsetMoved(
+                        header.consumer_group,
+                        header.topic,
+                        header.queue_id,
+                        header.queue_offset,
+                        scan.next_offset,
+                    )
+                )
+        return pull.command.answer(code, scan.status.value, self._ext(scan, suggested))
+
+    def _unreadable(self, pull: _Pull, scan: Scan, error: CommitLogError) -> RemotingCommand:
+        """Retention was quicker than we: the client asks again.  Damage is an error, and said loudly."""
+        header = pull.header
+        self._stats.get(0, 0)
+        if not isinstance(error, OffsetNotFound):
+            now_s = time.monotonic()
+            if now_s - self._warned_s >= WARN_AGAIN_S:
+                self._warned_s = now_s
+                logger.error(
+                    "message cannot be served topic=%s queue=%d offset=%d reason=%s",
+                    header.topic,
+                    header.queue_id,
+                    header.queue_offset,
+                    error,
+                )
+            return pull.command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+        again = scan._replace(
+            status=PullStatus.MESSAGE_WAS_REMOVING, next_offset=header.queue_offset, entries=()
+        )
+        return self._nothing(pull, again)
+
+    def _suggested(self, group: GroupConfig, scan: Scan) -> int:
+        """Which broker of the pair the client should ask next."""
+        if not self._config.slave_read_enable:
+            return MASTER_ID
+        return group.which_broker_when_consume_slowly if scan.slow else group.broker_id
+
+    def _ext(self, scan: Scan, suggested: int) -> dict[str, str]:
+        return PullMessageResponseHeader(
+            suggested, scan.next_offset, scan.min_offset, scan.max_offset
+        ).encode()
+
+
+def keeps_offset(config: BrokerConfig) -> bool:
+    """Whether this broker leaves a consumer's offset alone because its master knows better."""
+    return config.role.is_slave and not config.offset_check_in_slave
+
+
+def not_filtered(expression_type: str) -> RequestError:
+    """The refusal of anything but tags."""
+    if expression_type == SQL92:
+        reason = "SQL92 filters are not enabled on this broker (enablePropertyFilter=false)"
+        return RequestError(ResponseCode.SYSTEM_ERROR, reason)
+    return RequestError(
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {expression_type!r} is not known, TAG is"
+    )
+
+
+def _codes_of_request(header: PullMessageHeader) -> TagCodes:
+    expression_type = header.expression_type or TAG
+    if expression_type != TAG:
+        raise not_filtered(expression_type)
+    try:
+        return tag_codes(header.subscription or "")
+    except ExpressionFault as fault:
+        raise RequestError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"subscription cannot be read: {fault}"
+        ) from None
+
+
+def _pass_on(done: asyncio.Future[RemotingCommand], future: asyncio.Future[RemotingCommand]) -> None:
+    if future.done():
+        return
+    if done.cancelled():
+        future.cancel()
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())

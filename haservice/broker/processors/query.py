@@ -1,0 +1,119 @@
+"""Looking up single messages, for people and their tools.
+
+    33 VIEW_MESSAGE_BY_ID    the record at a physical offset, which is what an offset message id names
+    12 QUERY_MESSAGE         records by key, newest first, from the index
+
+The index knows hashes only: a client filters what it gets for the exact key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Protocol
+
+from commitlog.errors import CommitLogError
+from haservice.broker.processors.pull import Offload
+from haservice.errors import RequestError
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.headers import QueryMessageHeader, QueryMessageResponseHeader, ViewMessageHeader
+
+# A tool that asks for more gets so many; the answer has to fit a frame.
+QUERY_MESSAGES_MAX = 64
+QUERY_BYTES_MAX = 8 * 1024 * 1024
+UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
+
+_PHYSICAL_OFFSET = struct.Struct(">q")
+_PHYSICAL_OFFSET_AT = 28
+
+
+class Records(Protocol):
+    """What is read of a CommitLog."""
+
+    def read_record(self, offset: int) -> bytes: ...
+
+
+class Index(Protocol):
+    """What is asked of the index files."""
+
+    def query(self, topic: str, key: str, count: int, begin_ms: int, end_ms: int, /) -> list[int]: ...
+
+
+class QueryProcessor:
+    """Everything runs in a work thread: a person waits, and old messages lie on the disk."""
+
+    def __init__(
+        self, log: Records, index: Index | None, offload: Offload, default_query_max_num: int = 32
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._offload = offload
+        self._default_query_max_num = default_query_max_num
+
+    def handlers(self) -> dict[int, Processor]:
+        return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.query}
+
+    def view(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        header = ViewMessageHeader.decode(command.ext)
+        return asyncio.ensure_future(self._view(command, header.offset))
+
+    async def _view(self, command: RemotingCommand, offset: int) -> RemotingCommand:
+        body: bytes | None = await self._offload(record_at, self._log, offset)
+        if body is None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}")
+        return command.answer(body=body)
+
+    def query(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        header = QueryMessageHeader.decode(command.ext)
+        unique = command.ext.get(UNIQUE_KEY_QUERY) == "true"
+        count = self._default_query_max_num if unique else header.max_num
+        count = max(0, min(count, QUERY_MESSAGES_MAX))
+        return asyncio.ensure_future(self._query(command, header, count))
+
+    async def _query(
+        self, command: RemotingCommand, header: QueryMessageHeader, count: int
+    ) -> RemotingCommand:
+        offsets, body = await self._offload(self._find, header, count)
+        ext = QueryMessageResponseHeader(0, offsets[0] if offsets else 0).encode()
+        if not body:
+            remark = f"no message of topic {header.topic} with this key in the given time"
+            return command.answer(ResponseCode.QUERY_NOT_FOUND, remark, ext)
+        return command.answer(ext=ext, body=body)
+
+    def _find(self, header: QueryMessageHeader, count: int) -> tuple[list[int], bytes]:
+        if self._index is None or count == 0:
+            return [], b""
+        offsets = self._index.query(
+            header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
+        )
+        records: list[bytes] = []
+        size_bytes = 0
+        for offset in offsets:
+            record = record_at(self._log, offset)
+            if record is None:
+                continue
+            if records and size_bytes + len(record) > QUERY_BYTES_MAX:
+                break
+            records.append(record)
+            size_bytes += len(record)
+        return offsets, b"".join(records)
+
+
+def record_at(log: Records, offset: int) -> bytes | None:
+    """The record that begins at `offset`; None if none does.
+
+    A record states where it begins, so an offset into the middle of one is not taken for a record, whatever
+    its bytes look like.
+    """
+    if offset < 0:
+        return None
+    try:
+        record = log.read_record(offset)
+    except CommitLogError:
+        return None
+    if len(record) < _PHYSICAL_OFFSET_AT + _PHYSICAL_OFFSET.size:
+        return None
+    (stated,) = _PHYSICAL_OFFSET.unpack_from(record, _PHYSICAL_OFFSET_AT)
+    return record if stated == offset else None

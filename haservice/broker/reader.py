@@ -1,0 +1,274 @@
+"""QueueReader: which messages answer a pull, and their bytes.
+
+`scan` decides from the queue's index alone and touches no message; `load` reads the bytes that a scan
+chose.  The first is cheap and for the loop; the second may meet a disk, and any thread may run it.
+
+The rules are RocketMQ's (broker-flows §9.2): statuses, corrected offsets, and where a batch ends.  "In
+memory" and "on disk" are guesses by distance from the log's end, against a share of this machine's
+memory, as they are there.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import psutil
+
+from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
+from commitlog.errors import CorruptRecord
+from commitlog.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2
+from haservice.broker.tag_filter import TagCodes, lets_through
+from haservice.config import BrokerConfig
+
+# A filter looks at so many entries before it reports "no match up to here"; a client that asks for
+# more messages than that has more looked at, up to the second number.
+SCAN_ENTRIES = 800
+SCAN_ENTRIES_MAX = 4000
+# With a filter the index is read so many entries at a time; without one, a batch at a time.
+CHUNK_ENTRIES = 128
+# Two messages closer than this are read in one go: 4 KiB copied cost less than one more call.
+GAP_BYTES_MAX = 4096
+
+_HEAD = struct.Struct(">ii")
+
+
+class Log(Protocol):
+    """What is read of a CommitLog."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def segment_bytes(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes: ...
+
+
+class Queue(Protocol):
+    """What is read of a ConsumeQueue."""
+
+    @property
+    def min_offset(self) -> int: ...
+
+    @property
+    def max_offset(self) -> int: ...
+
+    def read(self, queue_offset: int, count: int) -> list[Entry]: ...
+
+
+class PullStatus(enum.Enum):
+    """What reading a queue came to, in RocketMQ's words: they are the answer's remark."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class Scan(NamedTuple):
+    """The outcome of looking at an index: `entries` is empty unless the status is FOUND."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    entries: Sequence[Entry] = ()
+    size_bytes: int = 0
+    # The last entry looked at is further from the log's end than what counts as in memory.
+    slow: bool = False
+    # The same of the first entry taken: its bytes probably come from the disk.
+    cold: bool = False
+    # There is something at the wanted offset, but above the readable end.
+    below_mark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How much one pull may carry.  Up to `memory_bytes` from the log's end, messages count as in memory."""
+
+    memory_bytes: int
+    count_in_memory: int = 32
+    bytes_in_memory: int = 256 * 1024
+    count_on_disk: int = 8
+    bytes_on_disk: int = 64 * 1024
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> ReadLimits:
+        total: int = psutil.virtual_memory().total
+        return cls(
+            memory_bytes=total * config.access_message_in_memory_max_ratio // 100,
+            count_in_memory=config.max_transfer_count_in_memory,
+            bytes_in_memory=config.max_transfer_bytes_in_memory,
+            count_on_disk=config.max_transfer_count_on_disk,
+            bytes_on_disk=config.max_transfer_bytes_on_disk,
+        )
+
+
+class QueueReader:
+    """Reads queues for consumers, never beyond `readable_end()` (a physical offset: the high-water mark)."""
+
+    def __init__(
+        self,
+        log: Log,
+        find_queue: Callable[[str, int], Queue | None],
+        limits: ReadLimits,
+        *,
+        keeps_offset: bool = False,
+        file_entries: int = 300_000,
+        readable_end: Callable[[], int] | None = None,
+    ) -> None:
+        self._log = log
+        self._find_queue = find_queue
+        self._limits = limits
+        # A slave may be behind its master: it never sends a consumer to another offset.
+        self._keeps_offset = keeps_offset
+        self._file_entries = file_entries
+        self._readable_end = readable_end or (lambda: log.end)
+
+    def indexed_beyond(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the queue has an entry at or after `offset`."""
+        queue = self._find_queue(topic, queue_id)
+        return queue is not None and queue.max_offset > offset
+
+    def is_cold(self, physical_offset: int) -> bool:
+        """Whether a read there probably meets the disk."""
+        return self._log.end - physical_offset > self._limits.memory_bytes
+
+    def scan(self, topic: str, queue_id: int, offset: int, count: int, codes: TagCodes) -> Scan:
+        """Chooses up to `count` messages from `offset` on, at least one if there is a readable match."""
+        queue = self._find_queue(topic, queue_id)
+        if queue is None:
+            return self._outside(PullStatus.NO_MATCHED_LOGIC_QUEUE, offset, 0, 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        if high == 0:
+            return self._outside(PullStatus.NO_MESSAGE_IN_QUEUE, offset, 0, low, high)
+        if offset < low:
+            return self._outside(PullStatus.OFFSET_TOO_SMALL, offset, low, low, high)
+        if offset == high:
+            return self._outside(PullStatus.OFFSET_OVERFLOW_ONE, offset, offset, low, high)
+        if offset > high:
+            return self._outside(PullStatus.OFFSET_OVERFLOW_BADLY, offset, high, low, high)
+        return self._inside(queue, offset, count, codes)
+
+    def _outside(self, status: PullStatus, offset: int, corrected: int, low: int, high: int) -> Scan:
+        return Scan(status, offset if self._keeps_offset else corrected, low, high)
+
+    def _inside(self, queue: Queue, offset: int, count: int, codes: TagCodes) -> Scan:
+        low, high = queue.min_offset, queue.max_offset
+        readable_end = self._readable_end()
+        log_start, log_end = self._log.start, self._log.end
+        in_memory_from = log_end - self._limits.memory_bytes
+        limits = self._limits
+        taken: list[Entry] = []
+        size_bytes = 0
+        position = offset
+        last_seen = log_end
+        status = PullStatus.OFFSET_FOUND_NULL
+        budget = max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX))
+        chunk = CHUNK_ENTRIES if codes is not None else max(1, min(count, limits.count_in_memory))
+        below_mark = full = False
+        while budget > 0 and not full:
+            entries = queue.read(position, min(chunk, budget))
+            if not entries:
+                break
+            budget -= len(entries)
+            for entry in entries:
+                physical_offset, size, tags_code = entry
+                if size == PRE_BLANK_SIZE:
+                    # No message: fills a queue that began, or goes on, at a later number.
+                    position += 1
+                    status = PullStatus.MESSAGE_WAS_REMOVING
+                    continue
+                if physical_offset + size > readable_end:
+                    below_mark = full = True
+                    break
+                if taken:
+                    recent = physical_offset >= in_memory_from
+                    if (
+                        len(taken) >= count
+                        or len(taken) >= (limits.count_in_memory if recent else limits.count_on_disk)
+                        or size_bytes + size > (limits.bytes_in_memory if recent else limits.bytes_on_disk)
+                    ):
+                        full = True
+                        break
+                position += 1
+                last_seen = physical_offset
+                if codes is not None and not lets_through(codes, tags_code):
+                    status = PullStatus.NO_MATCHED_MESSAGE
+                elif physical_offset < log_start:
+                    status = PullStatus.MESSAGE_WAS_REMOVING
+                else:
+                    taken.append(entry)
+                    size_bytes += size
+        slow = last_seen < in_memory_from
+        if taken:
+            cold = taken[0].physical_offset < in_memory_from
+            return Scan(PullStatus.FOUND, position, low, high, taken, size_bytes, slow, cold)
+        if position == offset and below_mark:
+            return Scan(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, below_mark=True)
+        if position == offset:
+            # The index has a hole here, or retention was quicker: go on in its next file.
+            corrected = offset - offset % self._file_entries + self._file_entries
+            return self._outside(PullStatus.OFFSET_FOUND_NULL, offset, corrected, low, high)
+        return Scan(status, position, low, high, slow=slow)
+
+    def load(self, entries: Sequence[Entry]) -> bytes:
+        """The records of `entries`, one after the other.
+
+        Neighbours are read together.  Raises CommitLogError when the log has dropped one in the
+        meantime, or holds something else in its place.
+        """
+        parts: list[bytes | memoryview] = []
+        segment_bytes = self._log.segment_bytes
+        first = 0
+        while first < len(entries):
+            start, size, _ = entries[first]
+            end = start + size
+            last = first + 1
+            limit = start - start % segment_bytes + segment_bytes
+            while last < len(entries):
+                entry = entries[last]
+                if not 0 <= entry.physical_offset - end <= GAP_BYTES_MAX or entry.physical_offset >= limit:
+                    break
+                end = entry.physical_offset + entry.size
+                last += 1
+            run = entries[first:last]
+            data = self._log.read(start, end - start)
+            _check(data, run, end - start)
+            if sum(entry.size for entry in run) == end - start:
+                parts.append(data)
+            else:
+                view = memoryview(data)
+                for entry in run:
+                    at = entry.physical_offset - start
+                    parts.append(view[at : at + entry.size])
+            first = last
+        if len(parts) == 1 and isinstance(parts[0], bytes):
+            return parts[0]
+        return b"".join(parts)
+
+
+def _check(data: bytes, run: Sequence[Entry], size_bytes: int) -> None:
+    """Index and log must agree on every record: what is served is what was stored."""
+    start = run[0].physical_offset
+    if len(data) != size_bytes:
+        raise CorruptRecord(start, f"{len(data)} of {size_bytes} bytes could be read")
+    for physical_offset, size, _ in run:
+        found, magic = _HEAD.unpack_from(data, physical_offset - start)
+        if found != size or magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2):
+            raise CorruptRecord(
+                physical_offset,
+                f"the queue says {size} bytes, the log {found} with magic {magic & 0xFFFFFFFF:#x}",
+            )

@@ -1,0 +1,46 @@
+"""Tag expressions: which messages of a queue a subscription takes, judged by the index's tag code.
+
+An expression is `*`, empty (everything), or tags joined by `||`.  The broker compares hashes only, so
+a collision passes and the client compares the text (broker-flows §9.4).  Pure.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from commitlog.record import java_hash
+
+TAG = "TAG"
+SQL92 = "SQL92"
+
+ALL = "*"
+# Longer ones are refused: an expression is parsed and hashed on the loop.
+EXPRESSION_CHARS_MAX = 32_768
+
+# The codes that a filter lets through; None lets everything through.
+TagCodes = frozenset[int] | None
+
+
+class ExpressionFault(ValueError):
+    """An expression that names no tag, or is too long to look at."""
+
+
+@lru_cache(maxsize=1024)
+def tag_codes(expression: str) -> TagCodes:
+    """The hashes of the tags that `expression` names, None for all.  Raises ExpressionFault."""
+    if expression in ("", ALL):
+        return None
+    if len(expression) > EXPRESSION_CHARS_MAX:
+        raise ExpressionFault(f"{len(expression)} characters, at most {EXPRESSION_CHARS_MAX} are read")
+    tags = [tag for part in expression.split("||") if (tag := part.strip())]
+    if not tags:
+        raise ExpressionFault(f"{expression!r} names no tag")
+    return frozenset(map(java_hash, tags))
+
+
+def lets_through(codes: TagCodes, tags_code: int) -> bool:
+    """Whether a message whose index entry holds `tags_code` passes.
+
+    Java compares the lower 32 bits, which matters for codes that are no hash (delayed messages).
+    """
+    return codes is None or ((tags_code + 0x80000000) & 0xFFFFFFFF) - 0x80000000 in codes

@@ -1,0 +1,278 @@
+"""Groups and their members: heartbeats, leaving, expiry, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from commitlog.record import java_hash
+from haservice.broker.consumers import ClientTable, Subscription, subscription_of
+from haservice.config import BrokerRole
+from haservice.remoting.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from tests.support.reading_broker import Caller, ReadingBroker
+from tests.support.waiting import wait_until
+
+Make = Callable[..., ReadingBroker]
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.closed = False
+        self.on_close: list[Callable[[Any], None]] = []
+
+    def close(self, reason: str) -> None:
+        self.closed = True
+        for callback in self.on_close:
+            callback(self)
+
+
+class Told:
+    """A ClientTable, and the groups that were told of a change."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+        self.table = ClientTable(lambda group, members: self.told.append((group, len(members))))
+
+    def news(self) -> list[tuple[str, int]]:
+        told, self.told = self.told, []
+        return told
+
+
+def heartbeat(
+    client_id: str, topics: dict[str, str] | None = None, *, group: str = "G", version: int = 1
+) -> HeartbeatData:
+    subscriptions = [
+        SubscriptionData(topic=topic, sub_string=tags, sub_version=version)
+        for topic, tags in (topics or {"T": "*"}).items()
+    ]
+    consumer = ConsumerData(
+        group_name=group,
+        consume_type="CONSUME_PASSIVELY",
+        message_model="CLUSTERING",
+        consume_from_where="CONSUME_FROM_LAST_OFFSET",
+        subscription_data_set=subscriptions,
+    )
+    return HeartbeatData(client_id=client_id, consumer_data_set=[consumer], producer_data_set=[])
+
+
+def test_joining_is_news_and_staying_is_not() -> None:
+    told = Told()
+    first, second = Peer(), Peer()
+    told.table.heartbeat(first, heartbeat("c1"), 0)
+    assert told.news() == [("G", 1)]
+    told.table.heartbeat(first, heartbeat("c1"), 10)
+    assert told.news() == []
+    told.table.heartbeat(second, heartbeat("c2"), 10)
+    assert told.news() == [("G", 2)]
+    assert told.table.consumer_ids("G") == ["c1", "c2"]
+
+
+def test_leaving_is_news_to_who_stays() -> None:
+    told = Told()
+    first, second = Peer(), Peer()
+    told.table.heartbeat(first, heartbeat("c1"), 0)
+    told.table.heartbeat(second, heartbeat("c2"), 0)
+    told.news()
+    told.table.unregister(first, None, "G")
+    assert told.news() == [("G", 1)]
+    told.table.unregister(first, "unknown", "unknown")
+    second.close("gone")
+    assert told.news() == []
+    assert told.table.group("G") is None
+    assert told.table.consumer_ids("G") == []
+
+
+def test_a_client_on_two_connections_is_listed_once() -> None:
+    told = Told()
+    told.table.heartbeat(Peer(), heartbeat("c1"), 0)
+    told.table.heartbeat(Peer(), heartbeat("c1"), 0)
+    assert told.table.consumer_ids("G") == ["c1"]
+
+
+def test_topics_that_a_heartbeat_leaves_out_are_dropped_and_new_ones_are_news() -> None:
+    told = Told()
+    peer = Peer()
+    told.table.heartbeat(peer, heartbeat("c1", {"A": "*", "B": "x"}), 0)
+    told.news()
+    told.table.heartbeat(peer, heartbeat("c1", {"B": "x", "C": "*"}, version=2), 1)
+    assert told.news() == [("G", 1)]
+    group = told.table.group("G")
+    assert group is not None
+    assert set(group.subscriptions) == {"B", "C"}
+
+
+def test_only_a_newer_subscription_replaces_one() -> None:
+    told = Told()
+    peer = Peer()
+    group = None
+    for version, tags, wanted in (
+        (5, "red", "red"),
+        (4, "old", "red"),
+        (5, "same", "red"),
+        (6, "new", "new"),
+    ):
+        told.table.heartbeat(peer, heartbeat("c1", {"T": tags}, version=version), 0)
+        group = told.table.group("G")
+        assert group is not None
+        assert group.subscriptions["T"].expression == wanted
+    assert told.news() == [("G", 1)]
+
+
+def test_the_silent_are_dropped_after_120_seconds_and_others_stay() -> None:
+    told = Told()
+    silent, speaking = Peer(), Peer()
+    told.table.heartbeat(silent, heartbeat("c1"), 0)
+    told.table.heartbeat(speaking, heartbeat("c2"), 0)
+    told.table.heartbeat(speaking, heartbeat("c2"), 100)
+    assert told.table.expire(120) == 0
+    assert told.table.expire(121) == 1
+    assert silent.closed
+    assert not speaking.closed
+    assert told.table.consumer_ids("G") == ["c2"]
+    assert told.table.expire(1000) == 1
+    assert told.table.consumers == {}
+
+
+def test_a_consumer_that_ended_without_a_word_does_not_end_its_neighbours() -> None:
+    """Go clients share a connection between the consumers of a process, and never unregister."""
+    told = Told()
+    peer = Peer()
+    told.table.heartbeat(peer, heartbeat("c1", group="ended"), 0)
+    told.table.heartbeat(peer, heartbeat("c1", group="alive"), 0)
+    told.table.heartbeat(peer, heartbeat("c1", group="alive"), 100)
+    assert told.table.expire(130) == 1
+    assert not peer.closed
+    assert set(told.table.consumers) == {"alive"}
+
+
+def test_producers_are_known_until_they_leave() -> None:
+    told = Told()
+    peer = Peer()
+    data = HeartbeatData(
+        client_id="p1", consumer_data_set=[], producer_data_set=[ProducerData("P"), ProducerData("Q")]
+    )
+    told.table.heartbeat(peer, data, 0)
+    assert set(told.table.producers) == {"P", "Q"}
+    told.table.unregister(peer, "P", None)
+    assert set(told.table.producers) == {"Q"}
+    peer.close("gone")
+    assert told.table.producers == {}
+    assert told.news() == []
+
+
+def test_many_heartbeats_of_one_connection_add_one_callback() -> None:
+    told = Told()
+    peer = Peer()
+    for now in range(50):
+        told.table.heartbeat(peer, heartbeat("c1"), now)
+    assert len(peer.on_close) == 1
+
+
+@pytest.mark.parametrize(
+    ("tags", "codes", "wanted"),
+    [
+        ("*", [], None),
+        ("", [], None),
+        ("red || blue", [], {java_hash("red"), java_hash("blue")}),
+        ("red", [5], {java_hash("red"), 5}),
+        ("||", [7], {7}),
+    ],
+)
+def test_codes_of_a_subscription(tags: str, codes: list[int], wanted: set[int] | None) -> None:
+    data = SubscriptionData(topic="T", sub_string=tags, sub_version=3, code_set=codes)
+    made = subscription_of(data)
+    assert made == Subscription("T", tags or "*", "TAG", 3, None if wanted is None else frozenset(wanted))
+
+
+# As clients see it
+
+
+def consumer_ids(caller: Caller, group: str = "G") -> list[str]:
+    answer = caller.call(38, {"consumerGroup": group})
+    if answer.code == 1:
+        return []
+    return list(orjson.loads(bytes(answer.body))["consumerIdList"])
+
+
+def test_members_are_listed_until_they_leave_or_disconnect(reading_broker: Make) -> None:
+    broker = reading_broker()
+    one, two = broker.caller(), broker.caller()
+    assert consumer_ids(one) == []
+    answer = one.heartbeat("c1", {"G": {"T": "*"}})
+    assert answer.code == 0
+    assert answer.version >= 232
+    two.heartbeat("c2", {"G": {"T": "*"}})
+    assert sorted(consumer_ids(one)) == ["c1", "c2"]
+    assert one.call(35, {"clientID": "c1", "consumerGroup": "G"}).code == 0
+    assert consumer_ids(one) == ["c2"]
+    two.close()
+    wait_until(lambda: not consumer_ids(one), "the group is empty")
+
+
+def test_every_member_is_told_when_another_joins_or_leaves(reading_broker: Make) -> None:
+    broker = reading_broker()
+    one, two = broker.caller(), broker.caller()
+    told: list[str] = []
+    one.on_request(40, lambda command: told.append(command.ext["consumerGroup"]))
+    one.heartbeat("c1", {"G": {"T": "*"}})
+    wait_until(lambda: told == ["G"], "told of itself")
+    two.heartbeat("c2", {"G": {"T": "*"}})
+    wait_until(lambda: told == ["G", "G"], "told of the second")
+    two.close()
+    wait_until(lambda: told == ["G", "G", "G"], "told of its end")
+
+
+def test_a_consumer_gets_a_retry_topic_from_a_master_only(reading_broker: Make) -> None:
+    for role, made in ((BrokerRole.ASYNC_MASTER, True), (BrokerRole.SLAVE, False)):
+        broker = reading_broker(role=role)
+        broker.caller().heartbeat("c1", {"G": {"T": "*"}, "bad name": {}, "g" * 200: {}})
+        topic = broker.topics.get("%RETRY%G")
+        assert (topic is not None) == made
+        if topic is not None:
+            assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
+        assert broker.topics.get("%RETRY%bad name") is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"7",
+        b'{"clientID":5}',
+        b'{"clientID":"c","consumerDataSet":[7]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"G","subscriptionDataSet":{"a":1}}]}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"clientID":"c","producerDataSet":[' + b'{"groupName":"P"},' * 2000 + b'{"groupName":"P"}]}',
+    ],
+)
+def test_a_heartbeat_that_is_none_is_refused_and_the_connection_lives(
+    reading_broker: Make, body: bytes
+) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    assert caller.call(34, body=body).code == 1
+    assert broker.clients.producers == {}
+    assert caller.heartbeat("c1", {"G": {"T": "*"}}).code == 0
+
+
+def test_sql_is_refused_before_a_consumer_starts_and_when_it_pulls(reading_broker: Make) -> None:
+    broker = reading_broker()
+    broker.fill(1)
+    caller = broker.caller()
+
+    def check(expression_type: str) -> int:
+        subscription = {"topic": "T", "subString": "a > 1", "expressionType": expression_type}
+        body = {"clientId": "c1", "group": "G", "subscriptionData": subscription}
+        return caller.call(46, body=orjson.dumps(body)).code
+
+    assert (check("SQL92"), check("TAG"), check("REGEX")) == (1, 0, 23)
+    data = [{"topic": "T", "subString": "a > 1", "expressionType": "SQL92", "subVersion": 1}]
+    caller.heartbeat("c1", {"G": {}}, subscriptionDataSet=data)
+    assert caller.pull(0, sysFlag=0).code == 1

@@ -1,0 +1,246 @@
+"""Consumer offsets and queue offsets: the table, its file, and what clients are answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from haservice.broker.consumer_offsets import ConsumerOffsets
+from haservice.broker.persistence import PersistedFile
+from haservice.config import BrokerRole
+from haservice.remoting.bodies import ConsumerOffsetWrapper
+from tests.support.reading_broker import Caller, ReadingBroker, messages
+from tests.support.waiting import wait_until
+
+Make = Callable[..., ReadingBroker]
+
+
+def table(path: Path) -> ConsumerOffsets:
+    offsets = ConsumerOffsets(PersistedFile(path / "config" / "consumerOffset.json"))
+    offsets.load()
+    return offsets
+
+
+# The table and its file
+
+
+def test_what_was_committed_is_there_after_a_restart(tmp_path: Path) -> None:
+    offsets = table(tmp_path)
+    offsets.commit("G", "T", 0, 10)
+    offsets.commit("G", "T", 1, 2**40)
+    offsets.commit("G", "T", 0, 4)  # going back is allowed
+    offsets.commit("G2", "%RETRY%G2", 0, 1)
+    assert offsets.persist()
+    assert not offsets.persist()
+    again = table(tmp_path)
+    assert again.table() == {"T@G": {0: 4, 1: 2**40}, "%RETRY%G2@G2": {0: 1}}
+    assert again.query("G", "T", 1) == 2**40
+    assert again.query("G", "T", 2) is None
+    assert again.query("nobody", "T", 0) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"offsetTable":{"T@G":{0:250,1:250}}}',
+        '{\n\t"offsetTable":{\n\t\t"T@G":{0:250,1:250\n\t\t}\n\t}\n}',
+        '{"dataVersion":{"counter":1},"offsetTable":{"T@G":{"0":250,"1":"250"}}}',
+    ],
+)
+def test_files_of_a_stock_broker_are_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "consumerOffset.json").write_text(text)
+    assert table(tmp_path).table() == {"T@G": {0: 250, 1: 250}}
+
+
+def test_the_file_is_written_as_a_stock_broker_reads_it(tmp_path: Path) -> None:
+    offsets = table(tmp_path)
+    offsets.commit("G", "T", 0, 250)
+    offsets.persist()
+    text = (tmp_path / "config" / "consumerOffset.json").read_text()
+    assert "".join(text.split()) == '{"offsetTable":{"T@G":{0:250}}}'
+
+
+def test_a_broken_file_gives_way_to_its_backup(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    path = tmp_path / "config" / "consumerOffset.json"
+    path.write_text('{"offsetTable":{"T@G":{0:2')
+    path.with_name(path.name + ".bak").write_text('{"offsetTable":{"T@G":{0:1}}}')
+    assert table(tmp_path).table() == {"T@G": {0: 1}}
+    path.with_name(path.name + ".bak").unlink()
+    assert table(tmp_path).table() == {}
+
+
+def test_merging_keeps_the_larger_offset(tmp_path: Path) -> None:
+    offsets = table(tmp_path)
+    offsets.commit("G", "T", 0, 10)
+    offsets.commit("G", "T", 1, 10)
+    offsets.commit("mine", "T", 0, 3)
+    moved = offsets.merge(ConsumerOffsetWrapper({"T@G": {0: 5, 1: 15, 2: 1}, "U@H": {0: 0}}))
+    assert moved == 3
+    assert offsets.table() == {"T@G": {0: 10, 1: 15, 2: 1}, "T@mine": {0: 3}, "U@H": {0: 0}}
+
+
+def test_copies_are_whole_while_others_commit(tmp_path: Path) -> None:
+    offsets = table(tmp_path)
+    stop = threading.Event()
+
+    def commit() -> None:
+        number = 0
+        while not stop.is_set():
+            offsets.commit(f"G{number % 500}", "T", number % 7, number)
+            number += 1
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    try:
+        for _ in range(200):
+            offsets.table()
+            offsets.encode()
+    finally:
+        stop.set()
+        thread.join()
+
+
+# As clients ask for them
+
+
+def query(caller: Caller, group: str = "G", topic: str = "T", queue: Any = "0") -> int | None:
+    answer = caller.call(14, {"consumerGroup": group, "topic": topic, "queueId": queue})
+    assert answer.code in (0, 22)
+    return int(answer.ext["offset"]) if answer.code == 0 else None
+
+
+def update(caller: Caller, offset: Any, group: str = "G", topic: str = "T", queue: Any = "0") -> int:
+    ext = {"consumerGroup": group, "topic": topic, "queueId": queue, "commitOffset": offset}
+    return caller.call(15, ext).code
+
+
+@pytest.mark.parametrize("role", [BrokerRole.ASYNC_MASTER, BrokerRole.SLAVE])
+def test_an_updated_offset_is_what_a_query_gives(reading_broker: Make, role: BrokerRole) -> None:
+    broker = reading_broker(role=role)
+    caller = broker.caller()
+    assert update(caller, "7") == 0
+    assert query(caller) == 7
+    assert update(caller, 5, queue=1) == 0  # numbers, as the C++ client sends them
+    assert query(caller, queue=1) == 5
+    assert update(caller, str(2**63 - 1), topic="Unknown", group="Unknown") == 0
+    assert query(caller, topic="Unknown", group="Unknown") == 2**63 - 1
+
+
+def test_a_oneway_update_counts_and_is_not_answered(reading_broker: Make) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    ext = {"consumerGroup": "G", "topic": "T", "queueId": "0", "commitOffset": "9"}
+    caller.oneway(15, ext)
+    wait_until(lambda: broker.offsets.query("G", "T", 0) == 9, "offset is stored")
+    assert query(caller) == 9
+
+
+def test_a_new_group_may_start_at_0_while_all_of_the_queue_is_near(reading_broker: Make) -> None:
+    broker = reading_broker(memory_bytes=3000)
+    caller = broker.caller()
+    assert query(caller, topic="Unknown") == 0
+    assert query(caller) == 0
+    broker.fill(3)
+    assert query(caller) == 0
+    broker.fill(50)
+    assert query(caller) is None
+    broker.fill(1, queue=1)
+    assert query(caller, queue=1) == 0
+
+
+def test_a_group_whose_queue_has_lost_its_beginning_chooses_itself(reading_broker: Make) -> None:
+    broker = reading_broker()
+    broker.fill(3)
+    queue = broker.store.queues.get("T", 0)
+    assert queue is not None
+    queue.min_offset = 1
+    assert query(broker.caller()) is None
+
+
+def test_a_negative_offset_is_stored_but_no_answer(reading_broker: Make) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    assert update(caller, "-1") == 0
+    assert broker.offsets.query("G", "T", 0) == -1
+    assert query(caller) == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "group"), [("", "G"), ("a@b", "G"), ("t" * 128, "G"), ("T", ""), ("T", "g" * 256)]
+)
+def test_names_that_cannot_be_kept_are_refused(reading_broker: Make, topic: str, group: str) -> None:
+    assert update(reading_broker().caller(), "1", group, topic) == 1
+
+
+def test_the_whole_table_goes_to_slaves(reading_broker: Make) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    update(caller, "7")
+    update(caller, "8", queue="3")
+    answer = caller.call(43)
+    assert (answer.code, bytes(answer.body)) == (0, b'{"offsetTable":{"T@G":{0:7,3:8}}}')
+    assert ConsumerOffsetWrapper.decode(answer.body).offset_table == {"T@G": {0: 7, 3: 8}}
+
+
+# Queues
+
+
+def offset(caller: Caller, code: int, topic: str = "T", queue: int = 0, **ext: Any) -> int:
+    answer = caller.call(code, {"topic": topic, "queueId": str(queue), **ext})
+    assert answer.code == 0
+    return int(answer.ext["timestamp" if code == 32 else "offset"])
+
+
+def test_the_ends_of_a_queue(reading_broker: Make) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    assert [offset(caller, code) for code in (30, 31)] == [0, 0]
+    assert [offset(caller, code, topic="Unknown", queue=-7) for code in (30, 31)] == [0, 0]
+    broker.fill(12)
+    queue = broker.store.queues.get("T", 0)
+    assert queue is not None
+    queue.min_offset = 5
+    assert [offset(caller, code) for code in (30, 31)] == [12, 5]
+
+
+def test_the_oldest_message_says_when_it_was_stored(reading_broker: Make) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    assert offset(caller, 32) == -1
+    assert offset(caller, 32, topic="Unknown") == -1
+    broker.fill(3)
+    stored = messages(caller.pull(0))
+    assert offset(caller, 32) == stored[0].store_timestamp_ms
+
+
+def test_a_time_finds_the_nearest_message(reading_broker: Make) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    assert offset(caller, 29, timestamp="0") == 0
+    broker.fill(20)
+    stored = [message.store_timestamp_ms for message in messages(caller.pull(0))]
+    assert offset(caller, 29, timestamp="0") == 0
+    assert offset(caller, 29, timestamp="-1") == 0
+    assert offset(caller, 29, timestamp=str(2**62)) == 19
+    found = offset(caller, 29, timestamp=str(stored[7]))
+    assert stored[found] == stored[7]
+
+
+@pytest.mark.parametrize("code", [14, 15, 29, 30, 31, 32])
+def test_a_field_that_is_missing_or_no_number_is_named(reading_broker: Make, code: int) -> None:
+    caller = reading_broker().caller()
+    whole = {"consumerGroup": "G", "topic": "T", "queueId": "0", "commitOffset": "1", "timestamp": "1"}
+    without = {name: value for name, value in whole.items() if name != "topic"}
+    answer = caller.call(code, without)
+    assert answer.code == 1
+    assert "topic" in (answer.remark or "")
+    answer = caller.call(code, {**whole, "queueId": "zero"})
+    assert answer.code == 1
+    assert "queueId" in (answer.remark or "")
+    assert caller.call(code, whole).code in (0, 22)
