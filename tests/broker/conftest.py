@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.reading_broker import ReadingBroker
+if TYPE_CHECKING:
+    from tests.support.reading_broker import ReadingBroker
 
 
 @pytest.fixture
 def reading_broker(tmp_path: Path) -> Iterator[Callable[..., ReadingBroker]]:
     """Makes ReadingBrokers, and closes them."""
+    from tests.support.reading_broker import ReadingBroker
+
     brokers: list[ReadingBroker] = []
 
     def make(**options: Any) -> ReadingBroker:
