@@ -167,62 +167,34 @@ class QueueReader:
 
     def _inside(self, queue: Queue, offset: int, count: int, codes: TagCodes) -> Scan:
         low, high = queue.min_offset, queue.max_offset
-        readable_end = self._readable_end()
-        log_start, log_end = self._log.start, self._log.end
-        in_memory_from = log_end - self._limits.memory_bytes
-        limits = self._limits
-        taken: list[Entry] = []
-        size_bytes = 0
-        position = offset
-        last_seen = log_end
-        status = PullStatus.OFFSET_FOUND_NULL
+        choice = _Choice(self._log, self._limits, self._readable_end(), count, codes)
         budget = max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX))
-        chunk = CHUNK_ENTRIES if codes is not None else max(1, min(count, limits.count_in_memory))
-        below_mark = full = False
-        while budget > 0 and not full:
+        chunk = choice.most if codes is None else CHUNK_ENTRIES
+        position = offset
+        while budget > 0 and not choice.full:
             entries = queue.read(position, min(chunk, budget))
             if not entries:
                 break
             budget -= len(entries)
-            for entry in entries:
-                physical_offset, size, tags_code = entry
-                if size == PRE_BLANK_SIZE:
-                    # No message: fills a queue that began, or goes on, at a later number.
-                    position += 1
-                    status = PullStatus.MESSAGE_WAS_REMOVING
-                    continue
-                if physical_offset + size > readable_end:
-                    below_mark = full = True
-                    break
-                if taken:
-                    recent = physical_offset >= in_memory_from
-                    if (
-                        len(taken) >= count
-                        or len(taken) >= (limits.count_in_memory if recent else limits.count_on_disk)
-                        or size_bytes + size > (limits.bytes_in_memory if recent else limits.bytes_on_disk)
-                    ):
-                        full = True
-                        break
-                position += 1
-                last_seen = physical_offset
-                if codes is not None and not lets_through(codes, tags_code):
-                    status = PullStatus.NO_MATCHED_MESSAGE
-                elif physical_offset < log_start:
-                    status = PullStatus.MESSAGE_WAS_REMOVING
-                else:
-                    taken.append(entry)
-                    size_bytes += size
-        slow = last_seen < in_memory_from
-        if taken:
-            cold = taken[0].physical_offset < in_memory_from
-            return Scan(PullStatus.FOUND, position, low, high, taken, size_bytes, slow, cold)
-        if position == offset and below_mark:
+            position += choice.look_at(entries)
+        if choice.taken:
+            return Scan(
+                PullStatus.FOUND,
+                position,
+                low,
+                high,
+                choice.taken,
+                choice.size_bytes,
+                slow=choice.last_seen < choice.in_memory_from,
+                cold=choice.taken[0].physical_offset < choice.in_memory_from,
+            )
+        if position > offset:
+            return Scan(choice.status, position, low, high, slow=choice.last_seen < choice.in_memory_from)
+        if choice.below_mark:
             return Scan(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, below_mark=True)
-        if position == offset:
-            # The index has a hole here, or retention was quicker: go on in its next file.
-            corrected = offset - offset % self._file_entries + self._file_entries
-            return self._outside(PullStatus.OFFSET_FOUND_NULL, offset, corrected, low, high)
-        return Scan(status, position, low, high, slow=slow)
+        # The index has a hole here, or retention was quicker: go on in its next file.
+        corrected = offset - offset % self._file_entries + self._file_entries
+        return self._outside(PullStatus.OFFSET_FOUND_NULL, offset, corrected, low, high)
 
     def load(self, entries: Sequence[Entry]) -> bytes:
         """The records of `entries`, one after the other.
@@ -258,6 +230,61 @@ class QueueReader:
         if len(parts) == 1 and isinstance(parts[0], bytes):
             return parts[0]
         return b"".join(parts)
+
+
+class _Choice:
+    """What one scan has taken so far, and when it has enough."""
+
+    def __init__(self, log: Log, limits: ReadLimits, readable_end: int, count: int, codes: TagCodes) -> None:
+        self.taken: list[Entry] = []
+        self.size_bytes = 0
+        self.full = False
+        self.below_mark = False
+        # Why nothing was taken, as long as that is so.
+        self.status = PullStatus.NO_MATCHED_MESSAGE
+        self.last_seen = log.end
+        self.in_memory_from = log.end - limits.memory_bytes
+        self.most = max(1, min(count, limits.count_in_memory))
+        self._limits = limits
+        self._log_start = log.start
+        self._readable_end = readable_end
+        self._codes = codes
+
+    def look_at(self, entries: Sequence[Entry]) -> int:
+        """Takes what matches until the batch is full; returns how many entries are done with."""
+        codes = self._codes
+        for number, entry in enumerate(entries):
+            physical_offset, size, tags_code = entry
+            if size == PRE_BLANK_SIZE:
+                # No message: fills a queue that began, or goes on, at a later number.
+                self.status = PullStatus.MESSAGE_WAS_REMOVING
+                continue
+            if physical_offset + size > self._readable_end:
+                self.below_mark = self.full = True
+                return number
+            if self.taken and self._would_overflow(physical_offset, size):
+                self.full = True
+                return number
+            self.last_seen = physical_offset
+            if codes is not None and not lets_through(codes, tags_code):
+                self.status = PullStatus.NO_MATCHED_MESSAGE
+            elif physical_offset < self._log_start:
+                self.status = PullStatus.MESSAGE_WAS_REMOVING
+            else:
+                self.taken.append(entry)
+                self.size_bytes += size
+        self.full = len(self.taken) >= self.most
+        return len(entries)
+
+    def _would_overflow(self, physical_offset: int, size: int) -> bool:
+        limits = self._limits
+        taken = len(self.taken)
+        size_bytes = self.size_bytes + size
+        if taken >= self.most:
+            return True
+        if physical_offset >= self.in_memory_from:
+            return size_bytes > limits.bytes_in_memory
+        return taken >= limits.count_on_disk or size_bytes > limits.bytes_on_disk
 
 
 def _check(data: bytes, run: Sequence[Entry], size_bytes: int) -> None:
