@@ -35,6 +35,7 @@ assert _BINARY_FIXED.size == 13
 
 _LANGUAGE_BY_NAME = {language.name: language.value for language in LanguageCode}
 _LANGUAGE_NAMES = tuple(language.name for language in LanguageCode)
+_LANGUAGES = range(len(_LANGUAGE_NAMES))
 _PYTHON = LanguageCode.PYTHON.value
 _OTHER = LanguageCode.OTHER.value
 
@@ -193,7 +194,7 @@ def _encode_json(command: RemotingCommand) -> bytes:
     if ext:
         header["extFields"] = ext
     header["flag"] = command.flag
-    header["language"] = _LANGUAGE_NAMES[language] if 0 <= language < len(_LANGUAGE_NAMES) else "OTHER"
+    header["language"] = _LANGUAGE_NAMES[language] if language in _LANGUAGES else "OTHER"
     header["opaque"] = command.opaque
     if command.remark is not None:
         header["remark"] = command.remark
@@ -235,7 +236,7 @@ def _decode_json(header: bytes, body: Body) -> RemotingCommand:
     if type(language) is str:
         command.language = _LANGUAGE_BY_NAME.get(language, _OTHER)
     else:
-        command.language = language if type(language) is int and 0 <= language < 128 else _OTHER
+        command.language = language if type(language) is int and language in _LANGUAGES else _OTHER
     remark = get("remark")
     command.remark = remark if remark is None or type(remark) is str else str(remark)
     command.ext = ext
@@ -303,7 +304,7 @@ def _decode_binary(header: bytes, body: Body) -> RemotingCommand:
         opaque=opaque,
         flag=flag,
         remark=remark or None,
-        language=language,
+        language=language if language in _LANGUAGES else _OTHER,
         version=version,
         serialize_type=SERIALIZE_ROCKETMQ,
     )

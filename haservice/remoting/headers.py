@@ -54,8 +54,7 @@ def wire_name(name: str) -> str:
 
 
 class ExtHeader:
-    """What the headers share: a plan, made once per class from its annotations, that reads and writes them.
-    """
+    """What the headers share: a plan, made once per class from its annotations, that reads and writes them."""
 
     __slots__ = ()
 
