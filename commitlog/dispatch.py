@@ -1,0 +1,310 @@
+"""Dispatcher: follows the log and feeds consume queues, then the index, in the log's order.
+
+    log ─ pieces of 1 MiB ─▶ heads ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
+
+A pass parses a piece, gathers, writes each queue once and the index once, and only then moves `position`: a
+write that fails (a full disk) is tried again and loses nothing.  Masters and replicas dispatch alike, from
+the records alone.  Bytes that are no record stop it for good, with `failed` saying where: to skip them would
+lose messages that the log holds.  An unfinished record at the log's end, which only a replica has, is waited
+for.  Which records get entries, which keys: RocketMQ 4.9.8's ReputMessageService and its dispatchers.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from commitlog.consume_queue import ConsumeQueue, ConsumeQueues
+from commitlog.errors import CommitLogError, CorruptRecord
+from commitlog.index import IndexFiles
+from commitlog.message_keys import KeyHasher, last_value, tags_code
+from commitlog.record import (
+    BLANK_MAGIC,
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_NONE,
+    SYS_TRANSACTION_ROLLBACK,
+    parse_head,
+    record_size,
+)
+
+logger = logging.getLogger(__name__)
+
+# Of the delayed messages, whose tags code is when to deliver them.
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# RocketMQ's TopicValidator.  A topic becomes a path here, and on a replica it comes from the wire.
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+
+_PIECE_BYTES = 1 << 20
+# After a small pass the next one waits this long: arrivals gather, and appends find nobody to wake.
+# RocketMQ looks every millisecond, too.
+_LINGER_S = 0.001
+_SMALL_PASS_BYTES = 64 << 10
+# How long nothing comes before the index gives its memory back.
+_REST_AFTER_S = 5.0
+_WAIT_MAX_S = 3600.0
+_RETRY_FIRST_S = 0.1
+_RETRY_MAX_S = 5.0
+
+_LEVEL_DIGITS_MAX = 9
+
+# Topic, queue id, the queue's next offset, tags code.
+Arrival = tuple[str, int, int, int]
+
+_DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Log(Protocol):
+    """The part of the log that a dispatcher follows."""
+
+    segment_bytes: int
+    end: int
+
+    @property
+    def start(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes: ...
+
+    def wait_beyond(self, position: int, deadline_s: float) -> int: ...
+
+    def wake(self) -> None: ...
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """The delays in ms of `1s 5s 1m …`, level 1 first.  Raises ValueError naming the one that is none."""
+    delays = []
+    for level in text.split():
+        if not level[:-1].isascii() or not level[:-1].isdigit() or level[-1] not in _DELAY_UNITS_MS:
+            raise ValueError(f"{level!r} is no delay: a whole number and s, m, h or d")
+        delays.append(int(level[:-1]) * _DELAY_UNITS_MS[level[-1]])
+    return tuple(delays)
+
+
+class _Lane:
+    """What the dispatcher keeps at hand of one queue."""
+
+    __slots__ = ("arrivals", "delayed", "hasher", "queue")
+
+    def __init__(self, queue: ConsumeQueue, hasher: KeyHasher) -> None:
+        self.queue = queue
+        self.hasher = hasher
+        self.delayed = queue.topic == SCHEDULE_TOPIC
+        # Tags code → next queue offset, of this pass.
+        self.arrivals: dict[int, int] = {}
+
+
+class Dispatcher:
+    """Task of the thread log-dispatch; recovery and tests call step() instead.
+
+    `position`: everything below it is in queues and index.  `trouble`: what fails now and is tried again.
+    `failed`: what stopped the dispatch for good.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        queues: ConsumeQueues,
+        index: IndexFiles | None,
+        *,
+        delay_levels: str,
+        position: int | None = None,
+    ) -> None:
+        self.position = max(queues.max_physical_offset, log.start) if position is None else position
+        self.trouble: str | None = None
+        self.failed: str | None = None
+        self.on_arrival: Callable[[list[Arrival]], None] | None = None
+        """Called after each pass, in this thread: per queue and tags code the offset behind the last one."""
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._delays_ms = parse_delay_levels(delay_levels)
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._hashers: dict[str, KeyHasher] = {}
+        self._generation = queues.generation
+        # The pass that is gathered and not written yet.
+        self._touched: dict[_Lane, None] = {}
+        self._gathered_to = self.position
+        self._gathered_ms = 0
+        # The log's end when the record at `position` was not all there, and how many bytes it wants.
+        self._unfinished_end = 0
+        self._unfinished_bytes = 0
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the log that are not dispatched yet."""
+        return max(0, self._log.end - self.position)
+
+    def wake(self) -> None:
+        self._log.wake()
+
+    def run(self, stop: threading.Event) -> None:
+        """Dispatches until `stop`; after damage it only waits for `stop`."""
+        retry_s = _RETRY_FIRST_S
+        while not stop.is_set():
+            try:
+                moved = self.step()
+            except CorruptRecord as error:
+                self.failed = str(error)
+                logger.error("dispatch stopped, restart after repair position=%d: %s", self.position, error)
+                stop.wait()
+                return
+            except (CommitLogError, OSError) as error:
+                self._note_trouble(error)
+                stop.wait(retry_s)
+                retry_s = min(2 * retry_s, _RETRY_MAX_S)
+                continue
+            retry_s = _RETRY_FIRST_S
+            self._clear_trouble()
+            if moved == 0:
+                self._wait(stop)
+            elif moved < _SMALL_PASS_BYTES:
+                stop.wait(_LINGER_S)
+
+    def step(self) -> int:
+        """One pass; how many bytes of the log it dealt with, 0 when there is no whole record more.
+
+        Raises CorruptRecord for damage at `position`, OSError or CommitLogError for what a later call may
+        get over.
+        """
+        if self._gathered_to == self.position:
+            self._gather_piece()
+        moved = self._gathered_to - self.position
+        if moved:
+            self._write()
+        return moved
+
+    # -- reading and gathering ---------------------------------------------------------------------
+
+    def _gather_piece(self) -> None:
+        log = self._log
+        if self.position < log.start:
+            logger.warning("log begins later, dispatch jumps from=%d to=%d", self.position, log.start)
+            self.position = self._gathered_to = log.start
+        if self._generation != self._queues.generation:
+            self._generation = self._queues.generation
+            self._lanes.clear()
+        end, position = log.end, self.position
+        if position >= end or end == self._unfinished_end or self._still_unfinished(position, end):
+            return
+        data = log.read(position, min(_PIECE_BYTES, end - position))
+        room = log.segment_bytes - position % log.segment_bytes
+        self._gather(data, position, room, end)
+        needed = record_size(data) or 0
+        if self._gathered_to == position and len(data) < needed <= end - position:
+            self._gather(log.read(position, needed), position, room, end)
+        unfinished = self._gathered_to == position
+        self._unfinished_end, self._unfinished_bytes = (end, needed) if unfinished else (0, 0)
+
+    def _still_unfinished(self, position: int, end: int) -> bool:
+        """A large record comes in many pieces: its size tells whether to read it all again."""
+        if not self._unfinished_bytes or position + self._unfinished_bytes <= end:
+            return False
+        if record_size(self._log.read(position, 4)) != self._unfinished_bytes:
+            return False  # a replica's tail was cut, and another one came
+        self._unfinished_end = end
+        return True
+
+    def _gather(self, data: bytes, position: int, room: int, end: int) -> None:
+        """Gathers from the whole records that `data`, from `position` on, begins with."""
+        at, gathered_ms = 0, self._gathered_ms
+        index, lanes, touched = self._index, self._lanes, self._touched
+        puts = index.pending if index is not None else None
+        indexed_to = index.end_physical_offset if index is not None else 0
+        notify = self.on_arrival is not None
+        try:
+            while (head := parse_head(data, at, room - at)) is not None:
+                size, magic, queue_id, queue_offset, physical_offset, sys_flag, stored_ms, topic, text = head
+                if magic == BLANK_MAGIC:
+                    at += self._blank_size(size, room - at, end - position - at)
+                    break
+                if physical_offset != position + at:
+                    raise CorruptRecord(0, f"says that it belongs at {physical_offset}")
+                lane = lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
+                transaction = sys_flag & SYS_TRANSACTION_MASK
+                properties = b"\x02" + text
+                if transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT):
+                    code = self._deliver_ms(properties, stored_ms) if lane.delayed else 0
+                    code = code or tags_code(last_value(properties, b"\x02TAGS\x01"))
+                    if lane.queue.append(physical_offset, size, code, queue_offset):
+                        touched[lane] = None
+                        if notify:
+                            lane.arrivals[code] = queue_offset + 1
+                fresh = physical_offset >= indexed_to and transaction != SYS_TRANSACTION_ROLLBACK
+                if fresh and puts is not None:
+                    lane.hasher.put(puts, properties, physical_offset, stored_ms)
+                gathered_ms = stored_ms
+                at += size
+        except CorruptRecord as error:
+            # What was whole before it is dealt with first; the next pass comes here with nothing before.
+            if at == 0:
+                raise CorruptRecord(position, error.reason) from None
+        self._gathered_to = position + at
+        self._gathered_ms = gathered_ms
+
+    def _blank_size(self, size: int, room: int, there: int) -> int:
+        """Of a blank, which reaches to its segment's end; 0 while not all of it has come."""
+        if size != room:
+            raise CorruptRecord(0, f"blank of {size} bytes, left in the segment are {room}")
+        return size if size <= there else 0
+
+    def _lane(self, topic: str, queue_id: int) -> _Lane:
+        if not _TOPIC.fullmatch(topic) or queue_id < 0:
+            raise CorruptRecord(0, f"topic {topic[:200]!r} queue {queue_id} cannot be a queue's name")
+        hasher = self._hashers.setdefault(topic, KeyHasher(topic))
+        lane = _Lane(self._queues.find_or_create(topic, queue_id), hasher)
+        self._lanes[topic, queue_id] = lane
+        return lane
+
+    def _deliver_ms(self, properties: bytes, stored_ms: int) -> int:
+        """When to deliver a delayed message; 0 for one without a delay level."""
+        level = last_value(properties, b"\x02DELAY\x01")
+        if not level.isdigit() or len(level) > _LEVEL_DIGITS_MAX or not self._delays_ms or not int(level):
+            return 0
+        return stored_ms + self._delays_ms[min(int(level), len(self._delays_ms)) - 1]
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Writes what is gathered.  Raises OSError, and may then be called again."""
+        self._queues.write([lane.queue for lane in self._touched], self._gathered_ms)
+        if self._index is not None:
+            self._index.write()
+        self.position = self._gathered_to
+        arrivals = self._take_arrivals()
+        if arrivals and self.on_arrival is not None:
+            self.on_arrival(arrivals)
+
+    def _take_arrivals(self) -> list[Arrival]:
+        arrivals = []
+        for lane in self._touched:
+            topic, queue_id = lane.queue.topic, lane.queue.queue_id
+            for code, next_offset in lane.arrivals.items():
+                arrivals.append((topic, queue_id, next_offset, code))
+            lane.arrivals.clear()
+        self._touched.clear()
+        return arrivals
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def _wait(self, stop: threading.Event) -> None:
+        beyond = max(self.position, self._unfinished_end)
+        end = self._log.wait_beyond(beyond, time.monotonic() + _REST_AFTER_S)
+        if end <= beyond and not stop.is_set():
+            if self._index is not None:
+                self._index.rest()
+            self._log.wait_beyond(beyond, time.monotonic() + _WAIT_MAX_S)
+
+    def _note_trouble(self, error: Exception) -> None:
+        text = f"dispatch at {self.position}: {error}"
+        if text != self.trouble:
+            logger.error("dispatch fails, trying again position=%d: %s", self.position, error)
+        self.trouble = text
+
+    def _clear_trouble(self) -> None:
+        if self.trouble is not None:
+            self.trouble = None
+            logger.info("dispatch goes on position=%d", self.position)

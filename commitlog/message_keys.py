@@ -1,0 +1,98 @@
+"""What dispatch wants of a message's properties: tag, keys, and their hashes.  Pure.
+
+    properties   | 02 | name 01 value | 02 | name 01 value ...      with a 02 put in front
+
+so that a name is found only where one begins: KEYS is not the end of MYKEYS.  Of equal names the last
+with a value wins, as in RocketMQ's decoder.  Hashes are Java's String.hashCode, done for ASCII on the
+bytes: sum(map(mul, …)) runs in C, and what many keys begin with is hashed once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import mul
+
+from commitlog.index_file import Put, index_hash
+from commitlog.record import java_hash
+
+_MASK = 0xFFFFFFFF
+_SIGN = 0x80000000
+
+# _POWERS[n]: what each byte of an n byte key counts.
+_POWERS_MAX = 64
+_POWERS = [tuple(pow(31, n - 1 - i, 1 << 32) for i in range(n)) for n in range(_POWERS_MAX + 1)]
+_SHIFTS = [pow(31, n, 1 << 32) for n in range(_POWERS_MAX + 1)]
+
+# A UNIQ_KEY of an IPv4 client: address, process, class loader and the high half of its milliseconds make
+# 24 digits that stay for 65 seconds; what changes are the last 8.
+_UNIQUE_BYTES = 32
+_STABLE_BYTES = 24
+_TAIL_POWERS = _POWERS[_UNIQUE_BYTES - _STABLE_BYTES]
+_CACHE_MAX = 1024
+
+
+def last_value(properties: bytes, mark: bytes) -> bytes:
+    """The value of the property whose `mark` is 02 name 01; empty if there is none."""
+    at = properties.rfind(mark)
+    while at >= 0:
+        start = at + len(mark)
+        end = properties.find(b"\x02", start)
+        value = properties[start:end] if end >= 0 else properties[start:]
+        if value:
+            return value
+        at = properties.rfind(mark, 0, at + 1)
+    return b""
+
+
+@lru_cache(maxsize=4096)
+def tags_code(tags: bytes) -> int:
+    """Hash of a tag as a consume queue has it; 0 without one."""
+    return java_hash(tags.decode("utf-8", "replace"))
+
+
+class KeyHasher:
+    """Hashes the keys of one topic, as the index wants them: of `topic#key`.  Of one thread."""
+
+    __slots__ = ("_prefix", "_stable", "_topic")
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._prefix = java_hash(f"{topic}#") & _MASK
+        # Stable part of a UNIQ_KEY → what topic, # and this part count in the whole hash.
+        self._stable: dict[bytes, int] = {}
+
+    def put(self, puts: list[Put], properties: bytes, physical_offset: int, store_ms: int) -> None:
+        """Adds to `puts` what the message's UNIQ_KEY, then each of its KEYS, gives."""
+        unique = last_value(properties, b"\x02UNIQ_KEY\x01")
+        if unique:
+            puts.append((self.hash(unique), physical_offset, store_ms))
+        keys = last_value(properties, b"\x02KEYS\x01")
+        if keys:
+            for key in keys.split(b" "):
+                if key:
+                    puts.append((self.hash(key), physical_offset, store_ms))
+
+    def hash(self, key: bytes) -> int:
+        """The index hash of `topic#key`."""
+        size = len(key)
+        if size > _POWERS_MAX or not key.isascii():
+            return index_hash(java_hash(f"{self._topic}#{key.decode('utf-8', 'replace')}"))
+        value: int
+        if size == _UNIQUE_BYTES:
+            stable = self._stable.get(key[:_STABLE_BYTES])
+            if stable is None:
+                stable = self._learn(key[:_STABLE_BYTES])
+            value = (stable + sum(map(mul, key[_STABLE_BYTES:], _TAIL_POWERS))) & _MASK
+        else:
+            value = (self._prefix * _SHIFTS[size] + sum(map(mul, key, _POWERS[size]))) & _MASK
+        if value < _SIGN:
+            return value
+        return (1 << 32) - value if value > _SIGN else 0
+
+    def _learn(self, stable: bytes) -> int:
+        if len(self._stable) >= _CACHE_MAX:
+            self._stable.clear()
+        before = self._prefix * _SHIFTS[_STABLE_BYTES] + sum(map(mul, stable, _POWERS[_STABLE_BYTES]))
+        value: int = before * _SHIFTS[_UNIQUE_BYTES - _STABLE_BYTES] & _MASK
+        self._stable[stable] = value
+        return value
