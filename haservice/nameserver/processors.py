@@ -199,7 +199,7 @@ class RouteProcessors:
         return request.answer(body=TopicList(self._table.topics_of_cluster(header.cluster)).encode())
 
     def system_topics(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """Every cluster and broker has a topic of its name; the asker goes on to ask the broker named here."""
+        """Every cluster and broker has a topic of its name; the asker then asks the broker named here."""
         names = [name for cluster, brokers in self._table.clusters().items() for name in (cluster, *brokers)]
         return request.answer(body=TopicList(list(dict.fromkeys(names)), self._table.some_addr()).encode())
 
