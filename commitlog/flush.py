@@ -40,7 +40,7 @@ class FlushedQueues(Protocol):
 
 
 class Flusher(Generic[T]):
-    """The task of thread log-flush.  `on_done(waiters, ok)` gets those whose wait is over; no lock is held."""
+    """The task of thread log-flush.  `on_done(waiters, ok)` gets those whose wait is over, no lock held."""
 
     def __init__(
         self,
