@@ -164,6 +164,7 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("brokerIP1=10.0.0.1 10.0.0.2", "neither an IP address nor a host name"),
         ("brokerName=broker a", "no blanks"),
         ("storePathRootDir=/tmp/\\u0000", "no NUL byte"),
+        ("storePathCommitLog=/disk1/log,/disk2/log", "several directories are not served"),
     ],
 )
 def test_a_bad_value_is_refused(line: str, reason: str) -> None:
