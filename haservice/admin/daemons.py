@@ -25,6 +25,7 @@ from haservice import config, logs
 from haservice.admin.explain import explain
 from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.broker.node import BrokerNode
+from haservice.deadline import Deadline
 from haservice.errors import HAServiceError
 from haservice.nameserver.node import NameserverNode
 
@@ -39,7 +40,8 @@ class Node(Protocol):
 
     def start(self) -> None: ...
 
-    def stop(self, deadline: Deadline) -> None: ...
+    def stop(self, deadline: Deadline) -> None:
+        """May be called twice."""
 
 
 config_option = click.option(
@@ -121,6 +123,22 @@ def mqnamesrv(config_file: Path | None, print_config: bool, logging_file: Path |
         logs.configure(logging_file)
         warn(node_config.warnings)
         run(NameserverNode(node_config))
+
+
+def run(node: Node) -> None:
+    """Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process where it is."""
+    told = threading.Event()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    node.start()
+    told.wait()
+    node.stop(Deadline(STOP_SECONDS))
+    logger.info("stopped cleanly")
 
 
 def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> config.NodeConfig:

@@ -24,6 +24,7 @@ from commitlog import record
 from commitlog.errors import CorruptRecord
 from haservice.admin.options import CONTEXT, format_option
 from haservice.admin.output import human_bytes, local_time, preview, to_json_line
+from haservice.admin.reading import message_fields
 
 # A segment is named by its first offset in 20 digits.
 NAME_DIGITS = 20
@@ -125,28 +126,8 @@ def as_json(found: Found) -> dict[str, Any]:
     if not isinstance(found, Record):
         reason = {"reason": found.reason} if isinstance(found, Torn) else {}
         return {"what": type(found).__name__.lower(), "offset": found.offset, "size": found.size, **reason}
-    message = found.message
-    properties = record.decode_properties(message.properties)
-    return {
-        "what": "record",
-        "offset": found.offset,
-        "size": message.size,
-        "topic": message.topic,
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
-        "storeTimestamp": message.store_timestamp_ms,
-        "bornTimestamp": message.born_timestamp_ms,
-        "storeHost": host_text(message.store_host),
-        "bornHost": host_text(message.born_host),
-        "msgId": message.message_id,
-        "flag": message.flag,
-        "sysFlag": message.sys_flag,
-        "reconsumeTimes": message.reconsume_times,
-        "properties": properties,
-        "bodySize": len(message.body),
-        "body": preview(message.body),
-        **({"trouble": found.trouble} if found.trouble else {}),
-    }
+    trouble = {"trouble": found.trouble} if found.trouble else {}
+    return {"what": "record", "offset": found.offset, **message_fields(found.message), **trouble}
 
 
 def as_line(found: Found) -> str:
@@ -171,11 +152,6 @@ def as_line(found: Found) -> str:
             return f"{offset:<16} {size:>9}  unwritten ({human_bytes(size)} of zeros)"
         case Torn(offset, size, reason):
             return f"{offset:<16} {size:>9}  NO RECORD: {reason}; recovery cuts here"
-
-
-def host_text(host: bytes) -> str:
-    address, port = record.decode_host(host)
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 @click.command("dumpLog", context_settings=CONTEXT)

@@ -1,0 +1,122 @@
+"""`mqadmin clusterList` and `brokerStatus`: which brokers there are, and how each is doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import click
+
+from haservice.admin.calls import Admin, Broker
+from haservice.admin.ha_status import ha_status
+from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
+from haservice.admin.output import Column, Table, human_bytes, show, show_pairs, to_json
+from haservice.errors import RemotingError
+
+MS_PER_HOUR = 3_600_000
+
+
+def hours(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.0f}%"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+CLUSTER_COLUMNS = (
+    Column("#Cluster Name", "clusterName"),
+    Column("#Broker Name", "brokerName"),
+    Column("#BID", "brokerId", right=True),
+    Column("#Addr", "brokerAddr"),
+    Column("#Version", "version"),
+    Column("#InTPS", "inTps", number, right=True),
+    Column("#OutTPS", "outTps", number, right=True),
+    Column("#Log End", "commitLogMaxOffset", human_bytes, right=True),
+    Column("#Hour", "hoursKept", hours, right=True),
+    Column("#SPACE", "diskRatio", percent, right=True),
+    Column("#Note", "note", lambda text: text or ""),
+)
+
+
+@click.command("clusterList", context_settings=CONTEXT)
+@namesrv_option
+@cluster_option
+@format_option
+def cluster_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str) -> None:
+    """Lists clusters and their brokers: version, messages a second, log end, hours kept, disk in use.
+
+    BID 0 is the master of its broker name, others are its slaves.  A broker that the nameserver still
+    lists and that does not answer is shown with the reason.
+    """
+    table = Table(CLUSTER_COLUMNS)
+    with Admin(namesrv) as admin:
+        for broker in admin.brokers(cluster):
+            try:
+                info, note = admin.runtime_info(broker.addr), None
+            except RemotingError as error:
+                info, note = {}, str(error)
+            table.add(*cluster_row(broker, info, note, int(time.time() * 1000)))
+    show(table, output_format)
+
+
+def cluster_row(
+    broker: Broker, info: Mapping[str, str], note: str | None, now_ms: int
+) -> tuple[str | float | int | None, ...]:
+    """One line from a runtime table, any entry of which may be missing.  Pure."""
+    end = first_number(info.get("commitLogMaxOffset"))
+    earliest_ms = first_number(info.get("earliestMessageTimeStamp"))
+    kept = (now_ms - earliest_ms) / MS_PER_HOUR if earliest_ms is not None and earliest_ms > 0 else None
+    return (
+        broker.cluster,
+        broker.name,
+        broker.broker_id,
+        broker.addr,
+        info.get("brokerVersionDesc"),
+        first_number(info.get("putTps")),
+        first_number(info.get("getTransferedTps")),
+        None if end is None else int(end),
+        kept,
+        first_number(info.get("commitLogDiskRatio")),
+        note,
+    )
+
+
+def first_number(text: str | None) -> float | None:
+    """The first of blank-separated numbers: putTps holds those of 10 s, 60 s and 600 s."""
+    words = (text or "").split()
+    try:
+        return float(words[0]) if words else None
+    except ValueError:
+        return None
+
+
+@click.command("brokerStatus", context_settings=CONTEXT)
+@namesrv_option
+@broker_option
+@cluster_option
+@format_option
+def broker_status(
+    namesrv: tuple[str, ...], broker: str | None, cluster: str | None, output_format: str
+) -> None:
+    """Shows everything a broker says of itself (request 28), sorted by name."""
+    if broker is None and cluster is None:
+        raise click.UsageError("which broker?  Say -b host:port, or -c CLUSTER with -n")
+    with Admin(namesrv) as admin:
+        if broker is not None:
+            show_pairs(dict(sorted(admin.runtime_info(broker).items())), output_format)
+            return
+        found = {one.addr: admin.runtime_info(one.addr) for one in admin.brokers(cluster)}
+    if output_format == "json":
+        click.echo(to_json(found))
+        return
+    for addr, info in found.items():
+        click.echo(f"# {addr}")
+        show_pairs(dict(sorted(info.items())), output_format)
+
+
+COMMANDS = (ha_status, cluster_list, broker_status)

@@ -1,0 +1,228 @@
+"""`mqadmin haStatus`: who replicates from whom, how far behind, and why one does not count.
+
+One line per link: a master lists each slave that is connected, as the master sees it (its verdict is what
+SYNC_MASTER's answers follow), and a slave lists its master.  Against a stock 4.9 broker, which has no
+status request (907), the ends of both logs (28) still give the lag.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from haservice.admin.calls import MASTER_ID, Admin, Broker
+from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
+from haservice.admin.output import Column, Table, human_bytes, human_rate, human_seconds, show
+from haservice.errors import RemotingError
+from haservice.remoting.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+
+COLUMNS = (
+    Column("#Broker Name", "brokerName"),
+    Column("#Role", "role"),
+    Column("#Addr", "brokerAddr"),
+    Column("#Log End", "logEnd", right=True),
+    Column("#Peer", "peer"),
+    Column("#Ack Offset", "ackOffset", right=True),
+    Column("#Lag", "lagBytes", human_bytes, right=True),
+    Column("#Lag Time", "lagSeconds", human_seconds, right=True),
+    Column("#Rate", "bytesPerSecond", human_rate, right=True),
+    Column("#In Sync", "inSync"),
+    Column("#State", "state"),
+)
+
+NO_SLAVE = "no slave is connected"
+UNKNOWN = "?"
+STOCK = "no HA status in RocketMQ 4.9; the lag is the difference of both logs' ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One broker's answers; `failure` where there are none."""
+
+    broker: Broker
+    role: str
+    log_end: int | None = None
+    status: HARuntimeInfo | None = None
+    failure: str | None = None
+
+    @property
+    def is_slave(self) -> bool:
+        return self.role == "SLAVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The right half of a line."""
+
+    peer: str | None = None
+    ack_offset: int | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    bytes_per_second: int | None = None
+    in_sync: bool | None = None
+    state: str = ""
+
+    def cells(self) -> tuple[Any, ...]:
+        return (
+            self.peer,
+            self.ack_offset,
+            self.lag_bytes,
+            self.lag_seconds,
+            self.bytes_per_second,
+            self.in_sync,
+            self.state,
+        )
+
+
+def look(admin: Admin, broker: Broker) -> Seen:
+    """Asks one broker.  Raises RemotingError."""
+    info = admin.runtime_info(broker.addr)
+    role = info.get("brokerRole")
+    if role is None or not broker.name:
+        settings = admin.broker_config(broker.addr)
+        role = settings.get("brokerRole") or UNKNOWN
+        broker = broker._replace(name=settings.get("brokerName", broker.name))
+    log_end = info.get("commitLogMaxOffset")
+    return Seen(broker, role, int(log_end) if log_end else None, admin.ha_status(broker.addr))
+
+
+def look_if_up(admin: Admin, broker: Broker) -> Seen:
+    """As `look`; a broker that does not answer is a line of its own, and the others are still shown."""
+    try:
+        return look(admin, broker)
+    except RemotingError as error:
+        return Seen(broker, "MASTER" if broker.is_master else "SLAVE", failure=str(error))
+
+
+def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
+    """Every link of these brokers.  Pure."""
+    table = Table(COLUMNS)
+    ends = {one.broker.name: one.log_end for one in seen if not one.is_slave and one.log_end is not None}
+    for one in seen:
+        for link in links_of(one, seen, ends.get(one.broker.name), now_ms):
+            table.add(one.broker.name, one.role, one.broker.addr, one.log_end, *link.cells())
+    return table
+
+
+def links_of(one: Seen, seen: Iterable[Seen], master_end: int | None, now_ms: int) -> list[Link]:
+    if one.failure is not None:
+        return [Link(state=one.failure)]
+    if one.is_slave:
+        client = one.status.ha_client_runtime_info if one.status else None
+        return [_link_to_master(one, client, master_end, now_ms)]
+    if one.status is None:
+        return _links_of_stock_master(one, seen)
+    slaves = [_link_to_slave(connection) for connection in one.status.ha_connection_info]
+    return slaves or [Link(in_sync=False, state=NO_SLAVE)]
+
+
+def _link_to_slave(connection: HAConnectionRuntimeInfo) -> Link:
+    return Link(
+        peer=connection.addr,
+        ack_offset=connection.slave_ack_offset,
+        lag_bytes=connection.diff,
+        lag_seconds=connection.lag_seconds,
+        bytes_per_second=connection.transferred_byte_in_second,
+        in_sync=connection.in_sync,
+        state=connection.reason or ("level" if connection.diff == 0 else "replicating"),
+    )
+
+
+def _link_to_master(
+    one: Seen, client: HAClientRuntimeInfo | None, master_end: int | None, now_ms: int
+) -> Link:
+    """The slave's side.  Whether it is in sync is its master's verdict, so it is not said here."""
+    if master_end is None and client is not None and client.master_flush_offset > 0:
+        master_end = client.master_flush_offset
+    lag = None if master_end is None or one.log_end is None else max(0, master_end - one.log_end)
+    if client is None:
+        return Link(ack_offset=one.log_end, lag_bytes=lag, state=STOCK)
+    state = client.state or "connected"
+    if client.last_read_timestamp > 0:
+        heard_s = max(0, now_ms - client.last_read_timestamp) / 1000
+        state += f", master last heard {human_seconds(heard_s)} ago"
+    if client.last_error:
+        state += f"; {client.last_error}"
+    return Link(
+        peer=client.master_addr or None,
+        ack_offset=one.log_end,
+        lag_bytes=lag,
+        bytes_per_second=client.transferred_byte_in_second,
+        state=state,
+    )
+
+
+def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
+    """By the slaves that were asked beside it; their own log end is the best that is known of an ack."""
+    slaves = [other for other in seen if other.is_slave and other.broker.name == one.broker.name]
+    links = [
+        Link(
+            peer=slave.broker.addr,
+            ack_offset=slave.log_end,
+            lag_bytes=max(0, one.log_end - slave.log_end),
+            state=STOCK,
+        )
+        for slave in slaves
+        if one.log_end is not None and slave.log_end is not None
+    ]
+    return links or [Link(state=STOCK)]
+
+
+def take(admin: Admin, broker: str | None, cluster: str | None) -> Table:
+    """The table of one broker, of a cluster, or of all."""
+    if broker is not None:
+        seen = [look(admin, Broker("", "", MASTER_ID, broker))]
+    else:
+        seen = [look_if_up(admin, one) for one in admin.brokers(cluster)]
+    return table_of(seen, int(time.time() * 1000))
+
+
+@click.command("haStatus", context_settings=CONTEXT)
+@namesrv_option
+@broker_option
+@cluster_option
+@click.option(
+    "-w", "--watch", "interval_s", type=click.FloatRange(min=0.1), metavar="N", help="Look again every N s."
+)
+@format_option
+def ha_status(
+    namesrv: tuple[str, ...],
+    broker: str | None,
+    cluster: str | None,
+    interval_s: float | None,
+    output_format: str,
+) -> None:
+    """Shows each master's slaves and each slave's master: offsets, lag, rate, in sync or why not.
+
+    \b
+      mqadmin haStatus -n 127.0.0.1:9876            all brokers that the nameserver knows
+      mqadmin haStatus -n 127.0.0.1:9876 -w 2       again every 2 seconds, until Ctrl-C
+      mqadmin haStatus -b 127.0.0.1:10911           one broker, without a nameserver
+
+    Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
+    SEND_OK while a slave is in sync; why one is not stands under State.
+    """
+    with Admin(namesrv) as admin:
+        if interval_s is None:
+            show(take(admin, broker, cluster), output_format)
+            return
+        while True:
+            _show_again(admin, broker, cluster, output_format)
+            time.sleep(interval_s)
+
+
+def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_format: str) -> None:
+    """One look of a watch, which goes on when nobody answers: that is when it is wanted most."""
+    try:
+        table = take(admin, broker, cluster)
+    except RemotingError as error:
+        click.echo(f"{time.strftime('%H:%M:%S')}  {error}", err=True)
+        return
+    if output_format == "table":
+        click.clear()
+        click.echo(time.strftime("%H:%M:%S"))
+    show(table, output_format)

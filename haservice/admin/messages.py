@@ -1,0 +1,424 @@
+"""`mqadmin sendMessage`, `consumeMessage`, `queryMsgById`: messages in, and messages out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from commitlog import record
+from haservice.admin.calls import MASTER_ID, TOOLS_GROUP, Admin
+from haservice.admin.options import (
+    CONTEXT,
+    address,
+    address_callback,
+    format_option,
+    namesrv_option,
+    timestamp_callback,
+)
+from haservice.admin.output import human_bytes, local_time, preview, show_pairs, to_json_line
+from haservice.admin.reading import body_of, from_queue, message_fields, readable_queues
+from haservice.admin.sending import (
+    IN_FLIGHT,
+    SEND_OK,
+    STORED,
+    Outgoing,
+    Queue,
+    Sent,
+    Tally,
+    lines_of,
+    send_all,
+)
+from haservice.admin.topics import topic_option
+from haservice.errors import AnswerError
+from haservice.remoting.bodies import TopicRouteData
+from haservice.remoting.codes import ResponseCode
+
+# The topic that new topics are made after; a send to it is refused, its route says who would make them.
+TEMPLATE_TOPIC = "TBW102"
+AUTO_CREATED_QUEUES = 4
+BROKER_CHOOSES = -1
+PERM_WRITE = 2
+
+# The bar is drawn so many times; of a pipe, whose length nobody knows, once per so many bytes.
+BAR_STEPS = 200
+BAR_STEP_BYTES = 64 * 1024
+
+SENT_LINE = "{:<24} {:>5}  {:<20} {:>10}  {}"
+READ_LINE = "{:<20} {:>4} {:>10}  {:<32}  {:<23}  {:<12} {:<16} {}"
+
+broker_or_name_option = click.option(
+    "-b", "--broker", metavar="NAME|ADDR", help="One broker: its name (with -n), or host:port."
+)
+
+
+# -- sendMessage ---------------------------------------------------------------------------------------
+
+
+@click.command("sendMessage", context_settings=CONTEXT)
+@click.argument("file", required=False, type=click.Path(allow_dash=True, dir_okay=False, path_type=Path))
+@namesrv_option
+@broker_or_name_option
+@click.option("-i", "--qid", "queue_id", type=click.IntRange(0), help="One queue; else all in turn.")
+@topic_option
+@click.option("-p", "--body", help="The body of one message, as UTF-8.")
+@click.option("-k", "--key", "keys", help="Keys, separated by blanks.")
+@click.option("-c", "--tags", help="The tag.")
+@click.option(
+    "--in-flight",
+    type=click.IntRange(1, 4096),
+    default=IN_FLIGHT,
+    show_default=True,
+    help="Unanswered at most.",
+)
+@format_option
+def send_message(
+    file: Path | None,
+    namesrv: tuple[str, ...],
+    broker: str | None,
+    queue_id: int | None,
+    topic: str,
+    body: str | None,
+    keys: str | None,
+    tags: str | None,
+    in_flight: int,
+    output_format: str,
+) -> None:
+    """Sends one message (-p), or each line of FILE, or of standard input with `-`.
+
+    \b
+      mqadmin sendMessage -n 127.0.0.1:9876 -t Greetings -p "hello"
+      mqadmin sendMessage -n 127.0.0.1:9876 -t Lines README.md
+      seq 100000 | mqadmin sendMessage -n 127.0.0.1:9876 -t Numbers -
+
+    Empty lines are passed over.  Each answer is counted by its status.  Anything but SEND_OK makes the
+    exit code 1; FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE mean that the message is
+    stored on the master, and that the rest of what the broker's mode promises is not proven.
+    """
+    if (body is None) == (file is None):
+        raise click.UsageError("what to send?  One of -p BODY and FILE")
+    if body == "":
+        raise click.UsageError("an empty body is no message")
+    properties = {name: value for name, value in (("KEYS", keys), ("TAGS", tags)) if value}
+    with Admin(namesrv) as admin:
+        queues = writable_queues(admin, topic, broker, queue_id)
+    if body is not None:
+        tally = _send_body(topic, queues, Outgoing(body.encode(), properties), output_format)
+    else:
+        assert file is not None
+        tally = _send_lines(topic, queues, file, properties, in_flight, output_format)
+    if not tally.all_ok:
+        sys.exit(1)
+
+
+def writable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int | None) -> list[Queue]:
+    """Where messages may go: at the masters of the route, or at the broker that the user named."""
+    if broker is not None and ":" in broker:
+        return [Queue(broker, address(broker), BROKER_CHOOSES if queue_id is None else queue_id)]
+    route, created = _route_or_template(admin, topic)
+    masters = {
+        data.broker_name: data.broker_addrs[MASTER_ID]
+        for data in route.broker_datas
+        if MASTER_ID in data.broker_addrs and broker in (None, data.broker_name)
+    }
+    queues = [
+        Queue(data.broker_name, masters[data.broker_name], number)
+        for data in route.queue_datas
+        if data.broker_name in masters and data.perm & PERM_WRITE
+        for number in range(
+            min(data.write_queue_nums, AUTO_CREATED_QUEUES) if created else data.write_queue_nums
+        )
+        if queue_id in (None, number)
+    ]
+    if not queues:
+        wanted = " ".join(
+            [f"on {broker}" if broker else "", f"with number {queue_id}" if queue_id is not None else ""]
+        ).strip()
+        raise click.ClickException(
+            f"topic {topic} has no queue {wanted or 'on any master that is up'} to write to\n"
+            f"  mqadmin topicRoute -t {topic} shows where it is"
+        )
+    return queues
+
+
+def _route_or_template(admin: Admin, topic: str) -> tuple[TopicRouteData, bool]:
+    """The topic's route; for an unknown topic that of the brokers which would create it, as clients do."""
+    try:
+        return admin.route(topic), False
+    except AnswerError as error:
+        if error.code != ResponseCode.TOPIC_NOT_EXIST:
+            raise
+        try:
+            return admin.route(TEMPLATE_TOPIC), True
+        except AnswerError:
+            raise error from None
+
+
+async def _one(message: Outgoing) -> AsyncIterator[Outgoing]:
+    yield message
+
+
+def _send_body(topic: str, queues: list[Queue], message: Outgoing, output_format: str) -> Tally:
+    sent: list[Sent] = []
+    tally = asyncio.run(send_all(topic, queues, _one(message), sent.append, in_flight=1))
+    (one,) = sent
+    if output_format == "json":
+        click.echo(to_json_line(_sent_object(one)))
+    else:
+        click.echo(SENT_LINE.format("#Broker Name", "#QID", "#Send Result", "#Offset", "#MsgId"))
+        click.echo(
+            SENT_LINE.format(
+                one.queue.broker_name,
+                one.queue_id if one.queue_id is not None else "-",
+                one.status,
+                "-" if one.queue_offset is None else one.queue_offset,
+                one.message_id or one.remark or "-",
+            )
+        )
+    if one.status != SEND_OK and one.remark:
+        click.echo(f"{one.status}: {one.remark}", err=True)
+    return tally
+
+
+def _sent_object(one: Sent) -> dict[str, Any]:
+    return {
+        "brokerName": one.queue.broker_name,
+        "queueId": one.queue_id,
+        "sendStatus": one.status,
+        "remark": one.remark,
+        "queueOffset": one.queue_offset,
+        "msgId": one.message_id,
+    }
+
+
+def _send_lines(
+    topic: str,
+    queues: list[Queue],
+    file: Path,
+    properties: dict[str, str],
+    in_flight: int,
+    output_format: str,
+) -> Tally:
+    """Every line a message, under a progress bar: of the file's bytes, or without an end for a pipe."""
+    if str(file) == "-":
+        tally = _send_stream(topic, queues, sys.stdin.buffer, None, properties, in_flight)
+    else:
+        with file.open("rb") as source:
+            tally = _send_stream(topic, queues, source, file.stat().st_size, properties, in_flight)
+    report(tally, output_format)
+    return tally
+
+
+def _send_stream(
+    topic: str,
+    queues: list[Queue],
+    source: BinaryIO,
+    size: int | None,
+    properties: dict[str, str],
+    in_flight: int,
+) -> Tally:
+    async def messages() -> AsyncIterator[Outgoing]:
+        async for line in lines_of(source):
+            if line:
+                yield Outgoing(line, properties)
+
+    nothing: Iterable[int] | None = None
+    sent = itertools.count(1)
+    started = time.monotonic()
+    with click.progressbar(
+        nothing,
+        length=size or None,
+        label=f"sending to {topic}",
+        file=sys.stderr,
+        item_show_func=lambda count: _rate(count, started),
+        update_min_steps=(size or BAR_STEPS * BAR_STEP_BYTES) // BAR_STEPS,
+    ) as bar:
+        return asyncio.run(
+            send_all(
+                topic,
+                queues,
+                messages(),
+                lambda one: bar.update(one.body_bytes + 1, next(sent)),
+                in_flight=in_flight,
+            )
+        )
+
+
+def _rate(count: int | None, started: float) -> str:
+    return f"{(count or 0) / max(0.001, time.monotonic() - started):,.0f} messages/s"
+
+
+def report(tally: Tally, output_format: str) -> None:
+    """What became of a run: counts by status, and the rate."""
+    rate = tally.sent / tally.seconds if tally.seconds > 0 else 0.0
+    if output_format == "json":
+        click.echo(
+            to_json_line(
+                {
+                    "sent": tally.sent,
+                    "bodyBytes": tally.body_bytes,
+                    "seconds": round(tally.seconds, 3),
+                    "messagesPerSecond": round(rate, 1),
+                    "statuses": dict(tally.statuses),
+                    "remarks": tally.remarks,
+                }
+            )
+        )
+        return
+    for status, count in tally.statuses.most_common():
+        remark = tally.remarks.get(status)
+        click.echo(f"{status:<24} {count:>10}" + (f"  {remark}" if remark else ""))
+    stored = sum(tally.statuses[status] for status in STORED)
+    click.echo(
+        f"{stored} of {tally.sent} messages stored, {human_bytes(tally.body_bytes)} of bodies, "
+        f"in {tally.seconds:.2f} s: {rate:,.0f} messages/s"
+    )
+
+
+# -- consumeMessage ------------------------------------------------------------------------------------
+
+
+@click.command("consumeMessage", context_settings=CONTEXT)
+@namesrv_option
+@broker_or_name_option
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), help="One queue; else all, one by one.")
+@topic_option
+@click.option("-o", "--offset", type=click.IntRange(0), help="First queue offset; else the queue's first.")
+@click.option(
+    "-s", "--beginTimestamp", "begin_ms", callback=timestamp_callback, help="Only from this time on."
+)
+@click.option("-c", "--MessageNumber", "count", type=click.IntRange(1), help="This many messages at most.")
+@click.option("-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True)
+@format_option
+def consume_message(
+    namesrv: tuple[str, ...],
+    broker: str | None,
+    queue_id: int | None,
+    topic: str,
+    offset: int | None,
+    begin_ms: int | None,
+    count: int | None,
+    group: str,
+    output_format: str,
+) -> None:
+    """Reads messages, and leaves every consumer group's offsets as they are.
+
+    \b
+      mqadmin consumeMessage -n 127.0.0.1:9876 -t Greetings
+      mqadmin consumeMessage -b 127.0.0.1:10921 -t Greetings      from this broker, be it a slave
+
+    Reads each queue from its first message, or from -o or -s, to where it ended when reading began.
+    While a master is down its slave is read.  -f json writes one object a line.
+    """
+    shown = 0
+    if output_format == "table":
+        click.echo(
+            READ_LINE.format(
+                "#Broker Name", "#QID", "#Offset", "#MsgId", "#StoreTime", "#Tags", "#Keys", "#Body"
+            )
+        )
+    with Admin(namesrv) as admin:
+        queues = readable_queues(admin, topic, broker, queue_id)
+        for queue in queues:
+            if shown == count:
+                break
+            for message in from_queue(admin, topic, queue, group, offset, begin_ms):
+                click.echo(_read_line(queue, message, output_format))
+                shown += 1
+                if shown == count:
+                    break
+    if output_format == "table":
+        click.echo(f"{shown} messages from {len({queue.addr for queue in queues})} broker(s)")
+
+
+def _read_line(queue: Queue, message: record.StoredMessage, output_format: str) -> str:
+    if output_format == "json":
+        return to_json_line({"brokerName": queue.broker_name, **message_fields(message)})
+    properties = record.decode_properties(message.properties)
+    return READ_LINE.format(
+        queue.broker_name,
+        message.queue_id,
+        message.queue_offset,
+        message.message_id,
+        local_time(message.store_timestamp_ms),
+        properties.get("TAGS", "-"),
+        properties.get("KEYS", "-"),
+        preview(body_of(message)),
+    )
+
+
+# -- queryMsgById --------------------------------------------------------------------------------------
+
+
+@click.command("queryMsgById", context_settings=CONTEXT)
+@click.option("-i", "--msgId", "message_id", required=True, help="The offset message id.")
+@click.option(
+    "-b",
+    "--brokerAddr",
+    "broker",
+    metavar="ADDR",
+    callback=address_callback,
+    help="Ask this broker, such as a slave, instead of the one in the id.",
+)
+@namesrv_option
+@format_option
+def query_message_by_id(
+    message_id: str, broker: str | None, namesrv: tuple[str, ...], output_format: str
+) -> None:
+    """Shows one message by its offset message id (32 hex digits; 56 for an IPv6 broker).
+
+    The id is what a send answers: the broker's address, and where in its log the message lies.  After a
+    failover the slave has it at the same place: -b asks it.
+    """
+    del namesrv  # the id names the broker; -n is taken because stock users type it
+    try:
+        host, port, physical_offset = record.parse_message_id(message_id.strip())
+    except ValueError:
+        raise click.ClickException(
+            f"{message_id!r} is no offset message id: 32 or 56 hexadecimal digits, as sendMessage shows"
+        ) from None
+    if broker is None:
+        if not 0 < port < 65536 or physical_offset < 0:
+            raise click.ClickException(
+                f"{message_id} holds no broker address: it may be a client's unique key (UNIQ_KEY)"
+            )
+        broker = f"{host}:{port}"
+    with Admin() as admin:
+        message = record.decode(admin.view(broker, physical_offset))
+    if output_format == "json":
+        show_pairs(message_fields(message), "json")
+        return
+    show_pairs(_message_pairs(message), "table")
+
+
+def _message_pairs(message: record.StoredMessage) -> dict[str, Any]:
+    """The lines of stock mqadmin's queryMsgById, in its order."""
+    fields = message_fields(message)
+    properties = fields["properties"]
+    return {
+        "OffsetID": fields["msgId"],
+        "Topic": message.topic,
+        "Tags": properties.get("TAGS"),
+        "Keys": properties.get("KEYS"),
+        "Queue ID": message.queue_id,
+        "Queue Offset": message.queue_offset,
+        "CommitLog Offset": message.physical_offset,
+        "Reconsume Times": message.reconsume_times,
+        "Born Timestamp": local_time(message.born_timestamp_ms),
+        "Store Timestamp": local_time(message.store_timestamp_ms),
+        "Born Host": fields["bornHost"],
+        "Store Host": fields["storeHost"],
+        "System Flag": message.sys_flag,
+        "Properties": properties,
+        "Body Size": len(message.body),
+        "Body": preview(body_of(message), limit=2000),
+    }
+
+
+COMMANDS = (send_message, consume_message, query_message_by_id)
