@@ -1,0 +1,396 @@
+"""BrokerNode: builds every part of a broker, starts them in order, stops them in reverse.
+
+    part            thread                       needs
+    store           –                            its lock; recovers, refuses to open what it cannot trust
+    tables          –                            topics.json, consumerOffset.json
+    log services    log-flush, log-dispatch, …   the store
+    replication     ha-…                         the log
+    clients' ports  remoting-loop, remoting-work everything above
+    persistence     broker-persist               the tables
+    slave sync      slave-sync                   a slave's; the tables
+    registration    register                     open ports, for a route leads here from now on
+
+A start that fails stops what it had started and raises what it met.  A thread that fails makes the
+broker unhealthy: it is logged, told by request 28, and if it was one of those that make OK true or
+messages readable, sends are refused from then on; what is stored can still be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from commitlog.options import FlushDiskType
+from commitlog.record import encode_host
+from commitlog.store import Store
+from haservice.broker.consumer_offsets import ConsumerOffsets
+from haservice.broker.consumers import ClientTable
+from haservice.broker.durability import Durability, Wait
+from haservice.broker.groups import Groups
+from haservice.broker.long_polling import LongPolling
+from haservice.broker.persistence import PersistedFile, Persistence
+from haservice.broker.processors.admin import StateProcessor, TopicProcessor, ha_info
+from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
+from haservice.broker.processors.offsets import OffsetsProcessor
+from haservice.broker.processors.pull import PullProcessor, keeps_offset
+from haservice.broker.processors.query import QueryProcessor
+from haservice.broker.processors.send import Limits, SendProcessor
+from haservice.broker.reader import QueueReader, ReadLimits
+from haservice.broker.registration import Identity, MasterAddresses, Registration
+from haservice.broker.slave_sync import SlaveSync
+from haservice.broker.stats import Stats
+from haservice.broker.topics import TopicTable
+from haservice.config import BrokerRole, NodeConfig, in_force
+from haservice.deadline import Deadline
+from haservice.errors import ConfigError
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.server import BatchProcessor, Listener, Processor, RemotingServer
+from haservice.replication.service import HAService
+from haservice.service import Service, Task
+
+logger = logging.getLogger(__name__)
+
+# A thread that gives the GIL away waits this long to get it back while another one computes.  The loop
+# hands over to ha-write and gets its acks from ha-read; with Python's 5 ms each such step can cost 5 ms.
+SWITCH_INTERVAL_S = 0.0005
+
+STOP_SECONDS = 15.0
+# What one part may take of it.
+STEP_SECONDS = 5.0
+# How long a stop waits for proofs that are under way, before it answers without them.
+PROOF_SECONDS = 1.0
+# How long a start waits for the name servers' first answers; the broker serves meanwhile.
+FIRST_ROUND_SECONDS = 3.0
+TICK_SECONDS = 1.0
+EXPIRE_EVERY_TICKS = 10
+
+# Without these threads OK would not be true, or what was stored not readable.
+VITAL_THREADS = frozenset({"log-flush", "log-dispatch"})
+
+
+class _Part(NamedTuple):
+    name: str
+    stop: Callable[[Deadline], object]
+
+
+class BrokerNode:
+    """One broker, for one start and one stop."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        # Names of threads that failed, and why.
+        self.failures: dict[str, str] = {}
+        # Set when the node has stopped, or has to be: its ports are gone.
+        self.stopped = threading.Event()
+        self._parts: list[_Part] = []
+        # Guards `_parts` against a stop by a signal while another one runs.
+        self._stop_lock = threading.Lock()
+        self._clean = True
+        self._is_slave = config.broker.role.is_slave
+
+    # Life
+
+    def start(self) -> None:
+        """Returns when clients are served.  Raises ConfigError, CommitLogError or OSError, all stopped."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            self._start()
+        except BaseException:
+            self.stop(Deadline(STOP_SECONDS))
+            raise
+        self._say_ready()
+
+    def stop(self, deadline: Deadline | None = None) -> None:
+        """Ends every part, the last started first; may be called twice, and by any thread."""
+        deadline = deadline or Deadline(STOP_SECONDS)
+        with self._stop_lock:
+            while self._parts:
+                part = self._parts.pop()
+                try:
+                    if part.stop(Deadline(min(STEP_SECONDS, deadline.remaining))) is False:
+                        self._clean = False
+                except Exception:
+                    self._clean = False
+                    logger.exception("part did not stop cleanly part=%s", part.name)
+        if not self.stopped.is_set():
+            self.stopped.set()
+            logger.info("broker stopped broker=%s clean=%s", self.config.broker.broker_name, self._clean)
+
+    def wait_stopped(self, seconds: float | None = None) -> bool:
+        return self.stopped.wait(seconds)
+
+    def _start(self) -> None:
+        config = self.config
+        self.store = self._open_store()
+        self._load_tables()
+        self._build_services()
+        self._build_processors()
+        for name, task in self.store.tasks():
+            self._run(name, task)
+        self.ha.start()
+        self._started("replication", self.ha.stop)
+        self.server.start()
+        self._started("clients' ports", self.server.stop)
+        self._started("sends", self._stop_sends)
+        self.server.call_soon(self._tick)
+        self._run("broker-persist", self.persistence)
+        if self._is_slave:
+            self._run("slave-sync", self.slave_sync)
+        if config.broker.namesrv_addrs:
+            self._run("register", self.registration)
+            self.registration.first_round.wait(FIRST_ROUND_SECONDS)
+
+    # Building
+
+    def _open_store(self) -> Store:
+        config = self.config
+        try:
+            store_host = encode_host(config.broker.broker_ip1, config.remoting.listen_port)
+        except OSError:
+            raise ConfigError(
+                config.source, 0, "brokerIP1", "not an IP address", config.broker.broker_ip1
+            ) from None
+        self._store_host = store_host
+        store = Store.open(config.log, store_host=store_host)
+        self._started("store", lambda _: store.close(clean=self._clean))
+        logger.info("store opened root=%s recovery=%s", config.log.root, store.recovery)
+        return store
+
+    def _load_tables(self) -> None:
+        broker, log = self.config.broker, self.config.log
+        directory = log.root / "config"
+        self.topics = TopicTable(
+            broker,
+            PersistedFile(directory / "topics.json"),
+            delay_levels=len(log.message_delay_levels.split()),
+        )
+        self.topics.load()
+        self.offsets = ConsumerOffsets(PersistedFile(directory / "consumerOffset.json"))
+        self.offsets.load()
+        self.persistence = Persistence(
+            {"topics": self.topics.persist, "consumer offsets": self.offsets.persist},
+            broker.flush_consumer_offset_interval_ms / 1000,
+        )
+        self.topics.on_change = self._topics_changed
+        self._started("tables", lambda _: self.persistence.persist())
+
+    def _build_services(self) -> None:
+        """What has threads, and what they hand to each other; the processors come last, into a shared dict."""
+        config, broker, store = self.config, self.config.broker, self.store
+        self._processors: dict[int, Processor | BatchProcessor] = {}
+        self._vip_processors: dict[int, Processor | BatchProcessor] = {}
+        address = config.remoting.bind_address
+        self.server = RemotingServer(
+            [
+                Listener(address, config.remoting.listen_port, self._processors),
+                Listener(address, config.remoting.vip_port, self._vip_processors, "listenPort - 2"),
+            ],
+            config.remoting.idle_seconds,
+        )
+        self.ha: HAService[Wait] = HAService(
+            config.replication,
+            store.log,
+            role=broker.role,
+            bind_address=address,
+            on_acked=lambda waits, ok: self.durability.replicated(waits, ok),
+        )
+        self.durability = Durability(
+            flush=store.flusher if config.log.flush_disk_type is FlushDiskType.SYNC_FLUSH else None,
+            replica=self.ha if broker.role is BrokerRole.SYNC_MASTER else None,
+            flush_timeout_s=config.log.sync_flush_timeout_ms / 1000,
+            replica_timeout_s=config.replication.slave_timeout_ms / 1000,
+            call_soon=self.server.call_soon,
+        )
+        store.flusher.on_done = self.durability.flushed
+        self.slave_sync = SlaveSync(
+            config.broker_addr, self.topics, self.offsets, on_synced=self.persistence.soon
+        )
+        self.registration = Registration(
+            Identity(
+                broker.cluster_name,
+                broker.broker_name,
+                broker.broker_id,
+                config.broker_addr,
+                config.ha_server_addr,
+            ),
+            broker.namesrv_addrs,
+            self.topics,
+            permission=broker.permission,
+            period_s=broker.register_period_ms / 1000,
+            timeout_s=broker.register_timeout_ms / 1000,
+            on_master=self._master_found,
+            master_wanted=self._master_wanted,
+        )
+
+    def _build_processors(self) -> None:
+        config, broker, store, server = self.config, self.config.broker, self.store, self.server
+        self.stats = Stats()
+        groups = Groups(broker.auto_create_subscription_group)
+        self.clients = ClientTable(notify_members(groups))
+        self.long_polling = LongPolling()
+        store.dispatcher.on_arrival = self.long_polling.on_arrival
+        reader = QueueReader(
+            store.log,
+            store.queues.get,
+            ReadLimits.of(broker),
+            keeps_offset=keeps_offset(broker),
+            file_entries=config.log.queue_file_bytes // 20,
+        )
+        self.sends = SendProcessor(
+            _limits(config),
+            self.topics,
+            store.log,
+            self.durability,
+            self.stats,
+            store_host=self._store_host,
+            group_exists=lambda group: groups.find(group) is not None,
+        )
+        parts = (
+            self.sends,
+            PullProcessor(
+                broker,
+                self.topics,
+                groups,
+                self.clients,
+                self.offsets,
+                reader,
+                self.long_polling,
+                self.stats,
+                server.offload,
+            ),
+            OffsetsProcessor(self.offsets, store.log, store.queues.get, reader, server.offload),
+            HeartbeatProcessor(self.clients, groups, self.topics, creates_topics=not self._is_slave),
+            QueryProcessor(
+                store.log,
+                store.index if config.log.index_enabled else None,
+                server.offload,
+                broker.default_query_max_num,
+            ),
+            TopicProcessor(
+                self.topics,
+                store.queues,
+                store.log,
+                server.offload,
+                broker_name=broker.broker_name,
+                is_slave=self._is_slave,
+            ),
+            StateProcessor(
+                self.stats,
+                store.log,
+                server.offload,
+                log_path=config.log.log_path,
+                queue_path=config.log.root / "consumequeue",
+                settings=lambda: in_force(config),
+                gauges=self._gauges,
+                ha_info=lambda: ha_info(self.ha.status(), store.log.end),
+            ),
+        )
+        for part in parts:
+            self._processors.update(part.handlers())
+        # RocketMQ's second port serves everything but pulls.
+        self._vip_processors.update(self._processors)
+        del self._vip_processors[RequestCode.PULL_MESSAGE]
+
+    # Running
+
+    def _run(self, name: str, task: Task) -> None:
+        service = Service(name, task, on_failure=self._thread_failed)
+        service.start()
+        self._started(name, service.stop)
+
+    def _started(self, name: str, stop: Callable[[Deadline], object]) -> None:
+        self._parts.append(_Part(name, stop))
+
+    def _tick(self, count: int = 0) -> None:
+        """Once a second, on the loop."""
+        self.stats.sample()
+        self.store.flusher.expire(time.monotonic())
+        self.durability.sweep()
+        if count % EXPIRE_EVERY_TICKS == 0:
+            self.clients.expire(time.monotonic())
+        damage = self.store.dispatcher.failed
+        if damage is not None and "log-dispatch" not in self.failures:
+            self._unhealthy("log-dispatch", damage)
+        self.server.loop.call_later(TICK_SECONDS, self._tick, count + 1)
+
+    def _thread_failed(self, name: str, error: BaseException) -> None:
+        self._unhealthy(name, f"{type(error).__name__}: {error}")
+
+    def _unhealthy(self, name: str, reason: str) -> None:
+        self.failures[name] = reason
+        if name in VITAL_THREADS:
+            self.sends.refuse_all = f"thread {name} has failed: {reason}"
+            logger.error("sends are refused from now on thread=%s reason=%s", name, reason)
+
+    def _topics_changed(self) -> None:
+        self.persistence.soon()
+        self.registration.announce()
+
+    def _master_found(self, master: MasterAddresses) -> None:
+        """What a name server said.  A silent one never takes away the log's source, as in RocketMQ."""
+        if master.ha_addr is not None and self.config.replication.master_address is None:
+            self.ha.set_master_address(master.ha_addr)
+        self.slave_sync.set_master_addr(master.broker_addr)
+
+    def _master_wanted(self) -> bool:
+        return self._is_slave and not self.ha.connected
+
+    def _stop_sends(self, deadline: Deadline) -> None:
+        """Takes no more, and answers what waits: with its proofs if they come soon, else without."""
+        self.sends.refuse_all = "the broker is shutting down"
+        patience = Deadline(min(PROOF_SECONDS, deadline.remaining))
+        while self.sends.pending and not patience.expired:
+            time.sleep(0.005)
+        settled = threading.Event()
+        self.server.call_soon(
+            lambda: (self.durability.settle_all(), self.long_polling.close(), settled.set())
+        )
+        settled.wait(deadline.remaining)
+
+    def _gauges(self) -> Mapping[str, str]:
+        """Entries of request 28 that take several parts, and those of our own."""
+        broker = self.config.broker
+        return {
+            "dispatchBehindBytes": str(self.store.dispatcher.behind),
+            "startAcceptSendRequestTimeStamp": str(broker.start_accept_send_timestamp_ms),
+            "sendThreadPoolQueueSize": str(self.sends.pending),
+            "sendThreadPoolQueueCapacity": str(broker.max_pending_sends),
+            "sendThreadPoolQueueHeadWaitTimeMills": "0",
+            "brokerRole": broker.role.value,
+            "heldPulls": str(len(self.long_polling)),
+            "clientConnections": str(self.server.connections),
+            "failedThreads": ", ".join(f"{name}: {why}" for name, why in self.failures.items()),
+            "refusesSends": self.sends.refuse_all or self.store.log.writable or "",
+        }
+
+    def _say_ready(self) -> None:
+        """RocketMQ's own line, which people and scripts wait for."""
+        config = self.config
+        line = (
+            f"The broker[{config.broker.broker_name}, {config.broker_addr}] boot success. serializeType=JSON"
+        )
+        if config.broker.namesrv_addrs:
+            line += f" and name server is {';'.join(config.broker.namesrv_addrs)}"
+        logger.info("%s", line)
+        print(line, flush=True)
+
+
+def _limits(config: NodeConfig) -> Limits:
+    broker = config.broker
+    return Limits(
+        cluster_name=broker.cluster_name,
+        permission=broker.permission,
+        region_id=broker.region_id,
+        trace_on=broker.trace_on,
+        start_accept_timestamp_ms=broker.start_accept_send_timestamp_ms,
+        page_cache_busy_s=broker.page_cache_busy_ms / 1000,
+        max_pending_sends=broker.max_pending_sends,
+        max_message_bytes=config.log.max_message_bytes,
+        is_slave=broker.role.is_slave,
+    )

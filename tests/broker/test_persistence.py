@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from haservice.broker.persistence import PersistedFile, Persistence
+from haservice.deadline import Deadline
+from haservice.service import Service
+from tests.support.waiting import wait_until
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    assert PersistedFile(tmp_path / "config" / "t.json").load(json.loads) is None
+    assert PersistedFile(tmp_path / "config" / "t.json").save(b'{"a":1}')
+    assert PersistedFile(tmp_path / "config" / "t.json").load(json.loads) == {"a": 1}
+
+
+def test_the_backup_is_the_content_before(tmp_path: Path) -> None:
+    file = PersistedFile(tmp_path / "t.json")
+    file.save(b"[1]")
+    file.save(b"[2]")
+    assert (tmp_path / "t.json").read_bytes() == b"[2]"
+    assert (tmp_path / "t.json.bak").read_bytes() == b"[1]"
+    assert not (tmp_path / "t.json.tmp").exists()
+
+
+def test_the_same_content_is_not_written_again(tmp_path: Path) -> None:
+    file = PersistedFile(tmp_path / "t.json")
+    assert file.save(b"[1]")
+    assert not file.save(b"[1]")
+    assert not (tmp_path / "t.json.bak").exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"  \n", b'{"a":', b"\xff\xfe"])
+def test_a_damaged_file_falls_back_and_never_becomes_the_backup(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "t.json").write_bytes(damage)
+    (tmp_path / "t.json.bak").write_bytes(b"[1]")
+    file = PersistedFile(tmp_path / "t.json")
+    assert file.load(json.loads) == [1]
+    file.save(b"[2]")
+    assert (tmp_path / "t.json.bak").read_bytes() == b"[1]"
+    assert file.load(json.loads) == [2]
+
+
+def test_a_missing_file_falls_back(tmp_path: Path) -> None:
+    (tmp_path / "t.json.bak").write_bytes(b"[1]")
+    assert PersistedFile(tmp_path / "t.json").load(json.loads) == [1]
+
+
+def test_a_disk_that_refuses_leaves_the_old_file(tmp_path: Path) -> None:
+    file = PersistedFile(tmp_path / "t.json")
+    file.save(b"[1]")
+    (tmp_path / "t.json.tmp").mkdir()
+    with pytest.raises(OSError, match=r"t\.json\.tmp"):
+        file.save(b"[2]")
+    assert file.load(json.loads) == [1]
+    (tmp_path / "t.json.tmp").rmdir()
+    assert file.save(b"[2]")
+
+
+def test_a_table_that_fails_does_not_keep_the_others_from_the_disk() -> None:
+    written = threading.Event()
+
+    def refuse() -> bool:
+        raise OSError("no space")
+
+    def write() -> bool:
+        written.set()
+        return True
+
+    persistence = Persistence({"a": refuse, "b": write}, interval_s=3600)
+    service = Service("broker-persist", persistence)
+    service.start()
+    try:
+        persistence.soon()
+        wait_until(written.is_set, "the second table was written")
+    finally:
+        assert service.stop(Deadline(5))
+    assert service.failed is None

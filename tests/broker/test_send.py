@@ -1,0 +1,463 @@
+"""The send processor over a real log, without sockets: what is refused, what is stored, what is answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitlog.errors import LogNotWritable
+from commitlog.log import CommitLog
+from commitlog.options import LogOptions
+from commitlog.record import (
+    SYS_BORN_HOST_V6,
+    SYS_MULTI_TAGS,
+    SYS_TRANSACTION_PREPARED,
+    StoredMessage,
+    decode,
+    decode_properties,
+    encode_host,
+    parse_message_id,
+)
+from haservice.broker.durability import Durability, Wait
+from haservice.broker.persistence import PersistedFile
+from haservice.broker.processors.send import Limits, SendProcessor
+from haservice.broker.stats import Stats
+from haservice.broker.topics import TopicTable, topic_config
+from haservice.config import BrokerConfig
+from haservice.remoting.bodies import TopicConfig
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import SendMessageHeader
+from tests.support.messages import batch_body
+
+STORE_HOST = encode_host("10.0.0.1", 10911)
+BORN_HOST = encode_host("10.1.2.3", 54321)
+LIMITS = Limits(
+    cluster_name="C",
+    permission=6,
+    region_id="R",
+    trace_on=True,
+    start_accept_timestamp_ms=0,
+    page_cache_busy_s=1.0,
+    max_pending_sends=100,
+    max_message_bytes=1000,
+    is_slave=False,
+)
+
+
+class Peer:
+    """A connection that keeps what is sent later."""
+
+    def __init__(self, host: bytes = BORN_HOST) -> None:
+        self.peer_host = host
+        self.sent: list[RemotingCommand] = []
+
+    def send(self, command: RemotingCommand) -> None:
+        self.sent.append(command)
+
+
+class Slave:
+    """An HA service whose acks come when the test says so."""
+
+    def __init__(self) -> None:
+        self.ok = True
+        self.ends: list[int] = []
+        self.waits: list[Wait] = []
+
+    def is_slave_ok(self, end: int) -> bool:
+        return self.ok
+
+    def submit(self, end: int, deadline_s: float, waiter: Wait) -> bool:
+        self.ends.append(end)
+        self.waits.append(waiter)
+        return False
+
+
+class Bench:
+    def __init__(self, directory: Path, *, sync: bool = False, **limits: Any) -> None:
+        options = LogOptions(root=directory, segment_bytes=64 * 1024, max_message_bytes=1000)
+        self.log = CommitLog.open(options, store_host=STORE_HOST)
+        config = BrokerConfig(cluster_name="C", broker_name="broker-a")
+        self.topics = TopicTable(config, PersistedFile(directory / "topics.json"))
+        self.topics.update(topic_config("T", 4, 6))
+        self.slave = Slave()
+        self.calls: list[Callable[[], None]] = []
+        self.durability = Durability(
+            flush=None,
+            replica=self.slave if sync else None,
+            flush_timeout_s=5,
+            replica_timeout_s=3,
+            call_soon=self.calls.append,
+        )
+        self.sends = SendProcessor(
+            LIMITS._replace(**limits),
+            self.topics,
+            self.log,
+            self.durability,
+            Stats(),
+            store_host=STORE_HOST,
+            group_exists=lambda group: group == "known",
+        )
+        self.peer = Peer()
+
+    def send(self, *requests: RemotingCommand) -> list[RemotingCommand | None]:
+        return self.sends.process_batch(self.peer, list(requests))  # type: ignore[arg-type]
+
+    def send_one(self, request: RemotingCommand) -> RemotingCommand:
+        (answer,) = self.send(request)
+        assert answer is not None
+        return answer
+
+    def ack(self, ok: bool = True) -> None:
+        waits, self.slave.waits = self.slave.waits, []
+        self.durability.replicated(waits, ok)
+        calls = list(self.calls)
+        self.calls.clear()
+        for call in calls:
+            call()
+
+    def stored(self) -> list[StoredMessage]:
+        messages = []
+        offset = 0
+        while offset < self.log.end:
+            messages.append(decode(self.log.read_record(offset)))
+            offset += messages[-1].size
+        return messages
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def maker(**options: Any) -> Bench:
+        benches.append(Bench(tmp_path / str(len(benches)), **options))
+        return benches[-1]
+
+    yield maker
+    for bench in benches:
+        bench.log.close()
+
+
+def request(
+    topic: str = "T", body: bytes = b"hello", *, code: int = RequestCode.SEND_MESSAGE_V2, **fields: Any
+) -> RemotingCommand:
+    header = SendMessageHeader(
+        producer_group="g",
+        topic=topic,
+        default_topic=fields.pop("default_topic", "TBW102"),
+        default_topic_queue_nums=fields.pop("queue_nums", 4),
+        queue_id=fields.pop("queue_id", 0),
+        sys_flag=fields.pop("sys_flag", 0),
+        born_timestamp_ms=1234,
+        flag=fields.pop("flag", 0),
+        properties=fields.pop("properties", ""),
+        reconsume_times=fields.pop("reconsume_times", 0),
+        batch=fields.pop("batch", False),
+    )
+    oneway = fields.pop("oneway", False)
+    assert not fields
+    return RemotingCommand.request(code, header.encode(code), body, oneway=oneway)
+
+
+def properties(**values: str) -> str:
+    return "\x02".join(f"{name}\x01{value}" for name, value in values.items())
+
+
+# What is stored and answered
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+def test_a_message_is_stored_as_it_was_sent_and_answered_with_its_place(
+    make: Callable[..., Bench], code: int
+) -> None:
+    bench = make()
+    answer = bench.send_one(
+        request(code=code, queue_id=2, flag=7, reconsume_times=3, properties=properties(KEYS="k", TAGS="t"))
+    )
+    (message,) = bench.stored()
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.ext == {
+        "MSG_REGION": "R",
+        "TRACE_ON": "true",
+        "msgId": message.message_id,
+        "queueId": "2",
+        "queueOffset": "0",
+    }
+    assert parse_message_id(answer.ext["msgId"]) == ("10.0.0.1", 10911, 0)
+    assert message.topic == "T"
+    assert message.body == b"hello"
+    assert message.crc_ok
+    assert (message.queue_id, message.flag, message.reconsume_times) == (2, 7, 3)
+    assert (message.born_timestamp_ms, message.born_host) == (1234, BORN_HOST)
+    assert message.store_host == STORE_HOST
+    assert decode_properties(message.properties) == {"KEYS": "k", "TAGS": "t", "CLUSTER": "C"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        ("", {"CLUSTER": "C"}),
+        (properties(WAIT="true"), {"CLUSTER": "C"}),
+        (properties(WAIT="true", A="1"), {"A": "1", "CLUSTER": "C"}),
+        (properties(A="1", WAIT="false", B="2"), {"A": "1", "B": "2", "CLUSTER": "C"}),
+        (properties(A="1", WAIT="true"), {"A": "1", "CLUSTER": "C"}),
+        (properties(A="1") + "\x02", {"A": "1", "CLUSTER": "C"}),
+        (properties(XWAIT="no", A="1"), {"XWAIT": "no", "A": "1", "CLUSTER": "C"}),
+        (properties(CLUSTER="other", A="1"), {"A": "1", "CLUSTER": "C"}),
+        (properties(DELAY="0", WAIT="true", A="1"), {"DELAY": "0", "A": "1", "CLUSTER": "C"}),
+        (properties(TRAN_MSG="false"), {"TRAN_MSG": "false", "CLUSTER": "C"}),
+        (properties(A="ü€😀"), {"A": "ü€😀", "CLUSTER": "C"}),
+    ],
+)
+def test_cluster_is_added_and_wait_taken_out(
+    make: Callable[..., Bench], sent: str, stored: dict[str, str]
+) -> None:
+    bench = make()
+    assert bench.send_one(request(properties=sent)).code == 0
+    text = bench.stored()[0].properties
+    assert decode_properties(text) == stored
+    assert b"\x02\x02" not in text
+    assert not text.startswith(b"\x02")
+    assert not text.endswith(b"\x02")
+
+
+def test_queue_offsets_count_per_queue(make: Callable[..., Bench]) -> None:
+    bench = make()
+    answers = bench.send(*(request(queue_id=queue) for queue in (0, 1, 0, 0, 1)))
+    assert [answer.ext["queueOffset"] for answer in answers if answer] == ["0", "0", "1", "2", "1"]
+    assert [message.queue_offset for message in bench.stored()] == [0, 0, 1, 2, 1]
+
+
+def test_a_negative_queue_is_the_brokers_choice(make: Callable[..., Bench]) -> None:
+    bench = make()
+    for _ in range(20):
+        answer = bench.send_one(request(queue_id=-1))
+        assert 0 <= int(answer.ext["queueId"]) < 4
+
+
+def test_flags_of_hosts_and_tags_are_the_brokers(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.topics.update(TopicConfig("M", 1, 1, 6, topic_filter_type="MULTI_TAG"))
+    bench.peer = Peer(encode_host("::1", 5))
+    bench.send_one(request("M", sys_flag=0x301))
+    (message,) = bench.stored()
+    assert message.sys_flag == 0x301 | SYS_MULTI_TAGS | SYS_BORN_HOST_V6
+    assert message.born_host == encode_host("::1", 5)
+
+
+def test_a_batch_is_stored_as_single_messages_with_one_answer(make: Callable[..., Bench]) -> None:
+    bench = make()
+    body = batch_body([b"one", b"two"], properties(KEYS="1").encode())
+    answers = bench.send(
+        request(),
+        request(
+            body=body, batch=True, properties=properties(WAIT="true"), code=RequestCode.SEND_BATCH_MESSAGE
+        ),
+        request(),
+    )
+    assert [answer.ext["queueOffset"] for answer in answers if answer] == ["0", "1", "3"]
+    messages = bench.stored()
+    assert [message.body for message in messages] == [b"hello", b"one", b"two", b"hello"]
+    assert answers[1] is not None
+    assert answers[1].ext["msgId"] == f"{messages[1].message_id},{messages[2].message_id}"
+    assert decode_properties(messages[1].properties) == {"KEYS": "1", "WAIT": "true", "CLUSTER": "C"}
+    assert [message.flag for message in messages] == [0, 5, 5, 0]
+
+
+def test_a_topic_is_created_on_the_first_send(make: Callable[..., Bench]) -> None:
+    bench = make()
+    assert bench.send_one(request("New", queue_id=3)).code == 0
+    topic = bench.topics.get("New")
+    assert topic is not None
+    assert topic.write_queue_nums == 4
+
+
+def test_oneway_sends_are_stored_and_not_answered(make: Callable[..., Bench]) -> None:
+    bench = make(sync=True)
+    assert bench.send(request(oneway=True)) == [None]
+    assert bench.slave.waits == []
+    assert len(bench.stored()) == 1
+
+
+# What is refused: every row's code, and a word of its remark
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [
+        (request("../../x"), ResponseCode.SYSTEM_ERROR, "illegal characters"),
+        (request(""), ResponseCode.SYSTEM_ERROR, "blank"),
+        (request("x" * 128), ResponseCode.SYSTEM_ERROR, "longer than topic max length"),
+        (request("SCHEDULE_TOPIC_XXXX"), ResponseCode.NO_PERMISSION, "forbidden"),
+        (request("SELF_TEST_TOPIC"), ResponseCode.NO_PERMISSION, "forbidden"),
+        (request("New", default_topic="none"), ResponseCode.TOPIC_NOT_EXIST, "topic[New] not exist"),
+        (request(queue_id=4), ResponseCode.SYSTEM_ERROR, "queueId[4] is illegal"),
+        (request("New", queue_nums=0), ResponseCode.SYSTEM_ERROR, "queueId[0] is illegal"),
+        (request("%RETRY%stranger"), ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "stranger"),
+        (request(properties=properties(DELAY="3")), ResponseCode.MESSAGE_ILLEGAL, "delay level 3"),
+        (request(properties=properties(A="1", DELAY="x")), ResponseCode.MESSAGE_ILLEGAL, "delay level x"),
+        (request(properties=properties(DELAY="3"), batch=True), ResponseCode.MESSAGE_ILLEGAL, "delay level"),
+        (request(properties=properties(TRAN_MSG="true")), ResponseCode.NO_PERMISSION, "transactional"),
+        (request(sys_flag=SYS_TRANSACTION_PREPARED), ResponseCode.NO_PERMISSION, "transactional"),
+        (request(body=b"x" * 1001), ResponseCode.MESSAGE_ILLEGAL, "body is 1001 bytes, allowed are 1000"),
+        (request(properties=properties(A="x" * 32768)), ResponseCode.MESSAGE_ILLEGAL, "properties are"),
+        (request(properties=properties(A="ü" * 16384)), ResponseCode.MESSAGE_ILLEGAL, "properties are"),
+        (request(batch=True, body=b""), ResponseCode.MESSAGE_ILLEGAL, "batch without messages"),
+        (request(batch=True, body=b"x" * 50), ResponseCode.MESSAGE_ILLEGAL, "batch element at 0"),
+        (request(queue_id=2**31), ResponseCode.SYSTEM_ERROR, "queueId"),
+        (request(flag=-(2**31) - 1), ResponseCode.SYSTEM_ERROR, "flag"),
+        (RemotingCommand.request(310, {"b": "T"}), ResponseCode.SYSTEM_ERROR, "missing"),
+        (RemotingCommand.request(10, {}), ResponseCode.SYSTEM_ERROR, "producerGroup"),
+    ],
+)
+def test_what_is_refused_stores_nothing_and_hurts_no_neighbour(
+    make: Callable[..., Bench], sent: RemotingCommand, code: ResponseCode, said: str
+) -> None:
+    bench = make()
+    before, answer, after = bench.send(request(body=b"1"), sent, request(body=b"2"))
+    assert before is not None
+    assert answer is not None
+    assert after is not None
+    assert (before.code, after.code) == (0, 0)
+    assert answer.code == code
+    assert said in (answer.remark or "")
+    assert answer.ext == {"MSG_REGION": "R", "TRACE_ON": "true"}
+    assert [message.body for message in bench.stored()] == [b"1", b"2"]
+
+
+def test_the_retry_topic_of_a_known_group_takes_messages(make: Callable[..., Bench]) -> None:
+    bench = make()
+    assert bench.send_one(request("%RETRY%known", default_topic="none")).code == 0
+    assert bench.topics.get("%RETRY%known").write_queue_nums == 1  # type: ignore[union-attr]
+
+
+def test_a_slave_refuses_and_creates_no_topic(make: Callable[..., Bench]) -> None:
+    bench = make(is_slave=True)
+    answer = bench.send_one(request("New"))
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "slave" in (answer.remark or "")
+    assert bench.topics.get("New") is None
+    assert bench.send_one(request("T")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+def test_a_log_that_is_fenced_or_shut_down_refuses(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.log.fence("flush failed: Input/output error")
+    answer = bench.send_one(request("New"))
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "Input/output error" in (answer.remark or "")
+    assert bench.topics.get("New") is None
+
+
+def test_a_full_disk_answers_each_message(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    refusal = LogNotWritable("no space left on device")
+    monkeypatch.setattr(bench.log, "append_many", lambda messages: [refusal] * len(messages))
+
+    def append_batch(message: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(bench.log, "append_batch", append_batch)
+    batch = request(batch=True, body=batch_body([b"one"]))
+    for answer in bench.send(request(), request(), batch):
+        assert answer is not None
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "no space left" in (answer.remark or "")
+
+
+def test_a_part_that_failed_refuses_all(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.sends.refuse_all = "thread log-dispatch has failed: OSError"
+    answer = bench.send_one(request())
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "log-dispatch" in (answer.remark or "")
+
+
+def test_an_append_that_hangs_makes_the_broker_busy(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.log.lock_held_since = time.monotonic() - 2
+    answer = bench.send_one(request())
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert (answer.remark or "").startswith("[REJECTREQUEST]system busy")
+    bench.log.lock_held_since = time.monotonic()
+    assert bench.send_one(request()).code == 0
+
+
+def test_sends_before_the_configured_time_are_refused(make: Callable[..., Bench]) -> None:
+    bench = make(start_accept_timestamp_ms=2**60)
+    answer = bench.send_one(request())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert str(2**60) in (answer.remark or "")
+
+
+def test_an_order_topic_of_a_broker_that_may_not_be_written_is_refused(make: Callable[..., Bench]) -> None:
+    bench = make(permission=4)
+    assert bench.send_one(request()).code == 0
+    bench.topics.replace_all(
+        type(bench.topics.wrapper())(topic_config_table={"O": TopicConfig("O", 1, 1, 6, order=True)})
+    )
+    assert bench.send_one(request("O")).code == ResponseCode.NO_PERMISSION
+
+
+# Waiting for a slave
+
+
+def test_the_sends_of_one_read_share_one_wait_and_are_answered_together(make: Callable[..., Bench]) -> None:
+    bench = make(sync=True)
+    refused = request("../x")
+    impatient = request(properties=properties(WAIT="false"))
+    answers = bench.send(
+        request(), refused, impatient, request(), request(properties=properties(WAIT="FALSE"))
+    )
+    assert [answer is None for answer in answers] == [True, False, False, True, False]
+    assert len(bench.slave.waits) == 1
+    assert bench.slave.ends[0] == bench.stored()[2].physical_offset + bench.stored()[2].size
+    assert bench.sends.pending == 2
+    bench.ack()
+    assert [(answer.code, answer.ext["queueOffset"]) for answer in bench.peer.sent] == [(0, "0"), (0, "2")]
+    assert bench.sends.pending == 0
+
+
+def test_a_slave_that_does_not_answer_in_time(make: Callable[..., Bench]) -> None:
+    bench = make(sync=True)
+    bench.send(request())
+    bench.ack(ok=False)
+    (answer,) = bench.peer.sent
+    assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+    assert answer.ext["msgId"] == bench.stored()[0].message_id
+
+
+def test_no_slave_at_all_is_said_at_once_and_the_message_is_stored(make: Callable[..., Bench]) -> None:
+    bench = make(sync=True)
+    bench.slave.ok = False
+    answer = bench.send_one(request())
+    assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+    assert answer.ext["msgId"] == bench.stored()[0].message_id
+    batch = bench.send_one(request(batch=True, body=batch_body([b"one"])))
+    assert batch.code == ResponseCode.SLAVE_NOT_AVAILABLE
+
+
+def test_too_many_pending_sends_make_the_broker_busy(make: Callable[..., Bench]) -> None:
+    bench = make(sync=True, max_pending_sends=3)
+    assert bench.send(request(), request()) == [None, None]
+    answers = bench.send(request(), request())
+    assert [answer.code for answer in answers if answer] == [ResponseCode.SYSTEM_BUSY] * 2
+    assert all((answer.remark or "").startswith("[OVERLOAD]") for answer in answers if answer)
+    assert len(bench.stored()) == 2
+    bench.ack()
+    assert bench.send(request(), request()) == [None, None]
+
+
+def test_a_stop_answers_every_pending_send_once(make: Callable[..., Bench]) -> None:
+    bench = make(sync=True)
+    bench.send(request(), request())
+    bench.send(request())
+    bench.durability.settle_all()
+    bench.ack()
+    assert [answer.code for answer in bench.peer.sent] == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 3

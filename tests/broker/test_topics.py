@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from haservice.broker.persistence import PersistedFile
+from haservice.broker.topics import (
+    DEFAULT_TOPIC,
+    PERM_INHERIT,
+    SCHEDULE_TOPIC,
+    TRACE_TOPIC,
+    TopicTable,
+    name_fault,
+    topic_config,
+)
+from haservice.config import BrokerConfig
+from haservice.remoting.bodies import DataVersion, TopicConfigWrapper
+
+
+def table(directory: Path, changes: list[int] | None = None, **broker: Any) -> TopicTable:
+    config = BrokerConfig(broker_name="broker-a", **broker)
+    made = TopicTable(config, PersistedFile(directory / "topics.json"), clock_ms=lambda: 1000)
+    if changes is not None:
+        made.on_change = lambda: changes.append(1)
+    return made
+
+
+def test_a_new_broker_has_rocketmqs_topics(tmp_path: Path) -> None:
+    topics = {topic.topic_name: topic for topic in table(tmp_path)}
+    assert topics[DEFAULT_TOPIC].write_queue_nums == 8
+    assert topics[DEFAULT_TOPIC].perm == 7
+    assert topics["BenchmarkTest"].read_queue_nums == 1024
+    assert topics["DefaultCluster"].write_queue_nums == 16
+    assert topics["broker-a"].perm == 7
+    assert topics[SCHEDULE_TOPIC].write_queue_nums == 18
+    assert topics["DefaultCluster_REPLY_TOPIC"].perm == 6
+    assert TRACE_TOPIC not in topics
+    assert {"SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "RMQ_SYS_TRANS_HALF_TOPIC"} <= topics.keys()
+
+
+def test_keys_switch_topics_of_the_start_off(tmp_path: Path) -> None:
+    topics = table(
+        tmp_path,
+        auto_create_topic_enable=False,
+        cluster_topic_enable=False,
+        broker_topic_enable=False,
+        trace_topic_enable=True,
+    )
+    assert topics.get(DEFAULT_TOPIC) is None
+    assert topics.get("DefaultCluster").perm == PERM_INHERIT  # type: ignore[union-attr]
+    assert topics.get("broker-a").perm == PERM_INHERIT  # type: ignore[union-attr]
+    assert topics.get(TRACE_TOPIC) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "blank"),
+        ("  ", "blank"),
+        ("../../x", "illegal characters"),
+        ("a/b", "illegal characters"),
+        ("a.b", "illegal characters"),
+        ("ä", "illegal characters"),
+        ("a\n", "illegal characters"),
+        ("a\0", "illegal characters"),
+        ("٣", "illegal characters"),
+        ("x" * 128, "longer than topic max length 127"),
+    ],
+)
+def test_bad_names_are_refused_in_rocketmqs_words(name: str, said: str) -> None:
+    assert said in (name_fault(name) or "")
+
+
+@pytest.mark.parametrize("name", ["a", "%RETRY%g", "inst%name", "a|b_c-D9", "x" * 127])
+def test_good_names_pass(name: str) -> None:
+    assert name_fault(name) is None
+
+
+def test_a_send_creates_a_topic_from_its_template(tmp_path: Path) -> None:
+    changes: list[int] = []
+    topics = table(tmp_path, changes)
+    version = topics.data_version
+    created = topics.create_on_send("T", DEFAULT_TOPIC, 4)
+    assert created is not None
+    assert (created.read_queue_nums, created.write_queue_nums, created.perm) == (4, 4, 6)
+    assert topics.get("T") == created
+    assert topics.data_version == DataVersion(counter=version.counter + 1, timestamp=1000)
+    assert topics.create_on_send("T", DEFAULT_TOPIC, 2) == created
+    assert changes == [1]
+
+
+@pytest.mark.parametrize(("asked", "got"), [(100, 8), (0, 0), (-3, 0)])
+def test_the_template_bounds_the_number_of_queues(tmp_path: Path, asked: int, got: int) -> None:
+    created = table(tmp_path).create_on_send("T", DEFAULT_TOPIC, asked)
+    assert created is not None
+    assert created.write_queue_nums == got
+
+
+@pytest.mark.parametrize("template", ["missing", "BenchmarkTest"])
+def test_no_template_no_topic(tmp_path: Path, template: str) -> None:
+    topics = table(tmp_path)
+    assert topics.create_on_send("T", template, 4) is None
+    assert topics.get("T") is None
+
+
+def test_the_file_outlives_the_process(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    topics.update(topic_config("T", 3, 6))
+    assert topics.persist()
+    assert not topics.persist()
+    again = table(tmp_path)
+    again.load()
+    assert again.get("T") == topics.get("T")
+    assert again.data_version == topics.data_version
+
+
+def test_a_stock_brokers_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "topics.json").write_text(
+        '{\n\t"dataVersion":{\n\t\t"counter":7,\n\t\t"timestamp":1700000000000\n\t},\n'
+        '\t"topicConfigTable":{\n\t\t"T":{\n\t\t\t"attributes":{},\n\t\t\t"order":true,\n\t\t\t"perm":4,\n'
+        '\t\t\t"readQueueNums":2,\n\t\t\t"topicFilterType":"MULTI_TAG",\n\t\t\t"topicName":"T",\n'
+        '\t\t\t"topicSysFlag":1,\n\t\t\t"writeQueueNums":3\n\t\t}\n\t}\n}'
+    )
+    topics = table(tmp_path)
+    topics.load()
+    topic = topics.get("T")
+    assert topic is not None
+    assert (topic.order, topic.perm, topic.read_queue_nums, topic.write_queue_nums) == (True, 4, 2, 3)
+    assert (topic.topic_filter_type, topic.topic_sys_flag) == ("MULTI_TAG", 1)
+    assert topics.data_version == DataVersion(7, 1700000000000)
+    assert topics.get("BenchmarkTest") is not None
+
+
+def test_without_auto_creation_a_template_left_in_the_file_loses_its_power(tmp_path: Path) -> None:
+    table(tmp_path).persist()
+    topics = table(tmp_path, auto_create_topic_enable=False)
+    topics.load()
+    assert topics.create_on_send("T", DEFAULT_TOPIC, 4) is None
+
+
+def test_a_slave_takes_the_masters_table_whole_when_versions_differ(tmp_path: Path) -> None:
+    changes: list[int] = []
+    topics = table(tmp_path, changes)
+    topics.update(topic_config("Mine", 1, 6))
+    master = TopicConfigWrapper(DataVersion(9, 5), {"T": topic_config("T", 4, 6)})
+    assert topics.replace_all(master)
+    assert topics.get("Mine") is None
+    assert [topic.topic_name for topic in topics] == ["T"]
+    assert topics.data_version == DataVersion(9, 5)
+    changes.clear()
+    assert not topics.replace_all(master)
+    assert changes == []
+
+
+def test_deleting_raises_the_version_only_if_there_was_something(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    topics.update(topic_config("T", 1, 6))
+    version = topics.data_version
+    assert topics.delete("T")
+    assert topics.data_version.counter == version.counter + 1
+    assert not topics.delete("T")
+    assert topics.data_version.counter == version.counter + 1
+
+
+def test_system_topics(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    for name in ("TBW102", "DefaultCluster", "broker-a", "rmq_sys_x", "DefaultCluster_REPLY_TOPIC"):
+        assert topics.is_system(name), name
+    assert not topics.is_system("T")
