@@ -64,10 +64,10 @@ def test_every_message_of_a_stock_store_is_there(store: Store, kind: str) -> Non
 def test_keys_of_a_stock_store_are_found(store: Store) -> None:
     (offset,) = (
         offset
-        for offset in store.index.query("T1", "k7", 32, 0, 2**62)
-        if "k7" in decode_properties(decode(store.log.read_record(offset)).properties)["KEYS"].split()
+        for offset in store.index.query("T1", "k100", 32, 0, 2**62)
+        if "k100" in decode_properties(decode(store.log.read_record(offset)).properties)["KEYS"].split()
     )
-    assert decode(store.log.read_record(offset)).flag == 7
+    assert decode(store.log.read_record(offset)).flag == 100
 
 
 def test_queues_rebuilt_from_a_stock_log_equal_the_stock_queues(root: Path) -> None:
@@ -78,7 +78,9 @@ def test_queues_rebuilt_from_a_stock_log_equal_the_stock_queues(root: Path) -> N
     assert files_of(root / "consumequeue") == stock
 
 
-def test_indexes_rebuilt_from_a_stock_log_equal_the_stock_indexes(root: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["killed"], indirect=True)
+def test_indexes_rebuilt_from_a_stock_log_equal_the_stock_indexes(root: Path) -> None:
+    """Only for the store that ran once: a stock broker deletes its newest index after a crash and starts another."""
     stock = [content for _, content in sorted(files_of(root / "index").items())]
     assert len(stock) >= 4
     shutil.rmtree(root / "index")
