@@ -1,4 +1,4 @@
-"""A store directory that a stock 4.9.8 broker wrote opens here, and what we rebuild from its log equals its own files."""
+"""A store that a stock 4.9.8 broker wrote opens here, and what we rebuild from its log equals its files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_queues_rebuilt_from_a_stock_log_equal_the_stock_queues(root: Path) -> N
 
 @pytest.mark.parametrize("kind", ["killed"], indirect=True)
 def test_indexes_rebuilt_from_a_stock_log_equal_the_stock_indexes(root: Path) -> None:
-    """Only for the store that ran once: a stock broker deletes its newest index after a crash and starts another."""
+    """Only for the store that ran once: a stock broker deletes its newest index after a crash."""
     stock = [content for _, content in sorted(files_of(root / "index").items())]
     assert len(stock) >= 4
     shutil.rmtree(root / "index")
