@@ -39,6 +39,15 @@ class FlushedQueues(Protocol):
     def flush(self, least_pages: int = 0) -> None: ...
 
 
+class FlushedIndex(Protocol):
+    """Of the index: the store timestamp up to which it is durable; and the flush."""
+
+    @property
+    def durable_ms(self) -> int: ...
+
+    def flush(self) -> None: ...
+
+
 class Flusher(Generic[T]):
     """The task of thread log-flush.  `on_done(waiters, ok)` gets those whose wait is over, no lock held."""
 
@@ -179,10 +188,13 @@ class Flusher(Generic[T]):
 
 
 class QueueFlusher:
-    """The task of thread log-queue-flush: queues by their interval and pages, then the checkpoint."""
+    """The task of thread log-queue-flush: queues by their interval and pages, index, checkpoint."""
 
-    def __init__(self, options: LogOptions, queues: FlushedQueues, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, options: LogOptions, queues: FlushedQueues, index: FlushedIndex | None, checkpoint: Checkpoint
+    ) -> None:
         self._queues = queues
+        self._index = index
         self._checkpoint = checkpoint
         self._interval_s = options.queue_flush_interval_ms / 1000
         self._thorough_s = options.queue_flush_thorough_interval_ms / 1000
@@ -206,15 +218,18 @@ class QueueFlusher:
         if thorough:
             self._next_thorough_s = now_s + self._thorough_s
         try:
-            self._queues.flush(0 if thorough else self._least_pages)
-            self.save_checkpoint(sync=thorough)
+            self.flush(0 if thorough else self._least_pages, thorough=thorough)
         except OSError as error:
             if not self._said_failed:
                 self._said_failed = True
-                logger.error("queues or checkpoint not flushed, a restart builds them again reason=%s", error)
+                logger.error("queues or index not flushed, a restart builds them again reason=%s", error)
 
-    def save_checkpoint(self, *, sync: bool) -> None:
-        """May raise OSError."""
+    def flush(self, least_pages: int, *, thorough: bool) -> None:
+        """The queues; when `thorough` the index, too, and the checkpoint to the disk.  May raise OSError."""
+        self._queues.flush(least_pages)
+        if thorough and self._index is not None:
+            self._index.flush()
+            self._checkpoint.index_timestamp_ms = self._index.durable_ms
         if self._queues.durable_ms:
             self._checkpoint.logics_timestamp_ms = self._queues.durable_ms
-        self._checkpoint.save(sync=sync)
+        self._checkpoint.save(sync=thorough)

@@ -109,6 +109,7 @@ def recover(
             _refuse_damage(items, scan, None if clean else durable_before_ms)
             cut_file = _keep_aside(items, scan.end, cut_directory, files)
         segments.truncate(scan.end)
+        _make_durable(segments.items[first:], files)
     except OSError as error:
         path = Path(error.filename) if error.filename else segments.directory
         raise StoreUnreadable(path, f"recovery: {error.strerror or error}") from error
@@ -124,6 +125,13 @@ def recover(
         cut_reason=scan.reason if leftover else None,
         cut_file=cut_file,
     )
+
+
+def _make_durable(items: tuple[Segment, ...], files: Files) -> None:
+    """A killed process leaves pages that are not on disk yet; from here on all is taken for flushed."""
+    for segment in items:
+        with _Held(segment):
+            files.fdatasync(segment.fd)
 
 
 # -- where to begin --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files that fail on demand: an error at the n-th call of an operation, or a crash at the n-th change of the disk."""
+"""Files that fail on demand: an error at the n-th call, or a crash at the n-th change of the disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FailingFiles(OSFiles):
         self._crash_at = None
 
     def crash_at(self, change: int) -> None:
-        """The `change`-th operation that changes the disk, from 0, does not happen, nor does any later one."""
+        """The `change`-th operation that changes the disk, from 0, does not happen, nor any later one."""
         self.changes = 0
         self._crash_at = change
 
