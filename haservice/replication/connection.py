@@ -1,0 +1,258 @@
+"""HAConnection: the master's side of one slave, a read thread and a write thread around one socket.
+
+    ha-read:SLAVE    reports in → acks → waiting sends.  Its `finally` is what ends the connection, once
+    ha-write:SLAVE   from the first report on: log → header and sendfile → slave, heartbeats between
+
+Anyone else who wants the connection ended shuts the socket down.  The writer holds no lock while it sends,
+and no byte of a body passes through Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from commitlog.errors import CommitLogError, OffsetNotFound
+from commitlog.segment import Window
+from haservice.config import ReplicationConfig
+from haservice.deadline import Deadline
+from haservice.errors import ProtocolError
+from haservice.replication.group_transfer import GroupTransferService
+from haservice.replication.pace import Growth, RateMeter
+from haservice.replication.progress import LogRange, Refusal, ReportRefused, SlaveProgress
+from haservice.replication.protocol import BODY_BYTES_MAX, TRANSFER_HEADER, MasterState, ReportReader
+from haservice.replication.wakeup import set_receive_timeout, set_send_timeout, shut_down
+from haservice.service import Service
+
+logger = logging.getLogger(__name__)
+
+# Reports are 8 bytes; more than some hundred never wait at once.
+RECEIVE_BYTES = 4096
+# The writer holds a segment for this many frames at a time: its part of the work then costs little per frame.
+FRAMES_PER_WINDOW = 64
+# A writer that was woken ends within microseconds; it gets as long as a stuck disk may take.
+WRITER_STOP_SECONDS = 5.0
+
+
+class SourceLog(Protocol):
+    """The log as a master's connection uses it."""
+
+    segment_bytes: int
+    end: int
+
+    @property
+    def start(self) -> int: ...
+
+    def transfer_window(self, position: int, max_bytes: int) -> Window | None: ...
+
+    def wait_beyond(self, position: int, deadline_s: float) -> int: ...
+
+    def wake(self) -> None: ...
+
+
+class PeerLogger(logging.LoggerAdapter[logging.Logger]):
+    """Adds the peer to every line."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(logger, {})
+        self._peer = peer
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        return f"{msg} slave={self._peer}", kwargs
+
+
+class SlowSlave(ProtocolError):
+    """A slave that takes or says nothing for too long."""
+
+
+class HAConnection:
+    """One slave.  `on_closed(connection, why)` is called once, by the read thread; why is None for a plain end."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        peer: str,
+        identity: str,
+        *,
+        config: ReplicationConfig,
+        log: SourceLog,
+        group: GroupTransferService[Any],
+        growth: Growth,
+        on_closed: Callable[[HAConnection, Exception | None], None],
+    ) -> None:
+        self.peer = peer
+        self.progress = SlaveProgress(identity, peer)
+        self.connected_s = time.monotonic()
+        self.rate = RateMeter(self.connected_s)
+        self._socket = connection
+        self._log = log
+        self._group = group
+        self._growth = growth
+        self._heartbeat_s = config.heartbeat_interval_ms / 1000
+        self._housekeeping_s = config.housekeeping_interval_ms / 1000
+        self._batch_bytes = min(config.transfer_batch_bytes, BODY_BYTES_MAX)
+        self._on_closed = on_closed
+        self._say = PeerLogger(peer)
+        self._error: Exception | None = None
+        self._close_lock = threading.Lock()  # a shutdown never meets the socket's number in other hands
+        self._reader = Service(f"ha-read:{peer}", _Task(self._read, self.shut_down))
+        self._writer = Service(f"ha-write:{peer}", _Task(self._write, self._wake_writer))
+
+    def start(self) -> None:
+        """Raises OSError or RuntimeError if the connection cannot be served; nothing is left of it then."""
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            set_receive_timeout(self._socket, self._housekeeping_s)
+            set_send_timeout(self._socket, self._housekeeping_s)
+            self._group.connected(self.progress)
+            self._reader.start()
+        except BaseException:
+            self._group.disconnected(self.progress)
+            self._socket.close()
+            raise
+
+    def shut_down(self) -> None:
+        """Makes both threads end; does not wait for them."""
+        with self._close_lock:
+            shut_down(self._socket)
+
+    def stop(self, deadline: Deadline) -> bool:
+        return self._reader.stop(deadline)
+
+    # -- ha-read ------------------------------------------------------------------------------------
+
+    def _read(self, stop: threading.Event) -> None:
+        try:
+            self._take_reports()
+        except (OSError, ProtocolError) as error:
+            self._error = self._error or error
+        finally:
+            self._end(stop.is_set())
+
+    def _take_reports(self) -> None:
+        """Returns when the slave is gone.  Raises ProtocolError or OSError."""
+        reader, log, progress = ReportReader(), self._log, self.progress
+        while True:
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except BlockingIOError as error:
+                raise SlowSlave(f"said nothing for {self._housekeeping_s:g} s") from error
+            if not data:
+                return
+            reports = reader.feed(data)
+            if not reports:
+                continue
+            waiting = progress.state is MasterState.WAIT_REPORT
+            self._group.reported(progress, reports, LogRange(log.start, log.end))
+            if waiting and progress.state is MasterState.TRANSFER:
+                self._say.info(
+                    "slave connected reported=%d from=%d log_end=%d",
+                    progress.reported,
+                    progress.sent,
+                    log.end,
+                )
+                self._writer.start()
+
+    def _end(self, stopped: bool) -> None:
+        self.shut_down()
+        known = self.progress.state is MasterState.TRANSFER
+        if known and not self._writer.stop(Deadline(WRITER_STOP_SECONDS)):
+            # Its number must not go to another file while the writer may still use it.
+            self._say.error("the writer does not end; its socket stays open")
+        else:
+            with self._close_lock:
+                self._socket.close()
+        self._group.disconnected(self.progress)
+        self._tell(known, stopped)
+        self._on_closed(self, None if stopped else self._error)
+
+    def _tell(self, known: bool, stopped: bool) -> None:
+        error = self._error
+        if known:
+            self._say.info(
+                "slave disconnected ack=%d sent=%d reason=%s",
+                self.progress.reported,
+                self.progress.sent,
+                "we stop" if stopped else error or "it closed",
+            )
+        elif error is not None and not isinstance(error, ProtocolError):
+            self._say.debug("connection ended before its first report reason=%s", error)
+
+    # -- ha-write -----------------------------------------------------------------------------------
+
+    def _wake_writer(self) -> None:
+        self.shut_down()
+        self._log.wake()
+
+    def _write(self, stop: threading.Event) -> None:
+        try:
+            self._transfer(stop)
+        except BlockingIOError:
+            self._error = SlowSlave(f"took nothing for {self._housekeeping_s:g} s")
+        except OffsetNotFound as error:
+            self._error = ReportRefused(
+                Refusal.EXPIRED, self.progress.reported, error.start, f"is too far behind: {error}"
+            )
+        except (OSError, CommitLogError) as error:
+            self._error = self._error or error
+        finally:
+            self.shut_down()
+
+    def _transfer(self, stop: threading.Event) -> None:
+        log, progress, growth = self._log, self.progress, self._growth
+        window_bytes = self._batch_bytes * FRAMES_PER_WINDOW
+        last_write_s = self.connected_s
+        while not stop.is_set():
+            now_s = time.monotonic()
+            if now_s - last_write_s >= self._heartbeat_s:
+                self._send_header(progress.sent, 0, 0)
+                last_write_s = now_s
+            end = log.end
+            if end <= progress.sent:
+                log.wait_beyond(progress.sent, last_write_s + self._heartbeat_s)
+                continue
+            growth.note(end, now_s)
+            window = log.transfer_window(progress.sent, window_bytes)
+            if window is not None:
+                with window:
+                    self._send_window(window)
+                last_write_s = time.monotonic()
+                self.rate.add(window.length, last_write_s)
+
+    def _send_window(self, window: Window) -> None:
+        """Sends the window frame by frame.  Two system calls each; headers cannot be merged."""
+        progress, batch_bytes = self.progress, self._batch_bytes
+        source, target = window.fd, self._socket.fileno()
+        position, left = window.file_position, window.length
+        while left:
+            size = min(left, batch_bytes)
+            offset = progress.sent
+            # First: the slave's ack of these bytes may be read before sendfile returns here.
+            progress.sent = offset + size
+            self._send_header(offset, size, socket.MSG_MORE)
+            left -= size
+            while size:
+                sent = os.sendfile(target, source, position, size)
+                if sent == 0:
+                    raise OSError(f"segment ended at {position}, {size} bytes short of its frame")
+                position += sent
+                size -= sent
+
+    def _send_header(self, offset: int, size: int, flags: int) -> None:
+        header = TRANSFER_HEADER.pack(offset, size)
+        sent = self._socket.send(header, flags)
+        if sent != len(header):  # nothing but a timeout cuts so small a write
+            raise BlockingIOError
+
+
+class _Task:
+    """A method as a Service's task."""
+
+    def __init__(self, run: Callable[[threading.Event], None], wake: Callable[[], None]) -> None:
+        self.run = run
+        self.wake = wake

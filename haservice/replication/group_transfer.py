@@ -1,0 +1,105 @@
+"""GroupTransferService: SYNC_MASTER appends wait here for a slave's ack, each until its own deadline.
+
+An ack resolves all the waits that it covers in the thread that read it, in one batch.  The service's own
+thread, ha-group-transfer, has only the deadlines: it sleeps until the nearest one, and for ever without any.
+
+`lock` guards the ack table and the waits together, so that an ack and a new wait cannot miss each other.  No
+callback runs under it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from commitlog.waiters import OffsetWaiters
+from haservice.replication.progress import AckTable, LogRange, SlaveProgress
+
+T = TypeVar("T")
+
+
+class GroupTransferService(Generic[T]):
+    """The waits, and the ack table that resolves them.  `on_acked(waiters, ok)` is called without the lock."""
+
+    def __init__(self, table: AckTable, on_acked: Callable[[list[T], bool], None]) -> None:
+        self.table = table
+        self.lock = threading.Lock()
+        self._on_acked = on_acked
+        self._waiters: OffsetWaiters[T] = OffsetWaiters()
+        self._changed = threading.Condition(self.lock)
+        self._wakes_at = float("inf")  # when the thread looks again by itself
+        self._stopping = False
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
+        """True if a slave is known to hold `end` already; else `waiter` is handed to on_acked later.
+
+        `deadline_s` is a time.monotonic() value.  Once the service has stopped, every wait fails at once.
+        """
+        with self.lock:
+            if self.table.is_proven(end):
+                return True
+            if not self._stopping:
+                self._waiters.add(end, deadline_s, waiter)
+                if deadline_s < self._wakes_at:
+                    self._changed.notify()
+                return False
+        self._on_acked([waiter], False)
+        return False
+
+    # -- what slaves do -----------------------------------------------------------------------------
+
+    def connected(self, progress: SlaveProgress) -> None:
+        with self.lock:
+            self.table.open(progress)
+
+    def disconnected(self, progress: SlaveProgress) -> None:
+        """Its waits stay: the slave may be back before their deadlines."""
+        with self.lock:
+            self.table.close(progress)
+
+    def reported(self, progress: SlaveProgress, reports: Sequence[int], log: LogRange) -> None:
+        """Takes a slave's reports and hands over the waits that they resolve.  Raises ReportRefused."""
+        failed: list[T] = []
+        done: list[T] = []
+        with self.lock:
+            advance = self.table.reports(progress, reports, log)
+            if advance is not None and self._waiters:
+                failed = self._waiters.advance(advance.unproven)
+                done = self._waiters.advance(advance.proven)
+        if failed:
+            self._on_acked(failed, False)
+        if done:
+            self._on_acked(done, True)
+
+    # -- the thread: deadlines ----------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            expired = self._next_expired(stop)
+            if expired:
+                self._on_acked(expired, False)
+        with self.lock:
+            self._stopping = True
+            left = self._waiters.drain()
+        if left:
+            self._on_acked(left, False)
+
+    def wake(self) -> None:
+        with self.lock:
+            self._changed.notify()
+
+    def _next_expired(self, stop: threading.Event) -> list[T]:
+        """Sleeps until a deadline has come, or a wake-up; returns the waits whose time is over."""
+        with self.lock:
+            deadline_s = self._waiters.next_deadline
+            now_s = time.monotonic()
+            if not stop.is_set() and (deadline_s is None or deadline_s > now_s):
+                self._wakes_at = float("inf") if deadline_s is None else deadline_s
+                self._changed.wait(None if deadline_s is None else deadline_s - now_s)
+                self._wakes_at = 0.0
+            return self._waiters.expire(time.monotonic())

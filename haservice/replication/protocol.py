@@ -1,0 +1,195 @@
+"""The replication wire of RocketMQ 4.9: transfers from the master, reports from the slave.
+
+    transfer   | offset 8 | body size 4 | body n |     offset of the body's first byte
+    heartbeat  | offset 8 | 0           |              the next offset to be sent
+    report     | offset 8 |                            end of what the slave holds
+
+Integers are big-endian and signed, as Java writes them.  The slave speaks first; nothing else ever travels.
+Nothing here touches a socket, a thread, a clock or the log.
+
+    master's side   WAIT_REPORT ──first report ≥ 0──▶ TRANSFER ──▶ CLOSED
+    slave's side    READY ──connected──▶ TRANSFER ──cut, silence, refusal──▶ READY ──stop──▶ SHUTDOWN
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from haservice.errors import ProtocolError
+
+TRANSFER_HEADER = struct.Struct(">qi")
+REPORT = struct.Struct(">q")
+HEADER_BYTES = TRANSFER_HEADER.size
+REPORT_BYTES = REPORT.size
+assert (HEADER_BYTES, REPORT_BYTES) == (12, 8)
+
+# A Java slave reads into a fixed 4 MiB buffer; a larger frame would stall it for ever.
+FRAME_BYTES_MAX = 4 * 1024 * 1024
+BODY_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES
+
+# What a slave that has nothing reports, and what a master ignores (a stock one does as well).
+REPORT_NOTHING = 0
+REPORT_NOT_YET = -1
+
+# No log is 64 PiB long: a report begins with 0x00, or with 0xff if it is negative.  Texts begin otherwise.
+_FIRST_BYTES = (0x00, 0xFF)
+# Enough of a stranger's bytes to recognise him by.
+_SHOWN_BYTES = 32
+
+
+class MasterState(enum.Enum):
+    """A connection as the master sees it."""
+
+    WAIT_REPORT = "WAIT_REPORT"
+    TRANSFER = "TRANSFER"
+    CLOSED = "CLOSED"
+
+
+class SlaveState(enum.Enum):
+    """The slave's client."""
+
+    READY = "READY"
+    TRANSFER = "TRANSFER"
+    SHUTDOWN = "SHUTDOWN"
+
+
+def shown(data: bytes | bytearray | memoryview) -> str:
+    """Bytes for a log line: as text when they are text, else in hexadecimal; a long tail is left out."""
+    head = bytes(data[:_SHOWN_BYTES])
+    text = head.decode("latin-1")
+    if head and all(" " <= char <= "~" or char in "\r\n\t" for char in text):
+        what = repr(text)
+    else:
+        what = head.hex(" ")
+    return f"{what} and {len(data) - len(head)} bytes more" if len(data) > len(head) else what
+
+
+class NotAReport(ProtocolError):
+    """What came on the replication port cannot be a slave's report."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(f"received {shown(data)}, which is no report of an offset")
+        self.data = data
+
+
+class ReportReader:
+    """Turns a slave's bytes, however they arrive, into whole reports.  Owned by one thread.
+
+    The stream cannot be resynchronised, so a byte that begins no offset ends it at once.
+    """
+
+    __slots__ = ("_pending",)
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, data: bytes) -> Sequence[int]:
+        """The reports that `data` completes, oldest first.  Raises NotAReport."""
+        if self._pending:
+            data = self._pending + data
+        whole = len(data) - len(data) % REPORT_BYTES
+        for start in range(0, len(data), REPORT_BYTES):
+            if data[start] not in _FIRST_BYTES:
+                raise NotAReport(data[start:])
+        self._pending = data[whole:]
+        return [report for (report,) in REPORT.iter_unpack(data[:whole])]
+
+
+class Run(NamedTuple):
+    """Bodies that follow each other inside one segment, as one append takes them: views of the buffer."""
+
+    offset: int
+    bodies: list[memoryview]
+    end: int
+
+
+class TransferReader:
+    """Turns the master's bytes into runs of checked bodies, without copying them.  Owned by one thread.
+
+    Receive into `space()`, tell `received(n)`, then take `runs(end)`.  The views in a run are valid until the
+    next space().  A frame counts when it is whole: what was cut off is dropped with the reader.
+    """
+
+    def __init__(self, segment_bytes: int, receive_bytes: int) -> None:
+        self._segment_bytes = segment_bytes
+        self._receive_bytes = receive_bytes
+        self._buffer = bytearray(FRAME_BYTES_MAX + receive_bytes)
+        self._view = memoryview(self._buffer)
+        self._parsed = 0
+        self._filled = 0
+
+    def reset(self) -> None:
+        """A new connection begins: nothing of the old one is left."""
+        self._parsed = self._filled = 0
+
+    def space(self) -> memoryview:
+        """Where to receive next.  What is left of a cut frame moves to the front first."""
+        if self._parsed:
+            rest = self._filled - self._parsed
+            self._view[:rest] = self._view[self._parsed : self._filled]
+            self._parsed, self._filled = 0, rest
+        return self._view[self._filled : self._filled + self._receive_bytes]
+
+    def received(self, count: int) -> None:
+        self._filled += count
+
+    def runs(self, end: int) -> list[Run]:
+        """The whole frames at hand, as runs that continue a log which ends at `end`.
+
+        A log that ends at 0 takes its first frame wherever a segment begins; a heartbeat there gives a run
+        without bodies.  Raises ProtocolError at the first frame that does not fit; those before it are lost
+        with it, for the slave reports again what it holds.
+        """
+        buffer, view, position, filled = self._buffer, self._view, self._parsed, self._filled
+        segment_bytes = self._segment_bytes
+        runs: list[Run] = []
+        bodies: list[memoryview] = []
+        run_offset = end
+        boundary = end - end % segment_bytes + segment_bytes
+        while filled - position >= HEADER_BYTES:
+            offset, size = TRANSFER_HEADER.unpack_from(buffer, position)
+            if not 0 <= size <= BODY_BYTES_MAX:
+                raise ProtocolError(
+                    f"transfer at {offset} announces {size} bytes, allowed are 0 to {BODY_BYTES_MAX}"
+                )
+            if offset != end:
+                self._check_beginning(offset, end)
+            room = boundary - end if offset == end else segment_bytes
+            if size > (room or segment_bytes):
+                raise ProtocolError(
+                    f"transfer of {size} bytes at {offset} crosses the end of our segment: "
+                    f"is mappedFileSizeCommitLog {segment_bytes} on the master too?"
+                )
+            if filled - position - HEADER_BYTES < size:
+                break
+            body = position + HEADER_BYTES
+            position = body + size
+            if offset != end:
+                end = run_offset = offset
+                boundary = offset + segment_bytes
+                if not size:
+                    runs.append(Run(offset, [], offset))
+            if size:
+                if end == boundary:
+                    runs.append(Run(run_offset, bodies, end))
+                    bodies, run_offset = [], end
+                    boundary += segment_bytes
+                bodies.append(view[body:position])
+                end += size
+        if bodies:
+            runs.append(Run(run_offset, bodies, end))
+        self._parsed = position
+        return runs
+
+    def _check_beginning(self, offset: int, end: int) -> None:
+        """A log without a byte begins where the master does; any other continues at its end."""
+        if end:
+            raise ProtocolError(f"transfer at {offset}, but our log ends at {end}")
+        if offset < 0 or offset % self._segment_bytes:
+            raise ProtocolError(
+                f"first transfer at {offset}, which is no start of a segment of {self._segment_bytes} bytes: "
+                "is mappedFileSizeCommitLog the same on the master?"
+            )

@@ -1,0 +1,255 @@
+"""HAService: builds the parts of replication that a role has, starts and stops them, and tells how they are.
+
+    master    ha-accept → ha-read, ha-write per slave     ha-group-transfer for the waits of SYNC_MASTER
+    slave     ha-client
+
+Unlike RocketMQ, a slave opens no HA port and a master runs no idle client.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from haservice.config import BrokerRole, ReplicationConfig
+from haservice.deadline import Deadline
+from haservice.replication.accept import AcceptSocketService, Identify, address_of
+from haservice.replication.client import HAClient, ReplicaLog
+from haservice.replication.connection import HAConnection, SourceLog
+from haservice.replication.group_transfer import GroupTransferService
+from haservice.replication.pace import Growth, Seldom
+from haservice.replication.progress import AckTable, Refusal, ReportRefused
+from haservice.replication.protocol import MasterState, NotAReport
+from haservice.replication.status import HAStatus, RefusedSlave, SlaveStatus
+from haservice.service import Service
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Refusals that status shows, the last of each address.
+REFUSED_MAX = 16
+# One cause of one slave is told this often at most.
+TELL_S = 10.0
+# These say that two logs have parted, or that a slave needs a new store: somebody has to decide.
+_GRAVE = (Refusal.AHEAD, Refusal.DIVERGED, Refusal.EXPIRED)
+
+
+class Log(SourceLog, ReplicaLog, Protocol):
+    """The log as either role uses it."""
+
+    segment_bytes: int
+    end: int
+
+
+class HAService(Generic[T]):
+    """Replication of one broker.  `on_acked(waiters, ok)` gets the waits of submit() back, in batches.
+
+    `flush`, on a slave: called before each report, so that acks speak of flushed bytes.  `boundary`, on a
+    slave: up to where its log is known to be whole records (where dispatch is).  `identify` turns a slave's
+    address into what it is known by.  `on_failure(thread, error)` is told of a thread that died.
+    """
+
+    def __init__(
+        self,
+        config: ReplicationConfig,
+        log: Log,
+        *,
+        role: BrokerRole,
+        bind_address: str,
+        on_acked: Callable[[list[T], bool], None],
+        flush: Callable[[], object] | None = None,
+        boundary: Callable[[], int] | None = None,
+        identify: Identify = address_of,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._role = role
+        self._bind_address = bind_address
+        self._identify = identify
+        self._on_failure = on_failure
+        self._clock_ms = clock_ms
+        self._table = AckTable(log.segment_bytes, log.end)
+        self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked)
+        self._growth = Growth()
+        self._fallbehind_max_bytes = config.fallbehind_max_bytes
+        self._accept: AcceptSocketService | None = None
+        self._client: HAClient | None = None
+        self._services: list[Service] = []
+        self._refused_lock = threading.Lock()  # guards _refused and _seldom
+        self._refused: OrderedDict[str, RefusedSlave] = OrderedDict()
+        self._seldom = Seldom(TELL_S)
+        if role.is_slave:
+            self._client = HAClient(config, log, flush=flush, boundary=boundary, clock_ms=clock_ms)
+            self._client.set_master_address(config.master_address)
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Raises OSError naming the address if the HA port is taken."""
+        if self._client is not None:
+            self._run("ha-client", self._client)
+            return
+        self._accept = AcceptSocketService(
+            self._bind_address,
+            self._config.listen_port,
+            connect=self._connection,
+            refused=self._note_refused,
+            allowed=self._config.allowed_slaves,
+            max_connections=self._config.max_connections,
+            identify=self._identify,
+        )
+        self._run("ha-group-transfer", self._group)
+        self._run("ha-accept", self._accept)
+        logger.info("ha port open addr=%s:%d role=%s", self._bind_address, self.port, self._role.value)
+
+    def stop(self, deadline: Deadline) -> bool:
+        """Ends every thread; waits that are left fail.  May be called twice.  False if something is left."""
+        ended = True
+        while self._services:
+            service = self._services.pop()
+            if service.name == "ha-accept" and self._accept is not None:
+                ended &= service.stop(deadline)
+                ended &= self._accept.close(deadline)
+            else:
+                ended &= service.stop(deadline)
+        return ended
+
+    def _run(self, name: str, task: GroupTransferService[T] | AcceptSocketService | HAClient) -> None:
+        service = Service(name, task, self._on_failure)
+        self._services.append(service)
+        service.start()
+
+    # -- what brokers ask ---------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        """The HA port: the one that is open, or would be."""
+        return self._accept.port if self._accept is not None else self._config.listen_port
+
+    @property
+    def push2slave_max_offset(self) -> int:
+        """The furthest true ack of any slave in this life of the master."""
+        return self._table.proven
+
+    @property
+    def connected(self) -> bool:
+        """On a slave: whether the link to the master is up."""
+        return self._client is not None and self._client.connected
+
+    def is_slave_ok(self, end: int) -> bool:
+        """Whether a connected slave that has reported lags less than haSlaveFallbehindMax behind `end`."""
+        furthest = self._table.furthest
+        return furthest >= 0 and end - furthest < self._fallbehind_max_bytes
+
+    def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
+        """True if a slave is known to hold `end`; else `waiter` comes back through on_acked, by `deadline_s`
+        (time.monotonic()) at the latest."""
+        return self._group.submit(end, deadline_s, waiter)
+
+    def set_master_address(self, address: str | None) -> None:
+        """On a slave: whom to follow.  None, or an address that is none, changes nothing."""
+        if self._client is None:
+            return
+        try:
+            self._client.set_master_address(address)
+        except ValueError as error:
+            logger.warning("master address ignored reason=%s", error)
+
+    # -- connections --------------------------------------------------------------------------------
+
+    def _connection(self, connection: socket.socket, peer: str, identity: str) -> HAConnection:
+        return HAConnection(
+            connection,
+            peer,
+            identity,
+            config=self._config,
+            log=self._log,
+            group=self._group,
+            growth=self._growth,
+            on_closed=self._closed,
+        )
+
+    def _closed(self, connection: HAConnection, error: Exception | None) -> None:
+        assert self._accept is not None
+        self._accept.ended(connection)
+        if isinstance(error, ReportRefused):
+            level = logging.ERROR if error.refusal in _GRAVE else logging.WARNING
+            self._tell_refused(connection, error, level, error.reported, error.refusal.value)
+        elif isinstance(error, NotAReport):
+            self._tell_refused(connection, error, logging.WARNING, -1, "no report")
+        elif error is not None and connection.progress.reported < 0:
+            logger.debug("connection ended before its first report peer=%s reason=%s", connection.peer, error)
+
+    def _tell_refused(
+        self, connection: HAConnection, error: Exception, level: int, reported: int, cause: str
+    ) -> None:
+        self._note_refused(connection.peer, str(error), reported)
+        with self._refused_lock:
+            ready = self._seldom.ready(f"{connection.progress.identity} {cause}", time.monotonic())
+        if ready:
+            logger.log(level, "slave refused, closed peer=%s reason=%s", connection.peer, error)
+
+    def _note_refused(self, peer: str, reason: str, reported: int = -1) -> None:
+        refused = RefusedSlave(peer, reason, reported, self._clock_ms())
+        host = peer.rpartition(":")[0]
+        with self._refused_lock:
+            self._refused.pop(host, None)
+            self._refused[host] = refused
+            if len(self._refused) > REFUSED_MAX:
+                self._refused.popitem(last=False)
+
+    # -- status -------------------------------------------------------------------------------------
+
+    def status(self) -> HAStatus:
+        now_s, end = time.monotonic(), self._log.end
+        connections = self._accept.connections if self._accept is not None else []
+        slaves = tuple(self._slave_status(connection, end, now_s) for connection in connections)
+        with self._refused_lock:
+            refused = tuple(self._refused.values())
+        return HAStatus(
+            role=self._role.value,
+            log_start=self._log.start,
+            log_end=end,
+            push2slave_max_offset=self.push2slave_max_offset,
+            in_sync_slaves=len({one.progress.identity for one in connections if not self._lack(one, end)}),
+            waiting_sends=len(self._group),
+            slaves=slaves,
+            refused=refused,
+            master=self._client.status() if self._client is not None else None,
+        )
+
+    def _slave_status(self, connection: HAConnection, end: int, now_s: float) -> SlaveStatus:
+        progress = connection.progress
+        known = progress.state is MasterState.TRANSFER
+        reason = self._lack(connection, end)
+        return SlaveStatus(
+            addr=connection.peer,
+            state=progress.state.value,
+            position=progress.sent if known else -1,
+            ack=progress.reported,
+            proven=progress.acked if progress.acked is not None else -1,
+            sent_from=progress.sent_from if known else -1,
+            lag_bytes=max(0, end - max(progress.reported, 0)),
+            lag_seconds=self._growth.behind_s(progress.reported, end, now_s) if known else 0.0,
+            bytes_per_second=connection.rate.rate(now_s),
+            in_sync=not reason,
+            reason=reason,
+        )
+
+    def _lack(self, connection: HAConnection, end: int) -> str:
+        """Why the slave is not in sync; empty when it is."""
+        progress = connection.progress
+        if progress.state is not MasterState.TRANSFER:
+            return "has not reported yet"
+        lag_bytes = end - progress.reported
+        if lag_bytes >= self._fallbehind_max_bytes:
+            return f"{lag_bytes} bytes behind, haSlaveFallbehindMax is {self._fallbehind_max_bytes}"
+        return ""

@@ -1,0 +1,78 @@
+"""What replication says about itself: plain values, for status commands and tests.
+
+Sizes and offsets are bytes of the log, durations seconds; timestamps are ms of the wall clock, 0 for never.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveStatus:
+    """One slave connection of a master."""
+
+    addr: str
+    state: str
+    position: int
+    """The next offset to be sent; -1 before the first report."""
+    ack: int
+    """Its last believed report; -1 before the first."""
+    proven: int
+    """Up to where it is known to hold what this master sent; -1 while its report is but a position."""
+    sent_from: int
+    """Start of what it was sent; bytes below were never sent to it in this life of the master.  -1 before the
+    first report."""
+    lag_bytes: int
+    lag_seconds: float
+    bytes_per_second: float
+    in_sync: bool
+    reason: str
+    """Why it is not in sync; empty when it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedSlave:
+    """A connection that was closed for what it reported, or because it may not come here."""
+
+    addr: str
+    reason: str
+    reported: int
+    """-1 when it was no offset."""
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MasterLinkStatus:
+    """The slave's side: its link to the master."""
+
+    master_addr: str
+    state: str
+    offset: int
+    """End of the slave's log."""
+    reported: int
+    """What it told the master last; -1 before the first report of a connection."""
+    last_read_timestamp_ms: int
+    last_write_timestamp_ms: int
+    seconds_since_read: float
+    """Since the master's last byte; -1.0 when there was none."""
+    bytes_per_second: float
+    connects: int
+    last_error: str
+    """Why the link is down, or was before; empty if it never was."""
+
+
+@dataclass(frozen=True, slots=True)
+class HAStatus:
+    """Everything at once.  A master has `slaves`, a slave has `master`."""
+
+    role: str
+    log_start: int
+    log_end: int
+    push2slave_max_offset: int
+    in_sync_slaves: int
+    waiting_sends: int
+    slaves: tuple[SlaveStatus, ...]
+    refused: tuple[RefusedSlave, ...]
+    """The last refusals, newest last; one for each slave address."""
+    master: MasterLinkStatus | None

@@ -1,0 +1,83 @@
+"""What blocks, made to end: a self-pipe to wait on beside a socket, and the kernel's own timeouts."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from contextlib import suppress
+from typing import Protocol
+
+_TIMEVAL = struct.Struct("@ll")
+# A timeout of 0 would mean for ever.
+_TIMEOUT_S_MIN = 0.001
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Wakeup:
+    """Ends another thread's wait.  Given before the wait begins, it ends it at once; it is not lost.
+
+    A socketpair rather than a bare descriptor: after close() a late set() finds no foreign file.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def set(self) -> None:
+        with suppress(OSError):  # full: it is set already; closed: nobody waits any more
+            self._writer.send(b"\0")
+
+    def clear(self) -> None:
+        with suppress(OSError):
+            while self._reader.recv(1024):
+                pass
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Until set(), or the timeout; clears it."""
+        _poll([(self._reader, select.POLLIN)], timeout_s)
+        self.clear()
+
+    def wait_for(self, other: HasFileno, events: int, timeout_s: float | None) -> bool:
+        """Until `other` has one of `events` (True), or set() or the timeout (False).  Does not clear it."""
+        ready = _poll([(self._reader, select.POLLIN), (other, events)], timeout_s)
+        return other.fileno() in ready and self._reader.fileno() not in ready
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+
+def _poll(interests: list[tuple[HasFileno, int]], timeout_s: float | None) -> set[int]:
+    poll = select.poll()
+    for source, events in interests:
+        poll.register(source, events)
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)}
+
+
+def set_receive_timeout(connection: socket.socket, seconds: float) -> None:
+    """A recv() that gets nothing for so long raises BlockingIOError.
+
+    By the kernel, because a Python timeout would make the socket non-blocking and each call two.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+
+
+def set_send_timeout(connection: socket.socket, seconds: float) -> None:
+    """A send() or sendfile() that moves nothing for so long raises BlockingIOError."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
+
+
+def shut_down(connection: socket.socket) -> None:
+    """Wakes whoever is blocked on the socket; closing alone would not, and its number would be given away."""
+    with suppress(OSError):  # not connected any more
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _timeval(seconds: float) -> bytes:
+    microseconds = int(max(seconds, _TIMEOUT_S_MIN) * 1_000_000)
+    return _TIMEVAL.pack(microseconds // 1_000_000, microseconds % 1_000_000)
