@@ -84,7 +84,7 @@ def look(admin: Admin, broker: Broker) -> Seen:
     role = info.get("brokerRole")
     if role is None or not broker.name:
         settings = admin.broker_config(broker.addr)
-        role = settings.get("brokerRole") or UNKNOWN
+        role = role or settings.get("brokerRole", UNKNOWN)
         broker = broker._replace(name=settings.get("brokerName", broker.name))
     log_end = info.get("commitLogMaxOffset")
     return Seen(broker, role, int(log_end) if log_end else None, admin.ha_status(broker.addr))

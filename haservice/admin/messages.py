@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -228,11 +228,10 @@ def _send_stream(
             if line:
                 yield Outgoing(line, properties)
 
-    nothing: Iterable[int] | None = None
     sent = itertools.count(1)
     started = time.monotonic()
     with click.progressbar(
-        nothing,
+        itertools.repeat(0),
         length=size or None,
         label=f"sending to {topic}",
         file=sys.stderr,

@@ -1,0 +1,355 @@
+"""Commands as a user types them, against a broker made of answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from commitlog import record
+from haservice.admin.cli import main
+from haservice.remoting.bodies import (
+    BrokerData,
+    ClusterInfo,
+    HARuntimeInfo,
+    KVTable,
+    MessageQueue,
+    QueueData,
+    TopicList,
+    TopicOffset,
+    TopicRouteData,
+    TopicStatsTable,
+)
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import (
+    OffsetResponseHeader,
+    PullMessageHeader,
+    PullMessageResponseHeader,
+    SendMessageHeader,
+    SendMessageResponseHeader,
+)
+from tests.admin.conftest import Answers
+from tests.support.ports import free_port_block
+
+Serve = Callable[[Answers], str]
+STORE_HOST = record.encode_host("127.0.0.1", 10911)
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(main, arguments, input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def body(data: bytes) -> Callable[[RemotingCommand], RemotingCommand]:
+    return lambda request: request.answer(body=data)
+
+
+def route(addr: str, perm: int = 6) -> TopicRouteData:
+    return TopicRouteData((QueueData("broker-a", 2, 2, perm),), (BrokerData("broker-a", "C", {0: addr}),))
+
+
+def stored(queue_offset: int, data: bytes) -> bytes:
+    made = record.encode(record.Message("T", 1, data, record.encode_properties({"TAGS": "x"})), STORE_HOST)
+    record.stamp(made, queue_offset, 1000 * queue_offset, 1_700_000_000_000)
+    return bytes(made)
+
+
+class Sends:
+    """Answers sends with the codes given, then with SUCCESS."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+        self.headers: list[SendMessageHeader] = []
+        self.bodies: list[bytes] = []
+
+    def __call__(self, request: RemotingCommand) -> RemotingCommand:
+        header = SendMessageHeader.decode(request.code, request.ext)
+        self.headers.append(header)
+        self.bodies.append(bytes(request.body))
+        code = self.codes.pop(0) if self.codes else int(ResponseCode.SUCCESS)
+        if code not in (0, 10, 11, 12):
+            return request.answer(code, "told why")
+        answer = SendMessageResponseHeader("7F00000100002A9F0000000000000000", max(0, header.queue_id), 7)
+        return request.answer(code, None if code == 0 else "told why", ext=answer.encode())
+
+
+@pytest.mark.parametrize("name", sorted(set(main.commands) - {"help"}))
+def test_every_command_is_listed_and_explained(name: str) -> None:
+    assert name in run("help").output
+    assert "Usage: " in run("help", name).output
+    assert run(name, "--help").exit_code == 0
+
+
+def test_help_of_an_unknown_command_is_a_usage_error() -> None:
+    assert run("help", "nonsense").exit_code == 2
+
+
+def test_an_address_where_nobody_listens_is_one_line_with_the_fix() -> None:
+    addr = f"127.0.0.1:{free_port_block(1)}"
+    result = run("clusterList", "-n", addr)
+    assert result.exit_code == 1
+    assert addr in result.output
+    assert "-n names a nameserver" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_second_nameserver_answers_when_the_first_is_down(serve: Serve) -> None:
+    up = serve({RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: body(TopicList(("A", "B")).encode())})
+    down = f"127.0.0.1:{free_port_block(1)}"
+    assert run("topicList", "-n", f"{down};{up}").output.split() == ["#Topic", "A", "B"]
+
+
+@pytest.mark.parametrize("addr", ["nonsense", "host:", "host:0", "host:70000", ""])
+def test_what_is_no_address_is_a_usage_error(addr: str) -> None:
+    result = run("topicList", "-n", addr)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_without_a_nameserver_the_flag_is_named() -> None:
+    result = CliRunner(env={"NAMESRV_ADDR": ""}).invoke(main, ["topicList"])
+    assert result.exit_code == 2
+    assert "-n host:port" in result.output
+
+
+def test_an_unknown_topic_is_named_with_the_fix(serve: Serve) -> None:
+    addr = serve(
+        {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: request.answer(
+                ResponseCode.TOPIC_NOT_EXIST, "No topic route info in name server for the topic: Nope"
+            )
+        }
+    )
+    result = run("topicRoute", "-n", addr, "-t", "Nope")
+    assert result.exit_code == 1
+    assert "Nope" in result.output
+    assert "updateTopic makes a topic" in result.output
+
+
+def test_what_does_not_speak_the_protocol_is_an_error_not_a_traceback(serve: Serve) -> None:
+    addr = serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(b"<html>")})
+    result = run("clusterList", "-n", addr)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+
+
+def test_a_cluster_is_listed_with_brokers_that_do_not_answer(serve: Serve) -> None:
+    up = serve(
+        {
+            RequestCode.GET_BROKER_RUNTIME_INFO: body(
+                KVTable(
+                    {"putTps": "12.5 3.0 1.0", "commitLogMaxOffset": "2048", "brokerVersionDesc": "V4_9_8"}
+                ).encode()
+            )
+        }
+    )
+    down = f"127.0.0.1:{free_port_block(1)}"
+    info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: up, 1: down})}, {"C": ("broker-a",)})
+    namesrv = serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode())})
+    first, second = json.loads(run("clusterList", "-n", namesrv, "-f", "json").output)
+    assert (first["brokerId"], first["inTps"], first["commitLogMaxOffset"]) == (0, 12.5, 2048)
+    assert second["version"] is None
+    assert down in second["note"]
+    assert "#Broker Name" in run("clusterList", "-n", namesrv).output
+
+
+def test_an_unknown_cluster_is_refused_with_those_that_are_known(serve: Serve) -> None:
+    info = ClusterInfo({"b": BrokerData("b", "C", {0: "127.0.0.1:1"})}, {"C": ("b",)})
+    namesrv = serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode())})
+    result = run("haStatus", "-n", namesrv, "-c", "Other")
+    assert result.exit_code == 1
+    assert "'Other'" in result.output
+    assert "it knows C" in result.output
+
+
+def test_ha_status_falls_back_where_907_is_unknown(serve: Serve) -> None:
+    addr = serve(
+        {
+            RequestCode.GET_BROKER_RUNTIME_INFO: body(KVTable({"commitLogMaxOffset": "77"}).encode()),
+            RequestCode.GET_BROKER_CONFIG: body(b"brokerName=broker-a\nbrokerRole=SYNC_MASTER\n"),
+        }
+    )
+    (row,) = json.loads(run("haStatus", "-b", addr, "-f", "json").output)
+    assert (row["brokerName"], row["role"], row["logEnd"]) == ("broker-a", "SYNC_MASTER", 77)
+    assert "4.9" in row["state"]
+
+
+def test_ha_status_of_one_broker(serve: Serve) -> None:
+    addr = serve(
+        {
+            RequestCode.GET_BROKER_RUNTIME_INFO: body(
+                KVTable({"commitLogMaxOffset": "77", "brokerRole": "ASYNC_MASTER"}).encode()
+            ),
+            RequestCode.GET_BROKER_CONFIG: body(b"brokerName=broker-a\n"),
+            RequestCode.GET_BROKER_HA_STATUS: body(HARuntimeInfo(True, 77).encode()),
+        }
+    )
+    result = run("haStatus", "-b", addr)
+    assert "no slave is connected" in result.output
+    assert "ASYNC_MASTER" in result.output
+
+
+def test_topic_status_is_sorted_by_queue(serve: Serve) -> None:
+    table = {MessageQueue("T", "broker-a", number): TopicOffset(0, number * 10) for number in (3, 1, 2)}
+    addr = serve({RequestCode.GET_TOPIC_STATS_INFO: body(TopicStatsTable(table).encode())})
+    rows = json.loads(run("topicStatus", "-b", addr, "-t", "T", "-f", "json").output)
+    assert [(row["queueId"], row["maxOffset"]) for row in rows] == [(1, 10), (2, 20), (3, 30)]
+
+
+def test_one_message_is_sent_to_a_queue_of_the_route(serve: Serve) -> None:
+    sends = Sends()
+    broker = serve({RequestCode.SEND_MESSAGE_V2: sends})
+    namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(route(broker).encode())})
+    result = run(
+        "sendMessage", "-n", namesrv, "-t", "T", "-p", "hello", "-k", "k1 k2", "-c", "tag", "-i", "1"
+    )
+    assert result.exit_code == 0, result.output
+    assert "SEND_OK" in result.output
+    assert sends.bodies == [b"hello"]
+    (header,) = sends.headers
+    properties = record.decode_properties(header.properties.encode())
+    assert (header.topic, header.queue_id) == ("T", 1)
+    assert (properties["KEYS"], properties["TAGS"], len(properties["UNIQ_KEY"])) == ("k1 k2", "tag", 32)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ResponseCode.FLUSH_DISK_TIMEOUT, "FLUSH_DISK_TIMEOUT"),
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, "FLUSH_SLAVE_TIMEOUT"),
+        (ResponseCode.SLAVE_NOT_AVAILABLE, "SLAVE_NOT_AVAILABLE"),
+        (ResponseCode.SERVICE_NOT_AVAILABLE, "SERVICE_NOT_AVAILABLE"),
+        (999, "CODE_999"),
+    ],
+)
+def test_a_status_that_is_not_ok_is_shown_and_makes_the_exit_code_1(
+    serve: Serve, code: int, status: str
+) -> None:
+    broker = serve({RequestCode.SEND_MESSAGE_V2: Sends(int(code))})
+    result = run("sendMessage", "-b", broker, "-t", "T", "-p", "hello")
+    assert result.exit_code == 1
+    assert status in result.output
+    assert "told why" in result.output
+
+
+def test_each_line_of_a_file_is_a_message(serve: Serve, tmp_path: Path) -> None:
+    sends = Sends()
+    broker = serve({RequestCode.SEND_MESSAGE_V2: sends})
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"one\r\n\ntwo\n" + b"x" * 100_000 + b"\nlast")
+    result = run("sendMessage", "-b", broker, "-t", "T", str(file), "-f", "json")
+    assert result.exit_code == 0, result.output
+    assert sorted(sends.bodies) == sorted([b"one", b"two", b"x" * 100_000, b"last"])
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["statuses"] == {"SEND_OK": 4}
+
+
+def test_lines_of_standard_input_are_counted_by_status(serve: Serve) -> None:
+    broker = serve({RequestCode.SEND_MESSAGE_V2: Sends(0, int(ResponseCode.FLUSH_SLAVE_TIMEOUT), 0)})
+    result = run("sendMessage", "-b", broker, "-t", "T", "-", stdin="".join(f"{n}\n" for n in range(10)))
+    assert result.exit_code == 1
+    assert "FLUSH_SLAVE_TIMEOUT               1  told why" in result.output
+    assert "10 of 10 messages stored" in result.output
+
+
+def test_sending_stops_when_the_broker_is_gone() -> None:
+    addr = f"127.0.0.1:{free_port_block(1)}"
+    result = run("sendMessage", "-b", addr, "-t", "T", "-", stdin="x\n" * 10_000)
+    assert result.exit_code == 1
+    assert "UNREACHABLE" in result.output
+    assert "0 of" in result.output
+
+
+def test_a_topic_without_a_writable_queue_is_an_error(serve: Serve) -> None:
+    namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(route("127.0.0.1:1", perm=4).encode())})
+    result = run("sendMessage", "-n", namesrv, "-t", "T", "-p", "x")
+    assert result.exit_code == 1
+    assert "no queue on any master" in result.output
+
+
+class Queue:
+    """Answers pulls from a list of messages, two at a time, from `first` on."""
+
+    def __init__(self, bodies: list[bytes], first: int = 0) -> None:
+        self.first = first
+        self.records = [stored(first + index, data) for index, data in enumerate(bodies)]
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.records)
+
+    def answers(self) -> Answers:
+        return {
+            RequestCode.GET_MIN_OFFSET: lambda r: r.answer(ext=OffsetResponseHeader(self.first).encode()),
+            RequestCode.GET_MAX_OFFSET: lambda r: r.answer(ext=OffsetResponseHeader(self.end).encode()),
+            RequestCode.PULL_MESSAGE: self.pull,
+            RequestCode.GET_TOPIC_STATS_INFO: body(
+                TopicStatsTable(
+                    {MessageQueue("T", "broker-a", 1): TopicOffset(self.first, self.end)}
+                ).encode()
+            ),
+        }
+
+    def pull(self, request: RemotingCommand) -> RemotingCommand:
+        offset = PullMessageHeader.decode(request.ext).queue_offset
+        if offset < self.first:
+            header = PullMessageResponseHeader(0, self.first, self.first, self.end)
+            return request.answer(ResponseCode.PULL_OFFSET_MOVED, ext=header.encode())
+        found = self.records[offset - self.first :][:2]
+        header = PullMessageResponseHeader(0, offset + len(found), self.first, self.end)
+        return request.answer(ext=header.encode(), body=b"".join(found))
+
+
+def test_messages_are_read_to_the_end_of_the_queue(serve: Serve) -> None:
+    broker = serve(Queue([b"one", b"two", b"three"]).answers())
+    lines = [
+        json.loads(line)
+        for line in run("consumeMessage", "-b", broker, "-t", "T", "-f", "json").output.splitlines()
+    ]
+    assert [line["body"] for line in lines] == ["one", "two", "three"]
+    assert lines[2]["queueOffset"] == 2
+    assert "3 messages" in run("consumeMessage", "-b", broker, "-t", "T").output
+
+
+def test_reading_takes_an_offset_and_a_count(serve: Serve) -> None:
+    broker = serve(Queue([b"one", b"two", b"three", b"four"]).answers())
+    result = run("consumeMessage", "-b", broker, "-t", "T", "-o", "1", "-c", "2", "-f", "json")
+    assert [json.loads(line)["body"] for line in result.output.splitlines()] == ["two", "three"]
+
+
+def test_an_offset_that_retention_took_goes_on_at_the_first_that_is_left(serve: Serve) -> None:
+    broker = serve(Queue([b"one", b"two"], first=100).answers())
+    result = run("consumeMessage", "-b", broker, "-t", "T", "-o", "3", "-f", "json")
+    assert [json.loads(line)["queueOffset"] for line in result.output.splitlines()] == [100, 101]
+
+
+def test_the_slave_is_read_while_the_master_is_down(serve: Serve) -> None:
+    slave = serve(Queue([b"kept"]).answers())
+    down = f"127.0.0.1:{free_port_block(1)}"
+    data = TopicRouteData(
+        (QueueData("broker-a", 1, 1, 6),), (BrokerData("broker-a", "C", {0: down, 1: slave}),)
+    )
+    namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(data.encode())})
+    assert '"kept"' in run("consumeMessage", "-n", namesrv, "-t", "T", "-f", "json").output
+
+
+def test_a_message_is_found_by_its_id(serve: Serve) -> None:
+    broker = serve({RequestCode.VIEW_MESSAGE_BY_ID: body(stored(4, b"found me"))})
+    host, _, port = broker.partition(":")
+    message_id = record.offset_message_id(record.encode_host(host, int(port)), 4000)
+    result = run("queryMsgById", "-i", message_id)
+    assert "found me" in result.output
+    assert "Queue Offset" in result.output
+    assert '"body": "found me"' in run("queryMsgById", "-i", message_id, "-f", "json").output
+
+
+@pytest.mark.parametrize("message_id", ["", "xyz", "7F00", "FF" * 16, "00" * 16, "F" * 33])
+def test_what_is_no_message_id_is_an_error(message_id: str) -> None:
+    result = run("queryMsgById", "-i", message_id)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output

@@ -1,0 +1,93 @@
+"""The lines of `mqadmin haStatus`, from what brokers answered."""
+
+from __future__ import annotations
+
+from haservice.admin.calls import Broker
+from haservice.admin.ha_status import NO_SLAVE, STOCK, Seen, table_of
+from haservice.remoting.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+
+NOW_MS = 1_700_000_000_000
+MASTER = Broker("C", "broker-a", 0, "10.0.0.1:10911")
+SLAVE = Broker("C", "broker-a", 1, "10.0.0.2:10911")
+
+
+def master(*slaves: HAConnectionRuntimeInfo, log_end: int = 5000) -> Seen:
+    return Seen(MASTER, "SYNC_MASTER", log_end, HARuntimeInfo(True, log_end, 0, slaves))
+
+
+def slave(log_end: int = 4000, **client: object) -> Seen:
+    info = HAClientRuntimeInfo(master_addr="10.0.0.1:10912", **client)  # type: ignore[arg-type]
+    return Seen(SLAVE, "SLAVE", log_end, HARuntimeInfo(False, 0, 0, (), info))
+
+
+def rows(*seen: Seen) -> list[dict[str, object]]:
+    return table_of(seen, NOW_MS).objects()
+
+
+def test_a_master_shows_each_slave_as_it_sees_it() -> None:
+    connection = HAConnectionRuntimeInfo("10.0.0.2:51000", 4000, 1000, True, 2048, 4000, 0.25)
+    (row,) = rows(master(connection))
+    assert row == {
+        "brokerName": "broker-a",
+        "role": "SYNC_MASTER",
+        "brokerAddr": "10.0.0.1:10911",
+        "logEnd": 5000,
+        "peer": "10.0.0.2:51000",
+        "ackOffset": 4000,
+        "lagBytes": 1000,
+        "lagSeconds": 0.25,
+        "bytesPerSecond": 2048,
+        "inSync": True,
+        "state": "replicating",
+    }
+
+
+def test_a_slave_that_does_not_count_comes_with_the_reason() -> None:
+    far = HAConnectionRuntimeInfo("10.0.0.2:51000", 0, 5000, False, 0, 0, None, "further behind than 256 MiB")
+    (row,) = rows(master(far))
+    assert row["inSync"] is False
+    assert row["state"] == "further behind than 256 MiB"
+
+
+def test_a_master_without_slaves_says_so() -> None:
+    (row,) = rows(master())
+    assert (row["peer"], row["inSync"], row["state"]) == (None, False, NO_SLAVE)
+
+
+def test_a_slave_shows_its_master_and_its_lag_behind_the_masters_log() -> None:
+    _, row = rows(master(), slave(state="TRANSFER", last_read_timestamp=NOW_MS - 400))
+    assert row["peer"] == "10.0.0.1:10912"
+    assert row["lagBytes"] == 1000
+    assert row["state"] == "TRANSFER, master last heard 0.4 s ago"
+
+
+def test_a_slave_asked_alone_takes_the_masters_end_from_its_own_link() -> None:
+    (row,) = rows(slave(master_flush_offset=4500))
+    assert row["lagBytes"] == 500
+    (unknown,) = rows(slave())
+    assert unknown["lagBytes"] is None
+
+
+def test_a_lag_is_never_negative() -> None:
+    _, row = rows(master(log_end=3000), slave(log_end=4000))
+    assert row["lagBytes"] == 0
+
+
+def test_a_broker_that_does_not_answer_is_a_line_of_its_own() -> None:
+    dead = Seen(MASTER, "MASTER", failure="10.0.0.1:10911: Connection refused")
+    first, second = rows(dead, slave())
+    assert first["state"] == "10.0.0.1:10911: Connection refused"
+    assert second["ackOffset"] == 4000
+
+
+def test_stock_brokers_are_compared_by_their_logs_ends() -> None:
+    stock_master = Seen(MASTER, "SYNC_MASTER", 5000, None)
+    stock_slave = Seen(SLAVE, "SLAVE", 4000, None)
+    first, second = rows(stock_master, stock_slave)
+    assert (first["peer"], first["lagBytes"], first["inSync"], first["state"]) == (
+        "10.0.0.2:10911",
+        1000,
+        None,
+        STOCK,
+    )
+    assert (second["lagBytes"], second["state"]) == (1000, STOCK)
