@@ -33,6 +33,8 @@ Arrival = tuple[str, int, int, int]
 QueueKey = tuple[str, int]
 
 HELD_MAX = 100_000
+# A process that consumes many topics holds one pull per queue and group on one connection.
+HELD_PER_CONNECTION_MAX = 10_000
 # No client asks for more than 30 s; a connection silent for 120 s is closed.
 HOLD_SECONDS_MAX = 100.0
 # Pulls that expire within the same tick share one timer.
@@ -108,6 +110,8 @@ class LongPolling:
         not lost.
         """
         if self._count >= self._held_max or seconds <= 0 or pull.connection.closed:
+            return False
+        if len(self._connections.get(pull.connection, ())) >= HELD_PER_CONNECTION_MAX:
             return False
         timers = self._timers
         if timers is None:

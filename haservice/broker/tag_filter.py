@@ -14,8 +14,8 @@ TAG = "TAG"
 SQL92 = "SQL92"
 
 ALL = "*"
-# Longer ones are refused: an expression is parsed and hashed on the loop.
-EXPRESSION_CHARS_MAX = 32_768
+# Longer ones are refused: an expression is parsed on the loop, and kept while its pull is held.
+EXPRESSION_CHARS_MAX = 8192
 
 # The codes that a filter lets through; None lets everything through.
 TagCodes = frozenset[int] | None

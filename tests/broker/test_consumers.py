@@ -244,7 +244,6 @@ def test_a_consumer_gets_a_retry_topic_from_a_master_only(reading_broker: Make) 
         b"[]",
         b"null",
         b"7",
-        b'{"clientID":5}',
         b'{"clientID":"c","consumerDataSet":[7]}',
         b'{"clientID":"c","consumerDataSet":[{"groupName":"G","subscriptionDataSet":{"a":1}}]}',
         b"\xff\xfe",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from haservice.broker import long_polling
 from haservice.broker.long_polling import TICK_SECONDS, HeldPull, LongPolling
 from haservice.broker.tag_filter import tag_codes
 
@@ -230,6 +231,14 @@ def test_above_the_bound_pulls_are_not_held() -> None:
     assert not story.hold("c")
     story.arrive(1)
     assert story.hold("d", wanted=1)
+
+
+def test_one_connection_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_polling, "HELD_PER_CONNECTION_MAX", 2)
+    story = Story()
+    greedy = Peer()
+    assert [story.hold(f"{n}", peer=greedy) for n in range(3)] == [True, True, False]
+    assert story.hold("other")
 
 
 def test_a_closed_connection_takes_its_pulls_along() -> None:

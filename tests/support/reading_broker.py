@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from commitlog.store import Store
 
 from commitlog.options import LogOptions
 from commitlog.record import Message, StoredMessage, decode, encode_host, encode_properties, record_size
+from commitlog.store import Store
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
+from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.persistence import PersistedFile
 from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
 from haservice.broker.processors.offsets import OffsetsProcessor
-from haservice.broker.processors.pull import OffsetMoved, PullProcessor, keeps_offset
+from haservice.broker.processors.pull import PullProcessor, keeps_offset
 from haservice.broker.processors.query import QueryProcessor
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.stats import Stats

@@ -17,13 +17,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from commitlog.errors import CommitLogError, OffsetNotFound
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.groups import GroupConfig, Groups
 from haservice.broker.long_polling import HeldPull, LongPolling
+from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.reader import PullStatus, QueueReader, Scan
 from haservice.broker.stats import Stats
 from haservice.broker.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
@@ -69,16 +70,6 @@ class Offload(Protocol):
     def __call__(self, function: Callable[..., Any], /, *args: Any) -> asyncio.Future[Any]: ...
 
 
-class OffsetMoved(NamedTuple):
-    """A consumer was sent from an offset that its queue does not have to one that it has."""
-
-    group: str
-    topic: str
-    queue_id: int
-    requested: int
-    corrected: int
-
-
 @dataclass(slots=True)
 class _Pull:
     """One request that passed the checks."""
@@ -96,7 +87,6 @@ class PullProcessor:
     def __init__(
         self,
         config: BrokerConfig,
-        *,
         topics: TopicTable,
         groups: Groups,
         clients: ClientTable,
@@ -127,8 +117,8 @@ class PullProcessor:
     def pull(
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
-        pull = self._checked(connection, command)
-        header = pull.header
+        header = PullMessageHeader.decode(command.ext)
+        pull = self._checked(connection, command, header)
         if header.sys_flag & FLAG_COMMIT_OFFSET and not self._is_slave:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         scan = self._scan(pull)
@@ -140,9 +130,8 @@ class PullProcessor:
 
     # Checks
 
-    def _checked(self, connection: Connection, command: RemotingCommand) -> _Pull:
+    def _checked(self, connection: Connection, command: RemotingCommand, header: PullMessageHeader) -> _Pull:
         """The request, if it may be served; raises RequestError with the code that says why not."""
-        header = PullMessageHeader.decode(command.ext)
         if not self._config.permission & PERM_READ:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read: brokerPermission")
         name = header.consumer_group
@@ -215,6 +204,9 @@ class PullProcessor:
             pull.connection, (header.topic, header.queue_id), header.queue_offset, pull.codes, attempt
         )
         held.below_mark = scan.below_mark
+        # What may be held for long keeps none of the bytes that came with it.
+        pull.command.ext = {}
+        pull.command.body = b""
         return future if self._long_polling.hold(held, seconds) else None
 
     def _attempt(
@@ -227,7 +219,7 @@ class PullProcessor:
         if not final and not self._reader.indexed_beyond(header.topic, header.queue_id, header.queue_offset):
             return False
         try:
-            pull = self._checked(first.connection, first.command)
+            pull = self._checked(first.connection, first.command, header)
             scan = self._scan(pull)
             if not final and self._code(scan, header) is ResponseCode.PULL_NOT_FOUND:
                 held.below_mark = scan.below_mark
