@@ -198,13 +198,15 @@ def _topic_field(topic: str) -> bytes:
     name = topic.encode()
     if not 0 < len(name) <= TOPIC_BYTES_MAX:
         raise MessageIllegal(f"topic is {len(name)} bytes long, allowed are 1 to {TOPIC_BYTES_MAX}")
+    if 0 in name:
+        raise MessageIllegal(f"topic {topic!r} contains a NUL")
     return bytes((len(name),)) + name
 
 
 def encode(message: Message, store_host: bytes) -> bytearray:
     """The record of `message`; both offsets and the store timestamp are left to stamp().
 
-    Raises MessageIllegal for a topic or properties that do not fit their length fields.
+    Raises MessageIllegal for a topic or properties that do not fit their length fields, or contain a NUL.
     """
     topic = _topic_field(message.topic)
     properties = message.properties
@@ -212,6 +214,8 @@ def encode(message: Message, store_host: bytes) -> bytearray:
         raise MessageIllegal(
             f"properties are {len(properties)} bytes long, allowed are {PROPERTIES_BYTES_MAX}"
         )
+    if b"\0" in properties:
+        raise MessageIllegal("properties contain a NUL, by which recovery tells a torn record")
     body = message.body
     born_host = message.born_host
     kind, layout = _FULL_BY_SIZES[len(born_host), len(store_host)]
@@ -417,10 +421,14 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
     return head.size
 
 
-def walk(view: Buffer, position: int, offset: int, room: int, crc: bool) -> Walk:
+def walk(
+    view: Buffer, position: int, offset: int, room: int, *, crc: bool = True, torn_from_ms: int | None = None
+) -> Walk:
     """Goes over whole records from `position`, which is `offset` in the log, `room` before its segment's end.
 
     This is check() in a loop, with the ordinary record done in place, for recovery looks at gigabytes.
+    Topic and properties are not summed.  With `torn_from_ms`, a record stored since then with a NUL in them
+    is taken for torn: lost pages read as zeros.
     """
     end = len(view)
     shift = offset - position
@@ -434,7 +442,7 @@ def walk(view: Buffer, position: int, offset: int, room: int, crc: bool) -> Walk
         if magic != MESSAGE_MAGIC or size < RECORD_BYTES_MIN or record_end > room_end or record_end > end:
             break
         layout = _HEAD[view[position + _SYS_FLAG_LOW_AT] & _V6_MASK]
-        _, _, physical_offset, _, _, body_bytes = layout.unpack_from(view, position)
+        _, _, physical_offset, _, timestamp_ms, body_bytes = layout.unpack_from(view, position)
         body_at = position + layout.size
         topic_at = body_at + body_bytes
         if body_bytes < 0 or topic_at + 3 > record_end or physical_offset != position + shift:
@@ -444,36 +452,42 @@ def walk(view: Buffer, position: int, offset: int, room: int, crc: bool) -> Walk
             break
         if crc and body_bytes and crc32(view[body_at:topic_at]) & _CRC_MASK != expected:
             break
+        if torn_from_ms is not None and timestamp_ms >= torn_from_ms:
+            if 0 in bytes(view[topic_at + 1 : topic_end]) or 0 in bytes(view[topic_end + 2 : record_end]):
+                break
         last = position
         count += 1
         position = record_end
-    return _walk_end(view, position, shift=shift, room_end=room_end, crc=crc, last=last, count=count)
+    done = Walk(position, last, count, None, 0, 0)
+    return _walk_end(view, done, shift=shift, room_end=room_end, crc=crc, torn_from_ms=torn_from_ms)
 
 
 def _walk_end(
-    view: Buffer, position: int, *, shift: int, room_end: int, crc: bool, last: int, count: int
+    view: Buffer, done: Walk, *, shift: int, room_end: int, crc: bool, torn_from_ms: int | None
 ) -> Walk:
     """Why walk() stopped: the view's end, a blank or damage.  V2 records are passed one by one."""
     while True:
+        position = done.position
         try:
             head = parse_head(view, position, room_end - position)
             if head is None:
                 size = record_size(view, position) if len(view) - position >= BLANK_BYTES else None
-                return Walk(position, last, count, None, size or BLANK_BYTES, 0)
+                return done._replace(needed=size or BLANK_BYTES)
             if head.magic == BLANK_MAGIC:
                 if head.size != room_end - position:
                     raise CorruptRecord(
                         position, f"blank of {head.size} bytes, left are {room_end - position}"
                     )
-                return Walk(position, last, count, None, 0, head.size)
+                return done._replace(blank=head.size)
             if head.physical_offset != position + shift:
                 raise CorruptRecord(position, f"says that it belongs at {head.physical_offset}")
             size = check(view, position, crc)
+            torn = 0 in head.properties or "\0" in head.topic
+            if torn and torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms:
+                raise CorruptRecord(position, "its topic or properties are torn")
         except CorruptRecord as error:
-            return Walk(position, last, count, error.reason, 0, 0)
-        last = position
-        count += 1
-        position += size
+            return done._replace(reason=error.reason)
+        done = done._replace(position=position + size, last=position, records=done.records + 1)
 
 
 def store_timestamp_ms(view: Buffer, position: int = 0) -> int:

@@ -92,7 +92,7 @@ def recover(
     """Leaves `segments` with whole records up to the report's end, and zeros behind.
 
     `safe_before_ms`: after a crash, a segment whose first record is not younger may begin the scan.
-    `durable_before_ms`: older records were flushed before the crash.
+    `durable_before_ms`: older records were flushed before the crash, and cannot be torn.
     Raises StoreUnreadable for damage that is not a torn tail, and for what the disk does not let us do.
     """
     began_s = time.monotonic()
@@ -101,7 +101,7 @@ def recover(
         return RecoveryReport(clean, 0, 0, 0, 0, 0.0)
     try:
         first = _first_to_scan(items, clean, safe_before_ms)
-        scan = _scan(items[first:], crc)
+        scan = _scan(items[first:], crc, None if clean else durable_before_ms)
         # A blank at the very end is cut, for nobody knows whether all of it came; there is nothing to keep.
         leftover = 0 if scan.blank else _leftover(items, scan.end)
         cut_file = None
@@ -174,14 +174,14 @@ class _Held:
 # -- scanning --------------------------------------------------------------------------------------
 
 
-def _scan(items: tuple[Segment, ...], crc: bool) -> _Scan:
+def _scan(items: tuple[Segment, ...], crc: bool, torn_from_ms: int | None) -> _Scan:
     """Goes over whole records, from segment to segment, up to the first place that holds none."""
     scan = _Scan(items[0].start)
     for segment in items:
         before = scan.end
         scan.blank = False
         with _Held(segment):
-            _scan_segment(segment, scan, crc)
+            _scan_segment(segment, scan, crc, torn_from_ms)
         if scan.blank and segment is not items[-1]:
             scan.end = segment.end
         if scan.end != segment.end:
@@ -190,13 +190,13 @@ def _scan(items: tuple[Segment, ...], crc: bool) -> _Scan:
     return scan
 
 
-def _scan_segment(segment: Segment, scan: _Scan, crc: bool) -> None:
+def _scan_segment(segment: Segment, scan: _Scan, crc: bool, torn_from_ms: int | None) -> None:
     """Moves `scan` over the segment's whole records; a blank is seen, not passed."""
     needed = 0
     while scan.end < segment.end:
         wanted = min(max(_CHUNK_BYTES, needed), segment.end - scan.end)
         view = memoryview(segment.pread(wanted, scan.end - segment.start))
-        done = walk(view, 0, scan.end, segment.end - scan.end, crc)
+        done = walk(view, 0, scan.end, segment.end - scan.end, crc=crc, torn_from_ms=torn_from_ms)
         scan.end += done.position
         scan.records += done.records
         if done.last >= 0:

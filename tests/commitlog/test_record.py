@@ -135,7 +135,13 @@ def test_an_empty_batch_is_illegal() -> None:
 
 def test_limits_of_topic_and_properties() -> None:
     encode(message(topic="t" * 127, properties=b"p" * 32767), STORE_HOST)
-    for fields in ({"topic": "t" * 128}, {"topic": ""}, {"properties": b"p" * 32768}):
+    for fields in (
+        {"topic": "t" * 128},
+        {"topic": ""},
+        {"topic": "a\0b"},
+        {"properties": b"p" * 32768},
+        {"properties": b"A\x01b\0"},
+    ):
         with pytest.raises(MessageIllegal):
             encode(message(**fields), STORE_HOST)  # type: ignore[arg-type]
 
@@ -176,7 +182,7 @@ def test_a_record_cut_anywhere_is_incomplete(vector: bytes) -> None:
         assert parse_head(vector[:at]) is None
         with pytest.raises(IncompleteRecord):
             check(vector[:at])
-        assert walk(vector[:at], 0, 0, 1000, True)[:4] == (0, -1, 0, None)
+        assert walk(vector[:at], 0, 0, 1000)[:4] == (0, -1, 0, None)
     assert check(vector + b"more") == len(vector)
 
 
@@ -187,7 +193,7 @@ def test_no_flipped_bit_of_a_body_passes() -> None:
             record[at] ^= 1 << bit
             with pytest.raises(CorruptRecord, match="CRC"):
                 check(record)
-            assert walk(record, 0, 0, 1000, True).reason is not None
+            assert walk(record, 0, 0, 1000).reason is not None
             assert check(record, crc=False) == len(record)
 
 
@@ -200,7 +206,7 @@ def test_lies_in_length_fields_are_found(at: int, lie: int) -> None:
     struct.pack_into(">i", record, at, lie)
     with pytest.raises(CorruptRecord):
         check(record)
-    done = walk(record, 0, 0, 4096, True)
+    done = walk(record, 0, 0, 4096)
     assert done.position == 0
     assert done.reason is not None or done.needed > len(record)
 
@@ -211,7 +217,7 @@ def test_a_topic_length_that_does_not_add_up_is_found(length: int) -> None:
     record[102] = length
     with pytest.raises(CorruptRecord):
         check(record)
-    assert walk(record, 0, 0, 4096, True).reason is not None
+    assert walk(record, 0, 0, 4096).reason is not None
 
 
 def test_a_topic_that_is_not_utf8_is_corrupt() -> None:
@@ -230,7 +236,7 @@ def test_a_record_larger_than_its_segment_has_room_is_corrupt() -> None:
 @given(st.binary(max_size=300))
 def test_random_bytes_are_no_record(data: bytes) -> None:
     for view in (data, VECTOR_V4[:8] + data):
-        done = walk(view, 0, 0, 4096, True)
+        done = walk(view, 0, 0, 4096)
         assert done.records == 0
         assert done.reason is not None or done.needed
 
@@ -254,13 +260,24 @@ def test_a_record_of_a_later_version_is_read() -> None:
     assert decode(record).topic == "t" * 200
     assert check(record) == len(record)
     following = stored(b"def", len(record))
-    done = walk(record + following, 0, 0, 4096, True)
+    done = walk(record + following, 0, 0, 4096)
     assert (done.records, done.position, done.last) == (2, len(record) + len(following), len(record))
+
+
+def test_a_nul_in_topic_or_properties_tells_a_torn_record() -> None:
+    for place in (-1, -9, -12, -19):
+        record = stored()
+        assert record[place]
+        record[place] = 0
+        assert walk(record, 0, 0, 4096).records == 1
+        assert walk(record, 0, 0, 4096, torn_from_ms=2).records == 1
+        assert walk(record, 0, 0, 4096, torn_from_ms=1).reason == "its topic or properties are torn"
+    assert walk(stored(), 0, 0, 4096, torn_from_ms=0).records == 1
 
 
 def test_a_walk_ends_at_a_record_that_belongs_elsewhere() -> None:
     records = stored(offset=0) + stored(offset=1000)
-    done = walk(records, 0, 0, 4096, True)
+    done = walk(records, 0, 0, 4096)
     assert (done.position, done.records, done.last) == (len(records) // 2, 1, 0)
     assert done.reason is not None
     assert "1000" in done.reason
