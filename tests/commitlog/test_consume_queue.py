@@ -1,0 +1,409 @@
+"""Consume queues: RocketMQ's bytes, what readers see, recovery, cuts, expiry, and disks that fail."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from commitlog.consume_queue import ConsumeQueue, ConsumeQueues, Entry
+from commitlog.errors import CorruptRecord, ForeignFile, SegmentMissing, SegmentSizeMismatch
+from commitlog.files import OSFiles
+from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, valid_units
+from tests.support.failing_files import Crash, FailingFiles
+from tests.support.messages import message, open_log
+
+# 100 entries a file.
+FILE_BYTES = 2000
+RECORD_BYTES = 100
+
+
+def open_queues(root: Path, files: OSFiles | None = None) -> ConsumeQueues:
+    queues = ConsumeQueues(root, FILE_BYTES, files or OSFiles())
+    queues.load()
+    return queues
+
+
+def fill(queues: ConsumeQueues, first: int, end: int, queue_id: int = 0) -> ConsumeQueue:
+    """Entries `first` to `end` of T; number n lies at 100 * n and has the tags code n."""
+    queue = queues.find_or_create("T", queue_id)
+    for number in range(first, end):
+        assert queue.append(number * RECORD_BYTES, RECORD_BYTES, number, number)
+    queues.write([queue], end)
+    return queue
+
+
+def entry(number: int) -> Entry:
+    return Entry(number * RECORD_BYTES, RECORD_BYTES, number)
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_an_entry_has_the_bytes_that_rocketmq_writes(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = queues.find_or_create("TopicTest", 3)
+    queue.append(0, 0xB0, 2598919, 0)
+    queues.write([queue], 1)
+    (content,) = files_of(tmp_path).values()
+    assert content == bytes.fromhex("0000000000000000000000b0000000000027a807") + bytes(FILE_BYTES - 20)
+    assert (tmp_path / "TopicTest" / "3" / "00000000000000000000").stat().st_blocks * 512 >= FILE_BYTES
+
+
+def test_a_full_file_is_followed_by_one_named_for_its_first_byte(tmp_path: Path) -> None:
+    queue = fill(open_queues(tmp_path), 0, 250)
+    assert sorted(files_of(tmp_path)) == [
+        "T/0/00000000000000000000",
+        "T/0/00000000000000002000",
+        "T/0/00000000000000004000",
+    ]
+    assert (queue.min_offset, queue.max_offset, queue.max_physical_offset) == (0, 250, 25000)
+    assert queue.read(95, 10) == [entry(n) for n in range(95, 105)]
+    assert queue.read(249, 10) == [entry(249)]
+    assert queue.read(250, 1) == []
+    assert queue.read(-1, 5) == []
+    assert queue.read(0, 0) == []
+
+
+def test_a_queue_that_starts_late_is_filled_with_blanks_before(tmp_path: Path) -> None:
+    queue = fill(open_queues(tmp_path), 150, 152)
+    content = files_of(tmp_path)
+    assert list(content) == ["T/0/00000000000000002000"]
+    units = content["T/0/00000000000000002000"]
+    assert PRE_BLANK.hex() == "00000000000000007fffffff0000000000000000"
+    assert units[: 50 * 20] == PRE_BLANK * 50
+    assert units[50 * 20 : 51 * 20] == UNIT.pack(15000, 100, 150)
+    assert (queue.min_offset, queue.max_offset) == (150, 152)
+    reopened = open_queues(tmp_path).get("T", 0)
+    assert reopened is not None
+    assert (reopened.min_offset, reopened.max_offset, reopened.max_physical_offset) == (150, 152, 15200)
+
+
+def test_blanks_without_a_message_behind_do_not_count_as_dispatched(tmp_path: Path) -> None:
+    fill(open_queues(tmp_path), 150, 151)
+    path = tmp_path / "T" / "0" / "00000000000000002000"
+    path.write_bytes(PRE_BLANK * 50 + bytes(1000))
+    queues = open_queues(tmp_path)
+    queue = queues.get("T", 0)
+    assert queue is not None
+    assert queues.max_physical_offset == 0
+    assert queue.min_offset == queue.max_offset == 150
+    fill(queues, 150, 152)
+    assert queue.read(queue.min_offset, 9) == [entry(150), entry(151)]
+
+
+def test_entries_are_seen_only_after_they_are_written(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = queues.find_or_create("T", 0)
+    queue.append(0, 100, 7, 0)
+    assert queue.max_offset == 0
+    assert queue.read(0, 1) == []
+    queues.write([queue], 1)
+    assert queue.read(0, 1) == [Entry(0, 100, 7)]
+    assert queues.written_ms == 1
+
+
+def test_what_is_dispatched_again_is_ignored(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 10)
+    assert not queue.append(500, 100, 5, 5)
+    assert not queue.append(2000, 100, 5, 5)
+    fill(queues, 10, 11)
+    assert queue.read(0, 100) == [entry(n) for n in range(11)]
+
+
+def test_a_gap_is_filled_so_that_later_messages_keep_their_numbers(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 3)
+    queue.append(500, 100, 5, 5)
+    queues.write([queue], 1)
+    assert [e.blank for e in queue.read(0, 9)] == [False, False, False, True, True, False]
+    assert queue.read(5, 1) == [entry(5)]
+    for physical_offset, first in ((0, 0), (200, 2), (201, 5), (500, 5), (501, 6)):
+        queue.min_offset = 0
+        queue.correct_min_offset(physical_offset)
+        assert queue.min_offset == first
+
+
+def test_a_gap_that_nobody_can_mean_is_damage(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 3)
+    with pytest.raises(CorruptRecord, match="queue offset 900000000000 in T/0, which continues at 3"):
+        queue.append(500, 100, 5, 900_000_000_000)
+
+
+@pytest.mark.parametrize("end", [1, 99, 100, 101, 199, 200, 299])
+def test_recovery_keeps_the_valid_units_and_zeroes_what_lies_behind(tmp_path: Path, end: int) -> None:
+    queues = open_queues(tmp_path)
+    fill(queues, 0, 300)
+    path = tmp_path / "T" / "0" / f"{end * 20 // FILE_BYTES * FILE_BYTES:020d}"
+    units = bytearray(path.read_bytes())
+    units[end % 100 * 20 + 8 : end % 100 * 20 + 12] = bytes(4)
+    path.write_bytes(units)
+    reopened = open_queues(tmp_path)
+    queue = reopened.get("T", 0)
+    assert queue is not None
+    assert (queue.max_offset, queue.max_physical_offset) == (end, end * 100)
+    fill(reopened, end, end + 1)
+    assert queue.read(0, 400) == [entry(n) for n in range(end + 1)]
+    again = open_queues(tmp_path).get("T", 0)
+    assert again is not None
+    assert again.max_offset == end + 1
+
+
+def test_recovery_trusts_all_but_the_last_three_files(tmp_path: Path) -> None:
+    fill(open_queues(tmp_path), 0, 500)
+    first = tmp_path / "T" / "0" / "00000000000000000000"
+    first.write_bytes(bytes(20) + first.read_bytes()[20:])
+    queue = open_queues(tmp_path).get("T", 0)
+    assert queue is not None
+    assert queue.max_offset == 500
+
+
+def test_units_are_valid_up_to_a_negative_offset_or_no_size() -> None:
+    good = UNIT.pack(5, 1, -1)
+    assert valid_units(b"") == 0
+    assert valid_units(good * 3 + good[:19]) == 3
+    assert valid_units(good * 2 + UNIT.pack(-1, 1, 0) + good) == 2
+    assert valid_units(good + UNIT.pack(1, 0, 9) + good) == 1
+    assert valid_units(UNIT.pack(1, -5, 9)) == 0
+    assert valid_units(PRE_BLANK) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 99, 100, 101, 250, 300])
+def test_truncate_drops_messages_behind_the_end_of_the_log(tmp_path: Path, cut: int) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 300)
+    assert queues.truncate(cut * RECORD_BYTES) == (1 if cut < 300 else 0)
+    assert (queue.max_offset, queues.max_physical_offset) == (cut, cut * RECORD_BYTES)
+    assert b"".join(content for _, content in sorted(files_of(tmp_path).items())).rstrip(b"\0") == b"".join(
+        UNIT.pack(*entry(n)) for n in range(cut)
+    ).rstrip(b"\0")
+    assert len(files_of(tmp_path)) == -(-cut // 100)
+    fill(queues, cut, cut + 2)
+    assert queue.read(cut, 5) == [entry(cut), entry(cut + 1)]
+
+
+def test_a_queue_whose_messages_all_go_keeps_its_numbers_in_a_file_name(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    fill(queues, 0, 250)
+    queues.expire(20_000)
+    assert queues.truncate(20_000) == 1
+    assert list(files_of(tmp_path)) == ["T/0/00000000000000004000"]
+    queue = open_queues(tmp_path).get("T", 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset, queue.max_physical_offset) == (200, 200, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "least", "files"), [(0, 0, 3), (50, 1, 3), (10_000, 100, 2), (12_345, 124, 2), (99_999, 250, 1)]
+)
+def test_queues_begin_where_the_log_begins(tmp_path: Path, start: int, least: int, files: int) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 250)
+    assert queues.expire(start) == 3 - files
+    assert queue.min_offset == least
+    assert queue.max_offset == 250
+    assert len(files_of(tmp_path)) == files
+    reopened = open_queues(tmp_path)
+    reopened.correct_min_offset(start)
+    again = reopened.get("T", 0)
+    assert again is not None
+    assert again.min_offset == least
+
+
+def test_a_reader_goes_on_while_its_file_is_deleted(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 250)
+    assert len(queue.read(0, 1)) == 1
+    queues.expire(20_000)
+    assert queue.read(50, 10) == []
+    assert queue.read(200, 1) == [entry(200)]
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    fill(open_queues(tmp_path), 0, 1)
+    (tmp_path / "T" / "0" / "note.txt").write_text("x")
+    with pytest.raises(ForeignFile, match=r"note\.txt"):
+        open_queues(tmp_path)
+
+
+def test_another_file_size_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    fill(open_queues(tmp_path), 0, 1)
+    with pytest.raises(SegmentSizeMismatch, match="is 2000 bytes long, configured are 4000"):
+        ConsumeQueues(tmp_path, 4000, OSFiles()).load()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    fill(open_queues(tmp_path), 0, 250)
+    (tmp_path / "T" / "0" / "00000000000000002000").unlink()
+    with pytest.raises(SegmentMissing, match="00000000000000002000"):
+        open_queues(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 700])
+def test_a_last_file_that_was_never_finished_is_finished(tmp_path: Path, size: int) -> None:
+    fill(open_queues(tmp_path), 0, 100)
+    unfinished = tmp_path / "T" / "0" / "00000000000000002000"
+    unfinished.write_bytes(bytes(size))
+    queues = open_queues(tmp_path)
+    fill(queues, 100, 101)
+    assert unfinished.stat().st_size == FILE_BYTES
+
+
+def test_what_is_no_queue_is_passed_over(tmp_path: Path) -> None:
+    fill(open_queues(tmp_path), 0, 1)
+    (tmp_path / "a-file").write_text("x")
+    (tmp_path / "T" / "not-a-number").mkdir()
+    (tmp_path / "T" / "007").mkdir()
+    assert [key for key, _ in open_queues(tmp_path).items()] == [("T", 0)]
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite"])
+def test_a_full_disk_loses_nothing_when_it_is_written_again(tmp_path: Path, operation: str) -> None:
+    files = FailingFiles()
+    queues = open_queues(tmp_path, files)
+    queue = fill(queues, 0, 90)
+    for number in range(90, 210):
+        queue.append(number * RECORD_BYTES, RECORD_BYTES, number, number)
+    files.fail(operation, errno.ENOSPC, after=1 if operation == "pwrite" else 0)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            queues.write([queue], 210)
+        assert queue.max_offset == 90
+        assert queue.read(89, 9) == [entry(89)]
+    files.heal()
+    queues.write([queue], 210)
+    assert queue.read(0, 300) == [entry(n) for n in range(210)]
+
+
+def test_a_crash_at_every_change_leaves_a_prefix(tmp_path: Path) -> None:
+    for change in range(40):
+        root = tmp_path / str(change)
+        files = FailingFiles()
+        queues = open_queues(root, files)
+        files.crash_at(change)
+        try:
+            for first in range(0, 300, 30):
+                fill(queues, first, first + 30)
+                queues.flush()
+        except Crash:
+            pass
+        else:
+            assert change > 20
+            return
+        reopened = open_queues(root)
+        queue = reopened.find_or_create("T", 0)
+        assert queue.read(0, 999) == [entry(n) for n in range(queue.max_offset)]
+        fill(reopened, queue.max_offset, 300)
+        assert queue.read(0, 999) == [entry(n) for n in range(300)]
+
+
+def test_flush_waits_for_pages_and_reports_what_is_durable(tmp_path: Path) -> None:
+    files = FailingFiles()
+    queues = ConsumeQueues(tmp_path, 60_000, files)
+    fill(queues, 0, 100)
+    queues.flush(2)
+    assert (files.calls["fdatasync"], queues.durable_ms) == (0, 0)
+    fill(queues, 100, 500)
+    queues.flush(2)
+    assert (files.calls["fdatasync"], queues.durable_ms) == (1, 0)
+    fill(queues, 500, 501)
+    queues.flush()
+    assert (files.calls["fdatasync"], queues.durable_ms) == (2, 501)
+    queues.flush()
+    assert files.calls["fdatasync"] == 2
+    assert files.calls["sync_directory"] == 3
+
+
+def test_a_failed_flush_is_never_retried_into_success(tmp_path: Path) -> None:
+    files = FailingFiles()
+    queues = open_queues(tmp_path, files)
+    fill(queues, 0, 5)
+    files.fail("fdatasync", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        queues.flush()
+    files.heal()
+    with pytest.raises(OSError, match="Input/output"):
+        queues.flush()
+    assert queues.durable_ms == 0
+
+
+def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    old = fill(queues, 0, 150)
+    fill(queues, 0, 5, queue_id=1)
+    other = queues.find_or_create("Other", 0)
+    assert queues.delete_topic("T") == 2
+    assert queues.generation == 1
+    assert files_of(tmp_path) == {}
+    assert (old.read(0, 9), old.max_offset) == ([], 0)
+    assert queues.get("T", 0) is None
+    assert queues.get("Other", 0) is other
+    old.append(15_000, 100, 150, 150)
+    queues.write([old], 1)
+    assert files_of(tmp_path) == {}
+    assert fill(queues, 150, 151).read(150, 1) == [entry(150)]
+
+
+def test_more_queues_than_descriptors(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    for _ in range(2):
+        for queue_id in range(300):
+            queue = queues.find_or_create("T", queue_id)
+            fill(queues, queue.max_offset, queue.max_offset + 1, queue_id)
+    assert all(queue.read(0, 9) == [entry(0), entry(1)] for _, queue in queues.items())
+    queues.flush()
+    open_files = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+    assert len([path for path in open_files if tmp_path in path.parents]) <= 256
+
+
+def test_readers_see_whole_entries_while_the_writer_goes_on(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = queues.find_or_create("T", 0)
+    wrong: list[object] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            end = queue.max_offset
+            some = queue.read(max(0, end - 3), 3)
+            if some != [entry(n) for n in range(max(0, end - 3), end)][: len(some)] or (end and not some):
+                wrong.append((end, some))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for first in range(0, 3000, 7):
+        fill(queues, first, first + 7)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+
+
+def test_the_message_nearest_to_a_time_is_found(tmp_path: Path) -> None:
+    clock_ms = 1000
+
+    log = open_log(tmp_path / "log", clock_ms=lambda: clock_ms)  # type: ignore[arg-type]
+    queues = open_queues(tmp_path / "queues")
+    queue = queues.find_or_create("T", 0)
+    assert queue.offset_by_time(5, log) == 0
+    for number in range(20):
+        clock_ms = 1000 + 10 * number
+        done = log.append(message(b"x" * 300, "T", 0))
+        queue.append(done.physical_offset, done.end - done.physical_offset, 0, number)
+    queues.write([queue], clock_ms)
+    expected = {0: 0, 1000: 0, 1004: 0, 1005: 0, 1006: 1, 1010: 1, 1095: 9, 1096: 10, 1190: 19, 9999: 19}
+    assert {at: queue.offset_by_time(at, log) for at in expected} == expected
+    log.segments.drop_oldest()
+    queues.correct_min_offset(log.start)
+    assert queue.min_offset > 0
+    assert queue.offset_by_time(0, log) == queue.min_offset
+
+
+def test_a_unit_is_twenty_bytes() -> None:
+    assert UNIT_BYTES == 20

@@ -1,0 +1,341 @@
+"""The index: RocketMQ's bytes, chains, rolling, crashes, queries, expiry, and disks that fail."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+
+import pytest
+
+from commitlog.errors import SegmentSizeMismatch
+from commitlog.files import OSFiles
+from commitlog.index import IndexFiles, index_name
+from commitlog.index_file import ENTRY, HEADER, SLOT, file_bytes, index_hash
+from commitlog.message_keys import KeyHasher, last_value, tags_code
+from commitlog.record import encode_properties, java_hash
+from tests.support.failing_files import FailingFiles
+from tests.support.messages import STORE_MS, Clock
+
+UNIQUE = "0A010203000018B4AAC20000000A0000"
+FOREVER = 1 << 62
+
+
+def open_index(root: Path, files: OSFiles | None = None, slots: int = 10, entries: int = 40) -> IndexFiles:
+    index = IndexFiles(root, slots, entries, files or OSFiles(), Clock())
+    index.load(crashed=False, checkpoint_ms=0)
+    return index
+
+
+def put(index: IndexFiles, key: str, offset: int, at_ms: int = STORE_MS, topic: str = "TopicTest") -> None:
+    index.put(topic, key, offset, at_ms)
+    index.write()
+
+
+def contents(root: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(root.iterdir())]
+
+
+def entries_of(content: bytes, slots: int) -> list[tuple[int, ...]]:
+    """All counted entries, number 0 with them."""
+    count = max(1, HEADER.unpack_from(content)[-1])
+    return [ENTRY.unpack_from(content, 40 + 4 * slots + 20 * number) for number in range(count)]
+
+
+def test_the_reference_entries(tmp_path: Path) -> None:
+    index = open_index(tmp_path)
+    for offset, at_ms in ((0, 0x1A1FBA6B5F6), (0xB0, 0x1A1FBA6B61B)):
+        for key in (UNIQUE, "k1", "k2"):
+            put(index, key, offset, at_ms)
+    (content,) = contents(tmp_path)
+    assert len(content) == 40 + 4 * 10 + 20 * 40
+    entries_at = 40 + 40
+    assert content[entries_at : entries_at + 20] == bytes(20)
+    assert content[entries_at + 20 : entries_at + 40].hex() == "7791fc8e" + "00" * 16
+    assert content[entries_at + 80 : entries_at + 100].hex() == "7791fc8e00000000000000b00000000000000001"
+    assert HEADER.unpack_from(content) == (0x1A1FBA6B5F6, 0x1A1FBA6B61B, 0, 0xB0, 3, 7)
+    slot = 2006056078 % 10
+    assert SLOT.unpack_from(content, 40 + 4 * slot) == (4,)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("TopicTest#k1", 2746024),
+        (f"TopicTest#{UNIQUE}", 2006056078),
+        ("polygenelubricants", 0),
+        ("", 0),
+    ],
+)
+def test_the_hash_of_a_key(key: str, expected: int) -> None:
+    assert index_hash(java_hash(key)) == expected
+
+
+def test_a_default_file_has_rocketmqs_size() -> None:
+    assert file_bytes(5_000_000, 20_000_000) == 420_000_040
+
+
+def test_names_are_local_time_and_rise_though_the_clock_goes_back(tmp_path: Path) -> None:
+    assert len(index_name(STORE_MS)) == 17
+    assert index_name(STORE_MS).endswith("206")
+    clock = Clock()
+    index = IndexFiles(tmp_path, 3, 3, OSFiles(), clock)
+    for number in range(6):
+        put(index, "k", number)
+        clock.now_ms -= 3_600_000
+    first = int(index_name(STORE_MS))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"{first + n:017d}" for n in range(3)]
+    assert index.paths == sorted(tmp_path.iterdir())
+    assert index.query("TopicTest", "k", 9, 0, FOREVER) == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_full_file_is_followed_by_one_that_begins_with_its_end(tmp_path: Path) -> None:
+    index = open_index(tmp_path, entries=4)
+    for number in range(5):
+        put(index, "k", number * 100, STORE_MS + number * 2500)
+    first, second = contents(tmp_path)
+    assert HEADER.unpack_from(first) == (STORE_MS, STORE_MS + 5000, 0, 200, 1, 4)
+    assert HEADER.unpack_from(second) == (STORE_MS + 7500, STORE_MS + 10_000, 300, 400, 1, 3)
+    # The first entry's seconds count from the predecessor's end, the next from the file's own begin.
+    hashed = index_hash(java_hash("TopicTest#k"))
+    assert entries_of(second, 10)[1:] == [(hashed, 300, 2, 0), (hashed, 400, 2, 1)]
+    assert entries_of(first, 10)[1:] == [(hashed, 0, 0, 0), (hashed, 100, 2, 1), (hashed, 200, 5, 2)]
+
+
+def test_seconds_are_held_in_their_field(tmp_path: Path) -> None:
+    index = open_index(tmp_path)
+    for at_ms in (1000, 500, 1000 + (1 << 31) * 1000 + 5000):
+        put(index, "k", 1, at_ms)
+    assert [fields[2] for fields in entries_of(contents(tmp_path)[0], 10)[1:]] == [0, 0, 0x7FFFFFFF]
+
+
+def test_a_query_finds_newest_first_and_only_its_time(tmp_path: Path) -> None:
+    index = open_index(tmp_path, entries=8)
+    for number in range(30):
+        put(index, f"k{number % 3}", number, STORE_MS + number * 1000)
+    assert index.query("TopicTest", "k1", 99, 0, FOREVER) == list(range(28, 0, -3))
+    assert index.query("TopicTest", "k1", 4, 0, FOREVER) == [28, 25, 22, 19]
+    assert index.query("TopicTest", "k1", 99, STORE_MS + 10_000, STORE_MS + 20_000) == [19, 16, 13, 10]
+    assert index.query("TopicTest", "nothing", 99, 0, FOREVER) == []
+    assert index.query("Other", "k1", 99, 0, FOREVER) == []
+    assert index.query("TopicTest", "k1", 0, 0, FOREVER) == []
+    assert open_index(tmp_path, entries=8).query("TopicTest", "k1", 2, 0, FOREVER) == [28, 25]
+
+
+def test_all_keys_are_found_again_after_a_restart(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    keys = [f"order-{chance.randrange(200)}" for _ in range(1000)]
+    index = open_index(tmp_path, slots=50, entries=120)
+    for number, key in enumerate(keys):
+        if number % 130 == 0:
+            index.close()
+            index = open_index(tmp_path, slots=50, entries=120)
+        put(index, key, number)
+    for key in set(keys):
+        wanted = [number for number, other in enumerate(keys) if other == key]
+        found = index.query("TopicTest", key, 1000, 0, FOREVER)
+        assert found == sorted(found, reverse=True)
+        assert set(wanted) <= set(found)
+    assert all(len(content) == file_bytes(50, 120) for content in contents(tmp_path))
+
+
+def test_a_crash_before_the_header_is_mended_by_entering_again(tmp_path: Path) -> None:
+    index = open_index(tmp_path)
+    for number in range(5):
+        put(index, "k", number)
+    (path,) = tmp_path.iterdir()
+    header = path.read_bytes()[:40]
+    for number in range(5, 9):
+        put(index, "k", number)
+    index.close()
+    with path.open("r+b") as file:
+        file.write(header)
+    index = open_index(tmp_path)
+    assert index.query("TopicTest", "k", 99, 0, FOREVER) == [4, 3, 2, 1, 0]
+    for number in range(5, 9):
+        put(index, "k", number)
+    assert index.query("TopicTest", "k", 99, 0, FOREVER) == list(range(8, -1, -1))
+
+
+def test_a_chain_that_loops_or_leads_outside_ends(tmp_path: Path) -> None:
+    index = open_index(tmp_path)
+    for number in range(3):
+        put(index, "k", number)
+    index.close()
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    older_at = 40 + 40 + 20 * 2 + 16
+    for older in (2, 3, 39, 1_000_000, -1):
+        path.write_bytes(whole[:older_at] + SLOT.pack(older) + whole[older_at + 4 :])
+        assert open_index(tmp_path).query("TopicTest", "k", 99, 0, FOREVER) == [2, 1]
+    slot_at = 40 + 4 * (index_hash(java_hash("TopicTest#k")) % 10)
+    for newest in (-5, 1_000_000):
+        path.write_bytes(whole[:slot_at] + SLOT.pack(newest) + whole[slot_at + 4 :])
+        damaged = open_index(tmp_path)
+        assert damaged.query("TopicTest", "k", 99, 0, FOREVER) == []
+        put(damaged, "k", 9)
+        assert damaged.query("TopicTest", "k", 99, 0, FOREVER) == [9]
+
+
+def test_after_a_crash_what_the_checkpoint_does_not_cover_is_deleted(tmp_path: Path) -> None:
+    index = open_index(tmp_path, entries=4)
+    for number in range(7):
+        put(index, "k", number, STORE_MS + number)
+    index.close()
+    assert len(contents(tmp_path)) == 3
+    survivor = IndexFiles(tmp_path, 10, 4, OSFiles(), Clock())
+    survivor.load(crashed=True, checkpoint_ms=STORE_MS + 2)
+    assert len(contents(tmp_path)) == 1
+    assert survivor.query("TopicTest", "k", 99, 0, FOREVER) == [2, 1, 0]
+    assert survivor.durable_ms == STORE_MS + 2
+    put(survivor, "k", 3, STORE_MS + 3)
+    assert survivor.query("TopicTest", "k", 99, 0, FOREVER) == [3, 2, 1, 0]
+
+
+def test_files_of_another_size_and_foreign_names(tmp_path: Path) -> None:
+    put(open_index(tmp_path), "k", 1)
+    (tmp_path / "note.txt").write_text("x")
+    (tmp_path / "20261121091103193").write_bytes(bytes(17))
+    assert len(open_index(tmp_path).paths) == 1
+    assert not (tmp_path / "20261121091103193").exists()
+    with pytest.raises(SegmentSizeMismatch, match="is 880 bytes long, configured are 900"):
+        open_index(tmp_path, entries=41)
+
+
+def test_a_cut_log_is_indexed_again_from_the_cut(tmp_path: Path) -> None:
+    index = open_index(tmp_path)
+    for number in range(5):
+        put(index, "k", number * 100)
+    assert index.end_physical_offset == 400
+    index.truncate(250)
+    assert index.end_physical_offset == 250
+    index.close()
+    assert open_index(tmp_path).end_physical_offset == 250
+
+
+def test_a_full_disk_loses_nothing_when_it_is_written_again(tmp_path: Path) -> None:
+    files = FailingFiles()
+    index = open_index(tmp_path, files, entries=4)
+    put(index, "k", 0)
+    files.fail("create", errno.ENOSPC)
+    for number in range(1, 9):
+        index.put("TopicTest", "k", number, STORE_MS)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            index.write()
+        assert index.query("TopicTest", "k", 99, 0, FOREVER) == [2, 1, 0]
+    files.heal()
+    index.write()
+    assert index.query("TopicTest", "k", 99, 0, FOREVER) == list(range(8, -1, -1))
+
+
+def test_flush_moves_what_a_checkpoint_may_claim(tmp_path: Path) -> None:
+    files = FailingFiles()
+    index = open_index(tmp_path, files, entries=4)
+    for number in range(4):
+        put(index, "k", number, STORE_MS + number)
+    assert index.durable_ms == 0
+    index.flush()
+    assert index.durable_ms == STORE_MS + 3
+    assert files.calls["fdatasync"] == 2
+    index.flush()
+    assert files.calls["fdatasync"] == 2
+    put(index, "k", 9, STORE_MS + 9)
+    files.fail("fdatasync", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        index.flush()
+    files.heal()
+    with pytest.raises(OSError, match="Input/output"):
+        index.flush()
+    assert index.durable_ms == STORE_MS + 3
+
+
+def test_files_below_the_start_of_the_log_expire_but_never_the_last(tmp_path: Path) -> None:
+    index = open_index(tmp_path, entries=4)
+    for number in range(8):
+        put(index, "k", number * 100)
+    assert index.expire(200) == 0
+    assert index.expire(201) == 1
+    assert index.query("TopicTest", "k", 99, 0, FOREVER) == [700, 600, 500, 400, 300]
+    assert index.expire(9_999_999) == 1
+    assert len(contents(tmp_path)) == 1
+    index.flush()
+
+
+def test_resting_gives_memory_back_and_loses_nothing(tmp_path: Path) -> None:
+    index = open_index(tmp_path)
+    index.rest()
+    put(index, "k", 1)
+    index.rest()
+    put(index, "k", 2)
+    assert index.query("TopicTest", "k", 99, 0, FOREVER) == [2, 1]
+
+
+def test_an_empty_index_makes_no_file(tmp_path: Path) -> None:
+    index = open_index(tmp_path / "index")
+    index.write()
+    assert index.query("T", "k", 9, 0, FOREVER) == []
+    assert contents(tmp_path / "index") == []
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        (b"TAGS\x01a", b"a"),
+        (b"TAGS\x01a\x02", b"a"),
+        (b"x\x01y\x02TAGS\x01a b\x02z\x01w", b"a b"),
+        (b"MYTAGS\x01a", b""),
+        (b"MYTAGS\x01a\x02TAGS\x01b", b"b"),
+        (b"x\x01TAGS\x01a", b""),
+        (b"TAGS\x01a\x02TAGS\x01b", b"b"),
+        (b"TAGS\x01a\x02TAGS\x01\x02x\x01y", b"a"),
+        (b"TAGS\x01\x02TAGS\x01", b""),
+        (b"TAGS\x01a\x01b", b"a\x01b"),
+        (b"TAGS", b""),
+        (b"", b""),
+    ],
+)
+def test_a_property_is_found_where_its_name_begins(properties: bytes, expected: bytes) -> None:
+    assert last_value(b"\x02" + properties, b"\x02TAGS\x01") == expected
+
+
+@pytest.mark.parametrize(
+    ("tag", "code"), [("TagA", 2598919), ("tb", 3694), ("", 0), ("polygenelubricants", -(1 << 31))]
+)
+def test_tags_codes(tag: str, code: int) -> None:
+    assert tags_code(tag.encode()) == code
+
+
+def test_keys_hash_as_java_hashes_them() -> None:
+    chance = random.Random(7)
+    alphabet = "abcXYZ019_-# %é漢😀"
+    for topic in ("T", "TopicTest", "%RETRY%group"):
+        hasher = KeyHasher(topic)
+        for _ in range(2000):
+            size = chance.choice([1, 2, 5, 31, 32, 33, 63, 64, 65, 200])
+            letters = chance.choice([alphabet[:12], alphabet[:12], alphabet])
+            key = "".join(chance.choices(letters, k=size))
+            assert hasher.hash(key.encode()) == index_hash(java_hash(f"{topic}#{key}")), (topic, key)
+        for number in range(3000):
+            key = f"0A0102030000{number:08X}AAC2{number:08X}"
+            assert hasher.hash(key.encode()) == index_hash(java_hash(f"{topic}#{key}"))
+
+
+def test_a_message_gives_its_unique_key_and_then_its_keys() -> None:
+    properties = encode_properties({"KEYS": " k1  k2 ", "UNIQ_KEY": UNIQUE, "XKEYS": "no"})
+    puts: list[tuple[int, int, int]] = []
+    KeyHasher("T").put(puts, b"\x02" + properties, 5, 6)
+    assert puts == [(index_hash(java_hash(f"T#{key}")), 5, 6) for key in (UNIQUE, "k1", "k2")]
+
+
+def test_a_file_holds_one_entry_less_than_its_number(tmp_path: Path) -> None:
+    index = open_index(tmp_path, entries=40)
+    for number in range(39):
+        put(index, f"k{number}", number)
+    assert HEADER.unpack_from(contents(tmp_path)[0])[-1] == 40
+    assert len(index.paths) == 1
+    put(index, "k", 39)
+    assert len(index.paths) == 2
