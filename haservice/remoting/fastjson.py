@@ -26,6 +26,9 @@ from haservice.errors import ProtocolError
 # What a tree may cost.  A register request of 50,000 topics takes 40 MB for the moment of its reading.
 TREE_BYTES_MAX = 64 * 1024 * 1024
 
+# What all references of a text may stand for together.
+REFERENCED_NODES_MAX = 100_000
+
 # CPython 3.11's sizes: a dict with an entry, a list with an entry, another entry with its value.
 _DICT_BYTES = 232
 _LIST_BYTES = 88
@@ -59,7 +62,7 @@ def loads(data: bytes | memoryview | str, *, dialect: bool = True) -> Any:
             tree = orjson.loads(_standard(text))
         except orjson.JSONDecodeError:
             raise BodyUnreadable(f"{len(text)} bytes are not JSON: {error}") from None
-    return _resolved(tree) if b'"$ref"' in text else tree
+    return _resolved(tree) if b'"$ref"' in text and isinstance(tree, (dict, list)) else tree
 
 
 def dumps(
@@ -75,9 +78,10 @@ def dumps(
         text = "".join(_pretty(value, "\n", unquoted_int_keys))
     else:
         try:
-            text = orjson.dumps(value).decode() if ascii_only else ""
+            standard = orjson.dumps(value)
             if not ascii_only:
-                return orjson.dumps(value)
+                return standard
+            text = standard.decode()
         except TypeError:  # it has keys that are not plain text
             pieces: list[str] = []
             _write(value, pieces, unquoted_int_keys)
@@ -118,49 +122,70 @@ def _standard(text: bytes) -> bytes:
     return b"".join(pieces)
 
 
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d{1,8})\]")
 
 
 def _resolved(tree: Any) -> Any:
-    """`tree` with fastjson's {"$ref":"$.a.b[0]"} replaced by what stands there; None for other references."""
+    """`tree` with fastjson's {"$ref":"$.a.b[0]"} replaced by what stands there.
 
-    def resolve(node: Any) -> Any:
-        if isinstance(node, dict):
-            if len(node) == 1 and isinstance(node.get("$ref"), str):
-                return _target(tree, node["$ref"])
-            for key, value in node.items():
-                if isinstance(value, (dict, list)):
-                    node[key] = resolve(value)
-        elif isinstance(node, list):
-            for index, value in enumerate(node):
-                if isinstance(value, (dict, list)):
-                    node[index] = resolve(value)
-        return node
-
-    try:
-        return resolve(tree)
-    except RecursionError:
-        raise BodyUnreadable("JSON with references is nested too deeply") from None
+    Java writes a reference where one object occurs twice.  What references bring in is bounded, for a few of
+    them can name the same large thing; a reference to what holds references, or to nothing, becomes null.
+    """
+    left = REFERENCED_NODES_MAX
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        members = node.items() if type(node) is dict else enumerate(node)
+        for key, value in list(members):
+            if not isinstance(value, (dict, list)):
+                continue
+            path = value.get("$ref") if type(value) is dict and len(value) == 1 else None
+            if type(path) is str:
+                target = _target(tree, path)
+                count, plain = _survey(target, left)
+                left -= count
+                node[key] = target if plain else None
+            else:
+                waiting.append(value)
+    return tree
 
 
 def _target(tree: Any, path: str) -> Any:
-    if not path.startswith("$"):
-        return None
+    """What stands at a path like $.a.b[0]; None if nothing does."""
     node = tree
     position = 1
-    while position < len(path):
+    while path.startswith("$") and position < len(path):
         step = _STEP.match(path, position)
-        if step is None:
-            return None
-        name, index = step.groups()
+        name, index = step.groups() if step else (None, None)
         if name is not None and isinstance(node, dict):
             node = node.get(name)
-        elif index is not None and isinstance(node, list) and len(index) < 9 and int(index) < len(node):
+        elif index is not None and isinstance(node, list) and int(index) < len(node):
             node = node[int(index)]
         else:
             return None
+        assert step is not None
         position = step.end()
-    return node
+    return node if path.startswith("$") else None
+
+
+def _survey(tree: Any, limit: int) -> tuple[int, bool]:
+    """How many values `tree` has, and whether it is free of references; raises BodyUnreadable beyond
+    `limit`.
+    """
+    count = 0
+    plain = True
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            plain &= "$ref" not in node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+        count += 1
+        if count > limit:
+            raise BodyUnreadable(f"references stand for more than {REFERENCED_NODES_MAX} values")
+    return count, plain
 
 
 # Writing

@@ -54,7 +54,7 @@ def wire_name(name: str) -> str:
 
 
 class ExtHeader:
-    """What the headers share: a plan, made once per class from its annotations, that reads and writes them."""
+    """What the headers share: a plan, made once per class from its annotations, to read and write them."""
 
     __slots__ = ()
 
@@ -169,7 +169,7 @@ class SendMessageHeader(NamedTuple):
                     get(properties) or "",
                     numbers[4],
                     get(unit) in _TRUE,
-                    None if text is None else int(text),
+                    _whole(text, _I32_MAX) if text else None,
                     get(batch) in _TRUE,
                 ),
             )

@@ -105,13 +105,13 @@ def _plan(cls: type[JSONBody]) -> _Plan:
             read, write, inside = _codec(hints[field.name])
             dialect |= inside
             names = field.metadata.get("names") or (wire_name(field.name),)
-            members.append(_Member(field.name, names, read, write, _default(field, hints[field.name])))
+            members.append(_Member(field.name, names, read, write, _default(field)))
         members.sort(key=lambda member: member.names[0])
         plan = _plans[cls] = _Plan(tuple(members), dialect)
     return plan
 
 
-def _default(field: dataclasses.Field[Any], hint: Any) -> Callable[[], Any] | None:
+def _default(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory
     if field.default is not dataclasses.MISSING:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
-import os
 import socket
 import threading
 import time
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
+from haservice.remoting.acceptor import Acceptor
 from haservice.remoting.connection import BatchProcessor, Connection, Dispatch, Outcome, Processor
 from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader
 from haservice.remoting.workers import WorkPool
@@ -42,9 +43,6 @@ SWEEPS_PER_IDLE_TIME = 8
 LINGER_S = 5.0
 
 WORK_THREADS = 2
-
-# asyncio tries an accept that found no free file descriptor again after a second; that is said this often.
-ACCEPT_WARNING_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +74,10 @@ class RemotingServer:
         self._closed = on_close
         self._frame_bytes_max = frame_bytes_max
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
         self._connections: set[Connection] = set()
         self._closing_since: dict[Connection, float] = {}
         self._ports: list[int] = []
-        self._accept_warned = -ACCEPT_WARNING_INTERVAL_S
         self._service = Service(thread_name, self)
         self._pool = WorkPool("remoting-work", WORK_THREADS)
 
@@ -164,12 +161,9 @@ class RemotingServer:
     async def _listen(self, sockets: list[socket.socket]) -> None:
         for listener, sock in zip(self._listeners, sockets, strict=True):
             dispatch = Dispatch(listener.processors)
-            server = await self.loop.create_server(
-                lambda dispatch=dispatch: self._make_connection(dispatch),  # type: ignore[misc]
-                sock=sock,
-                backlog=BACKLOG,
-            )
-            self._servers.append(server)
+            acceptor = Acceptor(self.loop, sock, functools.partial(self._make_connection, dispatch))
+            acceptor.start()
+            self._acceptors.append(acceptor)
         self._schedule_sweep()
 
     def _make_connection(self, dispatch: Dispatch) -> Connection:
@@ -204,8 +198,8 @@ class RemotingServer:
         self._schedule_sweep()
 
     async def _close_all(self, deadline: Deadline) -> None:
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for connection in list(self._connections):
             connection.close("the server stops")
         # Half the time for what was answered to go out, then no more patience with peers that do not read.
@@ -218,24 +212,7 @@ class RemotingServer:
             await asyncio.sleep(0)
 
     def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio's own complaints, one line each; a lack of file descriptors only once in a while."""
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in (
-            errno.EMFILE,
-            errno.ENFILE,
-            errno.ENOBUFS,
-            errno.ENOMEM,
-        ):
-            now = time.monotonic()
-            if now - self._accept_warned >= ACCEPT_WARNING_INTERVAL_S:
-                self._accept_warned = now
-                logger.warning(
-                    "cannot accept, trying again in 1 s connections=%s: %s",
-                    len(self._connections),
-                    os.strerror(error.errno),
-                )
-            return
-        logger.error("loop: %s", context.get("message"), exc_info=error)
+        logger.error("loop: %s", context.get("message"), exc_info=context.get("exception"))
 
 
 def _bind(listeners: Sequence[Listener]) -> list[socket.socket]:

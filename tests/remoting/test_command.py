@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from typing import Any
@@ -231,10 +232,8 @@ def test_what_is_written_is_read(
 
 @given(st.integers(0, 2), st.binary(max_size=120))
 def test_random_headers_are_commands_or_protocol_errors(serialize_type: int, data: bytes) -> None:
-    try:
+    with contextlib.suppress(ProtocolError):
         decode(serialize_type, data, b"")
-    except ProtocolError as error:
-        assert str(error)
 
 
 JSON_VALUES = st.recursive(

@@ -1,0 +1,554 @@
+"""RemotingServer over real sockets: answers, order, errors, bounds, idleness, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from haservice.deadline import Deadline
+from haservice.errors import ConfigError, ProtocolError, RequestError
+from haservice.remoting import connection as connection_module
+from haservice.remoting import workers as workers_module
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection
+from haservice.remoting.frame import FRAME_BYTES_MAX
+from haservice.remoting.server import Listener, RemotingServer
+from tests.remoting.test_frame import LIES
+from tests.support.remoting import ROUTE_JSON, Peer, frame, serving
+from tests.support.waiting import PATIENCE_S, wait_until
+
+ECHO, FAIL, REFUSE, NEVER, LATER, OFFLOADED, BROKEN, PUSH, FIRST, SECOND = range(1000, 1010)
+
+
+class Served:
+    """Processors of every kind, and what they saw."""
+
+    def __init__(self) -> None:
+        self.futures: list[asyncio.Future[RemotingCommand]] = []
+        self.seen: list[int] = []
+        self.batches: list[list[int]] = []
+        self.server: RemotingServer | None = None
+
+    def processors(self) -> dict[int, Any]:
+        return {
+            ECHO: self.echo,
+            FAIL: self.fail,
+            REFUSE: self.refuse,
+            NEVER: lambda connection, request: self.seen.append(request.opaque),
+            LATER: self.later,
+            OFFLOADED: self.offloaded,
+            BROKEN: lambda connection, request: request.answer(ext={"x": []}),
+            PUSH: self.push,
+            FIRST: self,
+            SECOND: self,
+        }
+
+    def echo(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.seen.append(request.opaque)
+        return request.answer(ext=request.ext, body=request.body)
+
+    def fail(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        raise ZeroDivisionError("a bug of ours")
+
+    def refuse(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        if request.body:
+            raise ProtocolError("the body is none")
+        raise RequestError(ResponseCode.TOPIC_NOT_EXIST, "no such topic")
+
+    def later(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
+        self.seen.append(request.opaque)
+        return future
+
+    def offloaded(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        assert self.server is not None
+        return self.server.offload(lambda: request.answer(ext={"thread": threading.current_thread().name}))
+
+    def push(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """As a heartbeat whose group changes: our own request goes before the answer."""
+        connection.send(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, oneway=True))
+        return request.answer()
+
+    def process_batch(
+        self, connection: Connection, requests: list[RemotingCommand]
+    ) -> list[RemotingCommand | RequestError | None]:
+        self.batches.append([request.opaque for request in requests])
+        if any(request.remark == "raise" for request in requests):
+            raise ZeroDivisionError
+        return [
+            RequestError(ResponseCode.MESSAGE_ILLEGAL, "no")
+            if request.remark == "refuse"
+            else request.answer(body=request.body)
+            for request in requests
+        ]
+
+
+@pytest.fixture
+def served() -> Served:
+    return Served()
+
+
+@pytest.fixture
+def server(served: Served) -> Iterator[RemotingServer]:
+    with serving(served.processors()) as server:
+        served.server = server
+        yield server
+
+
+@pytest.fixture
+def peer(server: RemotingServer) -> Iterator[Peer]:
+    with Peer(server.ports[0]) as peer:
+        yield peer
+
+
+def on_loop(server: RemotingServer, function: Any, *args: Any) -> Any:
+    """Runs `function` on the loop's thread and gives its result."""
+
+    async def call() -> Any:
+        return function(*args)
+
+    return asyncio.run_coroutine_threadsafe(call(), server.loop).result(PATIENCE_S)
+
+
+# Answers
+
+
+@pytest.mark.parametrize("serialize_type", [0, 1])
+def test_an_answer_comes_in_the_form_of_the_request(peer: Peer, serialize_type: int) -> None:
+    answer = peer.ask(ECHO, {"a": "b"}, b"body", opaque=-3, serialize_type=serialize_type)
+    assert (answer.code, answer.opaque, answer.flag, answer.ext) == (0, -3, 1, {"a": "b"})
+    assert bytes(answer.body) == b"body"
+    assert answer.serialize_type == serialize_type
+
+
+def test_both_forms_share_a_connection(peer: Peer) -> None:
+    peer.send(
+        RemotingCommand(ECHO, opaque=1, serialize_type=1),
+        RemotingCommand(ECHO, opaque=2),
+        RemotingCommand(ECHO, opaque=3, serialize_type=1),
+    )
+    assert [(a.opaque, a.serialize_type) for a in (peer.receive() for _ in range(3))] == [
+        (1, 1),
+        (2, 0),
+        (3, 1),
+    ]
+
+
+def test_an_unknown_code_is_answered(peer: Peer) -> None:
+    answer = peer.ask(4711)
+    assert (answer.code, answer.remark) == (3, " request type 4711 not supported")
+
+
+def test_a_request_error_is_its_answer(peer: Peer) -> None:
+    answer = peer.ask(REFUSE)
+    assert (answer.code, answer.remark) == (17, "no such topic")
+
+
+def test_a_body_that_cannot_be_read_costs_only_its_request(peer: Peer) -> None:
+    answer = peer.ask(REFUSE, body=b"x")
+    assert (answer.code, answer.remark) == (1, "the body is none")
+    assert peer.ask(ECHO).code == 0
+
+
+@pytest.mark.parametrize("code", [FAIL, BROKEN])
+def test_a_bug_is_answered_and_logged_once_in_a_while(
+    peer: Peer, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        answer = peer.ask(code)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark
+    records = [record for record in caplog.records if "processor failed" in record.message]
+    assert len(records) == 1
+    assert records[0].exc_info
+
+
+@pytest.mark.parametrize("code", [ECHO, FAIL, REFUSE, LATER, FIRST, BROKEN, 4711])
+def test_a_oneway_request_is_never_answered(
+    server: RemotingServer, served: Served, peer: Peer, code: int
+) -> None:
+    peer.send(RemotingCommand.request(code, oneway=True))
+    if code == LATER:
+        wait_until(lambda: served.futures)
+        server.call_soon(served.futures[0].set_exception, RequestError(1, "late"))
+    assert peer.ask(ECHO, opaque=77).opaque == 77
+
+
+def test_requests_of_one_write_are_answered_in_order(peer: Peer) -> None:
+    peer.send(*(RemotingCommand(ECHO, opaque=number) for number in range(500)))
+    assert [peer.receive().opaque for _ in range(500)] == list(range(500))
+
+
+def test_requests_byte_by_byte(peer: Peer) -> None:
+    data = frame(ROUTE_JSON.replace(b"105", b"1000"), b"body") * 2
+    for index in range(len(data)):
+        peer.socket.sendall(data[index : index + 1])
+    assert [bytes(peer.receive().body) for _ in range(2)] == [b"body"] * 2
+
+
+def test_a_large_body_goes_both_ways(peer: Peer) -> None:
+    body = bytes(range(256)) * (4 * 1024 * 4)
+    assert bytes(peer.ask(ECHO, body=body).body) == body
+
+
+def test_answers_of_one_read_go_out_in_one_write(
+    server: RemotingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[int] = []
+    flush = Connection._flush
+
+    def counted(self: Connection) -> None:
+        if self._out:
+            writes.append(len(self._out))
+        flush(self)
+
+    monkeypatch.setattr(Connection, "_flush", counted)
+    with Peer(server.ports[0]) as peer:
+        peer.send(*(RemotingCommand(ECHO, opaque=number) for number in range(50)))
+        for _ in range(50):
+            peer.receive()
+    assert sum(writes) == 50
+    assert len(writes) <= 2  # one read on loopback, or two when the kernel cut the write
+
+
+# Later answers
+
+
+def test_later_answers_come_in_the_order_they_are_ready(
+    server: RemotingServer, served: Served, peer: Peer
+) -> None:
+    peer.send(*(RemotingCommand(LATER, opaque=number) for number in range(3)))
+    wait_until(lambda: len(served.futures) == 3)
+    assert peer.ask(ECHO, opaque=9).opaque == 9
+    request = RemotingCommand(LATER, opaque=2)
+
+    def settle() -> None:
+        served.futures[2].set_result(request.answer())
+        served.futures[0].set_exception(RequestError(ResponseCode.FLUSH_DISK_TIMEOUT, "late"))
+        served.futures[1].cancel()
+
+    on_loop(server, settle)
+    answers = [peer.receive() for _ in range(3)]
+    assert [answer.opaque for answer in answers] == [2, 0, 1]
+    assert [answer.code for answer in answers] == [0, 10, 1]
+
+
+def test_what_may_block_runs_in_a_work_thread(peer: Peer) -> None:
+    assert peer.ask(OFFLOADED).ext["thread"].startswith("remoting-work-")
+
+
+def test_too_much_blocking_work_is_refused(server: RemotingServer) -> None:
+    release = threading.Event()
+    pool = workers_module.WorkPool("remoting-work", 1, waiting_max=2)
+    pool.start(server.loop)
+
+    def fill() -> list[asyncio.Future[bool]]:
+        return [pool.submit(release.wait, PATIENCE_S) for _ in range(2)]
+
+    futures = on_loop(server, fill)
+    wait_until(lambda: pool._jobs.qsize() == 1)
+    futures += [on_loop(server, pool.submit, release.wait, PATIENCE_S)]
+    with pytest.raises(RequestError, match="OVERLOAD"):
+        on_loop(server, pool.submit, release.wait, 0)
+    release.set()
+    wait_until(lambda: all(future.done() for future in futures))
+    assert pool.stop(Deadline(PATIENCE_S))
+
+
+def test_a_request_of_ours_may_go_before_the_answer(peer: Peer) -> None:
+    first = peer.ask(PUSH, opaque=5)
+    assert (first.code, first.is_oneway) == (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, True)
+    assert peer.receive().opaque == 5
+
+
+def test_an_answer_nobody_waits_for_is_dropped(peer: Peer) -> None:
+    peer.send(RemotingCommand(0, opaque=12, flag=1))
+    assert peer.ask(ECHO).code == 0
+
+
+# Batches
+
+
+def test_consecutive_requests_of_one_processor_come_together(served: Served, peer: Peer) -> None:
+    peer.send(
+        RemotingCommand(FIRST, opaque=1),
+        RemotingCommand(SECOND, opaque=2),
+        RemotingCommand(0, opaque=0, flag=1),
+        RemotingCommand(FIRST, opaque=3),
+        RemotingCommand(ECHO, opaque=4),
+        RemotingCommand(FIRST, opaque=5, remark="refuse"),
+        RemotingCommand(FIRST, opaque=6),
+    )
+    answers = [peer.receive() for _ in range(6)]
+    assert [answer.opaque for answer in answers] == [1, 2, 3, 4, 5, 6]
+    assert [answer.code for answer in answers] == [0, 0, 0, 0, 13, 0]
+    assert served.batches == [[1, 2, 3], [5, 6]]
+
+
+def test_a_batch_that_fails_answers_each_of_its_requests(peer: Peer) -> None:
+    peer.send(RemotingCommand(FIRST, opaque=1), RemotingCommand(FIRST, opaque=2, remark="raise"))
+    assert [(a.opaque, a.code) for a in (peer.receive(), peer.receive())] == [(1, 1), (2, 1)]
+
+
+# Hostile peers
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_lie_ends_its_connection_and_no_other(
+    server: RemotingServer, peer: Peer, lie: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Peer(server.ports[0]) as liar:
+        name = "{}:{}".format(*liar.socket.getsockname())
+        liar.send(RemotingCommand(ECHO, opaque=1))
+        liar.socket.sendall(lie)
+        assert liar.receive().opaque == 1
+        assert liar.closed_by_server()
+    assert peer.ask(ECHO).code == 0
+    wait_until(lambda: server.connections == 1)
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [name in record.getMessage() for record in warnings] == [True]
+
+
+def test_a_header_that_is_none_ends_its_connection_after_the_answers_before_it(peer: Peer) -> None:
+    peer.send(RemotingCommand(ECHO, opaque=1))
+    peer.socket.sendall(frame(b"[" * 100_000) + frame(ROUTE_JSON))
+    assert peer.receive().opaque == 1
+    assert peer.closed_by_server()
+
+
+def test_a_peer_that_goes_in_the_middle_of_a_frame(server: RemotingServer, served: Served) -> None:
+    data = frame(ROUTE_JSON.replace(b"105", b"1004"))
+    for cut in range(len(data)):
+        with Peer(server.ports[0]) as peer:
+            peer.socket.sendall(data[:cut])
+    with Peer(server.ports[0]) as peer:
+        peer.socket.sendall(data)
+        wait_until(lambda: served.futures)
+    wait_until(lambda: server.connections == 0)
+    on_loop(server, served.futures[0].set_result, RemotingCommand(0))
+    assert server.failed is None
+
+
+def test_a_connection_reset(server: RemotingServer) -> None:
+    peer = Peer(server.ports[0])
+    peer.socket.sendall(b"\x00")
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+    wait_until(lambda: server.connections == 0)
+
+
+def test_many_announced_frames_take_no_memory(server: RemotingServer) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.ExitStack() as stack:
+        for _ in range(30):
+            peer = stack.enter_context(Peer(server.ports[0]))
+            peer.socket.sendall(struct.pack(">II", FRAME_BYTES_MAX - 4, 100) + b"x" * 10)
+        wait_until(lambda: server.connections == 30)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+def test_a_peer_that_does_not_read_is_not_read_from(
+    server: RemotingServer, peer: Peer, served: Served
+) -> None:
+    """Its requests stop being handled at the bound, others are served, and all is answered in the end."""
+    body = b"x" * 100_000
+    count = 400  # 40 MB of answers
+    writer = threading.Thread(
+        target=peer.send, args=[RemotingCommand(ECHO, body=body, opaque=n) for n in range(count)]
+    )
+    writer.start()
+    (connection,) = server._connections
+    wait_until(lambda: connection._held, "reading is paused")
+    assert connection.congested
+    handled = len(served.seen)
+    assert handled * len(body) < connection_module.WRITE_BUFFER_BYTES_MAX * 3 + 10_000_000  # + kernel buffers
+    with Peer(server.ports[0]) as other:
+        assert other.ask(ECHO, opaque=-1).opaque == -1
+    assert [peer.receive().opaque for _ in range(count)] == list(range(count))
+    writer.join(PATIENCE_S)
+    wait_until(lambda: not connection.congested)
+
+
+def test_answers_of_one_read_are_bounded_too(
+    server: RemotingServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read of tiny requests with huge answers stops being handled at the bound, and goes on later."""
+    monkeypatch.setattr(connection_module, "WRITE_BUFFER_BYTES_MAX", 10_000)
+    peer.send(*(RemotingCommand(ECHO, body=b"x" * 4000, opaque=number) for number in range(60)))
+    assert [peer.receive().opaque for _ in range(60)] == list(range(60))
+
+
+def test_too_many_unanswered_requests_stop_the_reading(
+    server: RemotingServer, served: Served, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "UNANSWERED_MAX", 10)
+    peer.send(*(RemotingCommand(LATER, opaque=number) for number in range(25)))
+    wait_until(lambda: len(served.seen) == 10)
+    (connection,) = server._connections
+    assert on_loop(server, lambda: (len(served.seen), connection._held)) == (10, True)
+    for number in range(25):
+        wait_until(lambda number=number: len(served.futures) > number)  # type: ignore[misc]
+        on_loop(server, served.futures[number].set_result, RemotingCommand(0, opaque=number, flag=1))
+        assert peer.receive().opaque == number
+        assert len(connection._unanswered) <= 10
+    assert peer.ask(ECHO).code == 0
+
+
+# Connections
+
+
+def test_a_connection_knows_its_peer_and_is_told_of_its_end() -> None:
+    opened: list[Connection] = []
+    closed: list[tuple[str, str]] = []
+
+    def on_close(connection: Connection) -> None:
+        closed.append((connection.peer, threading.current_thread().name))
+
+    with serving({}, on_open=opened.append, on_close=on_close) as server:
+        with Peer(server.ports[0]) as peer:
+            wait_until(lambda: opened)
+            ip, port = peer.socket.getsockname()
+            assert opened[0].peer == f"{ip}:{port}"
+            assert opened[0].peer_host == socket.inet_aton(ip) + struct.pack(">i", port)
+            assert server.connections == 1
+            sock = opened[0]._transport.get_extra_info("socket")  # type: ignore[union-attr]
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        wait_until(lambda: closed)
+        assert closed == [(f"{ip}:{port}", "remoting-loop")]
+        assert opened[0].closed
+        on_loop(server, opened[0].send, RemotingCommand(0))
+
+
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+    with serving({ECHO: lambda _, request: request.answer()}, idle_seconds=0.4) as server:
+        idle, busy = Peer(server.ports[0]), Peer(server.ports[0])
+        with idle, busy:
+            idle.socket.settimeout(0.01)
+            ended = False
+            while not ended:
+                assert busy.ask(ECHO).code == 0
+                with contextlib.suppress(TimeoutError):
+                    ended = idle.socket.recv(1) == b""
+            assert busy.ask(ECHO).code == 0
+
+
+def test_a_taken_port_is_named(server: RemotingServer) -> None:
+    listeners = [
+        Listener("127.0.0.1", 0, {}),
+        Listener("127.0.0.1", server.ports[0], {}, key="haListenPort"),
+    ]
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{server.ports[0]}: haListenPort: .*already taken"):
+        RemotingServer(listeners).start()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host", "999.1.1.1"])
+def test_an_address_that_is_not_ours_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"{host}:1234"):
+        RemotingServer([Listener(host, 1234, {})]).start()
+
+
+def test_each_listener_has_its_own_processors() -> None:
+    def answer(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer()
+
+    server = RemotingServer(
+        [Listener("127.0.0.1", 0, {1: answer, 2: answer}), Listener("127.0.0.1", 0, {1: answer})]
+    )
+    server.start()
+    try:
+        codes = []
+        for port in server.ports:
+            with Peer(port) as peer:
+                codes.append((peer.ask(1).code, peer.ask(2).code))
+        assert codes == [(0, 0), (0, 3)]
+    finally:
+        assert server.stop(PATIENCE_S)
+
+
+def test_no_free_file_descriptor_backs_off_and_hurts_nobody(
+    server: RemotingServer, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = socket.socket()
+    waiting.settimeout(PATIENCE_S)
+    fillers: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                fillers.append(os.dup(0))
+        waiting.connect(("127.0.0.1", server.ports[0]))
+        wait_until(lambda: any("cannot accept" in record.getMessage() for record in caplog.records))
+        for _ in range(3):
+            assert peer.ask(ECHO).code == 0
+    finally:
+        for filler in fillers:
+            os.close(filler)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    waiting.sendall(frame(ROUTE_JSON))
+    assert waiting.recv(100)
+    waiting.close()
+    assert len([record for record in caplog.records if "cannot accept" in record.getMessage()]) == 1
+
+
+# Stopping
+
+
+def test_stop_lets_answers_out_and_leaves_no_thread() -> None:
+    threads = threading.active_count()
+    server = RemotingServer([Listener("127.0.0.1", 0, {ECHO: lambda _, r: r.answer(body=r.body)})])
+    server.start()
+    with Peer(server.ports[0]) as peer:
+        assert peer.ask(ECHO).code == 0
+        assert server.stop(PATIENCE_S)
+        assert server.stop(PATIENCE_S)
+        assert peer.closed_by_server()
+    assert threading.active_count() == threads
+    assert server.connections == 0
+    server.call_soon(print)
+    with pytest.raises(ConnectionRefusedError):
+        Peer(server.ports[0])
+
+
+def test_stop_does_not_wait_for_a_peer_that_reads_nothing(served: Served) -> None:
+    with serving(served.processors()) as server, Peer(server.ports[0]) as peer:
+        writer = threading.Thread(target=_send_all, args=[peer, 200])
+        writer.start()
+        (connection,) = wait_for_connection(server)
+        wait_until(lambda: connection._held)
+        assert server.stop(1.0)
+        writer.join(PATIENCE_S)
+
+
+def _send_all(peer: Peer, count: int) -> None:
+    with contextlib.suppress(OSError):
+        peer.send(*(RemotingCommand(ECHO, body=b"x" * 100_000) for _ in range(count)))
+
+
+def wait_for_connection(server: RemotingServer) -> set[Connection]:
+    wait_until(lambda: server.connections == 1)
+    return server._connections
+
+
+def test_a_server_that_never_started_stops() -> None:
+    assert RemotingServer([]).stop()
+
+
+def test_ten_thousand_probes_leave_nothing_behind(server: RemotingServer) -> None:
+    """A tenth of them here; the whole number belongs to the benchmarks."""
+    for _ in range(1000):
+        socket.create_connection(("127.0.0.1", server.ports[0])).close()
+    wait_until(lambda: server.connections == 0)
+    assert threading.active_count() < 20
