@@ -164,13 +164,20 @@ class LongPolling:
     # On any thread
 
     def on_arrival(self, arrivals: Sequence[Arrival]) -> None:
-        """Passes on what somebody waits for, with one call to the loop."""
+        """Passes on what somebody waits for, with one call to the loop.
+
+        Of many messages with the same tag only the last is told: it wakes whom the others would.
+        """
         queues = self._queues
         if not queues:
             return
-        wanted = [arrival for arrival in arrivals if (arrival[0], arrival[1]) in queues]
+        wanted = {
+            (topic, queue_id, tags_code): next_queue_offset
+            for topic, queue_id, next_queue_offset, tags_code in arrivals
+            if (topic, queue_id) in queues
+        }
         if wanted:
-            self._post(self.notify, wanted)
+            self._post(self.notify, [(*key[:2], end, key[2]) for key, end in wanted.items()])
 
     def on_mark(self) -> None:
         """The high-water mark has moved."""

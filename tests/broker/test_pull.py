@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ from haservice.broker.groups import GroupConfig
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.topics import topic_config
 from haservice.config import BrokerRole
+from haservice.deadline import Deadline
 from haservice.remoting.command import RemotingCommand
+from haservice.service import Service
 from tests.support.reading_broker import ReadingBroker, bodies, messages
 from tests.support.waiting import wait_until
 
@@ -376,6 +379,35 @@ def test_many_consumers_of_one_queue_wake_together(reading_broker: Make) -> None
     broker.put(b"x")
     broker.dispatch()
     assert [bodies(pull.result(10)) for pull in pulls] == [[b"x"]] * 20
+
+
+def test_a_consumer_that_follows_a_producer_misses_nothing(reading_broker: Make) -> None:
+    """All threads run: appends, dispatch, the loop, and a client that always waits for the next message."""
+    broker = reading_broker()
+    dispatching = Service("log-dispatch", broker.store.dispatcher)
+    dispatching.start()
+    count = 1500
+
+    def produce() -> None:
+        for number in range(count):
+            broker.put(b"%d" % number, tag="even" if number % 2 == 0 else "odd")
+
+    producer = threading.Thread(target=produce)
+    try:
+        caller = broker.caller()
+        producer.start()
+        for expression, wanted in (("*", range(count)), ("odd", range(1, count, 2))):
+            got: list[int] = []
+            offset = 0
+            while len(got) < len(wanted):
+                answer = caller.pull(offset, sysFlag=HOLD, subscription=expression, maxMsgNums=7)
+                assert answer.code in (0, 20)
+                got += [int(body) for body in bodies(answer)]
+                offset = header(answer)[1]
+            assert got == list(wanted)
+    finally:
+        producer.join()
+        assert dispatching.stop(Deadline(10))
 
 
 # The high-water mark
