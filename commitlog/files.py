@@ -55,6 +55,9 @@ class Files(Protocol):
     def next_data(self, fd: int, offset: int) -> int | None:
         """Where bytes that may differ from zero go on, at or behind `offset`; None when only zeros follow."""
 
+    def data_ranges(self, fd: int, offset: int, size: int) -> list[tuple[int, int]]:
+        """Where, from `offset` to `size`, bytes lie that may differ from zero: begin and end of each part."""
+
     def fdatasync(self, fd: int) -> None: ...
 
     def sync_directory(self, path: Path) -> None: ...
@@ -136,6 +139,21 @@ class OSFiles:
             if error.errno == errno.ENXIO:
                 return None
             return offset  # a file system that does not know: look at the bytes
+
+    def data_ranges(self, fd: int, offset: int, size: int) -> list[tuple[int, int]]:
+        # All of them before any is read: a page that was read counts as data, allocated or not.
+        ranges = []
+        try:
+            while offset < size:
+                begin = os.lseek(fd, offset, os.SEEK_DATA)
+                if begin >= size:
+                    break
+                offset = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
+                ranges.append((begin, offset))
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # a file system that does not know: look at the bytes
+                ranges.append((offset, size))
+        return ranges
 
     def fdatasync(self, fd: int) -> None:
         os.fdatasync(fd)

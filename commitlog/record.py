@@ -452,9 +452,12 @@ def walk(
             break
         if crc and body_bytes and crc32(view[body_at:topic_at]) & _CRC_MASK != expected:
             break
-        if torn_from_ms is not None and timestamp_ms >= torn_from_ms:
-            if 0 in bytes(view[topic_at + 1 : topic_end]) or 0 in bytes(view[topic_end + 2 : record_end]):
-                break
+        if (
+            torn_from_ms is not None
+            and timestamp_ms >= torn_from_ms
+            and (0 in bytes(view[topic_at + 1 : topic_end]) or 0 in bytes(view[topic_end + 2 : record_end]))
+        ):
+            break
         last = position
         count += 1
         position = record_end

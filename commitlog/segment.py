@@ -72,17 +72,11 @@ class Segment:
     def data_blocks(self, position: int) -> Iterator[tuple[int, bytes]]:
         """Every block behind `position` in the file that is not all zeros, as (position, bytes), in order."""
         assert self.fd >= 0
-        while position < self.size:
-            data_at = self._files.next_data(self.fd, position)
-            if data_at is None:
-                return
-            position = max(position, data_at)
-            block = self._files.pread(self.fd, min(_BLOCK_BYTES, self.size - position), position)
-            if not block:
-                return
-            if block != _ZEROS[: len(block)]:
-                yield position, block
-            position += len(block)
+        for begin, end in self._files.data_ranges(self.fd, position, self.size):
+            for at in range(begin, end, _BLOCK_BYTES):
+                block = self._files.pread(self.fd, min(_BLOCK_BYTES, end - at), at)
+                if block != _ZEROS[: len(block)]:
+                    yield at, block
 
     def zero_behind(self, position: int) -> int:
         """Writes zeros over whatever else lies behind `position`; returns how many bytes it had to write."""
