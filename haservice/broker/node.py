@@ -17,13 +17,11 @@ messages readable, sends are refused from then on; what is stored can still be r
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from commitlog.options import FlushDiskType
@@ -35,7 +33,7 @@ from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.persistence import PersistedFile, Persistence
-from haservice.broker.processors.admin import StateProcessor, TopicProcessor, ha_info
+from haservice.broker.processors.admin import StateProcessor, TopicProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
@@ -133,10 +131,10 @@ class BrokerNode:
         self._build_processors()
         for name, task in self.store.tasks():
             self._run(name, task)
-        self.ha.start()
         self._started("replication", self.ha.stop)
-        self.server.start()
+        self.ha.start()
         self._started("clients' ports", self.server.stop)
+        self.server.start()
         self._started("sends", self._stop_sends)
         self.server.call_soon(self._tick)
         self._run("broker-persist", self.persistence)
@@ -181,11 +179,12 @@ class BrokerNode:
         self._started("tables", lambda _: self.persistence.persist())
 
     def _build_services(self) -> None:
-        """What has threads, and what they hand to each other; the processors come last, into a shared dict."""
+        """What has threads, and what they hand to each other; the ports' processors are filled in later."""
         config, broker, store = self.config, self.config.broker, self.store
         self._processors: dict[int, Processor | BatchProcessor] = {}
         self._vip_processors: dict[int, Processor | BatchProcessor] = {}
         address = config.remoting.bind_address
+        sync_flush = config.log.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.server = RemotingServer(
             [
                 Listener(address, config.remoting.listen_port, self._processors),
@@ -198,10 +197,14 @@ class BrokerNode:
             store.log,
             role=broker.role,
             bind_address=address,
-            on_acked=lambda waits, ok: self.durability.replicated(waits, ok),
+            on_acked=self._acked,
+            # With SYNC_FLUSH a slave reports what is on its disk, and not only in its memory.
+            flush=store.log.flush if sync_flush else None,
+            boundary=lambda: store.dispatcher.position,
+            on_failure=self._thread_failed,
         )
         self.durability = Durability(
-            flush=store.flusher if config.log.flush_disk_type is FlushDiskType.SYNC_FLUSH else None,
+            flush=store.flusher if sync_flush else None,
             replica=self.ha if broker.role is BrokerRole.SYNC_MASTER else None,
             flush_timeout_s=config.log.sync_flush_timeout_ms / 1000,
             replica_timeout_s=config.replication.slave_timeout_ms / 1000,
@@ -240,7 +243,7 @@ class BrokerNode:
             store.queues.get,
             ReadLimits.of(broker),
             keeps_offset=keeps_offset(broker),
-            file_entries=config.log.queue_file_bytes // 20,
+            file_entries=config.log.queue_file_size // 20,
         )
         self.sends = SendProcessor(
             _limits(config),
@@ -288,7 +291,7 @@ class BrokerNode:
                 queue_path=config.log.root / "consumequeue",
                 settings=lambda: in_force(config),
                 gauges=self._gauges,
-                ha_info=lambda: ha_info(self.ha.status(), store.log.end),
+                ha_status=self.ha.status,
             ),
         )
         for part in parts:
@@ -328,6 +331,10 @@ class BrokerNode:
             self.sends.refuse_all = f"thread {name} has failed: {reason}"
             logger.error("sends are refused from now on thread=%s reason=%s", name, reason)
 
+    def _acked(self, waits: list[Wait], ok: bool) -> None:
+        """Replication is built first, and durability is what it hands to."""
+        self.durability.replicated(waits, ok)
+
     def _topics_changed(self) -> None:
         self.persistence.soon()
         self.registration.announce()
@@ -348,10 +355,13 @@ class BrokerNode:
         while self.sends.pending and not patience.expired:
             time.sleep(0.005)
         settled = threading.Event()
-        self.server.call_soon(
-            lambda: (self.durability.settle_all(), self.long_polling.close(), settled.set())
-        )
+        self.server.call_soon(self._settle_sends, settled)
         settled.wait(deadline.remaining)
+
+    def _settle_sends(self, settled: threading.Event) -> None:
+        self.durability.settle_all()
+        self.long_polling.close()
+        settled.set()
 
     def _gauges(self) -> Mapping[str, str]:
         """Entries of request 28 that take several parts, and those of our own."""

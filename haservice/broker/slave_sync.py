@@ -17,7 +17,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from haservice.broker.topics import TopicTable
@@ -39,7 +39,7 @@ WARN_AGAIN_S = 60.0
 class OffsetTable(Protocol):
     """The consumer offsets, as far as they are copied."""
 
-    def merge(self, table: Mapping[str, Mapping[int, int]], /) -> object: ...
+    def merge(self, body: ConsumerOffsetWrapper, /) -> object: ...
 
 
 class SlaveSync:
@@ -52,12 +52,14 @@ class SlaveSync:
         offsets: OffsetTable,
         *,
         on_synced: Callable[[], None] = lambda: None,
+        retry_s: float = RETRY_S,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written."""
         self._own_addr = own_addr
         self._topics = topics
         self._offsets = offsets
         self._on_synced = on_synced
+        self._retry_s = retry_s
         self._master_addr: str | None = None
         self._warned_s = -WARN_AGAIN_S
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,7 +105,7 @@ class SlaveSync:
                 if stop.is_set() or addr != self._master_addr:
                     continue
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), PERIOD_S if level else RETRY_S)
+                    await asyncio.wait_for(self._woken.wait(), PERIOD_S if level else self._retry_s)
         finally:
             await client.close()
 
@@ -143,7 +145,7 @@ class SlaveSync:
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
         body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-        self._offsets.merge(ConsumerOffsetWrapper.decode(body).offset_table)
+        self._offsets.merge(ConsumerOffsetWrapper.decode(body))
 
     def _warn(self, addr: str, error: Exception) -> None:
         now = time.monotonic()

@@ -19,6 +19,8 @@ from haservice.broker.stats import Stats
 from haservice.broker.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies import (
+    HAClientRuntimeInfo,
+    HAConnectionRuntimeInfo,
     HARuntimeInfo,
     KVTable,
     MessageQueue,
@@ -30,6 +32,7 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import VERSION, RemotingCommand
 from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.headers import CreateTopicHeader, TopicHeader
+from haservice.replication.status import HAStatus
 
 SLAVE_REMARK = (
     "Can't modify topic or subscription group from slave broker, please execute it from master broker."
@@ -220,7 +223,7 @@ class StateProcessor:
         queue_path: Path,
         settings: Callable[[], list[tuple[str, str]]],
         gauges: Callable[[], Mapping[str, str]],
-        ha_info: Callable[[], HARuntimeInfo],
+        ha_status: Callable[[], HAStatus],
     ) -> None:
         """`settings` is the configuration in force; `gauges` are entries of 28 that other parts know."""
         self._stats = stats
@@ -230,7 +233,7 @@ class StateProcessor:
         self._queue_path = queue_path
         self._settings = settings
         self._gauges = gauges
-        self._ha_info = ha_info
+        self._ha_status = ha_status
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -252,7 +255,7 @@ class StateProcessor:
 
     def ha_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """907, which is 5.x's; a 4.9 broker does not know it."""
-        return request.answer(body=self._ha_info().encode())
+        return request.answer(body=ha_info(self._ha_status()).encode())
 
     async def _runtime_info(self, request: RemotingCommand) -> RemotingCommand:
         table = {**self._stats.table(), **self._log_table(), **self._gauges()}
@@ -302,6 +305,40 @@ class StateProcessor:
             return store_timestamp_ms(log.read(log.start, HEAD_BYTES))
         except CommitLogError:
             return NO_TIMESTAMP_MS
+
+
+def ha_info(status: HAStatus) -> HARuntimeInfo:
+    """5.x's HARuntimeInfo, with what it lacks: the lag in seconds, and why a slave is not in sync."""
+    master = status.master
+    return HARuntimeInfo(
+        master=master is None,
+        master_commit_log_max_offset=status.log_end if master is None else 0,
+        in_sync_slave_nums=status.in_sync_slaves,
+        ha_connection_info=tuple(
+            HAConnectionRuntimeInfo(
+                addr=slave.addr,
+                slave_ack_offset=slave.ack,
+                diff=slave.lag_bytes,
+                in_sync=slave.in_sync,
+                transferred_byte_in_second=int(slave.bytes_per_second),
+                transfer_from_where=slave.sent_from,
+                lag_seconds=round(slave.lag_seconds, 3),
+                reason=slave.reason or None,
+            )
+            for slave in status.slaves
+        ),
+        ha_client_runtime_info=None
+        if master is None
+        else HAClientRuntimeInfo(
+            master_addr=master.master_addr,
+            transferred_byte_in_second=int(master.bytes_per_second),
+            max_offset=master.offset,
+            last_read_timestamp=master.last_read_timestamp_ms,
+            last_write_timestamp=master.last_write_timestamp_ms,
+            state=master.state,
+            last_error=master.last_error or None,
+        ),
+    )
 
 
 def bytes_text(size: int) -> str:

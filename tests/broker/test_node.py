@@ -1,0 +1,445 @@
+"""Whole brokers in this process, over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitlog.errors import StoreLocked
+from commitlog.options import FlushDiskType
+from commitlog.record import decode
+from haservice.broker.node import BrokerNode
+from haservice.config import BrokerRole, NameserverConfig
+from haservice.errors import ConfigError
+from haservice.nameserver.node import NameserverNode
+from haservice.remoting.bodies import (
+    ConsumerOffsetWrapper,
+    HARuntimeInfo,
+    KVTable,
+    MessageQueue,
+    TopicConfigWrapper,
+    TopicStatsTable,
+)
+from haservice.remoting.client import BlockingClient
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import CreateTopicHeader, TopicHeader, UpdateConsumerOffsetHeader
+from tests.support.brokers import LOOPBACK, addr_of, node_config, send, send_request
+from tests.support.messages import batch_body
+from tests.support.ports import free_port_block
+from tests.support.waiting import wait_until
+
+SYNC = BrokerRole.SYNC_MASTER
+SLAVE = BrokerRole.SLAVE
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., BrokerNode]]:
+    nodes: list[BrokerNode] = []
+
+    def starter(name: str = "a", **options: Any) -> BrokerNode:
+        node = BrokerNode(node_config(tmp_path / name, **options))
+        nodes.append(node)
+        node.start()
+        return node
+
+    before = set(threading.enumerate())
+    yield starter
+    for node in reversed(nodes):
+        node.stop()
+    wait_until(lambda: set(threading.enumerate()) <= before, "no thread of a broker is left")
+
+
+@pytest.fixture
+def client() -> Iterator[BlockingClient]:
+    with BlockingClient() as made:
+        yield made
+
+
+@pytest.fixture
+def namesrv(tmp_path: Path) -> Iterator[str]:
+    node = NameserverNode(
+        NameserverConfig(bind_address=LOOPBACK, listen_port=0, kv_config_path=tmp_path / "kv.json")
+    )
+    node.start()
+    yield f"{LOOPBACK}:{node.port}"
+    node.stop()
+
+
+def slave_of(
+    start: Callable[..., BrokerNode], master: BrokerNode, name: str = "a-s", **options: Any
+) -> BrokerNode:
+    address = f"{LOOPBACK}:{master.ha.port}"
+    return start(name, role=SLAVE, replication={"master_address": address}, **options)
+
+
+def table(client: BlockingClient, addr: str) -> dict[str, str]:
+    answer = client.call(addr, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    assert answer.code == 0
+    return dict(KVTable.decode(answer.body).table)
+
+
+# Sends and their statuses
+
+
+def test_a_message_sent_is_stored_and_its_place_told(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    answer = send(client, addr_of(node), "New", b"body", queue_id=3)
+    assert answer.code == ResponseCode.SUCCESS
+    message = decode(node.store.log.read_record(0))
+    assert answer.ext["msgId"] == message.message_id
+    assert (message.topic, message.queue_id, message.body) == ("New", 3, b"body")
+    wait_until(lambda: node.store.queues.get("New", 3) is not None, "dispatched")
+
+
+def test_both_ports_take_sends_and_only_the_main_one_pulls(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    vip = f"{LOOPBACK}:{node.config.remoting.vip_port}"
+    assert send(client, vip).code == ResponseCode.SUCCESS
+    pull = RemotingCommand.request(RequestCode.PULL_MESSAGE)
+    assert client.call(vip, pull).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert client.call(addr_of(node), pull).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_a_batch_is_answered_with_all_its_ids(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    answer = send(client, addr_of(node), "T", batch_body([b"1", b"2", b"3"]), batch=True)
+    assert answer.code == ResponseCode.SUCCESS
+    assert len(answer.ext["msgId"].split(",")) == 3
+    assert send(client, addr_of(node)).ext["queueOffset"] == "3"
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType))
+def test_a_pair_answers_ok_when_the_slave_has_it(
+    start: Callable[..., BrokerNode], client: BlockingClient, flush: FlushDiskType
+) -> None:
+    log = {"flush_disk_type": flush}
+    master = start(role=SYNC, log=log)
+    slave = slave_of(start, master, log=log)
+    wait_until(lambda: master.ha.is_slave_ok(0), "the slave is there")
+    for number in range(20):
+        answer = send(client, addr_of(master), "T", b"%d" % number * 100)
+        assert answer.code == ResponseCode.SUCCESS
+        assert slave.store.log.end == master.store.log.end
+        if flush is FlushDiskType.SYNC_FLUSH:
+            assert master.store.log.flushed == slave.store.log.flushed == master.store.log.end
+    end = master.store.log.end
+    assert slave.store.log.read(0, end) == master.store.log.read(0, end)
+
+
+def test_without_a_slave_the_message_is_stored_and_the_lack_told(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start(role=SYNC)
+    assert send(client, addr_of(node)).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    assert send(client, addr_of(node), properties="WAIT\x01false").code == ResponseCode.SUCCESS
+    assert node.store.log.end > 0
+
+
+def test_a_slave_that_stops_acknowledging_costs_its_timeout_and_no_more(
+    start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start(role=SYNC, replication={"slave_timeout_ms": 50})
+    monkeypatch.setattr(node.ha, "is_slave_ok", lambda end: True)
+    answer = send(client, addr_of(node))
+    assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+    assert answer.ext["queueOffset"] == "0"
+
+
+def test_a_disk_that_hangs_costs_the_flush_timeout(
+    start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start(log={"flush_disk_type": FlushDiskType.SYNC_FLUSH, "sync_flush_timeout_ms": 50})
+    monkeypatch.setattr(node.store.log, "flush", lambda least_pages=0: node.store.log.flushed)
+    assert send(client, addr_of(node)).code == ResponseCode.FLUSH_DISK_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "said"),
+    [
+        (send_request("../../x"), ResponseCode.SYSTEM_ERROR, "illegal characters"),
+        (send_request(body=b"x" * 16385), ResponseCode.MESSAGE_ILLEGAL, "body is 16385 bytes"),
+        (send_request("N", default_topic="none"), ResponseCode.TOPIC_NOT_EXIST, "topic[N] not exist"),
+        (send_request(properties="DELAY\x013"), ResponseCode.MESSAGE_ILLEGAL, "delay level 3"),
+        (send_request(properties="TRAN_MSG\x01true"), ResponseCode.NO_PERMISSION, "transactional"),
+    ],
+)
+def test_bad_sends_are_refused_clearly(
+    start: Callable[..., BrokerNode], client: BlockingClient, request_: RemotingCommand, code: int, said: str
+) -> None:
+    node = start()
+    answer = client.call(addr_of(node), request_)
+    assert answer.code == code
+    assert said in (answer.remark or "")
+    assert answer.ext["MSG_REGION"] == "DefaultRegion"
+    assert node.store.log.end == 0
+    assert not list(node.config.log.root.parent.glob("x*"))
+
+
+def test_a_slave_refuses_sends_and_changes_of_topics(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start(role=SLAVE)
+    assert send(client, addr_of(node), "New").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert node.topics.get("New") is None
+    answer = client.call(addr_of(node), create_topic("New"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "slave" in (answer.remark or "")
+
+
+def test_a_thread_that_fails_makes_the_broker_refuse_sends_and_say_why(
+    start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    monkeypatch.setattr(node.store.flusher, "step", lambda: (_ for _ in ()).throw(OSError("broken disk")))
+    node.store.flusher.wake()
+    wait_until(lambda: node.failures, "the failure was noticed")
+    answer = send(client, addr_of(node))
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "broken disk" in (answer.remark or "")
+    assert "broken disk" in table(client, addr_of(node))["failedThreads"]
+
+
+def test_a_stop_answers_the_sends_that_wait(
+    start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start(role=SYNC, replication={"slave_timeout_ms": 60_000})
+    monkeypatch.setattr(node.ha, "is_slave_ok", lambda end: True)
+    monkeypatch.setattr("haservice.broker.node.PROOF_SECONDS", 0.05)
+    answers: list[RemotingCommand] = []
+    sender = threading.Thread(target=lambda: answers.append(send(client, addr_of(node))))
+    sender.start()
+    wait_until(lambda: node.sends.pending, "the send waits")
+    node.stop()
+    sender.join(10)
+    assert [answer.code for answer in answers] == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+
+
+# Starting and stopping
+
+
+def test_what_was_stored_is_there_after_a_restart(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    send(client, addr_of(node), "T", queue_id=2)
+    offset = UpdateConsumerOffsetHeader("g", "T", 2, 1)
+    client.call(addr_of(node), RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, offset.encode()))
+    node.stop()
+    assert not (node.config.log.root / "abort").exists()
+    again = start()
+    assert again.store.recovery.clean
+    assert again.topics.get("T") is not None
+    assert again.offsets.query("g", "T", 2) == 1
+    assert send(client, addr_of(again), "T", queue_id=2).ext["queueOffset"] == "1"
+
+
+@pytest.mark.parametrize(("offset", "named"), [(0, "listenPort"), (-2, "listenPort - 2"), (1, "")])
+def test_a_port_that_is_taken_refuses_the_start_and_leaves_nothing_behind(
+    start: Callable[..., BrokerNode], tmp_path: Path, offset: int, named: str
+) -> None:
+    port = free_port_block(4) + 2
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, port + offset))
+        taken.listen()
+        with pytest.raises((ConfigError, OSError), match=f"{port + offset}") as caught:
+            start(port=port)
+        assert named in str(caught.value)
+    # The store is closed cleanly and free again, and so are the other ports.
+    assert start(port=port).store.recovery.clean
+
+
+def test_a_store_that_another_broker_holds_refuses_the_start(start: Callable[..., BrokerNode]) -> None:
+    node = start()
+    with pytest.raises(StoreLocked, match=str(node.config.log.root)):
+        start()
+    assert not node.stopped.is_set()
+
+
+def test_an_address_that_is_none_refuses_the_start(start: Callable[..., BrokerNode]) -> None:
+    with pytest.raises(ConfigError, match="brokerIP1=nowhere"):
+        start(broker={"broker_ip1": "nowhere"})
+
+
+def test_a_start_without_its_name_server_serves_all_the_same(
+    start: Callable[..., BrokerNode], client: BlockingClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    addr = f"{LOOPBACK}:{free_port_block(1)}"
+    node = start(broker={"namesrv_addrs": (addr,)})
+    assert send(client, addr_of(node)).code == ResponseCode.SUCCESS
+    assert (
+        f"The broker[broker-a, {addr_of(node)}] boot success. serializeType=JSON and name server is {addr}"
+        in capsys.readouterr().out
+    )
+
+
+def test_stopping_twice_is_fine(start: Callable[..., BrokerNode]) -> None:
+    node = start()
+    began = time.monotonic()
+    node.stop()
+    node.stop()
+    assert node.wait_stopped(0)
+    assert time.monotonic() - began < 10
+
+
+# A pair
+
+
+def test_a_slave_finds_its_master_by_name_server_and_copies_everything(
+    start: Callable[..., BrokerNode], client: BlockingClient, namesrv: str
+) -> None:
+    broker = {"namesrv_addrs": (namesrv,)}
+    master = start(role=SYNC, broker=broker)
+    slave = start("a-s", role=SLAVE, broker=broker)
+    wait_until(lambda: master.ha.is_slave_ok(0), "the slave is there")
+    assert send(client, addr_of(master), "New", b"x", queue_id=1).code == ResponseCode.SUCCESS
+    offset = UpdateConsumerOffsetHeader("g", "New", 1, 1)
+    client.call(addr_of(master), RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, offset.encode()))
+    slave.slave_sync.wake()
+    wait_until(lambda: slave.offsets.query("g", "New", 1) == 1, "offsets copied")
+    assert slave.topics.data_version == master.topics.data_version
+    assert slave.topics.get("New") == master.topics.get("New")
+    wait_until(lambda: slave.store.queues.get("New", 1) is not None, "dispatched on the slave")
+    info = ha_status(client, addr_of(master))
+    assert info.master
+    assert info.in_sync_slave_nums == 1
+    assert info.ha_connection_info[0].slave_ack_offset == master.store.log.end
+    mine = ha_status(client, addr_of(slave))
+    assert not mine.master
+    assert mine.ha_client_runtime_info is not None
+    assert mine.ha_client_runtime_info.max_offset == master.store.log.end
+
+
+def test_a_slave_that_started_first_finds_a_master_that_comes_later(
+    start: Callable[..., BrokerNode], client: BlockingClient, namesrv: str
+) -> None:
+    broker = {"namesrv_addrs": (namesrv,)}
+    start("a-s", role=SLAVE, broker=broker)
+    master = start(role=SYNC, broker=broker)
+    wait_until(lambda: master.ha.is_slave_ok(0), "the slave is there")
+    assert send(client, addr_of(master)).code == ResponseCode.SUCCESS
+
+
+# Administration
+
+
+def create_topic(topic: str, **fields: Any) -> RemotingCommand:
+    values: dict[str, Any] = {"read_queue_nums": 2, "write_queue_nums": 3, "perm": 6, **fields}
+    header = CreateTopicHeader(topic, "TBW102", **values)
+    return RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header.encode())
+
+
+def ha_status(client: BlockingClient, addr: str) -> HARuntimeInfo:
+    answer = client.call(addr, RemotingCommand.request(RequestCode.GET_BROKER_HA_STATUS))
+    assert answer.code == 0
+    return HARuntimeInfo.decode(answer.body)
+
+
+def test_topics_are_created_changed_listed_and_deleted(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    addr = addr_of(node)
+    assert client.call(addr, create_topic("T")).code == 0
+    assert b'"T":{' in (node.config.log.root / "config" / "topics.json").read_bytes()
+    assert client.call(addr, create_topic("T", write_queue_nums=5)).code == 0
+    answer = client.call(addr, RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG))
+    listed = TopicConfigWrapper.decode(answer.body).topic_config_table["T"]
+    assert (listed.read_queue_nums, listed.write_queue_nums) == (2, 5)
+    send(client, addr, "T", queue_id=4)
+    wait_until(lambda: node.store.queues.get("T", 4) is not None, "dispatched")
+    delete = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T").encode())
+    assert client.call(addr, delete).code == 0
+    assert node.topics.get("T") is None
+    assert node.store.queues.get("T", 4) is None
+    assert client.call(addr, delete).code == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (create_topic("../x"), "illegal characters"),
+        (create_topic("TBW102"), "conflict with system topic"),
+        (create_topic("C"), "conflict with system topic"),
+        (create_topic("T", perm=64), "perm is 64"),
+        (create_topic("T", write_queue_nums=-1), "writeQueueNums is -1"),
+        (create_topic("T", read_queue_nums=2**31 - 1), "readQueueNums is 2147483647"),
+        (RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": "T"}), "missing"),
+        (
+            RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "BenchmarkTest"}),
+            "conflict with system topic",
+        ),
+    ],
+)
+def test_bad_changes_of_topics_are_refused(
+    start: Callable[..., BrokerNode], client: BlockingClient, request_: RemotingCommand, said: str
+) -> None:
+    node = start()
+    version = node.topics.data_version
+    answer = client.call(addr_of(node), request_)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert said in (answer.remark or "")
+    assert node.topics.data_version == version
+
+
+def test_topic_status_tells_each_write_queue(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    addr = addr_of(node)
+    client.call(addr, create_topic("T"))
+    send(client, addr, "T", queue_id=1)
+    send(client, addr, "T", queue_id=1)
+    wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+    status = RemotingCommand.request(RequestCode.GET_TOPIC_STATS_INFO, TopicHeader("T").encode())
+    offsets = TopicStatsTable.decode(client.call(addr, status).body).offset_table
+    assert len(offsets) == 3
+    written = offsets[MessageQueue("T", "broker-a", 1)]
+    assert (written.min_offset, written.max_offset) == (0, 2)
+    assert written.last_update_timestamp > 0
+    assert offsets[MessageQueue("T", "broker-a", 0)].max_offset == 0
+    unknown = RemotingCommand.request(RequestCode.GET_TOPIC_STATS_INFO, TopicHeader("U").encode())
+    assert client.call(addr, unknown).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_runtime_info_has_rocketmqs_keys(start: Callable[..., BrokerNode], client: BlockingClient) -> None:
+    node = start()
+    assert table(client, addr_of(node))["earliestMessageTimeStamp"] == "-1"
+    send(client, addr_of(node))
+    values = table(client, addr_of(node))
+    for key in values:
+        if key.endswith("Tps"):
+            assert len([float(part) for part in values[key].split(" ")]) == 3
+    assert values["brokerVersionDesc"] == "V4_9_8"
+    assert values["commitLogMaxOffset"] == str(node.store.log.end)
+    assert 0 <= float(values["commitLogDiskRatio"]) <= 1
+    assert int(values["earliestMessageTimeStamp"]) > 0
+    assert values["msgPutTotalTodayNow"] == "1"
+    assert values["runtime"].startswith("[ 0 days, 0 hours, 0 minutes, ")
+
+
+def test_the_configuration_in_force_is_told(start: Callable[..., BrokerNode], client: BlockingClient) -> None:
+    node = start()
+    answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.GET_BROKER_CONFIG))
+    lines = bytes(answer.body).decode().splitlines()
+    assert f"listenPort={node.config.remoting.listen_port}" in lines
+    assert "brokerRole=ASYNC_MASTER" in lines
+
+
+def test_all_consumer_offsets_are_told(start: Callable[..., BrokerNode], client: BlockingClient) -> None:
+    node = start()
+    node.offsets.commit("g", "T", 1, 5)
+    answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.GET_ALL_CONSUMER_OFFSET))
+    assert ConsumerOffsetWrapper.decode(answer.body).offset_table == {"T@g": {1: 5}}

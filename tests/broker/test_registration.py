@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from haservice.broker.persistence import PersistedFile
+from haservice.broker.registration import Identity, MasterAddresses, Registration
+from haservice.broker.topics import TopicTable, topic_config
+from haservice.config import BrokerConfig, NameserverConfig
+from haservice.deadline import Deadline
+from haservice.nameserver.node import NameserverNode
+from haservice.remoting.bodies import ClusterInfo, TopicRouteData
+from haservice.remoting.client import BlockingClient
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import RouteHeader
+from haservice.service import Service
+from tests.support.ports import free_port_block
+from tests.support.waiting import wait_until
+
+MASTER = Identity("C", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912")
+SLAVE = Identity("C", "broker-a", 1, "127.0.0.1:10921", "127.0.0.1:10922")
+
+
+class Registered:
+    """One registration in its thread."""
+
+    def __init__(self, directory: Path, identity: Identity, addrs: list[str], **options: Any) -> None:
+        self.topics = TopicTable(BrokerConfig(broker_name="broker-a"), PersistedFile(directory / "t.json"))
+        self.masters: list[MasterAddresses] = []
+        settings: dict[str, Any] = {"permission": 6, "period_s": 3600, "timeout_s": 5, **options}
+        self.registration = Registration(
+            identity, addrs, self.topics, on_master=self.masters.append, **settings
+        )
+        self.topics.on_change = self.registration.announce
+        self.service = Service("register", self.registration)
+        self.service.start()
+
+    def stop(self) -> None:
+        assert self.service.stop(Deadline(10))
+        assert self.service.failed is None
+
+
+@pytest.fixture
+def register(tmp_path: Path) -> Iterator[Callable[..., Registered]]:
+    made: list[Registered] = []
+
+    def maker(identity: Identity, addrs: list[str], **options: Any) -> Registered:
+        made.append(Registered(tmp_path, identity, addrs, **options))
+        return made[-1]
+
+    yield maker
+    for registered in made:
+        registered.stop()
+
+
+@pytest.fixture
+def start_namesrv(tmp_path: Path) -> Iterator[Callable[[int], NameserverNode]]:
+    nodes: list[NameserverNode] = []
+
+    def start(port: int = 0) -> NameserverNode:
+        config = NameserverConfig(
+            bind_address="127.0.0.1", listen_port=port, kv_config_path=tmp_path / "kv.json"
+        )
+        nodes.append(NameserverNode(config))
+        nodes[-1].start()
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.stop()
+
+
+@pytest.fixture
+def client() -> Iterator[BlockingClient]:
+    with BlockingClient() as made:
+        yield made
+
+
+def addr_of(node: NameserverNode) -> str:
+    return f"127.0.0.1:{node.port}"
+
+
+def brokers(client: BlockingClient, addr: str) -> dict[str, dict[int, str]]:
+    answer = client.call(addr, RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
+    table = ClusterInfo.decode(answer.body).broker_addr_table
+    return {name: dict(data.broker_addrs) for name, data in table.items()}
+
+
+def route(client: BlockingClient, addr: str, topic: str) -> TopicRouteData | None:
+    request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteHeader(topic).encode())
+    answer = client.call(addr, request)
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    return TopicRouteData.decode(answer.body)
+
+
+def test_a_broker_is_known_while_it_runs_and_unknown_afterwards(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    addrs = [addr_of(start_namesrv()), addr_of(start_namesrv())]
+    registered = register(MASTER, addrs)
+    assert registered.registration.first_round.wait(10)
+    for addr in addrs:
+        assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10911"}}
+    registered.stop()
+    for addr in addrs:
+        assert brokers(client, addr) == {}
+
+
+def test_a_new_topic_is_announced_at_once(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr])
+    assert registered.registration.first_round.wait(10)
+    assert route(client, addr, "T") is None
+    registered.topics.update(topic_config("T", 3, 6))
+    wait_until(lambda: route(client, addr, "T") is not None, "the topic has a route")
+    found = route(client, addr, "T")
+    assert found is not None
+    assert found.queue_datas[0].write_queue_nums == 3
+
+
+def test_a_broker_that_may_not_be_written_registers_its_topics_so(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr], permission=4)
+    assert registered.registration.first_round.wait(10)
+    found = route(client, addr, "BenchmarkTest")
+    assert found is not None
+    assert found.queue_datas[0].perm == 4
+    assert registered.topics.get("BenchmarkTest").perm == 6  # type: ignore[union-attr]
+
+
+def test_a_slave_learns_its_master_and_that_it_has_gone(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode]
+) -> None:
+    addr = addr_of(start_namesrv())
+    master = register(MASTER, [addr])
+    assert master.registration.first_round.wait(10)
+    slave = register(SLAVE, [addr], master_wanted=lambda: False)
+    assert slave.registration.first_round.wait(10)
+    assert slave.masters == [MasterAddresses("127.0.0.1:10911", "127.0.0.1:10912")]
+    master.stop()
+    slave.registration.announce()
+    wait_until(lambda: slave.masters[-1] == MasterAddresses(None, None), "the slave hears of it")
+
+
+def test_a_slave_without_a_master_asks_again_soon(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode]
+) -> None:
+    addr = addr_of(start_namesrv())
+    slave = register(SLAVE, [addr], master_wanted=lambda: True)
+    assert slave.registration.first_round.wait(10)
+    assert slave.masters[-1] == MasterAddresses(None, None)
+    assert register(MASTER, [addr]).registration.first_round.wait(10)
+    wait_until(lambda: slave.masters[-1].broker_addr == "127.0.0.1:10911", "the slave finds its master")
+
+
+def test_a_name_server_that_comes_late_is_found_and_its_absence_told_once(
+    register: Callable[..., Registered],
+    start_namesrv: Callable[..., NameserverNode],
+    client: BlockingClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "haservice.broker.registration")
+    port = free_port_block(1)
+    addr = f"127.0.0.1:{port}"
+    alive = addr_of(start_namesrv())
+    registered = register(MASTER, [addr, alive])
+    # One that is away keeps nobody from the other, and the first round ends all the same.
+    assert registered.registration.first_round.wait(10)
+    assert brokers(client, alive) == {"broker-a": {0: "127.0.0.1:10911"}}
+    start_namesrv(port)
+    wait_until(lambda: brokers(client, addr), "registered at the late one")
+    warnings = [record.getMessage() for record in caplog.records if "not registered" in record.getMessage()]
+    assert len(warnings) == 1
+    assert addr in warnings[0]
+
+
+def test_a_stop_while_no_name_server_answers_is_quick(register: Callable[..., Registered]) -> None:
+    registered = register(MASTER, [f"127.0.0.1:{free_port_block(1)}"])
+    assert registered.registration.first_round.wait(10)
+    registered.stop()

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from haservice.broker.consumer_offsets import ConsumerOffsets
+from haservice.broker.persistence import PersistedFile
+from haservice.broker.slave_sync import SlaveSync
+from haservice.broker.topics import TopicTable, topic_config
+from haservice.config import BrokerConfig
+from haservice.deadline import Deadline
+from haservice.remoting.bodies import ConsumerOffsetWrapper, DataVersion, TopicConfigWrapper
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection
+from haservice.service import Service
+from tests.support.ports import free_port_block
+from tests.support.remoting import serving
+from tests.support.waiting import wait_until
+
+OWN = "127.0.0.1:1"
+
+
+class Master:
+    """What a master answers to 21 and 43."""
+
+    def __init__(self) -> None:
+        self.topics = TopicConfigWrapper(DataVersion(7, 8), {"T": topic_config("T", 4, 6)})
+        self.offsets: Mapping[str, Mapping[int, int]] = {"T@g": {0: 10, 1: 20}}
+        self.topics_body: bytes | None = None
+        self.asked = 0
+
+    def handlers(self) -> dict[int, Any]:
+        return {
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+        }
+
+    def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.asked += 1
+        return request.answer(body=self.topics.encode() if self.topics_body is None else self.topics_body)
+
+    def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(body=ConsumerOffsetWrapper(self.offsets).encode())
+
+
+class Slave:
+    def __init__(self, directory: Path) -> None:
+        self.topics = TopicTable(BrokerConfig(broker_name="a"), PersistedFile(directory / "t.json"))
+        self.offsets = ConsumerOffsets(PersistedFile(directory / "o.json"))
+        self.synced = 0
+        self.sync = SlaveSync(OWN, self.topics, self.offsets, on_synced=self.count, retry_s=0.05)
+        self.service = Service("slave-sync", self.sync)
+
+    def count(self) -> None:
+        self.synced += 1
+
+
+@pytest.fixture
+def slave(tmp_path: Path) -> Iterator[Slave]:
+    made = Slave(tmp_path)
+    made.service.start()
+    yield made
+    assert made.service.stop(Deadline(10))
+    assert made.service.failed is None
+
+
+@contextlib.contextmanager
+def master_at() -> Iterator[tuple[Master, str]]:
+    master = Master()
+    with serving(master.handlers()) as server:
+        yield master, f"127.0.0.1:{server.ports[0]}"
+
+
+def test_topics_and_offsets_are_copied_as_soon_as_there_is_a_master(slave: Slave) -> None:
+    with master_at() as (_, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced, "one pass")
+    assert [topic.topic_name for topic in slave.topics] == ["T"]
+    assert slave.topics.data_version == DataVersion(7, 8)
+    assert slave.offsets.table() == {"T@g": {0: 10, 1: 20}}
+
+
+def test_what_clients_committed_here_is_never_lowered(slave: Slave) -> None:
+    slave.offsets.commit("g", "T", 0, 15)
+    slave.offsets.commit("mine", "T", 0, 3)
+    with master_at() as (_, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced, "one pass")
+    assert slave.offsets.table() == {"T@g": {0: 15, 1: 20}, "T@mine": {0: 3}}
+
+
+def test_one_bad_body_does_not_keep_the_other_from_being_copied(
+    slave: Slave, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "haservice.broker.slave_sync")
+    with master_at() as (master, addr):
+        master.topics_body = b'{"dataVersion":'
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced, "one pass")
+        assert slave.offsets.query("g", "T", 1) == 20
+        assert slave.topics.get("BenchmarkTest") is not None
+        assert "not copied" in caplog.text
+        # It tries again soon, not after the whole period.
+        master.topics_body = None
+        wait_until(lambda: slave.topics.get("T") is not None, "topics copied")
+
+
+def test_a_master_that_is_down_is_told_once_and_its_successor_used_at_once(
+    slave: Slave, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "haservice.broker.slave_sync")
+    slave.sync.set_master_addr(f"127.0.0.1:{free_port_block(1)}")
+    wait_until(lambda: slave.synced >= 2, "two passes")
+    assert len([record for record in caplog.records if "not copied" in record.getMessage()]) == 1
+    with master_at() as (_, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.topics.get("T") is not None, "topics copied")
+
+
+def test_no_master_and_oneself_are_not_asked(slave: Slave) -> None:
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced, "one pass")
+        slave.sync.set_master_addr(None)
+        slave.sync.set_master_addr(OWN)
+        slave.sync.wake()
+        assert master.asked == 1
