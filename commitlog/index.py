@@ -116,6 +116,7 @@ class IndexFiles:
         if last is not None and not last.full:
             return last
         file = IndexFile(self._next_path(last), self._slots, self._entries, self._files, self._descriptors)
+        self._files.make_directory(self.directory)
         file.create(last)
         if last is not None:
             last.unmap()
