@@ -117,8 +117,7 @@ class LongPolling:
         if timers is None:
             timers = self._timers = asyncio.get_running_loop()
         self._insert(pull, timers.time() + min(seconds, HOLD_SECONDS_MAX))
-        if pull.attempt(False):
-            self._remove(pull)
+        self._wake(pull)
         return True
 
     def notify(self, arrivals: Iterable[Arrival]) -> None:
@@ -194,11 +193,14 @@ class LongPolling:
     # Keeping
 
     def _wake(self, pull: HeldPull) -> None:
-        if pull.attempt(False):
-            self._remove(pull)
-        elif pull.below_mark:
+        done = pull.attempt(False)
+        if not done and pull.below_mark and pull not in self._below_mark:
+            # Put in place first, looked at then: the mark may have moved since the look before.
             self._below_mark.add(pull)
-        else:
+            done = pull.attempt(False)
+        if done:
+            self._remove(pull)
+        elif not pull.below_mark:
             self._below_mark.discard(pull)
 
     def _insert(self, pull: HeldPull, expires_at: float) -> None:

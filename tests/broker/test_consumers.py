@@ -12,6 +12,7 @@ from commitlog.record import java_hash
 from haservice.broker.consumers import ClientTable, Subscription, subscription_of
 from haservice.config import BrokerRole
 from haservice.remoting.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from haservice.remoting.command import RemotingCommand
 from tests.support.reading_broker import Caller, ReadingBroker
 from tests.support.waiting import wait_until
 
@@ -210,6 +211,18 @@ def test_members_are_listed_until_they_leave_or_disconnect(reading_broker: Make)
     assert consumer_ids(one) == ["c2"]
     two.close()
     wait_until(lambda: not consumer_ids(one), "the group is empty")
+
+
+def test_a_client_of_an_unknown_language_is_welcome(reading_broker: Make) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    body = orjson.dumps({"clientID": "c", "producerDataSet": [{"groupName": "P"}]})
+    command = RemotingCommand.request(34, body=body)
+    command.language = 77
+    command.serialize_type = 1
+    assert caller.send(command).code == 0
+    (client,) = broker.clients.producers["P"].values()
+    assert client.language == "OTHER"
 
 
 def test_every_member_is_told_when_another_joins_or_leaves(reading_broker: Make) -> None:

@@ -281,6 +281,35 @@ def test_the_mark_wakes_the_pulls_that_wait_below_it_and_arrivals_do_not() -> No
     assert story.timers.run_soon() == 0
 
 
+@pytest.mark.parametrize("look", [1, 2, None])
+def test_the_mark_may_move_after_any_look(look: int | None) -> None:
+    """A message is indexed just before the hold, above the mark, which moves right after the n-th look."""
+    story = Story()
+    looks = 0
+    marked = False
+
+    def move_mark() -> None:
+        nonlocal marked
+        marked = True
+        story.polling.on_mark()
+
+    def attempt(final: bool) -> bool:
+        nonlocal looks
+        looks += 1
+        found = marked
+        pull.below_mark = not found
+        if looks == look:
+            move_mark()
+        return found
+
+    pull = HeldPull(Peer(), ("T", 0), 0, None, attempt)
+    assert story.polling.hold(pull, 15)
+    if look is None:
+        move_mark()
+    story.timers.run_soon()
+    assert len(story.polling) == 0
+
+
 def test_closing_drops_everything_unanswered() -> None:
     story = Story()
     story.hold("a")

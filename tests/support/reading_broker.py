@@ -56,7 +56,13 @@ class Caller:
         self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", timeout_s: float = 30.0
     ) -> Future[RemotingCommand]:
         """Sends a request; numbers in `ext` go out as they are, as old clients send them."""
-        command = RemotingCommand.request(code, ext, body)
+        return self._invoke(RemotingCommand.request(code, ext, body), timeout_s)
+
+    def send(self, command: RemotingCommand) -> RemotingCommand:
+        """The answer to a request made by hand."""
+        return self._invoke(command, 30.0).result(30)
+
+    def _invoke(self, command: RemotingCommand, timeout_s: float) -> Future[RemotingCommand]:
         return asyncio.run_coroutine_threadsafe(
             self._client.invoke(self.addr, command, timeout_s), self._loop
         )

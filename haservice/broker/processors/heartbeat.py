@@ -81,7 +81,7 @@ class HeartbeatProcessor:
                 )
             self._make_retry_topic(consumer.group_name)
         self._clients.heartbeat(
-            connection, data, self._clock_s(), LanguageCode(command.language).name, command.version
+            connection, data, self._clock_s(), _language_name(command.language), command.version
         )
         return command.answer()
 
@@ -117,6 +117,14 @@ class HeartbeatProcessor:
         if subscription is not None and subscription.expression_type not in (None, "", TAG):
             raise not_filtered(subscription.expression_type)
         return command.answer()
+
+
+def _language_name(language: int) -> str:
+    """A newer client may speak a language that has no name here yet."""
+    try:
+        return LanguageCode(language).name
+    except ValueError:
+        return LanguageCode.OTHER.name
 
 
 def notify_members(groups: Groups) -> Callable[[str, Iterable[Peer]], None]:
