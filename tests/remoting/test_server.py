@@ -369,7 +369,7 @@ def test_a_peer_that_does_not_read_is_not_read_from(
         target=peer.send, args=[RemotingCommand(ECHO, body=body, opaque=n) for n in range(count)]
     )
     writer.start()
-    (connection,) = server._connections
+    (connection,) = wait_for_connection(server)
     wait_until(lambda: connection._held, "reading is paused")
     assert connection.congested
     handled = len(served.seen)
@@ -396,7 +396,7 @@ def test_too_many_unanswered_requests_stop_the_reading(
     monkeypatch.setattr(connection_module, "UNANSWERED_MAX", 10)
     peer.send(*(RemotingCommand(LATER, opaque=number) for number in range(25)))
     wait_until(lambda: len(served.seen) == 10)
-    (connection,) = server._connections
+    (connection,) = wait_for_connection(server)
     assert on_loop(server, lambda: (len(served.seen), connection._held)) == (10, True)
     for number in range(25):
         wait_until(lambda number=number: len(served.futures) > number)  # type: ignore[misc]
@@ -480,6 +480,7 @@ def test_each_listener_has_its_own_processors() -> None:
 def test_no_free_file_descriptor_backs_off_and_hurts_nobody(
     server: RemotingServer, peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert peer.ask(ECHO).code == 0  # it has been accepted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = socket.socket()
     waiting.settimeout(PATIENCE_S)
