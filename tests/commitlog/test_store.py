@@ -1,0 +1,348 @@
+"""A whole store: opened, used, closed, killed, locked, damaged."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from commitlog.errors import CommitLogError, StoreLocked, StoreUnreadable
+from commitlog.files import Files
+from commitlog.options import FlushDiskType
+from commitlog.store import Store
+from tests.support.failing_files import Crash, FailingFiles
+from tests.support.messages import (
+    SEGMENT_BYTES,
+    STORE_HOST,
+    STORE_MS,
+    Clock,
+    batch_body,
+    log_options,
+    message,
+    records_of,
+    whole_log,
+)
+from tests.support.waiting import wait_until
+
+
+def open_store(
+    root: Path, files: Files | None = None, clock_ms: Clock | None = None, **fields: object
+) -> Store:
+    return Store.open(
+        log_options(root, **fields), store_host=STORE_HOST, clock_ms=clock_ms or Clock(), files=files
+    )
+
+
+def queued(store: Store) -> dict[tuple[str, int], list[int]]:
+    """Physical offsets by queue."""
+    return {
+        key: [entry.physical_offset for entry in queue.read(0, queue.max_offset)]
+        for key, queue in store.queues.items()
+    }
+
+
+def placed(store: Store) -> dict[tuple[str, int], list[int]]:
+    """The same, as the log has them."""
+    places: dict[tuple[str, int], list[int]] = {}
+    for record in records_of(store.log):
+        offsets = places.setdefault((record.topic, record.queue_id), [])
+        assert record.queue_offset == len(offsets)
+        offsets.append(record.physical_offset)
+    return places
+
+
+def fill(store: Store, count: int = 30) -> None:
+    for number in range(count):
+        if number % 7 == 6:
+            store.log.append_batch(message(batch_body([b"a", b"b" * number]), queue_id=number % 3))
+        else:
+            keys = {"KEYS": f"k{number}", "TAGS": "t"}
+            store.log.append(message(bytes([number]) * (number * 40), queue_id=number % 3, properties=keys))
+
+
+def test_a_closed_store_is_found_clean_and_whole(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert (tmp_path / "abort").exists()
+    fill(store)
+    content = whole_log(store.log)
+    assert store.close()
+    assert not store.close()
+    assert not (tmp_path / "abort").exists()
+    again = open_store(tmp_path)
+    assert again.recovery.clean
+    assert again.recovery.cut_bytes == 0
+    assert whole_log(again.log) == content
+    assert queued(again) == placed(again)
+    assert again.log.append(message(queue_id=0)).queue_offset == len(placed(again)["TopicTest", 0]) - 1
+    again.close()
+
+
+def test_a_killed_store_is_found_unclean_and_dispatched_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    fill(store)
+    store.close(clean=False)
+    assert (tmp_path / "abort").exists()
+    again = open_store(tmp_path)
+    assert not again.recovery.clean
+    assert queued(again) == placed(again)
+    (found,) = again.index.query("TopicTest", "k5", 10, 0, 2**62)
+    assert records_of(again.log)[5].physical_offset == found
+    again.close()
+
+
+def test_recovery_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "commitlog.store"):
+        open_store(tmp_path).close()
+    (line,) = [record.getMessage() for record in caplog.records if "recovered" in record.getMessage()]
+    assert line.startswith("log recovered stop=clean start=0 end=0")
+
+
+def test_tasks_run_in_threads_and_end(tmp_path: Path) -> None:
+    store = open_store(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    stop = threading.Event()
+    names = [name for name, _ in store.tasks()]
+    assert names == ["log-flush", "log-queue-flush", "log-dispatch", "log-retention"]
+    threads = [threading.Thread(target=task.run, args=(stop,), name=name) for name, task in store.tasks()]
+    for thread in threads:
+        thread.start()
+    fill(store)
+    wait_until(lambda: store.dispatcher.behind == 0)
+    wait_until(lambda: store.log.flushed == store.log.end)
+    stop.set()
+    for _, task in store.tasks():
+        task.wake()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert store.close()
+
+
+# -- lock and paths --------------------------------------------------------------------------------
+
+
+def test_a_store_opens_once_at_a_time(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    with pytest.raises(StoreLocked) as locked:
+        open_store(tmp_path)
+    assert locked.value.path == tmp_path / "lock"
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_a_store_of_another_process_is_locked(tmp_path: Path) -> None:
+    script = (
+        "import fcntl, os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0, 0)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    path = str(tmp_path / "lock")
+    with subprocess.Popen(
+        [sys.executable, "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(StoreLocked):
+            open_store(tmp_path)
+        assert not (tmp_path / "commitlog").exists()
+        assert other.stdin is not None
+        other.stdin.close()
+    open_store(tmp_path).close()
+
+
+@pytest.mark.parametrize("name", ["", "commitlog", "consumequeue", "index", "lock", "checkpoint"])
+def test_a_path_that_is_of_the_wrong_kind_is_named(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "store"
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name in ("lock", "checkpoint"):
+        path.mkdir()
+    else:
+        path.write_bytes(b"")
+    with pytest.raises(StoreUnreadable) as unreadable:
+        open_store(root)
+    assert unreadable.value.path == path
+    assert unreadable.value.reason
+
+
+@pytest.mark.parametrize("operation", ["create", "fdatasync", "sync_directory"])
+def test_a_disk_that_refuses_at_the_start_is_named_and_the_lock_let_go(
+    tmp_path: Path, operation: str
+) -> None:
+    store = open_store(tmp_path)
+    fill(store, 3)
+    store.close()
+    files = FailingFiles()
+    files.fail(operation, errno.EIO)
+    with pytest.raises(StoreUnreadable):
+        open_store(tmp_path, files)
+    open_store(tmp_path).close()
+
+
+def test_no_file_stays_open_after_a_close_or_a_refusal(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    store = open_store(tmp_path)
+    fill(store)
+    store.close()
+    (tmp_path / "commitlog" / "foreign").touch()
+    with pytest.raises(CommitLogError):
+        open_store(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+# -- closing ---------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_stops_amid_a_record_starts_clean_without_it(tmp_path: Path) -> None:
+    master = open_store(tmp_path / "m")
+    fill(master, 12)
+    position = master.log.end - 10
+    replica = open_store(tmp_path / "s", replica=True)
+    offset = 0
+    while offset < position:
+        data = master.log.read(offset, position - offset)
+        offset = replica.log.append_replica(offset, [data])
+    assert replica.close()
+    again = open_store(tmp_path / "s", replica=True)
+    assert again.recovery.clean
+    assert again.recovery.cut_bytes == 0
+    end = again.log.end
+    assert end == records_of(master.log)[-1].physical_offset
+    again.log.append_replica(end, [master.log.read(end, 10_000)])
+    assert whole_log(again.log) == whole_log(master.log)
+    assert again.close()
+    master.close()
+
+
+def test_a_store_that_could_not_flush_is_not_called_clean(tmp_path: Path) -> None:
+    files = FailingFiles()
+    store = open_store(tmp_path, files)
+    fill(store)
+    files.fail("fdatasync", errno.EIO)
+    assert not store.close()
+    again = open_store(tmp_path)
+    assert not again.recovery.clean
+    assert queued(again) == placed(again)
+    again.close()
+
+
+def test_a_store_that_could_not_dispatch_is_not_called_clean(tmp_path: Path) -> None:
+    replica = open_store(tmp_path, replica=True)
+    replica.log.append_replica(0, [b"\xff" * 500])
+    assert not replica.close()
+    assert (tmp_path / "abort").exists()
+
+
+# -- what a start makes of it ----------------------------------------------------------------------
+
+
+def test_queues_that_run_ahead_of_the_log_are_cut(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(3):
+        store.log.append(message(bytes([number]) * 10))
+    end = records_of(store.log)[1].physical_offset
+    store.close()
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(end)
+        file.write(bytes(SEGMENT_BYTES - end))
+    again = open_store(tmp_path)
+    assert again.log.end == end
+    assert queued(again) == placed(again) == {("TopicTest", 3): [0]}
+    assert again.log.append(message()).queue_offset == 1
+    again.close()
+
+
+def test_lost_queues_are_built_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    fill(store)
+    store.close()
+    for path in (tmp_path / "consumequeue").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    again = open_store(tmp_path)
+    assert queued(again) == placed(again)
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["zero", "future", "random", "missing", "short"])
+def test_a_wrong_checkpoint_changes_nothing_but_the_time_it_takes(tmp_path: Path, damage: str) -> None:
+    clock = Clock()
+    store = open_store(tmp_path, clock_ms=clock)
+    for number in range(20):
+        store.log.append(message(bytes([number]) * 900))
+        clock.now_ms += 1000
+    expected = placed(store)
+    store.close(clean=False)
+    path = tmp_path / "checkpoint"
+    stamp_ms = {"zero": 0, "future": 2**62, "random": 0x1234567812345678}.get(damage)
+    if stamp_ms is not None:
+        path.write_bytes(struct.pack(">qqq", stamp_ms, stamp_ms, stamp_ms).ljust(4096, b"\0"))
+    elif damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"abc")
+    again = open_store(tmp_path, clock_ms=clock)
+    assert queued(again) == placed(again) == expected
+    again.close()
+
+
+def test_after_a_crash_records_that_the_checkpoint_covers_are_not_cut(tmp_path: Path) -> None:
+    clock = Clock()
+    store = open_store(tmp_path, clock_ms=clock)
+    for number in range(3):
+        store.log.append(message(bytes([number]) * 100))
+        clock.now_ms += 1000
+    while store.dispatcher.step():
+        pass
+    store.flusher.step()
+    store.log.flush()
+    store.flusher._flush(0)
+    store.queue_flusher.flush(0, thorough=True)
+    store.close(clean=False)
+    assert store.checkpoint.physic_timestamp_ms == STORE_MS + 2000
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + b"\xff" + whole[101:])
+    with pytest.raises(StoreUnreadable, match="record at 0 is damaged"):
+        open_store(tmp_path, clock_ms=clock)
+    path.write_bytes(whole)
+    open_store(tmp_path, clock_ms=clock).close()
+
+
+def test_a_crash_at_any_change_of_a_stores_life_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    for change in range(400):
+        root = tmp_path / str(change)
+        files = FailingFiles()
+        files.crash_at(change)
+        acknowledged: list[bytes] = []
+        store = None
+        try:
+            for life in range(2):
+                store = open_store(root, files)
+                for number in range(4):
+                    body = bytes([life * 4 + number]) * 900
+                    store.log.append(message(body))
+                    acknowledged.append(body)
+                    store.dispatcher.step()
+                store.close()
+            crashed = False
+        except Crash:
+            crashed = True
+            if store is not None:
+                store.close(clean=False)
+        again = open_store(root)
+        assert [record.body for record in records_of(again.log)] == acknowledged
+        assert queued(again) == placed(again)
+        again.close()
+        if not crashed:
+            return
+    raise AssertionError("more than 400 changes")
