@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Allocating on a full disk is slow to fail, and a roll tries it anyway.
+PREPARE_AGAIN_S = 30.0
+
 
 class FlushedQueues(Protocol):
     """Of the consume queues: store timestamps of what is written and of what is durable; and the flush."""
@@ -73,7 +76,7 @@ class Flusher(Generic[T]):
         self._waiters: OffsetWaiters[T] = OffsetWaiters()
         self._ended = False
         self._said_failed = False
-        self._said_unprepared = False
+        self._next_prepare_s = 0.0
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
         """True if what lies below `end` is as durable as the mode asks: always so with ASYNC_FLUSH.
@@ -170,13 +173,14 @@ class Flusher(Generic[T]):
             self.on_done(waiters, ok)
 
     def _prepare(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_prepare_s:
+            return
         try:
             self._log.prepare_next_segment()
-            self._said_unprepared = False
         except OSError as error:
-            if not self._said_unprepared:
-                self._said_unprepared = True
-                logger.warning("next segment not made ahead reason=%s", error)
+            logger.warning("next segment not made ahead reason=%s", error)
+            self._next_prepare_s = now_s + PREPARE_AGAIN_S
 
     def _end(self) -> None:
         """Flushes the rest; whoever still waits then waits for bytes that never came."""

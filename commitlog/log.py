@@ -46,6 +46,7 @@ from commitlog.record import (
     encode_batch,
     stamp,
 )
+from commitlog.recovery import recover
 from commitlog.segment import Segment, Window
 from commitlog.segments import Segments
 from commitlog.waiters import Followers
@@ -136,8 +137,6 @@ class CommitLog:
         files: Files | None = None,
     ) -> CommitLog:
         """The log alone, recovered as after a clean stop; for tools and tests that need no Store."""
-        from commitlog.recovery import recover  # noqa: PLC0415 - the Store is who recovers
-
         files = files if files is not None else OSFiles()
         segments = Segments(files, options.log_path, options.segment_bytes)
         segments.load()

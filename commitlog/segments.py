@@ -90,10 +90,11 @@ class Segments:
 
     def prepare(self) -> None:
         """Creates the file behind the last segment ahead of its need; may raise OSError."""
+        if self._spare is not None:
+            return
         with self._lock:
             if self.items and self._spare is None:
-                spare = self._create(self.items[-1].end)
-                self._spare = spare
+                self._spare = self._create(self.items[-1].end)
         self.sync_entries()
 
     def _create(self, start: int) -> Segment:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from commitlog.errors import StoreUnreadable
 from commitlog.files import OSFiles
@@ -38,9 +41,9 @@ def written(root: Path, bodies: list[bytes], clock: Clock | None = None) -> list
 
 
 def recovered(
-    root: Path, files: FailingFiles | None = None, **how: object
+    root: Path, files: FailingFiles | None = None, *, segment_bytes: int = SEGMENT_BYTES, **how: object
 ) -> tuple[RecoveryReport, CommitLog]:
-    options = log_options(root)
+    options = log_options(root, segment_bytes=segment_bytes)
     disk = files or OSFiles()
     segments = Segments(disk, options.log_path, options.segment_bytes)
     segments.load()
@@ -310,6 +313,64 @@ def test_a_report_says_what_was_done(tmp_path: Path) -> None:
     report, _ = recovered(tmp_path, clean=False)
     for part in ("stop=unclean", f"end={ends[0]}", f"cut_bytes={ends[1] - ends[0]}", "CRC", "cut/0000"):
         assert part in str(report)
+
+
+# -- power cuts and pieces -------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 6000)), min_size=2, max_size=14),
+    st.integers(0, 13),
+    st.sets(st.integers(0, 31)),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_pages_a_power_cut_takes_flushed_records_stay_and_no_torn_one_passes(
+    sizes: list[tuple[int, int]], flushed: int, lost: set[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root, clock = Path(directory), Clock()
+        log = open_log(root, clock_ms=clock, segment_bytes=32768)
+        ends = []
+        for number, (body, properties) in enumerate(sizes):
+            text = f"A\x01{number}{'p' * properties}".encode()
+            ends.append(log.append(message(bytes([number + 1]) * body, properties=text)).end)
+            clock.now_ms += 1
+        whole = records_of(log)
+        log.segments.close()
+        flushed = min(flushed, len(sizes) - 1)
+        safe = ends[flushed]
+        for page in lost:
+            start = page * 4096
+            if start >= safe and start < 32768 * -(-ends[-1] // 32768):
+                path = root / "commitlog" / f"{start - start % 32768:020d}"
+                poke(path, start % 32768, bytes(4096))
+        report, log = recovered(
+            root, segment_bytes=32768, clean=False, durable_before_ms=STORE_MS + flushed + 1
+        )
+        found = records_of(log)
+        assert found == whole[: len(found)]
+        assert len(found) > flushed
+        log.segments.close()
+        again, log = recovered(root, segment_bytes=32768, clean=False)
+        assert (again.end, again.cut_bytes) == (report.end, 0)
+        log.segments.close()
+
+
+@pytest.mark.parametrize("piece", [1, 100, 1000, 1109, 4095])
+def test_a_scan_in_small_pieces_finds_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr("commitlog.recovery._CHUNK_BYTES", piece)
+    monkeypatch.setattr("commitlog.segment._BLOCK_BYTES", max(piece, 8))
+    bodies = [bytes([n + 1]) * (n * 61 % 1500) for n in range(30)]
+    ends = written(tmp_path, bodies)
+    report, log = recovered(tmp_path, clean=False)
+    assert (report.end, report.records) == (ends[-1], 30)
+    assert bodies_of(log) == bodies
+    log.segments.close()
+    poke(segment_path(tmp_path), 0, b"\xff")
+    with pytest.raises(StoreUnreadable, match=rf"record at 0 .* follows at {ends[0]};"):
+        recovered(tmp_path, clean=False, durable_before_ms=STORE_MS + 30)
 
 
 # -- crashes ---------------------------------------------------------------------------------------
