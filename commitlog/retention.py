@@ -146,6 +146,7 @@ class Retention:
         *,
         clock_s: Callable[[], float] = time.time,
         local_hour: Callable[[float], int] = lambda now_s: time.localtime(now_s).tm_hour,
+        pause_s: float = _PAUSE_S,
     ) -> None:
         self.used_ratio: float | None = None
         self.full = False
@@ -157,6 +158,7 @@ class Retention:
         self._files = files
         self._clock_s = clock_s
         self._local_hour = local_hour
+        self._pause_s = pause_s
         self._signal = Signal()
         self._expired_to = -1
         self._trouble: str | None = None
@@ -215,7 +217,7 @@ class Retention:
 
     def _drop(self, count: int, stop: threading.Event) -> int:
         for gone in range(count):
-            if gone and stop.wait(_PAUSE_S):
+            if gone and stop.wait(self._pause_s):
                 return gone
             segment = self._log.segments.drop_oldest()
             if segment is None:

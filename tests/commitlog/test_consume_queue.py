@@ -171,6 +171,8 @@ def test_units_are_valid_up_to_a_negative_offset_or_no_size() -> None:
     assert valid_units(good + UNIT.pack(1, 0, 9) + good) == 1
     assert valid_units(UNIT.pack(1, -5, 9)) == 0
     assert valid_units(PRE_BLANK) == 1
+    for size in (1, 0x100, 0x10000, 0x1000000, 0x7FFFFFFF):
+        assert valid_units(UNIT.pack(1 << 62, size, -1) * 3 + bytes(20)) == 3
 
 
 @pytest.mark.parametrize("cut", [0, 1, 99, 100, 101, 250, 300])

@@ -117,6 +117,7 @@ class Bench:
             self.files,
             clock_s=lambda: self.now_s,
             local_hour=lambda _: self.hour,
+            pause_s=0,
         )
         self.root = root
 
