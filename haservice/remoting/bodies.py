@@ -12,12 +12,15 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from haservice.remoting.fastjson import BodyUnreadable, dumps, loads
+from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX, BodyUnreadable, dumps, loads
 from haservice.remoting.json_body import JSONBody, named
 
-# What a compressed register request may unfold to: 100,000 topics with long names.
-INFLATED_BYTES_MAX = 16 * 1024 * 1024
+# What a compressed register request may unfold to: as many topics as a plain one may have, all with long
+# names.
+TOPICS_MAX = 32768
+INFLATED_BYTES_MAX = 8 * 1024 * 1024
 
 _INT32 = struct.Struct(">i")
 
@@ -25,6 +28,8 @@ _INT32 = struct.Struct(">i")
 @dataclass(frozen=True, slots=True)
 class DataVersion(JSONBody):
     """Which state of a table this is.  Compared for equality only; the timestamp is in milliseconds."""
+
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
 
     counter: int = 0
     timestamp: int = 0
@@ -116,6 +121,8 @@ NO_TOPICS = TopicConfigWrapper()
 class RegisterBrokerBody(JSONBody):
     """103, plain or compressed."""
 
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+
     topics: TopicConfigWrapper = field(default=NO_TOPICS, metadata=named("topicConfigSerializeWrapper"))
     filter_servers: Sequence[str] = field(default=(), metadata=named("filterServerList"))
 
@@ -139,7 +146,10 @@ class RegisterBrokerBody(JSONBody):
         parts = _Parts(_inflate(data))
         version = DataVersion.decode(parts.take("data version"))
         table: dict[str, TopicConfig] = {}
-        for _ in range(parts.number("number of topics")):
+        topics = parts.number("number of topics")
+        if topics > TOPICS_MAX:
+            raise BodyUnreadable(f"{topics} topics are registered, more than {TOPICS_MAX}")
+        for _ in range(topics):
             topic = _topic_of_line(parts.take("topic").decode(errors="replace"))
             table[topic.topic_name] = topic
         filters = loads(parts.take("filter servers"), dialect=False)
@@ -295,6 +305,8 @@ class ProducerData(JSONBody):
 class HeartbeatData(JSONBody):
     """34."""
 
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+
     client_id: str = field(metadata=named("clientID"))
     producer_data_set: Sequence[ProducerData] = ()
     consumer_data_set: Sequence[ConsumerData] = ()
@@ -310,6 +322,8 @@ class ConsumerIdList(JSONBody):
 @dataclass(frozen=True, slots=True)
 class CheckClientRequestBody(JSONBody):
     """46."""
+
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
 
     client_id: str | None = None
     group: str | None = None

@@ -19,7 +19,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from haservice.errors import ProtocolError, RemotingUnreachable, RequestError
 from haservice.remoting.codes import ResponseCode
@@ -191,8 +191,7 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES_MAX, WRITE_BUFFER_BYTES_RESUME)
         self.peer, self.peer_host = _name_peer(transport.get_extra_info("peername"))
         self.last_active = self._loop.time()

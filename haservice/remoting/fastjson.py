@@ -9,8 +9,8 @@ fastjson, which Java peers use, writes two things that are no JSON, and reads bo
 writes them for `int` and `ObjectKey` keys.  Standard JSON, which nearly everything is, costs one orjson
 call.
 
-Bounds: orjson refuses more than 1024 levels; a text that would cost more than `TREE_BYTES_MAX` of memory is
-refused before it is read; the rest is linear in the text's length.
+Bounds: orjson refuses more than 1024 levels; a text whose tree would take too much memory is refused before
+it is read; the rest is linear in the text's length.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ import orjson
 
 from haservice.errors import ProtocolError
 
-# What a tree may cost.  A register request of 50,000 topics takes 40 MB for the moment of its reading.
-TREE_BYTES_MAX = 64 * 1024 * 1024
+# What a tree may cost: of a request anyone may send, and of an answer from a broker we asked.  The first is
+# room for 32,768 topics in a register request, or twice as many consumers in a heartbeat; both take 0.1 s
+# to read.
+REQUEST_TREE_BYTES_MAX = 16 * 1024 * 1024
+ANSWER_TREE_BYTES_MAX = 64 * 1024 * 1024
 
 # What all references of a text may stand for together.
 REFERENCED_NODES_MAX = 100_000
@@ -45,13 +48,15 @@ class ObjectKey(str):
     __slots__ = ()
 
 
-def loads(data: bytes | memoryview | str, *, dialect: bool = True) -> Any:
+def loads(
+    data: bytes | memoryview | str, *, dialect: bool = True, tree_bytes_max: int = ANSWER_TREE_BYTES_MAX
+) -> Any:
     """The tree of a JSON text, in fastjson's dialect too if `dialect`; raises BodyUnreadable."""
     text = data.encode() if isinstance(data, str) else bytes(data)
     cost = text.count(b"{") * _DICT_BYTES + text.count(b"[") * _LIST_BYTES + text.count(b",") * _ENTRY_BYTES
-    if cost > TREE_BYTES_MAX:
+    if cost > tree_bytes_max:
         raise BodyUnreadable(
-            f"JSON of {len(text)} bytes would take {cost} bytes of memory, more than {TREE_BYTES_MAX}"
+            f"JSON of {len(text)} bytes would take {cost} bytes of memory, more than {tree_bytes_max}"
         )
     try:
         tree = orjson.loads(text)
@@ -105,9 +110,9 @@ _KEY = re.compile(
 )
 
 
-def _standard(text: bytes) -> bytes:
+def _standard(text: bytes) -> bytearray:
     """`text` with its unquoted keys as strings."""
-    pieces = []
+    standard = bytearray()
     done = 0
     for match in _KEY.finditer(text):
         kind = match.lastgroup
@@ -115,11 +120,11 @@ def _standard(text: bytes) -> bytes:
             continue
         start, end = match.span(kind)
         key = match[kind]
-        pieces.append(text[done:start])
-        pieces.append(b'"' + key + b'"' if kind == "number" else orjson.dumps(key.decode(errors="replace")))
+        standard += text[done:start]
+        standard += b'"%b"' % key if kind == "number" else orjson.dumps(key.decode(errors="replace"))
         done = end
-    pieces.append(text[done:])
-    return b"".join(pieces)
+    standard += text[done:]
+    return standard
 
 
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d{1,8})\]")

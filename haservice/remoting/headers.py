@@ -16,7 +16,7 @@ import dataclasses
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -59,7 +59,7 @@ class ExtHeader:
     __slots__ = ()
 
     # Wire names that are not the field's own in camel case.
-    WIRE_NAMES: Mapping[str, str] = {}
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def decode(cls, ext: Mapping[str, str]) -> Self:
@@ -334,7 +334,7 @@ class QueryMessageResponseHeader(ExtHeader):
 class UnregisterClientHeader(ExtHeader):
     """35; one of the groups, or both."""
 
-    WIRE_NAMES = {"client_id": "clientID"}  # noqa: RUF012
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"client_id": "clientID"}
 
     client_id: str
     producer_group: str | None = None

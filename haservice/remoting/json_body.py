@@ -16,9 +16,9 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from haservice.remoting.fastjson import BodyUnreadable, ObjectKey, dumps, loads
+from haservice.remoting.fastjson import ANSWER_TREE_BYTES_MAX, BodyUnreadable, ObjectKey, dumps, loads
 from haservice.remoting.headers import wire_name
 
 _Read = Callable[[Any], Any]
@@ -52,10 +52,13 @@ class JSONBody:
 
     __slots__ = ()
 
+    # What reading one may cost; less for those that come in requests.
+    TREE_BYTES_MAX: ClassVar[int] = ANSWER_TREE_BYTES_MAX
+
     @classmethod
     def decode(cls, data: bytes | memoryview | str) -> Self:
         """Raises BodyUnreadable, which names the member that is not what it should be."""
-        return cls.from_tree(loads(data, dialect=_plan(cls).dialect))
+        return cls.from_tree(loads(data, dialect=_plan(cls).dialect, tree_bytes_max=cls.TREE_BYTES_MAX))
 
     def encode(self, *, pretty: bool = False, standard: bool = False) -> bytes:
         """`pretty` for config files; `standard` quotes every key and writes ASCII, for newer clients'

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from haservice.remoting.bodies import (
     INFLATED_BYTES_MAX,
+    TOPICS_MAX,
     BrokerData,
     ClusterInfo,
     ConsumerOffsetWrapper,
@@ -144,6 +145,19 @@ def test_every_length_of_a_compressed_register_body_may_lie(place: int, size: in
 def test_a_compressed_body_that_unfolds_to_too_much() -> None:
     with pytest.raises(BodyUnreadable, match="unfold"):
         RegisterBrokerBody.decode_compressed(zlib.compress(bytes(INFLATED_BYTES_MAX + 1)))
+
+
+def test_more_topics_than_are_kept() -> None:
+    head = PLAIN[:43] + struct.pack(">i", TOPICS_MAX + 1)
+    topic = struct.pack(">i", 9) + b"T 1 1 1 S"
+    with pytest.raises(BodyUnreadable, match=f"more than {TOPICS_MAX}"):
+        RegisterBrokerBody.decode_compressed(zlib.compress(head + topic * (TOPICS_MAX + 1)))
+
+
+def test_a_heartbeat_of_more_than_any_client_has() -> None:
+    producers = ",".join(['{"groupName":"g"}'] * 100_000)
+    with pytest.raises(BodyUnreadable, match="bytes of memory"):
+        HeartbeatData.decode(f'{{"clientID":"c","producerDataSet":[{producers}]}}')
 
 
 def test_a_heartbeat_of_a_java_client() -> None:
