@@ -134,7 +134,8 @@ def run(node: Node) -> None:
         told.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
+            signal.signal(number, on_signal)
     node.start()
     told.wait()
     node.stop(Deadline(STOP_SECONDS))

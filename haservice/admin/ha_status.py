@@ -86,8 +86,17 @@ def look(admin: Admin, broker: Broker) -> Seen:
         settings = admin.broker_config(broker.addr)
         role = role or settings.get("brokerRole", UNKNOWN)
         broker = broker._replace(name=settings.get("brokerName", broker.name))
-    log_end = info.get("commitLogMaxOffset")
-    return Seen(broker, role, int(log_end) if log_end else None, admin.ha_status(broker.addr))
+    status = admin.ha_status(broker.addr)
+    return Seen(broker, role, log_end_of(status, info.get("commitLogMaxOffset")), status)
+
+
+def log_end_of(status: HARuntimeInfo | None, told: str | None) -> int | None:
+    """The end that was taken together with the acks, where there is one: an ack never stands above it."""
+    if status is not None and status.master and status.master_commit_log_max_offset:
+        return status.master_commit_log_max_offset
+    if status is not None and not status.master and status.ha_client_runtime_info is not None:
+        return status.ha_client_runtime_info.max_offset
+    return int(told) if told else None
 
 
 def look_if_up(admin: Admin, broker: Broker) -> Seen:
@@ -177,7 +186,8 @@ def take(admin: Admin, broker: str | None, cluster: str | None) -> Table:
     if broker is not None:
         seen = [look(admin, Broker("", "", MASTER_ID, broker))]
     else:
-        seen = [look_if_up(admin, one) for one in admin.brokers(cluster)]
+        # Slaves first, so that a lag shown is never smaller than it was.
+        seen = [look_if_up(admin, one) for one in reversed(admin.brokers(cluster))][::-1]
     return table_of(seen, int(time.time() * 1000))
 
 

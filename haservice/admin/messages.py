@@ -243,7 +243,7 @@ def _send_stream(
                 topic,
                 queues,
                 messages(),
-                lambda one: bar.update(one.body_bytes + 1, next(sent)),
+                lambda one: bar.update(len(one.body) + 1, next(sent)),
                 in_flight=in_flight,
             )
         )

@@ -55,6 +55,7 @@ FILE_BYTES_MAX = SEGMENT_BYTES
 
 READY_SECONDS = 30.0
 LOOK_INTERVAL_S = 0.05
+FIRST_TABLE_S = 0.2
 TABLE_INTERVAL_S = 1.0
 COMPARE_BYTES = 1024 * 1024
 
@@ -72,8 +73,10 @@ def main(file: Path | None) -> None:
 
     Without FILE it sends this project's own README.md.
     """
-    # A polite kill unwinds like Ctrl-C, so that no process and no file is left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A polite kill unwinds like Ctrl-C, so that no process and no file is left behind.  asyncio takes
+    # Ctrl-C over only from Python's own handler, which a shell may have replaced for a background job.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with (
             tempfile.TemporaryDirectory(prefix="haservice-quickstart-") as scratch,
@@ -92,10 +95,9 @@ def story(pair: ScratchPair, file: Path) -> None:
     """The four steps.  Raises QuickstartFailed, or what a step met."""
     lines = read_lines(file)
     step("1  Starting a nameserver, the master broker-a and its slave broker-a-s")
-    pair.start()
-    say(f"nameserver {pair.namesrv_addr}, broker-a {pair.master_addr}, broker-a-s {pair.slave_addr}")
     with Admin([pair.namesrv_addr]) as admin:
-        prepare(admin, pair)
+        start(admin, pair)
+        say(f"nameserver {pair.namesrv_addr}, broker-a {pair.master_addr}, broker-a-s {pair.slave_addr}")
         step(f"2  Sending the {len(lines)} lines of {file} to broker-a, a SYNC_MASTER: OK means both have it")
         tally = asyncio.run(send_and_show(admin, pair, lines))
         check_tally(tally, lines)
@@ -121,9 +123,15 @@ def read_lines(file: Path) -> list[bytes]:
     return lines
 
 
-def prepare(admin: Admin, pair: ScratchPair) -> None:
-    """Returns when the topic is on both brokers, and the slave counts for SYNC_MASTER."""
+def start(admin: Admin, pair: ScratchPair) -> None:
+    """Returns when the topic is on both brokers, and the slave counts for SYNC_MASTER.
+
+    The topic comes before the slave, which copies topics when it starts and then every 10 s.
+    """
+    pair.start_nameserver()
+    pair.start_master()
     admin.update_topic(pair.master_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+    pair.start_slave()
     wait_for(lambda: slave_counts(admin, pair.master_addr), "the slave is not in sync")
     wait_for(lambda: knows_topic(admin, pair.slave_addr), "the slave has not copied the topic")
 
@@ -141,13 +149,14 @@ def knows_topic(admin: Admin, addr: str) -> bool:
 
 
 async def send_and_show(admin: Admin, pair: ScratchPair, lines: Sequence[bytes]) -> Tally:
-    """Sends every line, and shows the pair beside it: at once, every second, and at the end."""
+    """Sends every line, and shows the pair beside it: soon, every second, and at the end."""
     queues = [Queue("broker-a", pair.master_addr, number) for number in range(QUEUES)]
     sending = asyncio.create_task(send_all(TOPIC, queues, numbered(lines), lambda _: None))
+    wait_s = FIRST_TABLE_S
     while not sending.done():
+        await asyncio.wait({sending}, timeout=wait_s)
         await asyncio.to_thread(show_pair, admin)
-        await asyncio.wait({sending}, timeout=TABLE_INTERVAL_S)
-    await asyncio.to_thread(show_pair, admin)
+        wait_s = TABLE_INTERVAL_S
     return await sending
 
 

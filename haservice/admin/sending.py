@@ -72,7 +72,7 @@ class Sent(NamedTuple):
     queue: Queue
     status: str
     remark: str | None
-    body_bytes: int
+    body: bytes
     message_id: str | None = None
     queue_id: int | None = None
     queue_offset: int | None = None
@@ -97,7 +97,7 @@ class Tally:
 
     def add(self, sent: Sent) -> None:
         self.statuses[sent.status] += 1
-        self.body_bytes += sent.body_bytes
+        self.body_bytes += len(sent.body)
         if sent.status != SEND_OK:
             self.remarks.setdefault(sent.status, sent.remark or "")
 
@@ -147,18 +147,18 @@ async def send_one(client: RemotingClient, topic: str, queue: Queue, message: Ou
     try:
         answer = await client.invoke(queue.addr, send_command(topic, queue.queue_id, message), TIMEOUT_S)
     except RemotingTimeout as error:
-        return Sent(queue, NO_ANSWER, str(error), len(message.body))
+        return Sent(queue, NO_ANSWER, str(error), message.body)
     except RemotingError as error:
-        return Sent(queue, UNREACHABLE, str(error), len(message.body))
+        return Sent(queue, UNREACHABLE, str(error), message.body)
     status = STATUS_BY_CODE.get(answer.code)
     if status is None:
-        return Sent(queue, _code_name(answer.code), answer.remark, len(message.body))
+        return Sent(queue, _code_name(answer.code), answer.remark, message.body)
     stored = SendMessageResponseHeader.decode(answer.ext)
     return Sent(
         queue,
         status,
         answer.remark,
-        len(message.body),
+        message.body,
         stored.msg_id,
         stored.queue_id,
         stored.queue_offset,

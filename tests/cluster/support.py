@@ -1,0 +1,110 @@
+"""What tests with real processes do to a pair, and how they look at it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+
+from haservice.admin.calls import Admin
+from haservice.admin.pair import ScratchPair
+from haservice.admin.reading import from_queue
+from haservice.admin.sending import Outgoing, Queue, Sent, send_all
+from haservice.errors import RemotingError
+from haservice.remoting.headers import CreateTopicHeader
+from tests.support.waiting import wait_until
+
+TOPIC = "Walks"
+QUEUES = 2
+SEGMENT_BYTES = 1024 * 1024
+
+SETTINGS = {
+    "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
+    "maxMessageSize": "65536",
+    "mappedFileSizeConsumeQueue": "20000",
+    "maxHashSlotNum": "1000",
+    "maxIndexNum": "4000",
+    "haSendHeartbeatInterval": "500",
+}
+
+
+def start_with_topic(pair: ScratchPair, admin: Admin) -> None:
+    """The whole pair; the topic is there before the slave, which copies topics when it starts."""
+    pair.start_nameserver()
+    pair.start_master()
+    admin.update_topic(pair.master_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+    pair.start_slave()
+    wait_level(pair, admin)
+    wait_until(lambda: knows_topic(admin, pair.slave_addr), "the slave knows the topic")
+
+
+def knows_topic(admin: Admin, addr: str) -> bool:
+    try:
+        return bool(admin.topic_stats(addr, TOPIC).offset_table)
+    except RemotingError:
+        return False
+
+
+def log_end(admin: Admin, addr: str) -> int:
+    return int(admin.runtime_info(addr)["commitLogMaxOffset"])
+
+
+def is_level(pair: ScratchPair, admin: Admin) -> bool:
+    """One slave is in sync and holds, dispatched, all that the master holds."""
+    status = admin.ha_status(pair.master_addr)
+    assert status is not None
+    end = log_end(admin, pair.slave_addr)
+    return (
+        any(slave.in_sync for slave in status.ha_connection_info)
+        and end == log_end(admin, pair.master_addr)
+        and admin.runtime_info(pair.slave_addr)["dispatchBehindBytes"] == "0"
+    )
+
+
+def wait_level(pair: ScratchPair, admin: Admin) -> None:
+    wait_until(lambda: is_level(pair, admin), "the slave is level with its master")
+
+
+async def _outgoing(bodies: Iterable[bytes]) -> AsyncIterator[Outgoing]:
+    for body in bodies:
+        yield Outgoing(body, {"KEYS": body[:20].decode(errors="replace")})
+
+
+def send(addr: str, bodies: Iterable[bytes], in_flight: int = 32) -> list[Sent]:
+    """What became of each message, in the order of the answers."""
+    queues = [Queue("broker-a", addr, number) for number in range(QUEUES)]
+    sent: list[Sent] = []
+    asyncio.run(send_all(TOPIC, queues, _outgoing(bodies), sent.append, in_flight))
+    return sent
+
+
+def send_ok(addr: str, bodies: list[bytes]) -> None:
+    statuses = Counter(one.status for one in send(addr, bodies))
+    assert statuses == {"SEND_OK": len(bodies)}
+
+
+def read(admin: Admin, addr: str) -> list[bytes]:
+    """Every body on this broker, sorted; checks that each queue's offsets have no gap."""
+    bodies = []
+    for number in range(QUEUES):
+        messages = list(from_queue(admin, TOPIC, Queue("broker-a", addr, number), "WALKERS"))
+        assert [message.queue_offset for message in messages] == list(range(len(messages)))
+        bodies += [message.body for message in messages]
+    return sorted(bodies)
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    """Bodies of different lengths that sort by their number."""
+    return [b"%06d " % number + b"x" * (number * 37 % 900) for number in range(first, last)]
+
+
+def log_bytes(pair: ScratchPair, name: str, end: int) -> bytes:
+    """The commit log of `broker-a` or `broker-a-s` on disk, from 0 to `end`."""
+    segments = sorted((pair.store(name) / "commitlog").iterdir())
+    return b"".join(segment.read_bytes() for segment in segments)[:end]
+
+
+def assert_equal_logs(pair: ScratchPair, admin: Admin, addr: str) -> None:
+    end = log_end(admin, addr)
+    assert end > 0
+    assert log_bytes(pair, "broker-a", end) == log_bytes(pair, "broker-a-s", end)
