@@ -32,7 +32,7 @@ from haservice.admin.options import CONTEXT
 from haservice.admin.output import human_bytes
 from haservice.admin.pair import ScratchPair
 from haservice.admin.reading import from_queue
-from haservice.admin.sending import Outgoing, Queue, Tally, send_all
+from haservice.admin.sending import SEND_OK, Outgoing, Queue, Sent, Tally, send_all
 from haservice.deadline import Deadline
 from haservice.errors import HAServiceError, RemotingError
 from haservice.remoting.headers import CreateTopicHeader
@@ -149,20 +149,30 @@ def knows_topic(admin: Admin, addr: str) -> bool:
 
 
 async def send_and_show(admin: Admin, pair: ScratchPair, lines: Sequence[bytes]) -> Tally:
-    """Sends every line, and shows the pair beside it: soon, every second, and at the end."""
+    """Sends every line, and shows the pair beside it: soon, every second, and at the end.
+
+    The first answer that is not OK ends the sending.
+    """
     queues = [Queue("broker-a", pair.master_addr, number) for number in range(QUEUES)]
-    sending = asyncio.create_task(send_all(TOPIC, queues, numbered(lines), lambda _: None))
+    refused: list[Sent] = []
+
+    async def numbered() -> AsyncIterator[Outgoing]:
+        for number, line in enumerate(lines):
+            if refused:
+                return
+            yield Outgoing(line, {LINE_NUMBER: str(number)})
+
+    def note(sent: Sent) -> None:
+        if sent.status != SEND_OK:
+            refused.append(sent)
+
+    sending = asyncio.create_task(send_all(TOPIC, queues, numbered(), note))
     wait_s = FIRST_TABLE_S
     while not sending.done():
         await asyncio.wait({sending}, timeout=wait_s)
         await asyncio.to_thread(show_pair, admin)
         wait_s = TABLE_INTERVAL_S
     return await sending
-
-
-async def numbered(lines: Sequence[bytes]) -> AsyncIterator[Outgoing]:
-    for number, line in enumerate(lines):
-        yield Outgoing(line, {LINE_NUMBER: str(number)})
 
 
 def show_pair(admin: Admin) -> None:
@@ -173,7 +183,7 @@ def check_tally(tally: Tally, lines: Sequence[bytes]) -> None:
     for status, count in tally.statuses.items():
         say(f"{status} {count}  {tally.remarks.get(status, '')}".rstrip())
     if not tally.all_ok or tally.sent != len(lines):
-        raise QuickstartFailed(f"{tally.statuses['SEND_OK']} of {len(lines)} lines were acknowledged")
+        raise QuickstartFailed(f"{tally.statuses[SEND_OK]} of {len(lines)} lines were acknowledged")
     rate = tally.sent / max(tally.seconds, 0.001)
     say(f"{human_bytes(tally.body_bytes)} in {tally.seconds:.2f} s: {rate:,.0f} messages/s")
 
