@@ -1,4 +1,4 @@
-"""CommitLog: appends, replicated appends, reads, waiting for more, flushing.
+"""CommitLog: appends, replicated appends, flushing; reading is readable_log.py.
 
 One lock, `_lock`, guards the end of the log: `end`, `queue_offsets` and the segment that is written.  `end`
 is published after the bytes are in the file, so readers need no lock: whatever is below `end` is there.
@@ -20,22 +20,19 @@ from typing import NamedTuple
 
 from commitlog.errors import (
     CommitLogError,
-    CorruptRecord,
     LogNotWritable,
     MessageIllegal,
     OffsetGap,
     OffsetNotFound,
     SegmentCrossed,
-    StoreUnreadable,
 )
 from commitlog.files import Buffer, Files, OSFiles
 from commitlog.options import LogOptions
+from commitlog.readable_log import ReadableLog
 from commitlog.record import (
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
     RECORD_OVERHEAD_MAX,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
@@ -47,15 +44,12 @@ from commitlog.record import (
     stamp,
 )
 from commitlog.recovery import recover
-from commitlog.segment import Segment, Window
+from commitlog.segment import Segment
 from commitlog.segments import Segments
-from commitlog.waiters import Followers
 
 PAGE_BYTES = 4096
 # These pass when somebody makes room; every other error of a write fences the log.
 _PASSING_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-# read_record() asks for this much first; most records are smaller.
-_READ_AHEAD_BYTES = 4096
 # A further file is made ahead once less than this part of the last segment is left.
 _PREPARE_FRACTION = 4
 
@@ -86,7 +80,7 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class CommitLog:
+class CommitLog(ReadableLog):
     """The log over `segments`, which hold whole bytes up to `end` (recovery says so)."""
 
     def __init__(
@@ -99,9 +93,7 @@ class CommitLog:
         clock_ms: Callable[[], int] = wall_clock_ms,
         files: Files | None = None,
     ) -> None:
-        self.segments = segments
-        self.segment_bytes = options.segment_bytes
-        self.end = end
+        super().__init__(segments, end)
         self.flushed = end
         self.queue_offsets: dict[tuple[str, int], int] = {}
         """Next queue offset of each (topic, queue id); filled before the first append, then under `_lock`."""
@@ -124,7 +116,6 @@ class CommitLog:
         self._segment: Segment | None = None  # the one that is written; held
         self._fd = -1
         self._segment_end = 0
-        self._followers = Followers()
         self._enter_last_segment()
 
     @classmethod
@@ -143,12 +134,7 @@ class CommitLog:
         report = recover(segments, cut_directory=options.root / "cut", files=files)
         return cls(options, segments, report.end, store_host=store_host, clock_ms=clock_ms, files=files)
 
-    # -- what there is ------------------------------------------------------------------------------
-
-    @property
-    def start(self) -> int:
-        """The first offset there is; 0 while there is no segment."""
-        return self.segments.start
+    # -- what is refused ---------------------------------------------------------------------------
 
     @property
     def writable(self) -> str | None:
@@ -438,75 +424,6 @@ class CommitLog:
         with self._lock:
             self._held_reason = reason
             self._refusing = True
-
-    # -- reading ------------------------------------------------------------------------------------
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`: fewer at the end of the segment or of the log, none at the end.
-
-        Raises OffsetNotFound below the start or beyond the end, StoreUnreadable for an error of the disk.
-        """
-        end = self.end
-        if offset == end:
-            return b""
-        segment = self._held_segment(offset, end)
-        try:
-            return segment.pread(min(size, end - offset, segment.end - offset), offset - segment.start)
-        except OSError as error:
-            raise StoreUnreadable(segment.path, f"read at {offset}: {error.strerror or error}") from error
-        finally:
-            segment.release()
-
-    def read_record(self, offset: int) -> bytes:
-        """The record that begins at `offset`; its CRC is not looked at.
-
-        Raises OffsetNotFound as read() does, CorruptRecord if no whole record begins there.
-        """
-        data = self.read(offset, _READ_AHEAD_BYTES)
-        if len(data) < BLANK_BYTES:
-            raise CorruptRecord(offset, f"only {len(data)} bytes are there")
-        size, magic = BLANK.unpack_from(data)
-        room = min(self.segment_bytes - offset % self.segment_bytes, self.end - offset)
-        if magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2) or not BLANK_BYTES < size <= room:
-            raise CorruptRecord(offset, f"no record of {size} bytes begins here")
-        return data[:size] if size <= len(data) else data + self.read(offset + len(data), size - len(data))
-
-    def transfer_window(self, position: int, max_bytes: int) -> Window | None:
-        """Up to `max_bytes` readable bytes from `position`, inside one segment; None at the log's end.
-
-        Use it in a `with`, or release() it.  Raises OffsetNotFound below the start or beyond the end.
-        """
-        end = self.end
-        if position == end:
-            return None
-        segment = self._held_segment(position, end)
-        return Window(
-            segment, position - segment.start, min(max_bytes, end - position, segment.end - position)
-        )
-
-    def _held_segment(self, offset: int, end: int) -> Segment:
-        segment = self.segments.find(offset) if offset < end else None
-        try:
-            if segment is None or not segment.hold():
-                raise OffsetNotFound(offset, self.start, end)
-        except OSError as error:
-            assert segment is not None
-            raise StoreUnreadable(segment.path, error.strerror or str(error)) from error
-        return segment
-
-    # -- waiting ------------------------------------------------------------------------------------
-
-    def wait_beyond(self, position: int, deadline_s: float) -> int:
-        """Returns the end as soon as it is beyond `position`, or at `deadline_s` (time.monotonic()).
-
-        Also returns at once after wake(), even one that came since this thread's last call: between its look
-        at its stop flag and this call none is lost.
-        """
-        return self._followers.wait(lambda: self.end, position, deadline_s)
-
-    def wake(self) -> None:
-        """Makes every wait_beyond() return, for threads that are to look at their stop flag."""
-        self._followers.wake()
 
     # -- flushing -----------------------------------------------------------------------------------
 

@@ -70,13 +70,12 @@ PATCH_AT = 20
 _TIMESTAMP = struct.Struct(">q")
 _TIMESTAMP_AT = {0: 56, SYS_BORN_HOST_V6: 68}
 _SIZE_MAGIC = BLANK
-_SIZE_MAGIC_CRC = struct.Struct(">iiI")
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
-_CRC_MASK = 0x7FFFFFFF
-_SYS_FLAG_LOW_AT = 39
-_V6_MASK = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
-_KINDS = (0, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6, _V6_MASK)
+CRC_MASK = 0x7FFFFFFF
+SYS_FLAG_LOW_AT = 39
+SYS_HOSTS_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
+_KINDS = (0, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6, SYS_HOSTS_V6)
 
 
 def _host_sizes(kind: int) -> tuple[int, int]:
@@ -86,11 +85,11 @@ def _host_sizes(kind: int) -> tuple[int, int]:
 # Everything before the body, by the kind of its hosts: all fields, and those that a dispatcher wants.
 _FULL = {kind: struct.Struct(">iiIiiqqiq{}sq{}siqi".format(*_host_sizes(kind))) for kind in _KINDS}
 _FULL_BY_SIZES = {_host_sizes(kind): (kind, _FULL[kind]) for kind in _KINDS}
-_HEAD = {kind: struct.Struct(">12xi4xqqi8x{}xq{}x12xi".format(*_host_sizes(kind))) for kind in _KINDS}
+HEADS = {kind: struct.Struct(">12xi4xqqi8x{}xq{}x12xi".format(*_host_sizes(kind))) for kind in _KINDS}
 _BODY_AT = {kind: _FULL[kind].size for kind in _KINDS}
 RECORD_BYTES_MIN = _FULL[0].size + 1 + 2
 assert _FULL[0].size == 88
-assert all(_HEAD[kind].size == _FULL[kind].size for kind in _KINDS)
+assert all(HEADS[kind].size == _FULL[kind].size for kind in _KINDS)
 
 NO_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
 
@@ -168,28 +167,12 @@ class EncodedBatch(NamedTuple):
     starts: list[int]
 
 
-class Walk(NamedTuple):
-    """How far walk() came, and why it ended there.
-
-    `position`: place in the view behind the last whole record.  `last`: place of that record, -1 if none.
-    `reason`: what is wrong at `position`; None if the view just ended.  `needed`: bytes of the record at
-    `position` as far as known, when the view ended.  `blank`: size of the blank at `position`, or 0.
-    """
-
-    position: int
-    last: int
-    records: int
-    reason: str | None
-    needed: int
-    blank: int
-
-
 # -- writing ---------------------------------------------------------------------------------------
 
 
 def body_crc(body: Buffer) -> int:
     """CRC-32 with its top bit cleared, as Java keeps it in a positive int."""
-    return crc32(body) & _CRC_MASK
+    return crc32(body) & CRC_MASK
 
 
 @lru_cache(maxsize=4096)
@@ -223,12 +206,12 @@ def encode(message: Message, store_host: bytes) -> bytearray:
     head = layout.pack(
         layout.size + body_bytes + len(topic) + 2 + len(properties),
         MESSAGE_MAGIC,
-        crc32(body) & _CRC_MASK,
+        crc32(body) & CRC_MASK,
         message.queue_id,
         message.flag,
         0,
         0,
-        message.sys_flag & ~_V6_MASK | kind,
+        message.sys_flag & ~SYS_HOSTS_V6 | kind,
         message.born_timestamp_ms,
         born_host,
         0,
@@ -245,7 +228,7 @@ def stamp(
 ) -> None:
     """Fills in what only the append knows, in the record that begins at `at`."""
     PATCH.pack_into(record, at + PATCH_AT, queue_offset, physical_offset)
-    born_kind = record[at + _SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
+    born_kind = record[at + SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
     _TIMESTAMP.pack_into(record, at + _TIMESTAMP_AT[born_kind], store_timestamp_ms)
 
 
@@ -338,8 +321,8 @@ def parse_head(view: Buffer, position: int = 0, room: int | None = None) -> Reco
     _check_size(size, position, room, RECORD_BYTES_MIN)
     if size > available:
         return None
-    kind = view[position + _SYS_FLAG_LOW_AT] & _V6_MASK
-    layout = _HEAD[kind]
+    kind = view[position + SYS_FLAG_LOW_AT] & SYS_HOSTS_V6
+    layout = HEADS[kind]
     queue_id, queue_offset, physical_offset, sys_flag, timestamp_ms, body_bytes = layout.unpack_from(
         view, position
     )
@@ -395,7 +378,7 @@ def decode(view: Buffer, position: int = 0) -> StoredMessage:
         raise IncompleteRecord(position, f"only {len(view) - position} bytes of it are there")
     if head.magic == BLANK_MAGIC:
         raise CorruptRecord(position, f"a blank of {head.size} bytes, not a message")
-    layout = _FULL[head.sys_flag & _V6_MASK]
+    layout = _FULL[head.sys_flag & SYS_HOSTS_V6]
     fields = layout.unpack_from(view, position)
     body_at = position + layout.size
     body = bytes(view[body_at : body_at + fields[-1]])
@@ -413,7 +396,7 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
     if head.magic == BLANK_MAGIC:
         return -head.size
     if crc:
-        body_at = position + _BODY_AT[head.sys_flag & _V6_MASK]
+        body_at = position + _BODY_AT[head.sys_flag & SYS_HOSTS_V6]
         (body_bytes,) = _INT.unpack_from(view, body_at - 4)
         (expected,) = _INT.unpack_from(view, position + 8)
         if body_crc(view[body_at : body_at + body_bytes]) != expected:
@@ -421,81 +404,9 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
     return head.size
 
 
-def walk(
-    view: Buffer, position: int, offset: int, room: int, *, crc: bool = True, torn_from_ms: int | None = None
-) -> Walk:
-    """Goes over whole records from `position`, which is `offset` in the log, `room` before its segment's end.
-
-    This is check() in a loop, with the ordinary record done in place, for recovery looks at gigabytes.
-    Topic and properties are not summed.  With `torn_from_ms`, a record stored since then with a NUL in them
-    is taken for torn: lost pages read as zeros.
-    """
-    end = len(view)
-    shift = offset - position
-    room_end = position + room
-    last, count = -1, 0
-    size_magic_crc = _SIZE_MAGIC_CRC.unpack_from
-    short = _SHORT.unpack_from
-    while end - position >= RECORD_BYTES_MIN:
-        size, magic, expected = size_magic_crc(view, position)
-        record_end = position + size
-        if magic != MESSAGE_MAGIC or size < RECORD_BYTES_MIN or record_end > room_end or record_end > end:
-            break
-        layout = _HEAD[view[position + _SYS_FLAG_LOW_AT] & _V6_MASK]
-        _, _, physical_offset, _, timestamp_ms, body_bytes = layout.unpack_from(view, position)
-        body_at = position + layout.size
-        topic_at = body_at + body_bytes
-        if body_bytes < 0 or topic_at + 3 > record_end or physical_offset != position + shift:
-            break
-        topic_end = topic_at + 1 + view[topic_at]
-        if topic_end + 2 > record_end or topic_end + 2 + short(view, topic_end)[0] != record_end:
-            break
-        if crc and body_bytes and crc32(view[body_at:topic_at]) & _CRC_MASK != expected:
-            break
-        if (
-            torn_from_ms is not None
-            and timestamp_ms >= torn_from_ms
-            and (0 in bytes(view[topic_at + 1 : topic_end]) or 0 in bytes(view[topic_end + 2 : record_end]))
-        ):
-            break
-        last = position
-        count += 1
-        position = record_end
-    done = Walk(position, last, count, None, 0, 0)
-    return _walk_end(view, done, shift=shift, room_end=room_end, crc=crc, torn_from_ms=torn_from_ms)
-
-
-def _walk_end(
-    view: Buffer, done: Walk, *, shift: int, room_end: int, crc: bool, torn_from_ms: int | None
-) -> Walk:
-    """Why walk() stopped: the view's end, a blank or damage.  V2 records are passed one by one."""
-    while True:
-        position = done.position
-        try:
-            head = parse_head(view, position, room_end - position)
-            if head is None:
-                size = record_size(view, position) if len(view) - position >= BLANK_BYTES else None
-                return done._replace(needed=size or BLANK_BYTES)
-            if head.magic == BLANK_MAGIC:
-                if head.size != room_end - position:
-                    raise CorruptRecord(
-                        position, f"blank of {head.size} bytes, left are {room_end - position}"
-                    )
-                return done._replace(blank=head.size)
-            if head.physical_offset != position + shift:
-                raise CorruptRecord(position, f"says that it belongs at {head.physical_offset}")
-            size = check(view, position, crc)
-            torn = 0 in head.properties or "\0" in head.topic
-            if torn and torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms:
-                raise CorruptRecord(position, "its topic or properties are torn")
-        except CorruptRecord as error:
-            return done._replace(reason=error.reason)
-        done = done._replace(position=position + size, last=position, records=done.records + 1)
-
-
 def store_timestamp_ms(view: Buffer, position: int = 0) -> int:
     """When the record at `position` was stored; the record is known to be whole."""
-    born_kind = view[position + _SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
+    born_kind = view[position + SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
     (timestamp_ms,) = _TIMESTAMP.unpack_from(view, position + _TIMESTAMP_AT[born_kind])
     return int(timestamp_ms)
 

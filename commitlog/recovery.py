@@ -30,10 +30,10 @@ from commitlog.record import (
     parse_head,
     record_size,
     store_timestamp_ms,
-    walk,
 )
 from commitlog.segment import NAME_DIGITS, Segment
 from commitlog.segments import Segments
+from commitlog.walk import walk
 
 # After a clean stop this many segments at the end are looked at; after a crash at least that many.
 CLEAN_SEGMENTS = 3

@@ -30,8 +30,8 @@ from commitlog.record import (
     record_size,
     stamp,
     store_timestamp_ms,
-    walk,
 )
+from commitlog.walk import walk
 from tests.support.messages import BORN_HOST, BORN_MS, STORE_HOST, batch_body, message
 
 PROPERTIES = (
