@@ -52,6 +52,9 @@ PAGE_BYTES = 4096
 _PASSING_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 # A further file is made ahead once less than this part of the last segment is left.
 _PREPARE_FRACTION = 4
+# Of these transaction types a message takes a place in its queue.
+_QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
+_PENDING = CommitLogError("pending")
 
 
 class Appended(NamedTuple):
@@ -495,7 +498,3 @@ class CommitLog(ReadableLog):
         if segment is not None:
             segment.release()
         self.segments.close()
-
-
-_QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
-_PENDING = CommitLogError("pending")
