@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
+from commitlog.record import encode_host
 from haservice.errors import ProtocolError, RemotingUnreachable, RequestError
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode_head
@@ -357,7 +356,10 @@ class Connection(asyncio.Protocol):
     def _violated(self, error: ProtocolError) -> None:
         if not self.close_reason:
             logger.warning("closing peer=%s: %s", self.peer, error)
-            self.close(str(error))
+            if self._calls:
+                self.abort(str(error))  # they fail now, not when the peer has taken what was written
+            else:
+                self.close(str(error))
 
     # Out, and the bounds
 
@@ -411,7 +413,8 @@ class Connection(asyncio.Protocol):
 def _name_peer(address: Any) -> tuple[str, bytes]:
     """A socket's peer as "ip:port" and in the form in which records keep hosts."""
     if not isinstance(address, tuple) or len(address) < 2:
-        return "?", socket.inet_aton("0.0.0.0") + struct.pack(">i", 0)
+        return "?", encode_host("0.0.0.0", 0)  # it has gone already
     ip, port = str(address[0]), int(address[1])
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    return f"{ip}:{port}", socket.inet_pton(family, ip.partition("%")[0]) + struct.pack(">i", port)
+    if "." in ip:
+        ip = ip.removeprefix("::ffff:")  # IPv4 on a socket of both families
+    return f"{ip}:{port}", encode_host(ip.partition("%")[0], port)

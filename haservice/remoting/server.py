@@ -25,6 +25,7 @@ from haservice.errors import ConfigError
 from haservice.remoting.acceptor import Acceptor
 from haservice.remoting.connection import BatchProcessor, Connection, Dispatch, Outcome, Processor
 from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader
+from haservice.remoting.loop_thread import run_loop
 from haservice.remoting.workers import WorkPool
 from haservice.service import Service
 
@@ -145,14 +146,7 @@ class RemotingServer:
     # The loop thread's task
 
     def run(self, stop: threading.Event) -> None:
-        loop = self.loop
-        asyncio.set_event_loop(loop)
-        try:
-            if not stop.is_set():
-                loop.run_forever()
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+        run_loop(self.loop, stop)
 
     def wake(self) -> None:
         if self._loop is not None and not self._loop.is_closed():

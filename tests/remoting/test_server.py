@@ -1,126 +1,40 @@
-"""RemotingServer over real sockets: answers, order, errors, bounds, idleness, stopping."""
+"""RemotingServer over real sockets: answers, order, errors, batches, idleness, stopping."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import resource
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from haservice.deadline import Deadline
-from haservice.errors import ConfigError, ProtocolError, RequestError
-from haservice.remoting import connection as connection_module
+from haservice.errors import ConfigError, RequestError
 from haservice.remoting import workers as workers_module
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.frame import FRAME_BYTES_MAX
 from haservice.remoting.server import Listener, RemotingServer
-from tests.remoting.test_frame import LIES
 from tests.support.remoting import ROUTE_JSON, Peer, frame, serving
+from tests.support.served import (
+    BROKEN,
+    ECHO,
+    FAIL,
+    FIRST,
+    LATER,
+    OFFLOADED,
+    PUSH,
+    REFUSE,
+    SECOND,
+    Served,
+    on_loop,
+    wait_for_connection,
+)
 from tests.support.waiting import PATIENCE_S, wait_until
-
-ECHO, FAIL, REFUSE, NEVER, LATER, OFFLOADED, BROKEN, PUSH, FIRST, SECOND = range(1000, 1010)
-
-
-class Served:
-    """Processors of every kind, and what they saw."""
-
-    def __init__(self) -> None:
-        self.futures: list[asyncio.Future[RemotingCommand]] = []
-        self.seen: list[int] = []
-        self.batches: list[list[int]] = []
-        self.server: RemotingServer | None = None
-
-    def processors(self) -> dict[int, Any]:
-        return {
-            ECHO: self.echo,
-            FAIL: self.fail,
-            REFUSE: self.refuse,
-            NEVER: lambda connection, request: self.seen.append(request.opaque),
-            LATER: self.later,
-            OFFLOADED: self.offloaded,
-            BROKEN: lambda connection, request: request.answer(ext={"x": []}),
-            PUSH: self.push,
-            FIRST: self,
-            SECOND: self,
-        }
-
-    def echo(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        self.seen.append(request.opaque)
-        return request.answer(ext=request.ext, body=request.body)
-
-    def fail(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        raise ZeroDivisionError("a bug of ours")
-
-    def refuse(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        if request.body:
-            raise ProtocolError("the body is none")
-        raise RequestError(ResponseCode.TOPIC_NOT_EXIST, "no such topic")
-
-    def later(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-        self.futures.append(future)
-        self.seen.append(request.opaque)
-        return future
-
-    def offloaded(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        assert self.server is not None
-        return self.server.offload(lambda: request.answer(ext={"thread": threading.current_thread().name}))
-
-    def push(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """As a heartbeat whose group changes: our own request goes before the answer."""
-        connection.send(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, oneway=True))
-        return request.answer()
-
-    def process_batch(
-        self, connection: Connection, requests: list[RemotingCommand]
-    ) -> list[RemotingCommand | RequestError | None]:
-        self.batches.append([request.opaque for request in requests])
-        if any(request.remark == "raise" for request in requests):
-            raise ZeroDivisionError
-        return [
-            RequestError(ResponseCode.MESSAGE_ILLEGAL, "no")
-            if request.remark == "refuse"
-            else request.answer(body=request.body)
-            for request in requests
-        ]
-
-
-@pytest.fixture
-def served() -> Served:
-    return Served()
-
-
-@pytest.fixture
-def server(served: Served) -> Iterator[RemotingServer]:
-    with serving(served.processors()) as server:
-        served.server = server
-        yield server
-
-
-@pytest.fixture
-def peer(server: RemotingServer) -> Iterator[Peer]:
-    with Peer(server.ports[0]) as peer:
-        yield peer
-
-
-def on_loop(server: RemotingServer, function: Any, *args: Any) -> Any:
-    """Runs `function` on the loop's thread and gives its result."""
-
-    async def call() -> Any:
-        return function(*args)
-
-    return asyncio.run_coroutine_threadsafe(call(), server.loop).result(PATIENCE_S)
-
 
 # Answers
 
@@ -302,110 +216,6 @@ def test_a_batch_that_fails_answers_each_of_its_requests(peer: Peer) -> None:
     assert [(a.opaque, a.code) for a in (peer.receive(), peer.receive())] == [(1, 1), (2, 1)]
 
 
-# Hostile peers
-
-
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_a_lie_ends_its_connection_and_no_other(
-    server: RemotingServer, peer: Peer, lie: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Peer(server.ports[0]) as liar:
-        name = "{}:{}".format(*liar.socket.getsockname())
-        liar.send(RemotingCommand(ECHO, opaque=1))
-        liar.socket.sendall(lie)
-        assert liar.receive().opaque == 1
-        assert liar.closed_by_server()
-    assert peer.ask(ECHO).code == 0
-    wait_until(lambda: server.connections == 1)
-    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [name in record.getMessage() for record in warnings] == [True]
-
-
-def test_a_header_that_is_none_ends_its_connection_after_the_answers_before_it(peer: Peer) -> None:
-    peer.send(RemotingCommand(ECHO, opaque=1))
-    peer.socket.sendall(frame(b"[" * 100_000) + frame(ROUTE_JSON))
-    assert peer.receive().opaque == 1
-    assert peer.closed_by_server()
-
-
-def test_a_peer_that_goes_in_the_middle_of_a_frame(server: RemotingServer, served: Served) -> None:
-    data = frame(ROUTE_JSON.replace(b"105", b"1004"))
-    for cut in range(len(data)):
-        with Peer(server.ports[0]) as peer:
-            peer.socket.sendall(data[:cut])
-    with Peer(server.ports[0]) as peer:
-        peer.socket.sendall(data)
-        wait_until(lambda: served.futures)
-    wait_until(lambda: server.connections == 0)
-    on_loop(server, served.futures[0].set_result, RemotingCommand(0))
-    assert server.failed is None
-
-
-def test_a_connection_reset(server: RemotingServer) -> None:
-    peer = Peer(server.ports[0])
-    peer.socket.sendall(b"\x00")
-    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    peer.close()
-    wait_until(lambda: server.connections == 0)
-
-
-def test_many_announced_frames_take_no_memory(server: RemotingServer) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with contextlib.ExitStack() as stack:
-        for _ in range(30):
-            peer = stack.enter_context(Peer(server.ports[0]))
-            peer.socket.sendall(struct.pack(">II", FRAME_BYTES_MAX - 4, 100) + b"x" * 10)
-        wait_until(lambda: server.connections == 30)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
-
-
-def test_a_peer_that_does_not_read_is_not_read_from(
-    server: RemotingServer, peer: Peer, served: Served
-) -> None:
-    """Its requests stop being handled at the bound, others are served, and all is answered in the end."""
-    body = b"x" * 100_000
-    count = 400  # 40 MB of answers
-    writer = threading.Thread(
-        target=peer.send, args=[RemotingCommand(ECHO, body=body, opaque=n) for n in range(count)]
-    )
-    writer.start()
-    (connection,) = wait_for_connection(server)
-    wait_until(lambda: connection._held, "reading is paused")
-    assert connection.congested
-    handled = len(served.seen)
-    assert handled * len(body) < connection_module.WRITE_BUFFER_BYTES_MAX * 3 + 10_000_000  # + kernel buffers
-    with Peer(server.ports[0]) as other:
-        assert other.ask(ECHO, opaque=-1).opaque == -1
-    assert [peer.receive().opaque for _ in range(count)] == list(range(count))
-    writer.join(PATIENCE_S)
-    wait_until(lambda: not connection.congested)
-
-
-def test_answers_of_one_read_are_bounded_too(
-    server: RemotingServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One read of tiny requests with huge answers stops being handled at the bound, and goes on later."""
-    monkeypatch.setattr(connection_module, "WRITE_BUFFER_BYTES_MAX", 10_000)
-    peer.send(*(RemotingCommand(ECHO, body=b"x" * 4000, opaque=number) for number in range(60)))
-    assert [peer.receive().opaque for _ in range(60)] == list(range(60))
-
-
-def test_too_many_unanswered_requests_stop_the_reading(
-    server: RemotingServer, served: Served, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "UNANSWERED_MAX", 10)
-    peer.send(*(RemotingCommand(LATER, opaque=number) for number in range(25)))
-    wait_until(lambda: len(served.seen) == 10)
-    (connection,) = wait_for_connection(server)
-    assert on_loop(server, lambda: (len(served.seen), connection._held)) == (10, True)
-    for number in range(25):
-        wait_until(lambda number=number: len(served.futures) > number)  # type: ignore[misc]
-        on_loop(server, served.futures[number].set_result, RemotingCommand(0, opaque=number, flag=1))
-        assert peer.receive().opaque == number
-        assert len(connection._unanswered) <= 10
-    assert peer.ask(ECHO).code == 0
-
-
 # Connections
 
 
@@ -538,9 +348,24 @@ def _send_all(peer: Peer, count: int) -> None:
         peer.send(*(RemotingCommand(ECHO, body=b"x" * 100_000) for _ in range(count)))
 
 
-def wait_for_connection(server: RemotingServer) -> set[Connection]:
-    wait_until(lambda: server.connections == 1)
-    return server._connections
+def test_stop_ends_what_still_runs_on_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[str] = []
+
+    async def forever(request: RemotingCommand) -> RemotingCommand:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(threading.current_thread().name)
+        return request.answer()
+
+    processors = {ECHO: lambda _, request: asyncio.ensure_future(forever(request))}
+    with serving(processors) as server, Peer(server.ports[0]) as peer:
+        peer.send(RemotingCommand(ECHO))
+        (connection,) = wait_for_connection(server)
+        wait_until(lambda: connection._unanswered)
+        assert server.stop(PATIENCE_S)
+    assert ended == ["remoting-loop"]
+    assert not caplog.records
 
 
 def test_a_server_that_never_started_stops() -> None:
