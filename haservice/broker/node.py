@@ -32,6 +32,7 @@ from haservice.broker.consumers import ClientTable
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
+from haservice.broker.offset_moved import OffsetMovedEvents
 from haservice.broker.persistence import PersistedFile, Persistence
 from haservice.broker.processors.admin import StateProcessor, TopicProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
@@ -157,7 +158,6 @@ class BrokerNode:
         self._store_host = store_host
         store = Store.open(config.log, store_host=store_host)
         self._started("store", lambda _: store.close(clean=self._clean))
-        logger.info("store opened root=%s recovery=%s", config.log.root, store.recovery)
         return store
 
     def _load_tables(self) -> None:
@@ -266,6 +266,9 @@ class BrokerNode:
                 self.long_polling,
                 self.stats,
                 server.offload,
+                None
+                if self._is_slave
+                else OffsetMovedEvents(store.log.append, broker.broker_name, self._store_host),
             ),
             OffsetsProcessor(self.offsets, store.log, store.queues.get, reader, server.offload),
             HeartbeatProcessor(self.clients, groups, self.topics, creates_topics=not self._is_slave),
@@ -312,6 +315,7 @@ class BrokerNode:
 
     def _tick(self, count: int = 0) -> None:
         """Once a second, on the loop."""
+        self.server.loop.call_later(TICK_SECONDS, self._tick, count + 1)
         self.stats.sample()
         self.store.flusher.expire(time.monotonic())
         self.durability.sweep()
@@ -320,7 +324,6 @@ class BrokerNode:
         damage = self.store.dispatcher.failed
         if damage is not None and "log-dispatch" not in self.failures:
             self._unhealthy("log-dispatch", damage)
-        self.server.loop.call_later(TICK_SECONDS, self._tick, count + 1)
 
     def _thread_failed(self, name: str, error: BaseException) -> None:
         self._unhealthy(name, f"{type(error).__name__}: {error}")

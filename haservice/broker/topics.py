@@ -27,6 +27,8 @@ PERM_WRITE = 2
 PERM_READ = 4
 
 TOPIC_LENGTH_MAX = 127
+# Of a topic that was made by a send with `unitMode`.
+SYS_FLAG_UNIT = 1
 DEFAULT_TOPIC = "TBW102"
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
@@ -116,7 +118,9 @@ class TopicTable:
 
     # Changing
 
-    def create_on_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig | None:
+    def create_on_send(
+        self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int = 0
+    ) -> TopicConfig | None:
         """The topic, made from the template `default_topic` if it was missing; None when that may not be.
 
         The template must exist and have the inherit bit.  The new topic has the smaller of the
@@ -136,6 +140,7 @@ class TopicTable:
                 read_queue_nums=queues,
                 write_queue_nums=queues,
                 perm=template.perm & ~PERM_INHERIT,
+                topic_sys_flag=topic_sys_flag,
                 order=False,
             )
             self._put(created)

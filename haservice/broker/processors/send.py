@@ -29,6 +29,7 @@ from haservice.broker.topics import (
     PERM_READ,
     PERM_WRITE,
     RETRY_PREFIX,
+    SYS_FLAG_UNIT,
     TopicTable,
     name_fault,
 )
@@ -221,7 +222,12 @@ class SendProcessor:
         if unwritable is not None:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {unwritable}")
         if topic is None:
-            topic = self._topics.create_on_send(name, header.default_topic, header.default_topic_queue_nums)
+            topic = self._topics.create_on_send(
+                name,
+                header.default_topic,
+                header.default_topic_queue_nums,
+                SYS_FLAG_UNIT if header.unit_mode else 0,
+            )
         if topic is None and name.startswith(RETRY_PREFIX):
             topic = self._topics.find_or_create(name, 1, PERM_READ | PERM_WRITE)
         if topic is None:
