@@ -47,6 +47,11 @@ _SMALL_PASS_BYTES = 64 << 10
 # How long nothing comes before the index gives its memory back.
 _REST_AFTER_S = 5.0
 _WAIT_MAX_S = 3600.0
+# A replica that catches up takes in far more than can be dispatched meanwhile, and the two would only take
+# the interpreter from each other: replication goes first while so much arrives in one look, not for ever.
+_FLOOD_LOOK_S = 0.02
+_FLOOD_BYTES = 4 << 20
+_FLOOD_MAX_S = 30.0
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 
@@ -112,7 +117,9 @@ class Dispatcher:
         *,
         delay_levels: str,
         position: int | None = None,
+        yields: bool = False,
     ) -> None:
+        """`yields`: a flood of arriving bytes goes first, as on a replica that catches up."""
         self.position = max(queues.max_physical_offset, log.start) if position is None else position
         self.trouble: str | None = None
         self.failed: str | None = None
@@ -122,6 +129,7 @@ class Dispatcher:
         self._queues = queues
         self._index = index
         self._delays_ms = parse_delay_levels(delay_levels)
+        self._yields = yields
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._hashers: dict[str, KeyHasher] = {}
         self._generation = queues.generation
@@ -163,6 +171,8 @@ class Dispatcher:
                 self._wait(stop)
             elif moved < _SMALL_PASS_BYTES:
                 stop.wait(_LINGER_S)
+            elif self._yields:
+                self._let_flood_pass(stop)
 
     def step(self) -> int:
         """One pass; how many bytes of the log it dealt with, 0 when there is no whole record more.
@@ -176,6 +186,14 @@ class Dispatcher:
         if moved:
             self._write()
         return moved
+
+    def _let_flood_pass(self, stop: threading.Event) -> None:
+        """Waits while the log grows faster than a dispatch could follow."""
+        until = time.monotonic() + _FLOOD_MAX_S
+        end = self._log.end - _FLOOD_BYTES
+        while self.behind > _FLOOD_BYTES and self._log.end - end >= _FLOOD_BYTES and time.monotonic() < until:
+            end = self._log.end
+            stop.wait(_FLOOD_LOOK_S)
 
     # -- reading and gathering ---------------------------------------------------------------------
 

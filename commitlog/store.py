@@ -144,7 +144,12 @@ class Store:
             position = max(min(position, recovery.scanned_from), self.log.start)
         index = self.index if options.index_enabled else None
         self.dispatcher = Dispatcher(
-            self.log, self.queues, index, delay_levels=options.message_delay_levels, position=position
+            self.log,
+            self.queues,
+            index,
+            delay_levels=options.message_delay_levels,
+            position=position,
+            yields=options.replica,
         )
         self.flusher: Flusher[Any] = Flusher(options, self.log, self.queues, self.checkpoint)
         self.queue_flusher = QueueFlusher(options, self.queues, index, self.checkpoint)

@@ -427,3 +427,37 @@ def test_the_thread_resumes_when_the_disk_has_space_again(
         wait_until(lambda: len(bench.entries()) == 1)
         wait_until(lambda: bench.dispatcher.trouble is None)
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+
+
+def test_a_flood_of_replicated_bytes_goes_first_and_is_dispatched_when_it_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, replica=True, segment_bytes=64 << 20)
+    dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS, yields=True)
+    sent = 0
+
+    def arrive(messages: int) -> None:
+        nonlocal sent
+        for number in range(sent, sent + messages):
+            body = message(body=bytes(1 << 20))
+            bench.log.append_replica(bench.log.end, [record_of(body, bench.log.end, number)])
+        sent += messages
+
+    class Stop(threading.Event):
+        """Ends the run when all is dispatched; five MiB more arrive at each of the first three looks."""
+
+        positions: list[int] = []  # noqa: RUF012 - one Stop, one list
+
+        def is_set(self) -> bool:
+            return dispatcher.behind == 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.positions.append(dispatcher.position)
+            if len(self.positions) <= 3:
+                arrive(5)
+            return False
+
+    arrive(10)
+    stop = Stop()
+    dispatcher.run(stop)
+    first = stop.positions[0]
+    assert stop.positions[:4] == [first] * 4, "nothing is dispatched while the flood lasts"
+    assert len(bench.entries()) == sent == 25
