@@ -24,7 +24,8 @@ from haservice.replication.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 128
+# A caller that finds it full tries again a whole second later.
+BACKLOG = 1024
 # The machine is out of something: it passes when somebody lets go.
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 SCARCE_PAUSE_S = 0.1
@@ -85,7 +86,8 @@ class AcceptSocketService:
         try:
             while not stop.is_set():
                 if self._wakeup.wait_for(self._listener, select.POLLIN, None):
-                    self._accept()
+                    while self._accept() and not stop.is_set():
+                        pass
         finally:
             self._listener.close()
 
@@ -109,16 +111,17 @@ class AcceptSocketService:
 
     # -- one connection -----------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Takes one connection; False if none is left, or none can be had for now."""
         try:
             connection, address = self._listener.accept()
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             if error.errno in _SCARCE:
                 self._tell("scarce", "cannot accept now, trying again reason=%s", error)
                 self._wakeup.wait(self._scarce.next_s())
-            return  # anything else is that client's trouble: it went away while it waited
+            return False  # anything else is that client's trouble: it went away while it waited
         self._scarce.succeeded()
         try:
             self._admit(connection, address)
@@ -126,6 +129,7 @@ class AcceptSocketService:
             # No thread to be had, or a client that is gone again.
             connection.close()
             self._tell("serve", "cannot serve a connection peer=%s reason=%s", address[0], error)
+        return True
 
     def _admit(self, connection: socket.socket, address: tuple[str, int]) -> None:
         ip, port = address_of(address[0]), address[1]

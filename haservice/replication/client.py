@@ -113,7 +113,10 @@ class HAClient:
         # Of the present connection; ha-client only.
         self._connected_s: float | None = None
         self._unchecked = False
+        self._heard = False
         self._timeout_s = 0.0
+        # Connections in a row that the master ended without a word.
+        self._unanswered = 0
 
     # -- for others ---------------------------------------------------------------------------------
 
@@ -200,6 +203,7 @@ class HAClient:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         set_send_timeout(connection, self._housekeeping_s)
         self._timeout_s = 0.0
+        self._heard = False
         self._reader.reset()
         self._connects += 1
         self.state = SlaveState.TRANSFER
@@ -213,7 +217,6 @@ class HAClient:
     def _transfer(self, connection: socket.socket) -> None:
         """Never returns.  Raises what ends the connection."""
         reader, log = self._reader, self._log
-        heard = False
         while True:
             self._set_timeout(connection)
             try:
@@ -224,9 +227,8 @@ class HAClient:
                 count = 0
             now_s = time.monotonic()
             if count == 0:
-                raise MasterClosed(self._why_closed(heard))
+                raise MasterClosed(self._why_closed())
             if count > 0:
-                heard = True
                 self._received(count, now_s)
                 reader.received(count)
                 for run in reader.runs(log.end):
@@ -316,18 +318,21 @@ class HAClient:
             self._timeout_s = wanted_s
 
     def _received(self, count: int, now_s: float) -> None:
+        self._heard = True
+        self._unanswered = 0
         self._last_read_s = now_s
         self._last_read_ms = self._clock_ms()
         self._rate.add(count, now_s)
 
     # -- what went wrong ----------------------------------------------------------------------------
 
-    def _why_closed(self, heard: bool) -> str:
-        if heard:
+    def _why_closed(self) -> str:
+        if self._heard:
             return "closed by the master"
+        self._unanswered += 1
         return (
             f"closed by the master in answer to our first report of {self._reported}: it does not admit this "
-            "address, or our log is no part of its own (ahead of its end, or below its start); its log says which"
+            "address, or our log is no part of its own (ahead of its end, or below its start); see its log"
         )
 
     def _lost(self, address: str, error: Exception) -> None:
@@ -336,13 +341,13 @@ class HAClient:
             logger.info("link to master ended addr=%s offset=%d", address, self._log.end)
             return
         self._last_error = text
-        if not self._seldom.ready(f"{address} {type(error).__name__} {text[:40]}", time.monotonic()):
+        # Once, it may have been cut; twice, the master will not have us.
+        grave = isinstance(error, (ProtocolError, CommitLogError)) or self._unanswered > 1
+        level = logging.ERROR if grave else logging.WARNING
+        if not self._seldom.ready(f"{address} {level} {type(error).__name__}", time.monotonic()):
             return
-        grave = isinstance(error, (ProtocolError, CommitLogError)) or (
-            isinstance(error, MasterClosed) and "first report" in text
-        )
         logger.log(
-            logging.ERROR if grave else logging.WARNING,
+            level,
             "link to master lost, trying again addr=%s offset=%d reason=%s",
             address,
             self._log.end,

@@ -71,7 +71,10 @@ class SlowSlave(ProtocolError):
 
 
 class HAConnection:
-    """One slave.  `on_closed(connection, why)` is called once, by the read thread; why is None for a plain end."""
+    """One slave.
+
+    `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
+    """
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class HAConnection:
         self._error: Exception | None = None
         self._close_lock = threading.Lock()  # a shutdown never meets the socket's number in other hands
         self._reader = Service(f"ha-read:{peer}", _Task(self._read, self.shut_down))
-        self._writer = Service(f"ha-write:{peer}", _Task(self._write, self._wake_writer))
+        self._writer: Service | None = None  # a connection that reports nothing costs one thread, not two
 
     def start(self) -> None:
         """Raises OSError or RuntimeError if the connection cannot be served; nothing is left of it then."""
@@ -156,18 +159,22 @@ class HAConnection:
                     progress.sent,
                     log.end,
                 )
+                self._writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
                 self._writer.start()
 
     def _end(self, stopped: bool) -> None:
         self.shut_down()
         known = self.progress.state is MasterState.TRANSFER
-        if known and not self._writer.stop(Deadline(WRITER_STOP_SECONDS)):
+        if self._writer is not None and not self._writer.stop(Deadline(WRITER_STOP_SECONDS)):
             # Its number must not go to another file while the writer may still use it.
             self._say.error("the writer does not end; its socket stays open")
         else:
             with self._close_lock:
                 self._socket.close()
-        self._group.disconnected(self.progress)
+        # A slave that broke no rule and is not sent away may be back in a moment.
+        self._group.disconnected(
+            self.progress, cut=not stopped and not isinstance(self._error, ProtocolError)
+        )
         self._tell(known, stopped)
         self._on_closed(self, None if stopped else self._error)
 

@@ -19,9 +19,13 @@ from haservice.replication.progress import AckTable, LogRange, SlaveProgress
 
 T = TypeVar("T")
 
+# Our slave is back within 100 ms of a cut.  A send in between waits for it, as those before the cut do,
+# instead of failing at once; if the slave stays away it gets no OK either.
+RECONNECT_S = 0.2
+
 
 class GroupTransferService(Generic[T]):
-    """The waits, and the ack table that resolves them.  `on_acked(waiters, ok)` is called without the lock."""
+    """The waits, and the table that resolves them.  `on_acked(waiters, ok)` is called without the lock."""
 
     def __init__(self, table: AckTable, on_acked: Callable[[list[T], bool], None]) -> None:
         self.table = table
@@ -31,6 +35,10 @@ class GroupTransferService(Generic[T]):
         self._changed = threading.Condition(self.lock)
         self._wakes_at = float("inf")  # when the thread looks again by itself
         self._stopping = False
+        self._expected = (
+            -1,
+            0.0,
+        )  # what the slave that was cut off last had reported, and when it is given up
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -57,10 +65,23 @@ class GroupTransferService(Generic[T]):
         with self.lock:
             self.table.open(progress)
 
-    def disconnected(self, progress: SlaveProgress) -> None:
-        """Its waits stay: the slave may be back before their deadlines."""
+    def disconnected(self, progress: SlaveProgress, cut: bool = False) -> None:
+        """Its waits stay: the slave may be back before their deadlines.
+
+        If a slave that has acked was merely `cut` off, furthest() goes on for a moment as if it were here.
+        """
         with self.lock:
+            if cut and progress.acked is not None:
+                self._expected = (progress.reported, time.monotonic() + RECONNECT_S)
             self.table.close(progress)
+
+    def furthest(self) -> int:
+        """The furthest report of a slave that is connected, or was until a moment ago; -1 without one."""
+        furthest = self.table.furthest
+        if furthest >= 0:
+            return furthest
+        reported, until_s = self._expected
+        return reported if time.monotonic() < until_s else -1
 
     def reported(self, progress: SlaveProgress, reports: Sequence[int], log: LogRange) -> None:
         """Takes a slave's reports and hands over the waits that they resolve.  Raises ReportRefused."""

@@ -79,7 +79,7 @@ class SlaveProgress:
         self.sent_from = 0
         """Start of the bytes that this slave has been sent, on this connection and the ones it resumes."""
         self.sent = 0
-        """The next offset to send.  Moved before the bytes go out, for their ack may be here before that returns."""
+        """The next offset to send.  Moved before the bytes go out: their ack may be faster than we return."""
         self.acked: int | None = None
         """The end that it has acknowledged truthfully; None while its report is but a position."""
 
@@ -203,8 +203,8 @@ class AckTable:
                 Refusal.AHEAD,
                 reported,
                 log.end,
-                f"reports {reported}, but our log ends at {log.end}: it holds {reported - log.end} bytes that "
-                "we do not; one of the two logs has to be given up",
+                f"reports {reported}, but our log ends at {log.end}: it holds {reported - log.end} bytes "
+                "that we do not; one of the two logs has to be given up",
             )
         ours = max(self._life_start, sent)
         if memory.was_ahead and reported > ours:
@@ -212,8 +212,8 @@ class AckTable:
                 Refusal.DIVERGED,
                 reported,
                 ours,
-                f"reports {reported} and was ahead of us before: what it holds above {ours} it has not got from "
-                "us; one of the two logs has to be given up",
+                f"reports {reported} and was ahead of us before: what it holds above {ours} it has not got "
+                "from us; one of the two logs has to be given up",
             )
         if reported < log.start:
             raise ReportRefused(

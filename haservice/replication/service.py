@@ -145,8 +145,11 @@ class HAService(Generic[T]):
         return self._client is not None and self._client.connected
 
     def is_slave_ok(self, end: int) -> bool:
-        """Whether a connected slave that has reported lags less than haSlaveFallbehindMax behind `end`."""
-        furthest = self._table.furthest
+        """Whether a slave that has reported lags less than haSlaveFallbehindMax behind `end`.
+
+        It is connected, or was cut off less than a moment ago.
+        """
+        furthest = self._group.furthest()
         return furthest >= 0 and end - furthest < self._fallbehind_max_bytes
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:

@@ -1,0 +1,16 @@
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+
+def of_replication() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ha-")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left_behind() -> Iterator[None]:
+    yield
+    wait_until(lambda: not of_replication(), f"no thread of replication left: {of_replication()}")

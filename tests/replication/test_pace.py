@@ -1,0 +1,59 @@
+"""Rates, lag in seconds, pauses, and telling a cause only once in a while."""
+
+from __future__ import annotations
+
+import random
+
+from haservice.replication.pace import CAUSES_MAX, HISTORY_POINTS_MAX, Backoff, Growth, RateMeter, Seldom
+
+
+def test_a_rate_is_that_of_the_last_window_and_dies_with_silence() -> None:
+    meter = RateMeter(100.0)
+    for tenth in range(1, 21):
+        meter.add(50, 100.0 + tenth / 10)
+    assert 400 < meter.rate(102.0) < 600
+    assert meter.rate(110.0) == 0.0
+
+
+def test_lag_in_seconds_is_the_age_of_the_first_byte_that_is_missing() -> None:
+    growth = Growth()
+    for second in range(10):
+        growth.note(1000 * (second + 1), float(second))
+    assert growth.behind_s(10_000, 10_000, 20.0) == 0.0
+    assert growth.behind_s(9_999, 10_000, 20.0) == 11.0
+    assert growth.behind_s(4_500, 10_000, 20.0) == 16.0
+    assert growth.behind_s(0, 10_000, 20.0) == 20.0
+
+
+def test_the_growth_of_a_year_fits_into_its_bound() -> None:
+    growth = Growth()
+    for second in range(100_000):
+        growth.note(second * 10, float(second))
+    assert len(growth._points) <= HISTORY_POINTS_MAX
+    assert abs(growth.behind_s(500_000, 999_990, 100_000.0) - 50_000) < 500
+
+
+def test_pauses_double_up_to_their_bound_and_start_over_after_success() -> None:
+    backoff = Backoff(0.05, 5.0, random.Random(1))
+    pauses = [backoff.next_s() for _ in range(12)]
+    assert 0.025 <= pauses[0] <= 0.05
+    for number, pause in enumerate(pauses):
+        top = min(5.0, 0.05 * 2**number)
+        assert top / 2 <= pause <= top
+    backoff.succeeded()
+    assert backoff.next_s() <= 0.05
+
+
+def test_no_two_sides_keep_step() -> None:
+    assert len({Backoff(1.0, 5.0, random.Random(seed)).next_s() for seed in range(20)}) == 20
+
+
+def test_one_cause_is_told_once_in_a_while_and_causes_are_bounded() -> None:
+    seldom = Seldom(10.0)
+    assert seldom.ready("a", 0.0)
+    assert not seldom.ready("a", 9.9)
+    assert seldom.ready("b", 9.9)
+    assert seldom.ready("a", 10.0)
+    for number in range(2 * CAUSES_MAX):
+        seldom.ready(str(number), 20.0)
+    assert len(seldom._last) <= CAUSES_MAX

@@ -1,0 +1,219 @@
+"""Peers for replication tests: logs, services of both roles, and scripted ends of the wire."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from commitlog.log import CommitLog
+from commitlog.options import LogOptions
+from commitlog.record import Message
+from haservice.config import BrokerRole, ReplicationConfig
+from haservice.deadline import Deadline
+from haservice.replication.protocol import REPORT, TRANSFER_HEADER
+from haservice.replication.service import HAService
+from tests.support.waiting import PATIENCE_S
+
+SEGMENT_BYTES = 64 * 1024
+STORE_HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
+STOP_SECONDS = 10.0
+
+# Nothing happens by itself unless a test asks for it: silence and heartbeats are far away.
+CONFIG = ReplicationConfig(heartbeat_interval_ms=600_000, housekeeping_interval_ms=600_000)
+
+
+def open_log(root: Path, *, replica: bool = False, segment_bytes: int = SEGMENT_BYTES) -> CommitLog:
+    return CommitLog.open(
+        LogOptions(root=root, segment_bytes=segment_bytes, replica=replica), store_host=STORE_HOST
+    )
+
+
+def pattern(start: int, end: int) -> bytes:
+    """Bytes of a log that tell their own offset."""
+    block = b"".join((number * 7919).to_bytes(8, "big") for number in range(start // 8, end // 8 + 1))
+    return block[start % 8 : start % 8 + end - start]
+
+
+def fill_raw(log: CommitLog, end: int, start: int | None = None) -> None:
+    """Grows a replica's log to `end` with the pattern, from `start` if it is empty."""
+    position = log.end if start is None else start
+    while position < end:
+        room = log.segment_bytes - position % log.segment_bytes
+        size = min(room, end - position)
+        log.append_replica(position, [pattern(position, position + size)])
+        position += size
+
+
+def message(body: bytes | int = 100, topic: str = "Stories", queue_id: int = 0) -> Message:
+    return Message(topic, queue_id, body if isinstance(body, bytes) else b"." * body)
+
+
+class Acked:
+    """Takes what on_acked hands over."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[list[Any], bool]] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, waiters: list[Any], ok: bool) -> None:
+        with self._lock:
+            self.batches.append((waiters, ok))
+
+    @property
+    def outcomes(self) -> dict[Any, bool]:
+        with self._lock:
+            return {waiter: ok for waiters, ok in self.batches for waiter in waiters}
+
+
+@contextmanager
+def master(
+    log: CommitLog, acked: Callable[[list[Any], bool], None] | None = None, **changes: Any
+) -> Iterator[HAService[Any]]:
+    """A SYNC_MASTER on loopback, on a port of its own; `changes` are fields of its configuration."""
+    service: HAService[Any] = HAService(
+        replace(CONFIG, **changes),
+        log,
+        role=BrokerRole.SYNC_MASTER,
+        bind_address="127.0.0.1",
+        on_acked=acked or Acked(),
+    )
+    service.start()
+    try:
+        yield service
+    finally:
+        assert service.stop(Deadline(STOP_SECONDS))
+
+
+@contextmanager
+def slave(
+    log: CommitLog, port: int | None, *, config: ReplicationConfig = CONFIG, **options: Any
+) -> Iterator[HAService[Any]]:
+    service: HAService[Any] = HAService(
+        config,
+        log,
+        role=BrokerRole.SLAVE,
+        bind_address="127.0.0.1",
+        on_acked=Acked(),
+        **options,
+    )
+    if port is not None:
+        service.set_master_address(f"127.0.0.1:{port}")
+    service.start()
+    try:
+        yield service
+    finally:
+        assert service.stop(Deadline(STOP_SECONDS))
+
+
+class Peer:
+    """A scripted end of the wire; what does not come in time fails the test."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self.socket.recv(size - len(data))
+            if not piece:
+                raise EOFError(f"closed after {len(data)} of {size} bytes")
+            data += piece
+        return data
+
+    def closed(self) -> bool:
+        """Waits for the other side to close; True if it does so without another byte."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def ends(self) -> None:
+        """Reads whatever still comes, up to the close."""
+        try:
+            while self.socket.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ScriptedSlave(Peer):
+    """Speaks as a slave to our master."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(socket.create_connection(("127.0.0.1", port)))
+
+    def report(self, *offsets: int) -> None:
+        self.send(b"".join(REPORT.pack(offset) for offset in offsets))
+
+    def frame(self) -> tuple[int, bytes]:
+        offset, size = TRANSFER_HEADER.unpack(self.read(TRANSFER_HEADER.size))
+        return offset, self.read(size)
+
+    def frame_or_end(self) -> tuple[int, bytes] | None:
+        try:
+            return self.frame()
+        except EOFError:
+            return None
+
+    def frames_to(self, end: int) -> list[tuple[int, bytes]]:
+        """Frames with a body, up to the one that ends at `end`."""
+        frames: list[tuple[int, bytes]] = []
+        while not frames or frames[-1][0] + len(frames[-1][1]) < end:
+            frame = self.frame()
+            if frame[1]:
+                frames.append(frame)
+        return frames
+
+
+class ScriptedMaster:
+    """Listens as a master; each accept() is one connection of our slave."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(PATIENCE_S)
+        self.port: int = self._listener.getsockname()[1]
+
+    def accept(self) -> MasterEnd:
+        return MasterEnd(self._listener.accept()[0])
+
+    def __enter__(self) -> ScriptedMaster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+
+class MasterEnd(Peer):
+    def report(self) -> int:
+        return int(REPORT.unpack(self.read(REPORT.size))[0])
+
+    def reports_to(self, end: int) -> None:
+        """Reads reports until one says `end`."""
+        while self.report() != end:
+            pass
+
+    def frame(self, offset: int, body: bytes, size: int | None = None) -> None:
+        self.send(frame_bytes(offset, body, size))
+
+
+def frame_bytes(offset: int, body: bytes, size: int | None = None) -> bytes:
+    return TRANSFER_HEADER.pack(offset, len(body) if size is None else size) + body
