@@ -6,7 +6,6 @@ what they have in common: an error becomes one line and exit code 1.
 
 from __future__ import annotations
 
-import errno
 from typing import Any
 
 import click
@@ -24,9 +23,9 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # the reader of our output went away: click ends quietly
         except (HAServiceError, CommitLogError, OSError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # the reader of our output went away: click ends quietly
             raise click.ClickException(explain(error)) from None
 
 

@@ -48,10 +48,11 @@ CLUSTER_COLUMNS = (
 @cluster_option
 @format_option
 def cluster_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str) -> None:
-    """Lists clusters and their brokers: version, messages a second, log end, hours kept, disk in use.
+    """Lists clusters and their brokers.
 
-    BID 0 is the master of its broker name, others are its slaves.  A broker that the nameserver still
-    lists and that does not answer is shown with the reason.
+    Version, messages a second, log end, hours kept, disk in use.  BID 0 is the master of its broker name,
+    others are its slaves.  A broker that the nameserver still lists and that does not answer is shown
+    with the reason.
     """
     table = Table(CLUSTER_COLUMNS)
     with Admin(namesrv) as admin:
@@ -103,7 +104,7 @@ def first_number(text: str | None) -> float | None:
 def broker_status(
     namesrv: tuple[str, ...], broker: str | None, cluster: str | None, output_format: str
 ) -> None:
-    """Shows everything a broker says of itself (request 28), sorted by name."""
+    """Shows all that a broker says of itself."""
     if broker is None and cluster is None:
         raise click.UsageError("which broker?  Say -b host:port, or -c CLUSTER with -n")
     with Admin(namesrv) as admin:

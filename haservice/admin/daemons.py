@@ -168,6 +168,8 @@ def told_plainly() -> Iterator[None]:
     """Turns what a user can mend into one line and exit code 1."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of -p went away: click ends quietly
     except (HAServiceError, CommitLogError, OSError) as error:
         logger.debug("refused to start", exc_info=True)
         raise click.ClickException(explain(error)) from None

@@ -36,8 +36,15 @@ ADVICE_BY_CODE = {
 def explain(error: Explainable) -> str:
     """The message of a CLI error.  Never empty, never more than a few short lines."""
     advice = advise(error)
-    text = str(error) or type(error).__name__
+    text = said_by_system(error) if isinstance(error, OSError) else str(error)
+    text = text or type(error).__name__
     return f"{text}\n  {advice}" if advice else text
+
+
+def said_by_system(error: OSError) -> str:
+    """The place and the system's words, without Python's `[Errno 98]` before them."""
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror}" if error.strerror else str(error)
 
 
 def advise(error: Explainable) -> str | None:

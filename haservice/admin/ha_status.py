@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,7 +207,9 @@ def ha_status(
     interval_s: float | None,
     output_format: str,
 ) -> None:
-    """Shows each master's slaves and each slave's master: offsets, lag, rate, in sync or why not.
+    """Shows who is in sync, and why not.
+
+    Each master's slaves and each slave's master: offsets, lag in bytes and seconds, rate, state.
 
     \b
       mqadmin haStatus -n 127.0.0.1:9876            all brokers that the nameserver knows
@@ -220,9 +223,10 @@ def ha_status(
         if interval_s is None:
             show(take(admin, broker, cluster), output_format)
             return
-        while True:
-            _show_again(admin, broker, cluster, output_format)
-            time.sleep(interval_s)
+        with suppress(KeyboardInterrupt):  # how one ends a watch is no failure
+            while True:
+                _show_again(admin, broker, cluster, output_format)
+                time.sleep(interval_s)
 
 
 def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_format: str) -> None:

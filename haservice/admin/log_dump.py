@@ -160,7 +160,7 @@ def as_line(found: Found) -> str:
 @click.option("-t", "--topic", help="Only records of this topic.")
 @format_option
 def dump_log(file: Path, limit: int | None, topic: str | None, output_format: str) -> None:
-    """Shows what is in a commit log file (or a copy of one), record by record.
+    """Shows what is in a commit log file.
 
     FILE is a segment, such as ~/store/commitlog/00000000000000000000.  The end of what was written,
     the blank before the next file, a torn tail and damaged bodies are marked.  -f json writes one

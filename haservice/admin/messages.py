@@ -90,7 +90,9 @@ def send_message(
     in_flight: int,
     output_format: str,
 ) -> None:
-    """Sends one message (-p), or each line of FILE, or of standard input with `-`.
+    """Sends a message, or each line of a file.
+
+    -p BODY is one message; each line of FILE is one, or of standard input with `-`.
 
     \b
       mqadmin sendMessage -n 127.0.0.1:9876 -t Greetings -p "hello"
@@ -233,7 +235,7 @@ def _send_stream(
     with click.progressbar(
         itertools.repeat(0),
         length=size or None,
-        label=f"sending to {topic}",
+        label=f"sending to {topic}" if sys.stderr.isatty() else "",
         file=sys.stderr,
         item_show_func=lambda count: _rate(count, started),
         update_min_steps=(size or BAR_STEPS * BAR_STEP_BYTES) // BAR_STEPS,
@@ -306,14 +308,15 @@ def consume_message(
     group: str,
     output_format: str,
 ) -> None:
-    """Reads messages, and leaves every consumer group's offsets as they are.
+    """Reads messages, from master or slave.
 
     \b
       mqadmin consumeMessage -n 127.0.0.1:9876 -t Greetings
       mqadmin consumeMessage -b 127.0.0.1:10921 -t Greetings      from this broker, be it a slave
 
     Reads each queue from its first message, or from -o or -s, to where it ended when reading began.
-    While a master is down its slave is read.  -f json writes one object a line.
+    While a master is down its slave is read.  No consumer group's offset is moved.  -f json writes one
+    object a line.
     """
     shown = 0
     if output_format == "table":
@@ -370,10 +373,10 @@ def _read_line(queue: Queue, message: record.StoredMessage, output_format: str) 
 def query_message_by_id(
     message_id: str, broker: str | None, namesrv: tuple[str, ...], output_format: str
 ) -> None:
-    """Shows one message by its offset message id (32 hex digits; 56 for an IPv6 broker).
+    """Shows one message by its offset message id.
 
-    The id is what a send answers: the broker's address, and where in its log the message lies.  After a
-    failover the slave has it at the same place: -b asks it.
+    The id is what a send answers, 32 hex digits or 56 with IPv6: the broker's address, and where in its
+    log the message lies.  After a failover the slave has it at the same place: -b asks it.
     """
     del namesrv  # the id names the broker; -n is taken because stock users type it
     try:

@@ -42,7 +42,7 @@ def perm_text(perm: int) -> str:
 @cluster_option
 @format_option
 def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str) -> None:
-    """Lists the topics that brokers have registered; those of one cluster with -c."""
+    """Lists topics; those of one cluster with -c."""
     table = Table(LIST_COLUMNS)
     with Admin(namesrv) as admin:
         if cluster is not None:
@@ -57,7 +57,10 @@ def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str
 @topic_option
 @format_option
 def topic_route(namesrv: tuple[str, ...], topic: str, output_format: str) -> None:
-    """Shows which brokers hold a topic, with how many queues: what a client is told."""
+    """Shows which brokers hold a topic.
+
+    It is what a client is told: addresses, numbers of queues, permission.
+    """
     table = Table(ROUTE_COLUMNS)
     with Admin(namesrv) as admin:
         route = admin.route(topic)
@@ -85,9 +88,10 @@ def topic_route(namesrv: tuple[str, ...], topic: str, output_format: str) -> Non
 @topic_option
 @format_option
 def topic_status(namesrv: tuple[str, ...], broker: str | None, topic: str, output_format: str) -> None:
-    """Shows each queue's offsets and last write: at its masters, or at one broker with -b.
+    """Shows each queue's offsets and last write.
 
-    -b with a slave's address shows how far the slave's own queues reach.
+    At the topic's masters, or at one broker with -b: with a slave's address it shows how far the slave's
+    own queues reach.
     """
     table = Table(STATUS_COLUMNS)
     with Admin(namesrv) as admin:
@@ -137,7 +141,10 @@ def update_topic(
     perm: str,
     order: bool,
 ) -> None:
-    """Creates a topic, or changes its queues and permission, at one broker or a cluster's masters."""
+    """Creates or changes a topic.
+
+    At one broker (-b), or at every master of a cluster (-c).
+    """
     if broker is None and cluster is None:
         raise click.UsageError("where?  Say -b host:port, or -c CLUSTER with -n")
     header = CreateTopicHeader(
