@@ -27,6 +27,7 @@ from typing import NamedTuple
 from commitlog.options import FlushDiskType
 from commitlog.record import encode_host
 from commitlog.store import Store
+from haservice.broker.admission import Admission, Limits
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.durability import Durability, Wait
@@ -39,13 +40,13 @@ from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_mem
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
 from haservice.broker.processors.query import QueryProcessor
-from haservice.broker.processors.send import Limits, SendProcessor
+from haservice.broker.processors.send import Gates, SendProcessor
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable
-from haservice.config import BrokerRole, NodeConfig, in_force
+from haservice.config import BrokerConfig, BrokerRole, NodeConfig, in_force
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.remoting.codes import RequestCode
@@ -246,13 +247,16 @@ class BrokerNode:
             file_entries=config.log.queue_file_size // 20,
         )
         self.sends = SendProcessor(
-            _limits(config),
-            self.topics,
+            _gates(broker),
+            Admission(
+                Limits(broker.cluster_name, broker.permission, config.log.max_message_bytes),
+                self.topics,
+                lambda group: groups.find(group) is not None,
+            ),
             store.log,
             self.durability,
             self.stats,
             store_host=self._store_host,
-            group_exists=lambda group: groups.find(group) is not None,
         )
         parts = (
             self.sends,
@@ -394,16 +398,12 @@ class BrokerNode:
         print(line, flush=True)
 
 
-def _limits(config: NodeConfig) -> Limits:
-    broker = config.broker
-    return Limits(
-        cluster_name=broker.cluster_name,
-        permission=broker.permission,
+def _gates(broker: BrokerConfig) -> Gates:
+    return Gates(
         region_id=broker.region_id,
         trace_on=broker.trace_on,
         start_accept_timestamp_ms=broker.start_accept_send_timestamp_ms,
         page_cache_busy_s=broker.page_cache_busy_ms / 1000,
         max_pending_sends=broker.max_pending_sends,
-        max_message_bytes=config.log.max_message_bytes,
         is_slave=broker.role.is_slave,
     )

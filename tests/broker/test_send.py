@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +23,10 @@ from commitlog.record import (
     encode_host,
     parse_message_id,
 )
+from haservice.broker.admission import Admission, Limits
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.persistence import PersistedFile
-from haservice.broker.processors.send import Limits, SendProcessor
+from haservice.broker.processors.send import CROWD_TURNS, Gates, SendProcessor
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.config import BrokerConfig
@@ -36,15 +38,13 @@ from tests.support.messages import batch_body
 
 STORE_HOST = encode_host("10.0.0.1", 10911)
 BORN_HOST = encode_host("10.1.2.3", 54321)
-LIMITS = Limits(
-    cluster_name="C",
-    permission=6,
+LIMITS = Limits(cluster_name="C", permission=6, max_message_bytes=1000)
+GATES = Gates(
     region_id="R",
     trace_on=True,
     start_accept_timestamp_ms=0,
     page_cache_busy_s=1.0,
     max_pending_sends=100,
-    max_message_bytes=1000,
     is_slave=False,
 )
 
@@ -78,7 +78,7 @@ class Slave:
 
 
 class Bench:
-    def __init__(self, directory: Path, *, sync: bool = False, **limits: Any) -> None:
+    def __init__(self, directory: Path, *, sync: bool = False, permission: int = 6, **gates: Any) -> None:
         options = LogOptions(root=directory, segment_bytes=64 * 1024, max_message_bytes=1000)
         self.log = CommitLog.open(options, store_host=STORE_HOST)
         config = BrokerConfig(cluster_name="C", broker_name="broker-a")
@@ -94,13 +94,12 @@ class Bench:
             call_soon=self.calls.append,
         )
         self.sends = SendProcessor(
-            LIMITS._replace(**limits),
-            self.topics,
+            GATES._replace(**gates),
+            Admission(LIMITS._replace(permission=permission), self.topics, lambda group: group == "known"),
             self.log,
             self.durability,
             Stats(),
             store_host=STORE_HOST,
-            group_exists=lambda group: group == "known",
         )
         self.peer = Peer()
 
@@ -461,3 +460,73 @@ def test_a_stop_answers_every_pending_send_once(make: Callable[..., Bench]) -> N
     bench.durability.settle_all()
     bench.ack()
     assert [answer.code for answer in bench.peer.sent] == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 3
+
+
+# Several connections
+
+
+def test_the_sends_of_several_connections_in_one_turn_share_one_append_and_one_wait(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(sync=True)
+    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", 3600.0)
+    peers = [Peer() for _ in range(4)]
+
+    async def turn() -> None:
+        for peer in peers:
+            impatient = request(properties=properties(WAIT="false"))
+            answers = bench.sends.process_batch(peer, [request(), request("../x"), impatient])  # type: ignore[arg-type]
+            if peer is not peers[0]:
+                assert answers == [None, None, None]
+        await asyncio.sleep(0)
+
+    asyncio.run(turn())
+    # The first did not know that others would come.
+    assert len(bench.slave.waits) == 2
+    assert len(bench.stored()) == 8
+    for peer in peers[1:]:
+        assert [answer.code for answer in peer.sent] == [ResponseCode.SYSTEM_ERROR, 0]
+    bench.ack()
+    for place, peer in enumerate(peers):
+        assert peer.sent[-1].ext["queueOffset"] == str(2 * place)
+    assert bench.sends.pending == 0
+
+
+def test_one_that_is_alone_again_is_handled_at_once_after_some_turns(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", 3600.0)
+    bench.send(request())
+    other = bench.peer = Peer()
+    later = []
+
+    async def turns() -> None:
+        while True:
+            (answer,) = bench.send(request())
+            if answer is not None:
+                return
+            later.append(answer)
+            await asyncio.sleep(0)
+
+    asyncio.run(turns())
+    assert len(later) == CROWD_TURNS
+    assert len(other.sent) == CROWD_TURNS
+
+
+def test_a_mistake_of_ours_still_answers_every_gathered_send(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", 3600.0)
+    bench.send(request())
+    bench.peer = Peer()
+    monkeypatch.setattr(bench.log, "append_many", lambda messages: 1 / 0)
+
+    async def turn() -> None:
+        bench.send(request(), request(oneway=True), request())
+        await asyncio.sleep(0)
+
+    asyncio.run(turn())
+    assert [answer.code for answer in bench.peer.sent] == [ResponseCode.SYSTEM_ERROR] * 2
+    assert "ZeroDivisionError" in (bench.peer.sent[0].remark or "")

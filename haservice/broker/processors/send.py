@@ -1,59 +1,48 @@
-"""Sending: requests 10, 310 and 320, from the header to the answer.
+"""Sending: requests 10, 310 and 320, from the bytes of a read to the answers.
 
-All sends of one read are handled together: checked one by one in RocketMQ's order (broker-flows §8),
-appended with one write, and, where the mode asks for more than the append, one wait stands for all of
-them.  The answers of a wait leave together when it is settled.
+    sends of one read, or of one turn of the loop ─▶ admission ─▶ one append ─▶ one wait for proofs ─▶ answers
 
-Everything runs on the remoting loop.  Errors of a message are its own answer and hurt no other.
+All sends of one read are handled together: one lock, one write, one wake-up of those who follow the log,
+and where the mode asks for more than the append, one wait that stands for all of them.  When several
+connections send at the same time, the sends of all of them are gathered for one turn of the loop and
+handled together as well: 64 clients with one message each then cost little more than one with 64.  A
+single sender does not pay for that: its sends are handled where they were read.
 
-Not served yet, and refused rather than stored as something they are not: delayed messages (13) and
-transactions (16).
+Everything runs on the remoting loop.  An error of one message is its own answer and hurts no other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
 from commitlog.log import Appended, BatchAppended
-from commitlog.record import PROPERTIES_BYTES_MAX, SYS_MULTI_TAGS, SYS_TRANSACTION_MASK, Message
+from commitlog.record import Message
+from haservice.broker.admission import Admission
 from haservice.broker.durability import Durability, PutStatus
 from haservice.broker.stats import Stats
-from haservice.broker.topics import (
-    FORBIDDEN_TO_SEND,
-    MULTI_TAG,
-    PERM_READ,
-    PERM_WRITE,
-    RETRY_PREFIX,
-    SYS_FLAG_UNIT,
-    TopicTable,
-    name_fault,
-)
 from haservice.errors import RequestError
-from haservice.remoting.bodies import TopicConfig
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.headers import SendMessageHeader
 
 logger = logging.getLogger(__name__)
 
 BUSY_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 OVERLOAD_REMARK = "[OVERLOAD]system busy, start flow control for a while"
 
-# Properties that decide what becomes of a message; each is looked for with the mark behind its name.
-_MARK = "\x01"
-_SEPARATOR = "\x02"
-_WAIT = "WAIT" + _MARK
-_UNUSUAL = ("DELAY" + _MARK, "TRAN_MSG" + _MARK, "CLUSTER" + _MARK)
+# Two connections that send within this time send at the same time: a turn of the loop takes as long.
+CROWD_S = 0.0002
+# So many turns with one connection alone, and its sends are no longer gathered.
+CROWD_TURNS = 16
 
-
-# (place in its read, request, message, whether its answer waits for proofs)
+# (place among the answers, request, message, whether its answer waits for proofs)
 Send = tuple[int, RemotingCommand, Message, bool]
+Answers = list[RemotingCommand | None]
 
 
 class Log(Protocol):
@@ -70,17 +59,14 @@ class Log(Protocol):
     def writable(self) -> str | None: ...
 
 
-class Limits(NamedTuple):
-    """What the configuration says of sends."""
+class Gates(NamedTuple):
+    """When the broker takes no sends at all, and what it tells clients beside each answer."""
 
-    cluster_name: str
-    permission: int
     region_id: str
     trace_on: bool
     start_accept_timestamp_ms: int
     page_cache_busy_s: float
     max_pending_sends: int
-    max_message_bytes: int
     is_slave: bool
 
 
@@ -89,210 +75,135 @@ class SendProcessor:
 
     def __init__(
         self,
-        limits: Limits,
-        topics: TopicTable,
+        gates: Gates,
+        admission: Admission,
         log: Log,
         durability: Durability,
         stats: Stats,
         *,
         store_host: bytes,
-        group_exists: Callable[[str], bool] = lambda _: True,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._limits = limits
-        self._topics = topics
+        self._gates = gates
+        self._admission = admission
         self._log = log
-        self.durability = durability
+        self._durability = durability
         self._stats = stats
-        self._group_exists = group_exists
         self._clock_ms = clock_ms
         self._id_prefix = store_host.hex().upper()
-        self._trace = {"MSG_REGION": limits.region_id, "TRACE_ON": "true" if limits.trace_on else "false"}
-        self._cluster_property = f"CLUSTER{_MARK}{limits.cluster_name}".encode()
+        self._trace = {"MSG_REGION": gates.region_id, "TRACE_ON": "true" if gates.trace_on else "false"}
         self.refuse_all: str | None = None
         # Sends whose answer waits for a proof.
         self.pending = 0
+        # What this turn of the loop has gathered, by connection, in the order of arrival.
+        self._gathered: list[tuple[Connection, Sequence[RemotingCommand]]] = []
+        # Turns left in which sends are gathered; 0 while there is one sender at a time.
+        self._crowd = 0
+        self._last_connection: Connection | None = None
+        self._last_s = 0.0
 
     def handlers(self) -> dict[int, SendProcessor]:
         return dict.fromkeys(
             (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE), self
         )
 
-    def process_batch(
-        self, connection: Connection, requests: Sequence[RemotingCommand]
-    ) -> list[RemotingCommand | None]:
+    def process_batch(self, connection: Connection, requests: Sequence[RemotingCommand]) -> Answers:
         """The answers of these sends, in their order; None for those that are sent later, or never."""
-        answers: list[RemotingCommand | None] = [None] * len(requests)
-        refused = self._busy(len(requests))
+        if not self._crowded(connection):
+            return self._handle([(connection, request) for request in requests])
+        if not self._gathered:
+            asyncio.get_running_loop().call_soon(self._handle_gathered)
+        self._gathered.append((connection, requests))
+        return [None] * len(requests)
+
+    # One sender or many
+
+    def _crowded(self, connection: Connection) -> bool:
+        now_s = time.monotonic()
+        if connection is not self._last_connection:
+            if now_s - self._last_s < CROWD_S:
+                self._crowd = CROWD_TURNS
+            self._last_connection = connection
+        self._last_s = now_s
+        return self._crowd > 0
+
+    def _handle_gathered(self) -> None:
+        """Runs before the loop reads again, so nobody's sends overtake his own."""
+        gathered, self._gathered = self._gathered, []
+        first = gathered[0][0]
+        if all(connection is first for connection, _ in gathered):
+            self._crowd -= 1
+        sends = [(connection, request) for connection, requests in gathered for request in requests]
+        try:
+            answers = self._handle(sends)
+        except Exception as error:
+            logger.exception("sends failed count=%d", len(sends))
+            fault = RequestError(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+            answers = [self._refuse(request, fault) for _, request in sends]
+        for (connection, request), answer in zip(sends, answers, strict=True):
+            if answer is not None and not request.is_oneway:
+                connection.send(answer)
+
+    # From requests to answers
+
+    def _handle(self, sends: Sequence[tuple[Connection, RemotingCommand]]) -> Answers:
+        refused = self._busy(len(sends))
         if refused is not None:
-            return [self._refuse(request, refused) for request in requests]
+            return [self._refuse(request, refused) for _, request in sends]
+        answers: Answers = [None] * len(sends)
         unwritable = self._unwritable()
-        group = _Group(self, connection)
+        admit = self._admission.message
+        stored = _Stored(answers)
         singles: list[Send] = []
-        for index, request in enumerate(requests):
+        for index, (connection, request) in enumerate(sends):
             try:
-                message, wait, batch = self._message(connection, request, unwritable)
-                if batch:
-                    # What came before a batch stands before it in the log, too.
-                    self._append_singles(singles, answers, group)
-                    self._append_batch((index, request, message, wait), answers, group)
-                else:
-                    singles.append((index, request, message, wait))
+                message, wait, batch = admit(connection.peer_host, request, unwritable)
             except RequestError as error:
                 answers[index] = self._refuse(request, error)
-        self._append_singles(singles, answers, group)
-        group.seek_proofs(answers)
+                continue
+            if batch:
+                # What came before a batch stands before it in the log, too.
+                self._append_singles(singles, stored)
+                singles = []
+                self._append_batch((index, request, message, wait), stored)
+            else:
+                singles.append((index, request, message, wait))
+        self._append_singles(singles, stored)
+        if stored.waiting:
+            self._seek_proofs(stored, sends)
         return answers
 
-    # What the broker says before it looks at a message
-
     def _busy(self, count: int) -> RequestError | None:
+        """What the broker says before it looks at a message."""
+        gates = self._gates
         held_since = self._log.lock_held_since
-        if held_since and time.monotonic() - held_since > self._limits.page_cache_busy_s:
+        if held_since and time.monotonic() - held_since > gates.page_cache_busy_s:
             return RequestError(ResponseCode.SYSTEM_BUSY, BUSY_REMARK)
-        if self.pending + count > self._limits.max_pending_sends:
+        if self.pending + count > gates.max_pending_sends:
             return RequestError(ResponseCode.SYSTEM_BUSY, OVERLOAD_REMARK)
-        start = self._limits.start_accept_timestamp_ms
+        start = gates.start_accept_timestamp_ms
         if start and self._clock_ms() < start:
             return RequestError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {start}")
         return None
 
     def _unwritable(self) -> str | None:
-        """Why nothing can be stored now.  Unlike RocketMQ we look before a topic is created for it."""
-        if self._limits.is_slave:
+        if self._gates.is_slave:
             return "this broker is a slave; send to its master"
         return self.refuse_all or self._log.writable
 
-    # From a request to a message
-
-    def _message(
-        self, connection: Connection, request: RemotingCommand, unwritable: str | None
-    ) -> tuple[Message, bool, bool]:
-        """(message, whether its answer waits for proofs, whether it is a batch); RequestError if refused."""
-        header = SendMessageHeader.decode(request.code, request.ext)
-        name = header.topic
-        topic = self._topics.get(name)
-        # A topic of the table has a good name, so only unusual sends pay for the checks.
-        if topic is None or unwritable is not None or name in FORBIDDEN_TO_SEND or topic.order:
-            topic = self._checked_topic(header, topic, unwritable)
-        queue_id = header.queue_id
-        if queue_id >= topic.write_queue_nums or queue_id < 0:
-            queue_id = _settled_queue_id(topic, queue_id)
-        if name.startswith(RETRY_PREFIX) and not self._group_exists(name.removeprefix(RETRY_PREFIX)):
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group not exist, {name.removeprefix(RETRY_PREFIX)}",
-            )
-        sys_flag = header.sys_flag
-        if sys_flag & SYS_TRANSACTION_MASK:
-            raise _not_transactional()
-        if topic.topic_filter_type == MULTI_TAG:
-            sys_flag |= SYS_MULTI_TAGS
-        properties, wait = self._properties(header.properties, header.batch)
-        body = request.body
-        if len(body) > self._limits.max_message_bytes or len(properties) > PROPERTIES_BYTES_MAX:
-            raise self._too_large(len(body), len(properties))
-        message = Message(
-            name,
-            queue_id,
-            body,
-            properties,
-            header.flag,
-            sys_flag,
-            header.born_timestamp_ms,
-            connection.peer_host,
-            header.reconsume_times,
-        )
-        return message, wait, header.batch
-
-    def _checked_topic(
-        self, header: SendMessageHeader, topic: TopicConfig | None, unwritable: str | None
-    ) -> TopicConfig:
-        """The topic, created if need be; the checks and their order are RocketMQ's."""
-        name = header.topic
-        if topic is not None and topic.order and not self._limits.permission & PERM_WRITE:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION, f"the broker is not writable, and topic[{name}] is an order topic"
-            )
-        fault = name_fault(name)
-        if fault is not None:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, fault)
-        if name in FORBIDDEN_TO_SEND:
-            raise RequestError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
-        if unwritable is not None:
-            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {unwritable}")
-        if topic is None:
-            topic = self._topics.create_on_send(
-                name,
-                header.default_topic,
-                header.default_topic_queue_nums,
-                SYS_FLAG_UNIT if header.unit_mode else 0,
-            )
-        if topic is None and name.startswith(RETRY_PREFIX):
-            topic = self._topics.find_or_create(name, 1, PERM_READ | PERM_WRITE)
-        if topic is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{name}] not exist, apply first please: it cannot be created"
-                f" from the topic[{header.default_topic}]",
-            )
-        return topic
-
-    def _properties(self, text: str, batch: bool) -> tuple[bytes, bool]:
-        """What is stored, CLUSTER included, and whether the sender wants to wait for proofs.
-
-        WAIT itself is not stored, but for a batch, as in 4.9.8.  Nearly every message of a Java client
-        has it; the others of _UNUSUAL have the text taken apart.
-        """
-        if not text:
-            return self._cluster_property, True
-        for mark in _UNUSUAL:
-            if mark in text:
-                text = _without_unusual(text)
-                break
-        wait = True
-        at = text.find(_WAIT)
-        if at >= 0 and (at == 0 or text[at - 1] == _SEPARATOR):
-            end = text.find(_SEPARATOR, at)
-            value = text[at + len(_WAIT) :] if end < 0 else text[at + len(_WAIT) : end]
-            wait = value.lower() != "false"
-            if not batch:
-                text = text[: max(0, at - 1)] if end < 0 else text[:at] + text[end + 1 :]
-        stored = text.encode()
-        if not stored:
-            return self._cluster_property, wait
-        if not stored.endswith(b"\x02"):
-            stored += b"\x02"
-        return stored + self._cluster_property, wait
-
-    def _too_large(self, body_bytes: int, properties_bytes: int) -> RequestError:
-        return RequestError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            "the message is illegal, maybe msg body or properties length not matched:"
-            f" body is {body_bytes} bytes, allowed are {self._limits.max_message_bytes};"
-            f" properties are {properties_bytes} bytes, allowed are {PROPERTIES_BYTES_MAX}",
-        )
-
     # From messages to the log
 
-    def _append_singles(
-        self,
-        singles: list[Send],
-        answers: list[RemotingCommand | None],
-        group: _Group,
-    ) -> None:
+    def _append_singles(self, singles: Sequence[Send], stored: _Stored) -> None:
         if not singles:
             return
         began = time.monotonic()
-        try:
-            outcomes = self._log.append_many([message for _, _, message, _ in singles])
-        except CommitLogError as error:
-            outcomes = [error] * len(singles)
-        size = 0
+        outcomes = self._log.append_many([message for _, _, message, _ in singles])
+        count = size = 0
         for (index, request, message, wait), outcome in zip(singles, outcomes, strict=True):
             if isinstance(outcome, CommitLogError):
-                answers[index] = self._refuse(request, self._put_failed(outcome))
+                stored.answers[index] = self._refuse(request, self._put_failed(outcome))
                 continue
+            count += 1
             size += outcome.end - outcome.physical_offset
             answer = request.answer(
                 0,
@@ -304,17 +215,16 @@ class SendProcessor:
                     "queueOffset": str(outcome.queue_offset),
                 },
             )
-            group.add(index, request, answer, outcome.end, wait)
-        self._stats.put(len(singles), size, time.monotonic() - began)
-        singles.clear()
+            stored.add(index, request, answer, outcome.end, wait)
+        self._stats.put(count, size, time.monotonic() - began)
 
-    def _append_batch(self, batch: Send, answers: list[RemotingCommand | None], group: _Group) -> None:
+    def _append_batch(self, batch: Send, stored: _Stored) -> None:
         index, request, message, wait = batch
         began = time.monotonic()
         try:
             outcome = self._log.append_batch(message)
         except CommitLogError as error:
-            answers[index] = self._refuse(request, self._put_failed(error))
+            stored.answers[index] = self._refuse(request, self._put_failed(error))
             return
         self._stats.put(outcome.count, outcome.end - outcome.physical_offset, time.monotonic() - began)
         answer = request.answer(
@@ -327,7 +237,7 @@ class SendProcessor:
                 "queueOffset": str(outcome.queue_offset),
             },
         )
-        group.add(index, request, answer, outcome.end, wait)
+        stored.add(index, request, answer, outcome.end, wait)
 
     def _put_failed(self, error: CommitLogError) -> RequestError:
         self._stats.puts_failed += 1
@@ -343,82 +253,41 @@ class SendProcessor:
     def _refuse(self, request: RemotingCommand, error: RequestError) -> RemotingCommand:
         return request.answer(error.code, error.remark, dict(self._trace))
 
+    def _seek_proofs(self, stored: _Stored, sends: Sequence[tuple[Connection, RemotingCommand]]) -> None:
+        """One wait for all that were stored and want one: up to the end of the last of them."""
+        waiting = [(sends[index][0], answer) for index, answer in stored.waiting]
 
-class _Group:
-    """The stored sends of one read: those to be answered now, and those that share one wait."""
+        def settled(status: PutStatus) -> None:
+            self.pending -= len(waiting)
+            for connection, answer in waiting:
+                answer.code = status
+                connection.send(answer)
 
-    __slots__ = ("_connection", "_end", "_processor", "_ready", "_waiting")
+        status = self._durability.put_status(stored.end, settled)
+        if status is None:
+            self.pending += len(waiting)
+            return
+        for index, answer in stored.waiting:
+            answer.code = status
+            stored.answers[index] = answer
 
-    def __init__(self, processor: SendProcessor, connection: Connection) -> None:
-        self._processor = processor
-        self._connection = connection
-        self._ready: list[tuple[int, RemotingCommand]] = []
-        self._waiting: list[tuple[int, RemotingCommand]] = []
-        self._end = 0
+
+class _Stored:
+    """What one pass has stored: answers that can go now are in `answers`, the others in `waiting`."""
+
+    __slots__ = ("answers", "end", "waiting")
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.waiting: list[tuple[int, RemotingCommand]] = []
+        self.end = 0
 
     def add(
         self, index: int, request: RemotingCommand, answer: RemotingCommand, end: int, wait: bool
     ) -> None:
-        """One stored send; `end` is where it ends in the log, and never below that of an earlier one."""
-        if request.is_oneway:
-            return
-        if wait:
-            self._waiting.append((index, answer))
-            self._end = end
-        else:
-            self._ready.append((index, answer))
-
-    def seek_proofs(self, answers: list[RemotingCommand | None]) -> None:
-        """Puts into `answers` what can be said now; the rest is sent when it is settled."""
-        if self._waiting:
-            status = self._processor.durability.put_status(self._end, self._settled)
-            if status is None:
-                self._processor.pending += len(self._waiting)
-            else:
-                for index, answer in self._waiting:
-                    answer.code = status
-                    answers[index] = answer
-        for index, answer in self._ready:
-            answers[index] = answer
-
-    def _settled(self, status: PutStatus) -> None:
-        self._processor.pending -= len(self._waiting)
-        send = self._connection.send
-        for _, answer in self._waiting:
-            answer.code = status
-            send(answer)
-
-
-def _settled_queue_id(topic: TopicConfig, queue_id: int) -> int:
-    """A negative one is the broker's choice; one beyond both queue numbers is refused, as in RocketMQ."""
-    most = max(topic.read_queue_nums, topic.write_queue_nums)
-    if queue_id >= most or most == 0 or (queue_id < 0 and topic.write_queue_nums == 0):
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"request queueId[{queue_id}] is illegal, topic[{topic.topic_name}] has"
-            f" {topic.read_queue_nums} read and {topic.write_queue_nums} write queues",
-        )
-    return random.randrange(topic.write_queue_nums) if queue_id < 0 else queue_id
-
-
-def _without_unusual(text: str) -> str:
-    """`text` read as RocketMQ reads it and written again without CLUSTER; refuses what is not served."""
-    properties = {}
-    for piece in text.split(_SEPARATOR):
-        name, mark, value = piece.partition(_MARK)
-        if mark and name and value:
-            properties[name] = value
-    if properties.get("TRAN_MSG", "").lower() == "true":
-        raise _not_transactional()
-    delay = properties.get("DELAY", "0")
-    if not delay.isdecimal() or int(delay) > 0:
-        raise RequestError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal: delay level {delay[:20]} is not served by this broker, only 0 is",
-        )
-    properties.pop("CLUSTER", None)
-    return _SEPARATOR.join(f"{name}{_MARK}{value}" for name, value in properties.items())
-
-
-def _not_transactional() -> RequestError:
-    return RequestError(ResponseCode.NO_PERMISSION, "transactional messages are not served by this broker")
+        """One send; `end` is where it ends in the log, beyond every earlier one's."""
+        if not wait:
+            self.answers[index] = answer
+        elif not request.is_oneway:
+            self.waiting.append((index, answer))
+            self.end = end
