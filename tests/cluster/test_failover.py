@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -156,6 +157,23 @@ def test_the_slave_dies_and_catches_up_when_it_is_back(pair: ScratchPair, admin:
     wait_level(pair, ask)
     assert read(ask, pair.slave_addr) == numbered(0, 900)
     assert_equal_logs(pair, ask, pair.slave_addr)
+
+
+def test_a_frozen_slave_costs_answers_but_no_message(make_pair: MakePair, admin: Ask) -> None:
+    pair = make_pair("SYNC_MASTER", slaveTimeout="500")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    slave = pair.processes["broker-a-s"].popen
+    slave.send_signal(signal.SIGSTOP)
+    try:
+        statuses = Counter(one.status for one in send(pair.master_addr, numbered(100, 200)))
+    finally:
+        slave.send_signal(signal.SIGCONT)
+    assert statuses == {"FLUSH_SLAVE_TIMEOUT": 100}
+    wait_level(pair, ask)
+    send_ok(pair.master_addr, numbered(200, 300))
+    assert read(ask, pair.slave_addr) == numbered(0, 300)
 
 
 def test_the_slave_is_made_the_new_master_by_its_properties_file(pair: ScratchPair, admin: Ask) -> None:

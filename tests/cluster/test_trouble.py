@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ProcessDied, ScratchPair
+from haservice.admin.pair import Process, ProcessDied, ScratchPair
 from tests.cluster.support import numbered, read, send_ok, start_with_topic
 from tests.support.waiting import wait_until
 
@@ -98,6 +98,23 @@ def test_a_missing_properties_file_is_named(make_pair: MakePair) -> None:
     pair = make_pair()
     missing = pair.root / "nowhere.properties"
     assert str(missing) in refused(lambda: pair._start("broker-a", "mqbroker", missing, "boot success"))
+
+
+def test_a_logging_file_that_is_none_is_named(make_pair: MakePair) -> None:
+    pair = make_pair()
+    bad = pair.root / "logging.yml"
+    bad.write_text("handlers: [unclosed")
+    properties = pair.root / "namesrv.properties"
+    properties.write_text("bindAddress=127.0.0.1\n")
+
+    def start() -> None:
+        arguments = ["-c", str(properties), "--logging", str(bad)]
+        pair.processes["namesrv"] = Process(
+            "namesrv", "mqnamesrv", arguments, pair.root / "namesrv.log", "boot success"
+        )
+        pair.processes["namesrv"].wait_booted()
+
+    assert str(bad) in refused(start)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
