@@ -22,7 +22,7 @@ def main(root: Path, extra: str, wanted: str) -> int:
     # The clone's own directory is the lock: it is always there, and leaves no file behind.
     lock = os.open(root, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    if stamp.exists() and stamp.read_text().strip() == wanted:
+    if stamp.exists() and stamp.read_text().strip() == wanted and works(venv):
         return 0
     print(f"preparing {venv} …", file=sys.stderr, flush=True)
     if not make(venv, moved=not belongs_here(venv)):
@@ -47,10 +47,15 @@ def belongs_here(venv: Path) -> bool:
         return False
 
 
+def works(venv: Path) -> bool:
+    """False when there is none, or when the Python it was made with is gone."""
+    python = venv / "bin" / "python"
+    return python.exists() and subprocess.run([str(python), "-c", ""], check=False).returncode == 0
+
+
 def make(venv: Path, moved: bool) -> bool:
     """Creates the environment where there is none that works; says what is missing when it cannot."""
-    python = venv / "bin" / "python"
-    if not moved and python.exists() and subprocess.run([str(python), "-c", ""], check=False).returncode == 0:
+    if not moved and works(venv):
         return True
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", str(venv)], check=False, capture_output=True, text=True
