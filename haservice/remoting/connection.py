@@ -384,6 +384,9 @@ class Connection(asyncio.Protocol):
             return
         self.last_active = self._loop.time()
         transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._drained and not self._write_blocked:
+            # What was gathered counted as congestion, but the socket took it.
+            self._wake_writers()
 
     def _hold(self) -> None:
         if not self._held and self._transport is not None and not self._transport.is_closing():
