@@ -56,8 +56,9 @@ from haservice.service import Service, Task
 
 logger = logging.getLogger(__name__)
 
-# A thread that gives the GIL away waits this long to get it back while another one computes.  The loop
-# hands over to ha-write and gets its acks from ha-read; with Python's 5 ms each such step can cost 5 ms.
+# A thread that gave the GIL away gets it back after so long at the latest, while another one computes.
+# Measured with SYNC_MASTER sends and a thread that computes half of the time: p99 9 ms with Python's 5 ms,
+# 4.6 ms with this (64 in flight: 31 and 12 ms).  Without such a thread it makes no difference.
 SWITCH_INTERVAL_S = 0.0005
 
 STOP_SECONDS = 15.0
