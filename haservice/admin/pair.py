@@ -172,7 +172,7 @@ class ScratchPair:
         return self.start_broker("broker-a-s", brokerRole="SLAVE", brokerId="1", **settings)
 
     def start_broker(self, name: str, **settings: str) -> Process:
-        """Starts the broker with store and ports of `name`; `settings` add to its properties or replace them."""
+        """Starts the broker with store and ports of `name`; `settings` add to its properties, or replace some."""
         lines = {
             "brokerClusterName": "DefaultCluster",
             "brokerName": "broker-a",
