@@ -136,9 +136,9 @@ class AcceptSocketService:
         peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         reason = self._why_not(ip) or self._make_room()
         if reason:
-            connection.close()
             self._refused(peer, reason)
             self._tell(f"{ip} {reason}", "connection refused peer=%s reason=%s", peer, reason)
+            connection.close()
             return
         connection.setblocking(True)
         served = self._connect(connection, peer, self._identify(ip))

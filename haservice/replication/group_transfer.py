@@ -24,6 +24,15 @@ T = TypeVar("T")
 RECONNECT_S = 0.2
 
 
+class _Wait(Generic[T]):
+    __slots__ = ("deadline_s", "end", "waiter")
+
+    def __init__(self, end: int, deadline_s: float, waiter: T) -> None:
+        self.end = end
+        self.deadline_s = deadline_s
+        self.waiter = waiter
+
+
 class GroupTransferService(Generic[T]):
     """The waits, and the table that resolves them.  `on_acked(waiters, ok)` is called without the lock."""
 
@@ -31,7 +40,7 @@ class GroupTransferService(Generic[T]):
         self.table = table
         self.lock = threading.Lock()
         self._on_acked = on_acked
-        self._waiters: OffsetWaiters[T] = OffsetWaiters()
+        self._waiters: OffsetWaiters[_Wait[T]] = OffsetWaiters()
         self._changed = threading.Condition(self.lock)
         self._wakes_at = float("inf")  # when the thread looks again by itself
         self._stopping = False
@@ -52,7 +61,7 @@ class GroupTransferService(Generic[T]):
             if self.table.is_proven(end):
                 return True
             if not self._stopping:
-                self._waiters.add(end, deadline_s, waiter)
+                self._waiters.add(end, deadline_s, _Wait(end, deadline_s, waiter))
                 if deadline_s < self._wakes_at:
                     self._changed.notify()
                 return False
@@ -85,15 +94,16 @@ class GroupTransferService(Generic[T]):
 
     def reported(self, progress: SlaveProgress, reports: Sequence[int], log: LogRange) -> None:
         """Takes a slave's reports and hands over the waits that they resolve.  Raises ReportRefused."""
-        failed: list[T] = []
         done: list[T] = []
         with self.lock:
             advance = self.table.reports(progress, reports, log)
             if advance is not None and self._waiters:
-                failed = self._waiters.advance(advance.unproven)
-                done = self._waiters.advance(advance.proven)
-        if failed:
-            self._on_acked(failed, False)
+                unproven, proven = advance
+                for wait in self._waiters.advance(proven):
+                    if wait.end > unproven:
+                        done.append(wait.waiter)
+                    else:  # the slave was never sent it; another one may still say that it has it
+                        self._waiters.add(wait.end, wait.deadline_s, wait)
         if done:
             self._on_acked(done, True)
 
@@ -106,7 +116,7 @@ class GroupTransferService(Generic[T]):
                 self._on_acked(expired, False)
         with self.lock:
             self._stopping = True
-            left = self._waiters.drain()
+            left = [wait.waiter for wait in self._waiters.drain()]
         if left:
             self._on_acked(left, False)
 
@@ -123,4 +133,4 @@ class GroupTransferService(Generic[T]):
                 self._wakes_at = float("inf") if deadline_s is None else deadline_s
                 self._changed.wait(None if deadline_s is None else deadline_s - now_s)
                 self._wakes_at = 0.0
-            return self._waiters.expire(time.monotonic())
+            return [wait.waiter for wait in self._waiters.expire(time.monotonic())]

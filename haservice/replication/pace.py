@@ -61,6 +61,11 @@ class Growth:
             self._points = deque(list(points)[::2])
             self._spacing_s *= 2
 
+    def covers(self, position: int) -> bool:
+        """Whether it was watching already when the log grew beyond `position`."""
+        points = self._points
+        return bool(points) and points[0][1] <= position
+
     def behind_s(self, position: int, end: int, now_s: float) -> float:
         """How long ago the log grew beyond `position`; 0 when it has not."""
         if position >= end:

@@ -28,6 +28,7 @@ from haservice.replication.protocol import REPORT_NOT_YET, REPORT_NOTHING, Maste
 
 # Identities that are remembered without a connection; the longest unseen goes first.
 IDENTITIES_MAX = 1024
+RANGES_MAX = 16
 
 
 class Refusal(enum.Enum):
@@ -59,7 +60,7 @@ class LogRange(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """A wait for an end up to `unproven` cannot be met by this slave, one up to `proven` is met."""
+    """Waits for an end beyond `unproven`, up to `proven`, are met; this slave says nothing about others."""
 
     unproven: int
     proven: int
@@ -94,19 +95,53 @@ class _Memory:
         self.was_ahead = False
 
 
+class HeldRanges:
+    """Which ends are known to be on a slave: ranges (low, high], ascending, that do not touch.
+
+    Mostly one.  A slave that began behind the others' acks starts another; an ack that closes the gap makes
+    them one again.  Beyond RANGES_MAX the lowest is given up: ends in it are not proven any more.
+    """
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def __contains__(self, end: int) -> bool:
+        return any(low < end <= high for low, high in reversed(self._ranges))
+
+    @property
+    def furthest(self) -> int:
+        return self._ranges[-1][1] if self._ranges else 0
+
+    def add(self, low: int, high: int) -> bool:
+        """Adds (low, high]; whether anything of it is new."""
+        ranges = self._ranges
+        if low >= high or any(first <= low and high <= last for first, last in ranges):
+            return False
+        touching = [one for one in ranges if one[0] <= high and low <= one[1]]
+        low = min([low, *(first for first, _ in touching)])
+        high = max([high, *(last for _, last in touching)])
+        apart = [one for one in ranges if one not in touching]
+        self._ranges = sorted([*apart, (low, high)])[-RANGES_MAX:]
+        return True
+
+    def check_invariants(self) -> None:
+        ends = [bound for one in self._ranges for bound in one]
+        assert ends == sorted(set(ends)), ends
+
+
 class AckTable:
     """All slaves.  `life_start` is where the log ended when this life of the master began."""
 
     def __init__(self, segment_bytes: int, life_start: int) -> None:
-        self.proven = 0
-        """RocketMQ's push2SlaveMaxOffset: the furthest true ack of any slave.  Never falls."""
         self.furthest = REPORT_NOT_YET
         """The furthest report of a live connection; -1 without one."""
         self.connections: list[SlaveProgress] = []
         self._segment_bytes = segment_bytes
         self._life_start = life_start
         self._memories: OrderedDict[str, _Memory] = OrderedDict()
-        self._gap = (0, 0)  # ends in (low, high] are not proven although they are below `proven`
+        self._held = HeldRanges()
 
     def open(self, progress: SlaveProgress) -> None:
         self.connections.append(progress)
@@ -123,10 +158,14 @@ class AckTable:
         self.furthest = max((other.reported for other in self.connections), default=REPORT_NOT_YET)
         self._forget_some()
 
+    @property
+    def proven(self) -> int:
+        """RocketMQ's push2SlaveMaxOffset: the furthest true ack of any slave.  Never falls."""
+        return self._held.furthest
+
     def is_proven(self, end: int) -> bool:
         """Whether a slave is known to hold the record that ends at `end`."""
-        low, high = self._gap
-        return end <= self.proven and not low < end <= high
+        return end in self._held
 
     @property
     def in_transfer(self) -> int:
@@ -235,12 +274,8 @@ class AckTable:
 
     def _count(self, progress: SlaveProgress) -> Advance | None:
         acked = progress.acked
-        if acked is None or acked <= self.proven:
+        if acked is None or not self._held.add(progress.sent_from, acked):
             return None
-        if progress.sent_from > self.proven:
-            low, high = self._gap
-            self._gap = (min(low, self.proven) if high else self.proven, progress.sent_from)
-        self.proven = acked
         return Advance(progress.sent_from, acked)
 
     def _sent_before(self, identity: str, memory: _Memory) -> tuple[int, int]:
@@ -268,6 +303,7 @@ class AckTable:
         """What always holds; for tests and simulations."""
         assert 0 <= self.proven <= log_end, (self.proven, log_end)
         assert self.furthest <= log_end
+        self._held.check_invariants()
         for slave in self._live():
             assert 0 <= slave.sent_from <= slave.sent <= log_end, slave.peer
             assert REPORT_NOTHING <= slave.reported <= slave.sent, slave.peer

@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from commitlog.errors import CommitLogError
+from commitlog.record import PATCH, PATCH_AT, RECORD_BYTES_MIN, store_timestamp_ms
 from haservice.config import BrokerRole, ReplicationConfig
 from haservice.deadline import Deadline
 from haservice.replication.accept import AcceptSocketService, Identify, address_of
@@ -45,6 +47,19 @@ class Log(SourceLog, ReplicaLog, Protocol):
 
     segment_bytes: int
     end: int
+
+    def read(self, offset: int, size: int) -> bytes: ...
+
+
+def _stored_ms(log: Log, position: int) -> int | None:
+    """When the record at `position` was stored, by the wall clock; None if none begins there."""
+    try:
+        head = log.read(position, RECORD_BYTES_MIN)
+    except CommitLogError:
+        return None
+    if len(head) < RECORD_BYTES_MIN or PATCH.unpack_from(head, PATCH_AT)[1] != position:
+        return None
+    return store_timestamp_ms(head)
 
 
 class HAService(Generic[T]):
@@ -241,11 +256,19 @@ class HAService(Generic[T]):
             proven=progress.acked if progress.acked is not None else -1,
             sent_from=progress.sent_from if known else -1,
             lag_bytes=max(0, end - max(progress.reported, 0)),
-            lag_seconds=self._growth.behind_s(progress.reported, end, now_s) if known else 0.0,
+            lag_seconds=self._lag_s(progress.reported, end, now_s) if known else 0.0,
             bytes_per_second=connection.rate.rate(now_s),
             in_sync=not reason,
             reason=reason,
         )
+
+    def _lag_s(self, position: int, end: int, now_s: float) -> float:
+        """Since when the slave lacks something: as it was watched, else by the record that it lacks first."""
+        if position < end and not self._growth.covers(position):
+            stored_ms = _stored_ms(self._log, max(position, self._log.start))
+            if stored_ms is not None:
+                return max(0.0, (self._clock_ms() - stored_ms) / 1000)
+        return self._growth.behind_s(position, end, now_s)
 
     def _lack(self, connection: HAConnection, end: int) -> str:
         """Why the slave is not in sync; empty when it is."""

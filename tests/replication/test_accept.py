@@ -171,7 +171,7 @@ def test_a_start_that_fails_and_a_second_stop_are_harmless(tmp_path: Path) -> No
     service: HAService[Any] = HAService(
         CONFIG, log, role=BrokerRole.ASYNC_MASTER, bind_address="203.0.113.1", on_acked=Acked()
     )
-    with pytest.raises(OSError, match="203[.]0[.]113[.]1"):
+    with pytest.raises(OSError, match=r"203\.0\.113\.1"):
         service.start()
     assert service.stop(Deadline(1))
     assert service.stop(Deadline(1))

@@ -112,13 +112,23 @@ def test_a_slave_that_lied_or_never_acked_is_not_expected_back() -> None:
     assert group.service.furthest() == -1
 
 
-def test_a_wait_below_what_the_only_slave_was_ever_sent_fails_instead_of_lying() -> None:
+def test_a_wait_below_what_a_slave_was_ever_sent_is_not_resolved_by_it_but_by_another() -> None:
     group = Group()
+    first = group.slave(1, "first")
     group.service.submit(500, far(), 500)
+    group.service.submit(550, far(), 550)
     group.service.submit(900, far(), 900)
-    slave = group.slave(600)
-    group.service.reported(slave, [1000], LOG)
-    assert group.acked.batches == [([500], False), ([900], True)]
+    late = group.slave(600, "late")
+    group.service.reported(late, [1000], LOG)
+    assert group.acked.outcomes == {900: True}
+    assert not group.service.submit(520, far(), 520)
+    group.service.reported(first, [530], LOG)
+    assert group.acked.outcomes == {900: True, 500: True, 520: True}
+    assert group.service.submit(530, far(), 530)
+    assert not group.service.submit(531, far(), 531)
+    group.service.reported(first, [700], LOG)
+    assert group.acked.outcomes == {900: True, 500: True, 520: True, 550: True, 531: True}
+    assert group.service.submit(600, far(), 600)
 
 
 def test_a_stop_fails_what_still_waits_and_what_comes_later() -> None:

@@ -10,11 +10,23 @@ from pathlib import Path
 import pytest
 
 from commitlog.log import CommitLog
+from commitlog.options import LogOptions
 from haservice.deadline import Deadline
 from haservice.replication import group_transfer
 from haservice.replication.service import HAService
 from tests.support.relay import Relay
-from tests.support.replication import Acked, fill_raw, master, message, open_log, pattern, slave
+from tests.support.replication import (
+    SEGMENT_BYTES,
+    STORE_HOST,
+    Acked,
+    ScriptedSlave,
+    fill_raw,
+    master,
+    message,
+    open_log,
+    pattern,
+    slave,
+)
 from tests.support.waiting import wait_until
 
 WAIT_SECONDS = 600.0
@@ -235,3 +247,23 @@ def test_a_large_log_arrives_through_the_largest_frames(tmp_path: Path) -> None:
     with master(source, transfer_batch_bytes=8 << 20) as ha, slave(copy, ha.port):
         wait_until(lambda: copy.end == size)
     assert bytes_of(copy) == pattern(0, size)
+
+
+def test_the_lag_of_a_slave_that_was_long_away_is_the_age_of_what_it_lacks(tmp_path: Path) -> None:
+    hour_ms = 3_600_000
+    now_ms = 10**12
+    source = CommitLog.open(
+        LogOptions(root=tmp_path, segment_bytes=SEGMENT_BYTES),
+        store_host=STORE_HOST,
+        clock_ms=lambda: now_ms - hour_ms,
+    )
+    held = source.append(message(100)).end
+    source.append(message(200))
+    with master(source, clock_ms=lambda: now_ms) as ha, ScriptedSlave(ha.port) as late:
+        late.report(held)
+        connected(ha)
+        (status,) = ha.status().slaves
+        assert status.lag_seconds == 3600.0
+        late.frames_to(source.end)
+        late.report(source.end)
+        wait_until(lambda: ha.status().slaves[0].lag_seconds == 0.0)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commitlog.log import CommitLog
+from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.options import LogOptions
 from commitlog.record import Message
 from haservice.config import BrokerRole, ReplicationConfig
@@ -72,7 +72,10 @@ class Acked:
 
 @contextmanager
 def master(
-    log: CommitLog, acked: Callable[[list[Any], bool], None] | None = None, **changes: Any
+    log: CommitLog,
+    acked: Callable[[list[Any], bool], None] | None = None,
+    clock_ms: Callable[[], int] = wall_clock_ms,
+    **changes: Any,
 ) -> Iterator[HAService[Any]]:
     """A SYNC_MASTER on loopback, on a port of its own; `changes` are fields of its configuration."""
     service: HAService[Any] = HAService(
@@ -81,6 +84,7 @@ def master(
         role=BrokerRole.SYNC_MASTER,
         bind_address="127.0.0.1",
         on_acked=acked or Acked(),
+        clock_ms=clock_ms,
     )
     service.start()
     try:
