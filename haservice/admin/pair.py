@@ -172,7 +172,7 @@ class ScratchPair:
         return self.start_broker("broker-a-s", brokerRole="SLAVE", brokerId="1", **settings)
 
     def start_broker(self, name: str, **settings: str) -> Process:
-        """Starts the broker with store and ports of `name`; `settings` add to its properties, or replace some."""
+        """Starts a broker with the store and ports of `name`; `settings` go before its other properties."""
         lines = {
             "brokerClusterName": "DefaultCluster",
             "brokerName": "broker-a",
