@@ -123,8 +123,10 @@ class BrokerNode:
             self.stopped.set()
             logger.info("broker stopped broker=%s clean=%s", self.config.broker.broker_name, self._clean)
 
-    def wait_stopped(self, seconds: float | None = None) -> bool:
-        return self.stopped.wait(seconds)
+    @property
+    def failed(self) -> BaseException | None:
+        """What ended the clients' ports, when it was not stop()."""
+        return self.server.failed
 
     def _start(self) -> None:
         config = self.config
@@ -395,7 +397,6 @@ class BrokerNode:
         )
         if config.broker.namesrv_addrs:
             line += f" and name server is {';'.join(config.broker.namesrv_addrs)}"
-        logger.info("%s", line)
         print(line, flush=True)
 
 
