@@ -287,11 +287,9 @@ def test_a_start_without_its_name_server_serves_all_the_same(
 
 def test_stopping_twice_is_fine(start: Callable[..., BrokerNode]) -> None:
     node = start()
-    began = time.monotonic()
     node.stop()
     node.stop()
-    assert node.wait_stopped(0)
-    assert time.monotonic() - began < 10
+    assert node.stopped.is_set()
 
 
 # A pair
