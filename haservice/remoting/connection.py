@@ -36,7 +36,7 @@ WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 # calls.
 UNANSWERED_MAX = 65536
 
-# A traceback for one kind of failure at most this often, so that one bad client cannot fill the disk.
+# One kind of failure is logged at most this often, so that one bad client cannot fill the disk.
 COMPLAINT_INTERVAL_S = 5.0
 
 # What a processor gives back: the answer, a future of it, or None when there is no answer now (it may come
@@ -66,7 +66,7 @@ class Dispatch:
     def __init__(self, processors: Mapping[int, Processor | BatchProcessor]) -> None:
         self.singles: dict[int, Processor] = {}
         self.batches: dict[int, BatchProcessor] = {}
-        self._complained: dict[tuple[int, type[BaseException]], float] = {}
+        self._complained: dict[tuple[object, type[BaseException]], float] = {}
         for code, processor in processors.items():
             if isinstance(processor, BatchProcessor):
                 self.batches[int(code)] = processor
@@ -82,14 +82,20 @@ class Dispatch:
         if isinstance(error, ProtocolError):
             # The frame was whole, so the stream is still in step: only this request suffers.
             return request.answer(int(ResponseCode.SYSTEM_ERROR), str(error))
-        now = time.monotonic()
-        kind = (request.code, type(error))
-        if now - self._complained.get(kind, -COMPLAINT_INTERVAL_S) >= COMPLAINT_INTERVAL_S:
-            if len(self._complained) > 1000:
-                self._complained.clear()
-            self._complained[kind] = now
+        if self.is_news(request.code, error):
             logger.error("processor failed peer=%s code=%s", peer, request.code, exc_info=error)
         return request.answer(int(ResponseCode.SYSTEM_ERROR), f"{type(error).__name__}: {error}")
+
+    def is_news(self, cause: object, error: BaseException) -> bool:
+        """Whether this kind of failure has not been complained of for a while; from now on it has."""
+        now = time.monotonic()
+        kind = (cause, type(error))
+        if now - self._complained.get(kind, -COMPLAINT_INTERVAL_S) < COMPLAINT_INTERVAL_S:
+            return False
+        if len(self._complained) > 1000:
+            self._complained.clear()
+        self._complained[kind] = now
+        return True
 
 
 class Connection(asyncio.Protocol):
@@ -355,7 +361,9 @@ class Connection(asyncio.Protocol):
 
     def _violated(self, error: ProtocolError) -> None:
         if not self.close_reason:
-            logger.warning("closing peer=%s: %s", self.peer, error)
+            # One line for a scanner's address now and then; each of its connections is told at DEBUG.
+            news = self._dispatch.is_news(self.peer.rpartition(":")[0], error)
+            logger.log(logging.WARNING if news else logging.DEBUG, "closing peer=%s: %s", self.peer, error)
             if self._calls:
                 self.abort(str(error))  # they fail now, not when the peer has taken what was written
             else:

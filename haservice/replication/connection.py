@@ -181,7 +181,10 @@ class HAConnection:
     def _tell(self, known: bool, stopped: bool) -> None:
         error = self._error
         if known:
-            self._say.info(
+            # A log that cannot be read needs somebody; a link that broke mends itself.
+            level = logging.ERROR if isinstance(error, CommitLogError) else logging.INFO
+            self._say.log(
+                level,
                 "slave disconnected ack=%d sent=%d reason=%s",
                 self.progress.reported,
                 self.progress.sent,
