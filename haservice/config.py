@@ -186,6 +186,14 @@ class BrokerConfig:
     )
 
 
+class ReadMark(Enum):
+    """How far a SYNC_MASTER's consumers may read, see haservice.replication.read_mark."""
+
+    IN_SYNC = "IN_SYNC"
+    STRICT = "STRICT"
+    OFF = "OFF"
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicationConfig:
     """The replication port of a master, and the slave's side of it."""
@@ -222,6 +230,13 @@ class ReplicationConfig:
         64,
         "connections",
         "OURS, not RocketMQ's: replication connections at once; one more is closed.",
+    )
+    read_mark: ReadMark = option(  # noqa: RUF009 - an enum's member
+        "haReadMark",
+        ReadMark.IN_SYNC,
+        "",
+        "OURS, not RocketMQ's: a SYNC_MASTER's consumers read what an in-sync slave has, too; without one "
+        "all. STRICT: without one nothing new. OFF: always all, as RocketMQ.",
     )
 
 

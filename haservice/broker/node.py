@@ -202,6 +202,7 @@ class BrokerNode:
             role=broker.role,
             bind_address=address,
             on_acked=self._acked,
+            on_mark=self._marked,
             # With SYNC_FLUSH a slave reports what is on its disk, and not only in its memory.
             flush=store.log.flush if sync_flush else None,
             boundary=lambda: store.dispatcher.position,
@@ -248,6 +249,7 @@ class BrokerNode:
             ReadLimits.of(broker),
             keeps_offset=keeps_offset(broker),
             file_entries=config.log.queue_file_size // 20,
+            readable_end=self.ha.readable_end,
         )
         self.sends = SendProcessor(
             _gates(broker),
@@ -326,6 +328,7 @@ class BrokerNode:
         self.stats.sample()
         self.store.flusher.expire(time.monotonic())
         self.durability.sweep()
+        self.long_polling.recheck()  # the mark moves without a report, too: when the last slave goes
         if count % EXPIRE_EVERY_TICKS == 0:
             self.clients.expire(time.monotonic())
         damage = self.store.dispatcher.failed
@@ -344,6 +347,10 @@ class BrokerNode:
     def _acked(self, waits: list[Wait], ok: bool) -> None:
         """Replication is built first, and durability is what it hands to."""
         self.durability.replicated(waits, ok)
+
+    def _marked(self) -> None:
+        """As `_acked`: what consumers may read has moved."""
+        self.long_polling.on_mark()
 
     def _topics_changed(self) -> None:
         self.persistence.soon()

@@ -34,12 +34,21 @@ class _Wait(Generic[T]):
 
 
 class GroupTransferService(Generic[T]):
-    """The waits, and the table that resolves them.  `on_acked(waiters, ok)` is called without the lock."""
+    """The waits, and the table that resolves them.
 
-    def __init__(self, table: AckTable, on_acked: Callable[[list[T], bool], None]) -> None:
+    `on_acked(waiters, ok)` and `on_mark()`, after every report, are called without the lock.
+    """
+
+    def __init__(
+        self,
+        table: AckTable,
+        on_acked: Callable[[list[T], bool], None],
+        on_mark: Callable[[], None] = lambda: None,
+    ) -> None:
         self.table = table
         self.lock = threading.Lock()
         self._on_acked = on_acked
+        self._on_mark = on_mark
         self._waiters: OffsetWaiters[_Wait[T]] = OffsetWaiters()
         self._changed = threading.Condition(self.lock)
         self._wakes_at = float("inf")  # when the thread looks again by itself
@@ -106,6 +115,7 @@ class GroupTransferService(Generic[T]):
                         self._waiters.add(wait.end, wait.deadline_s, wait)
         if done:
             self._on_acked(done, True)
+        self._on_mark()
 
     # -- the thread: deadlines ----------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.pace import Growth, Seldom
 from haservice.replication.progress import AckTable, Refusal, ReportRefused
 from haservice.replication.protocol import MasterState, NotAReport
+from haservice.replication.read_mark import HighWaterMark
 from haservice.replication.status import HAStatus, RefusedSlave, SlaveStatus
 from haservice.service import Service
 
@@ -78,6 +79,7 @@ class HAService(Generic[T]):
         role: BrokerRole,
         bind_address: str,
         on_acked: Callable[[list[T], bool], None],
+        on_mark: Callable[[], None] = lambda: None,
         flush: Callable[[], object] | None = None,
         boundary: Callable[[], int] | None = None,
         identify: Identify = address_of,
@@ -92,7 +94,8 @@ class HAService(Generic[T]):
         self._on_failure = on_failure
         self._clock_ms = clock_ms
         self._table = AckTable(log.segment_bytes, log.end)
-        self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked)
+        self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked, on_mark)
+        self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes)
         self._growth = Growth()
         self._fallbehind_max_bytes = config.fallbehind_max_bytes
         self._accept: AcceptSocketService | None = None
@@ -166,6 +169,16 @@ class HAService(Generic[T]):
         """
         furthest = self._group.furthest()
         return furthest >= 0 and end - furthest < self._fallbehind_max_bytes
+
+    def readable_end(self) -> int:
+        """Up to where consumers may read: the high-water mark of a SYNC_MASTER, the log's end for all others.
+
+        `on_mark` is called whenever a slave's report may have moved it.
+        """
+        end = self._log.end
+        if self._role is not BrokerRole.SYNC_MASTER:
+            return end
+        return self._mark.readable_end(self._group.furthest(), end)
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
         """True if a slave is known to hold `end`; else `waiter` comes back through on_acked, by `deadline_s`
