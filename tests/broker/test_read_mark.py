@@ -1,0 +1,85 @@
+"""Consumers of a SYNC_MASTER, over real sockets, see nothing that no in-sync slave has acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from haservice.broker.node import BrokerNode
+from haservice.config import BrokerRole
+from haservice.remoting.client import BlockingClient
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import PullMessageHeader
+from tests.support.brokers import addr_of, node_config, send
+from tests.support.replication import ScriptedSlave
+from tests.support.waiting import wait_until
+
+MAY_SUSPEND, WITH_SUBSCRIPTION = 2, 4
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[BrokerNode]:
+    made = BrokerNode(
+        node_config(tmp_path, role=BrokerRole.SYNC_MASTER, replication={"slave_timeout_ms": 100})
+    )
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client() -> Iterator[BlockingClient]:
+    with BlockingClient() as made:
+        yield made
+
+
+def pull(client: BlockingClient, node: BrokerNode, offset: int, hold_ms: int = 0) -> RemotingCommand:
+    header = PullMessageHeader(
+        consumer_group="g",
+        topic="T",
+        queue_id=0,
+        queue_offset=offset,
+        max_msg_nums=32,
+        sys_flag=WITH_SUBSCRIPTION | (MAY_SUSPEND if hold_ms else 0),
+        commit_offset=0,
+        suspend_timeout_millis=hold_ms,
+        subscription="*",
+        sub_version=0,
+    )
+    return client.call(addr_of(node), RemotingCommand.request(RequestCode.PULL_MESSAGE, header.encode()), 30)
+
+
+def test_a_message_is_read_when_a_slave_has_acknowledged_it_and_not_before(
+    node: BrokerNode, client: BlockingClient
+) -> None:
+    assert send(client, addr_of(node), "T", b"alone").code == ResponseCode.SLAVE_NOT_AVAILABLE
+    wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+    assert pull(client, node, 0).code == ResponseCode.SUCCESS, "without a slave everything is read"
+    with ScriptedSlave(node.ha.port) as slave:
+        slave.report(node.store.log.end)
+        wait_until(lambda: node.ha.is_slave_ok(node.store.log.end), "the slave counts")
+        assert send(client, addr_of(node), "T", b"unproven").code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        end = node.store.log.end
+        slave.frames_to(end)
+        wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+        assert pull(client, node, 1).code == ResponseCode.PULL_NOT_FOUND
+        assert pull(client, node, 0).code == ResponseCode.SUCCESS, "what was readable stays so"
+        slave.report(end)
+        held = pull(client, node, 1, hold_ms=20_000)
+        assert held.code == ResponseCode.SUCCESS
+        assert held.ext["nextBeginOffset"] == "2"
+
+
+def test_what_only_the_master_has_is_read_once_its_slave_is_gone(
+    node: BrokerNode, client: BlockingClient
+) -> None:
+    with ScriptedSlave(node.ha.port) as slave:
+        slave.report(0)
+        wait_until(lambda: node.ha.is_slave_ok(0), "the slave counts")
+        assert send(client, addr_of(node), "T", b"unproven").code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+        assert pull(client, node, 0).code == ResponseCode.PULL_NOT_FOUND
+    assert pull(client, node, 0, hold_ms=20_000).code == ResponseCode.SUCCESS
