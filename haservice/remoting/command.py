@@ -29,6 +29,7 @@ FLAG_ONEWAY = 2
 
 _BINARY_FIXED = struct.Struct(">hBhii")
 _INT32 = struct.Struct(">i")
+_NONE = 1 << 31  # no 32-bit number
 _UINT16 = struct.Struct(">H")
 _ENTRY_KEY = struct.Struct(">h")
 assert _BINARY_FIXED.size == 13
@@ -254,9 +255,12 @@ def _whole(fields: dict[str, object], name: str) -> int:
         return value
     if type(value) is str:
         try:
-            return int(value)
+            number = int(value)
         except ValueError:
-            pass
+            number = _NONE
+        # In this form it could be longer than what an answer can repeat.
+        if -_NONE <= number < _NONE:
+            return number
     raise ProtocolError(f"header field {name} is {str(value)[:40]!r}, not a whole number")
 
 

@@ -123,6 +123,7 @@ def test_a_head_counts_the_body_it_comes_without() -> None:
 
 
 HOSTILE_HEADERS = {
+    "an opaque that no answer can repeat": b'{"code":28,"opaque":"' + b"9" * 30 + b'"}',
     "empty": b"",
     "not JSON": b"x",
     "an array": b"[1,2]",
