@@ -97,20 +97,26 @@ class ReplicationBench:
         self._segment_bytes = max(1 << 30, -(-log_bytes * 9 // 8 // 4096) * 4096)
 
     def catch_up(self) -> None:
+        """Bare and ours in turn, after one unmeasured round.
+
+        On a virtual machine a page that the guest never touched costs several times the copy into it, for
+        both alike but at random: the best round is the one without that, the median has its share.
+        """
         bare, ours = [], []
-        for _ in range(self._rounds):
-            with self._pair(mappedFileSizeCommitLog=str(self._segment_bytes)) as pair:
-                end = self._fill(pair.store("broker-a"))
-                pair.start_master(haSendHeartbeatInterval="1000")
-                segment = pair.store("broker-a") / "commitlog" / f"{0:020d}"
+        with self._pair(mappedFileSizeCommitLog=str(self._segment_bytes)) as pair:
+            end = self._fill(pair.store("broker-a"))
+            pair.start_master()
+            segment = pair.store("broker-a") / "commitlog" / f"{0:020d}"
+            for _ in range(2 * self._rounds + 1):
                 bare.append(bare_copy(segment, pair.root / "bare", end))
                 (pair.root / "bare").unlink()
                 ours.append(self._catch_up_once(pair, end))
-        base, rate = statistics.median(bare), statistics.median(ours)
-        click.echo(
-            f"catch-up of {self._log_bytes / (1 << 30):g} GiB of {len(self._body)} B messages: "
-            f"bare {base / 1e6:,.0f} MB/s, ours {rate / 1e6:,.0f} MB/s, ours/bare {rate / base:.2f}"
-        )
+                pair.processes["broker-a-s"].kill()
+                shutil.rmtree(pair.store("broker-a-s"))
+        click.echo(f"catch-up of {self._log_bytes / (1 << 30):g} GiB of {len(self._body)} B messages, MB/s:")
+        for name, choose in (("median", statistics.median), ("best", max)):
+            base, rate = choose(bare[1:]) / 1e6, choose(ours[1:]) / 1e6
+            click.echo(f"  {name:<8} bare {base:>7,.0f}   ours {rate:>7,.0f}   ours/bare {rate / base:.2f}")
 
     def _catch_up_once(self, pair: ScratchPair, end: int) -> float:
         """Bytes a second between the first bytes seen on the slave and the last."""
