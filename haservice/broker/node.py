@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from commitlog.dispatch import Arrival
 from commitlog.options import FlushDiskType
 from commitlog.record import encode_host
 from commitlog.store import Store
@@ -242,7 +243,7 @@ class BrokerNode:
         groups = Groups(broker.auto_create_subscription_group)
         self.clients = ClientTable(notify_members(groups))
         self.long_polling = LongPolling()
-        store.dispatcher.on_arrival = self.long_polling.on_arrival
+        store.dispatcher.on_arrival = self._arrived if self._is_slave else self.long_polling.on_arrival
         reader = QueueReader(
             store.log,
             store.queues.get,
@@ -361,6 +362,11 @@ class BrokerNode:
         if master.ha_addr is not None and self.config.replication.master_address is None:
             self.ha.set_master_address(master.ha_addr)
         self.slave_sync.set_master_addr(master.broker_addr)
+
+    def _arrived(self, arrivals: list[Arrival]) -> None:
+        """On a slave: to whoever waits for messages, and to whoever fetches their topics."""
+        self.slave_sync.on_arrival(arrivals)
+        self.long_polling.on_arrival(arrivals)
 
     def _master_wanted(self) -> bool:
         return self._is_slave and not self.ha.connected

@@ -1,6 +1,7 @@
 """SlaveSync: a slave's copies of its master's topics and consumer offsets.
 
-Both are fetched as soon as a master is known and every 10 s from then on, each step on its own:
+Both are fetched as soon as a master is known and every 10 s from then on, each step on its own, and at
+once when messages of a topic arrive that is not known here: should the master die now, they are to be read.
 
     21 GET_ALL_TOPIC_CONFIG      taken whole, with its version, when the version differs from ours
     43 GET_ALL_CONSUMER_OFFSET   merged: an offset that clients committed here is never lowered
@@ -17,9 +18,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from commitlog.dispatch import Arrival
 from haservice.broker.topics import TopicTable
 from haservice.errors import RemotingError
 from haservice.remoting.bodies import ConsumerOffsetWrapper, TopicConfigWrapper
@@ -34,6 +36,8 @@ PERIOD_S = 10.0
 RETRY_S = 2.0
 TIMEOUT_S = 3.0
 WARN_AGAIN_S = 60.0
+# Topics whose arrival has woken us; what a master itself does not know does so once.
+STRANGERS_MAX = 1000
 
 
 class OffsetTable(Protocol):
@@ -62,6 +66,7 @@ class SlaveSync:
         self._retry_s = retry_s
         self._master_addr: str | None = None
         self._warned_s = -WARN_AGAIN_S
+        self._strangers: set[str] = set()  # of the dispatcher's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
         # For status: when the last complete pass ended, on the monotonic clock; 0.0 is never.
@@ -87,6 +92,15 @@ class SlaveSync:
             loop.call_soon_threadsafe(woken.set)
         except RuntimeError:
             logger.debug("metadata sync has ended already")
+
+    def on_arrival(self, arrivals: Sequence[Arrival]) -> None:
+        """The dispatcher tells what has come; a topic that is new here is fetched now, not in 10 s."""
+        strangers = {topic for topic, *_ in arrivals if self._topics.get(topic) is None} - self._strangers
+        if strangers:
+            if len(self._strangers) > STRANGERS_MAX:
+                self._strangers.clear()
+            self._strangers |= strangers
+            self.wake()
 
     # The thread `slave-sync`
 

@@ -131,3 +131,27 @@ def test_no_master_and_oneself_are_not_asked(slave: Slave) -> None:
         slave.sync.set_master_addr(OWN)
         slave.sync.wake()
         assert master.asked == 1
+
+
+def test_a_topic_that_is_new_here_is_fetched_when_its_first_message_arrives(slave: Slave) -> None:
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.topics.get("T") is not None)
+        master.topics = TopicConfigWrapper(
+            DataVersion(7, 9), {**master.topics.topic_config_table, "New": topic_config("New", 4, 6)}
+        )
+        slave.sync.on_arrival([("T", 0, 5, 0), ("New", 0, 1, 0)])
+        wait_until(lambda: slave.topics.get("New") is not None, "the new topic, long before the next period")
+
+
+def test_a_topic_that_the_master_does_not_know_is_asked_for_once(slave: Slave) -> None:
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced == 1)
+        slave.sync.on_arrival([("Gone", 0, 1, 0)])
+        wait_until(lambda: slave.synced == 2)
+        for offset in range(2, 50):
+            slave.sync.on_arrival([("Gone", 0, offset, 0)])
+        slave.sync.on_arrival([("Gone, too", 0, 1, 0)])
+        wait_until(lambda: slave.synced == 3)
+        assert master.asked == 3
