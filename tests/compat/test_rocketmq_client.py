@@ -20,7 +20,8 @@ import pytest
 
 from haservice.admin.calls import Admin
 from haservice.admin.pair import ScratchPair
-from tests.cluster.support import SETTINGS, TOPIC, start_with_topic
+from haservice.remoting.codes import RequestCode
+from tests.cluster.support import SETTINGS, TOPIC, is_level, start_with_topic
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -88,10 +89,17 @@ def test_it_sends_to_a_sync_master_and_reads_all_from_master_and_slave(tmp_path:
         assert peer(pair, "pull", TOPIC) == from_master
 
 
-def test_a_topic_that_nobody_made_is_made_by_its_first_message(tmp_path: Path) -> None:
-    with ScratchPair(tmp_path, "ASYNC_MASTER", SETTINGS) as pair:
-        pair.start_nameserver()
-        pair.start_master()
-        sent = [message(number) for number in range(5)]
+def test_a_topic_that_nobody_made_is_made_by_its_first_message_on_both(tmp_path: Path) -> None:
+    with ScratchPair(tmp_path, "SYNC_MASTER", SETTINGS) as pair, Admin([pair.namesrv_addr]) as admin:
+        pair.start()
+        wait_until(lambda: is_level(pair, admin), "the slave is in sync")
+        sent = [message(number) for number in range(20)]
         assert {answer["status"] for answer in peer(pair, "send", "Unheard_of", lines=sent)} == {"OK"}
         assert as_sent(peer(pair, "pull", "Unheard_of")) == sent
+        wait_until(lambda: "Unheard_of" in topics_of(admin, pair.slave_addr), "the slave has the topic")
+        pair.processes["broker-a"].kill()
+        assert as_sent(peer(pair, "pull", "Unheard_of")) == sent
+
+
+def topics_of(admin: Admin, addr: str) -> str:
+    return str(admin.call(addr, RequestCode.GET_ALL_TOPIC_CONFIG).body, "utf-8")
