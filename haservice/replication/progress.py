@@ -86,12 +86,16 @@ class SlaveProgress:
 
 
 class _Memory:
-    """What remains of a slave between its connections: the range it was sent, and whether it was ahead."""
+    """What remains of a slave between its connections: the range it was sent, and whether it was ahead.
 
-    __slots__ = ("sent", "sent_from", "was_ahead")
+    `sent_ever` outlives a report of 0, which anyone at the slave's address can make: else the slave itself
+    could be taken for one that holds bytes of another master.
+    """
+
+    __slots__ = ("sent", "sent_ever", "sent_from", "was_ahead")
 
     def __init__(self) -> None:
-        self.sent_from = self.sent = 0
+        self.sent_from = self.sent = self.sent_ever = 0
         self.was_ahead = False
 
 
@@ -154,6 +158,7 @@ class AckTable:
         if progress.state is MasterState.TRANSFER:
             memory = self._memory(progress.identity)
             memory.sent_from, memory.sent = _united(memory, progress)
+            memory.sent_ever = max(memory.sent_ever, progress.sent)
         progress.state = MasterState.CLOSED
         self.furthest = max((other.reported for other in self.connections), default=REPORT_NOT_YET)
         self._forget_some()
@@ -245,7 +250,7 @@ class AckTable:
                 f"reports {reported}, but our log ends at {log.end}: it holds {reported - log.end} bytes "
                 "that we do not; one of the two logs has to be given up",
             )
-        ours = max(self._life_start, sent)
+        ours = max(self._life_start, sent, memory.sent_ever)
         if memory.was_ahead and reported > ours:
             raise ReportRefused(
                 Refusal.DIVERGED,

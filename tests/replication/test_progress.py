@@ -301,3 +301,20 @@ def test_no_story_proves_what_was_not_sent(steps: list[tuple[str, int, int]]) ->
                 live[index] = None
         master.table.check_invariants(master.log.end)
         assert master.table.proven <= sent_ever
+
+
+def test_a_stranger_at_a_slaves_address_cannot_lock_it_out() -> None:
+    master = Master(end=5400)
+    slave = master.connect()
+    master.report(slave, 5400)
+    master.grow(5900)
+    master.send(slave)
+    master.report(slave, 5900)
+    master.table.close(slave)
+    stranger = master.connect()
+    master.report(stranger, 0)
+    master.table.close(stranger)
+    assert master.refused(master.connect(), 99_999).refusal is Refusal.AHEAD
+    again = master.connect()
+    master.report(again, 5900)
+    assert again.state is MasterState.TRANSFER
