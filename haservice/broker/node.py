@@ -204,6 +204,7 @@ class BrokerNode:
             bind_address=address,
             on_acked=self._acked,
             on_mark=self._marked,
+            damage=lambda: store.dispatcher.failed,
             # With SYNC_FLUSH a slave reports what is on its disk, and not only in its memory.
             flush=store.log.flush if sync_flush else None,
             boundary=lambda: store.dispatcher.position,

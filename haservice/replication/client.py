@@ -55,6 +55,10 @@ class MasterClosed(ConnectionError):
     """The master ended the connection."""
 
 
+class Damaged(ProtocolError):
+    """We hold bytes that we cannot serve: acks of more would make others rely on us."""
+
+
 class Diverged(ProtocolError):
     """What the master sends does not continue our log: the two hold different bytes below."""
 
@@ -70,7 +74,8 @@ def parse_address(address: str) -> tuple[str, int]:
 class HAClient:
     """The task of ha-client.  Anyone may set_master_address() and status(); the rest belongs to its thread.
 
-    `flush`, if given, is called before every report, so that a report speaks of flushed bytes.  `boundary`
+    `damage` says what is wrong with us, if anything: we neither append nor report then.  `flush`, if given, is
+    called before every report, so that a report speaks of flushed bytes.  `boundary`
     says up to where our log is known to be whole records; a connection that resumes there is checked to
     continue with one.
     """
@@ -80,6 +85,7 @@ class HAClient:
         config: ReplicationConfig,
         log: ReplicaLog,
         *,
+        damage: Callable[[], str | None] = lambda: None,
         flush: Callable[[], object] | None = None,
         boundary: Callable[[], int] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -88,6 +94,7 @@ class HAClient:
         recovered_end = log.end
         self.state = SlaveState.READY
         self._log = log
+        self._damage = damage
         self._flush = flush
         self._boundary = boundary if boundary is not None else lambda: recovered_end
         self._clock_ms = clock_ms
@@ -241,6 +248,7 @@ class HAClient:
                 )
 
     def _append(self, run: Run) -> None:
+        self._check_sound()
         if self._unchecked and run.bodies:
             self._check_continues(run)
             self._unchecked = False
@@ -299,7 +307,13 @@ class HAClient:
             self._socket = connection
         return connection
 
+    def _check_sound(self) -> None:
+        damage = self._damage()
+        if damage is not None:
+            raise Damaged(f"this slave is damaged and follows no further: {damage}")
+
     def _report(self, connection: socket.socket) -> None:
+        self._check_sound()
         if self._flush is not None:
             self._flush()
         end = self._log.end

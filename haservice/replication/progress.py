@@ -4,6 +4,8 @@ An ack is believed only as far as it can be true:
 
 - A connection's first report is a position to send from.  It is an ack only if this slave, known by its
   identity, had been sent those bytes before in this life of the master.
+- A slave that holds more than we began with and have sent since holds bytes of another log, even if ours has
+  grown past them.
 - A later report is an ack; it neither falls nor exceeds what was sent on this connection.
 - What a slave has been sent is one range.  Its acks prove nothing below that range: a slave that began with
   the last segment has not got the ones before, however high its acks are.
@@ -36,7 +38,7 @@ class Refusal(enum.Enum):
 
     NEGATIVE = "negative"
     AHEAD = "ahead of the master"
-    DIVERGED = "was ahead of the master"
+    DIVERGED = "holds bytes of another log"
     EXPIRED = "below the master's log"
     NOT_SENT = "above what was sent"
     FALLING = "falling"
@@ -250,14 +252,14 @@ class AckTable:
                 f"reports {reported}, but our log ends at {log.end}: it holds {reported - log.end} bytes "
                 "that we do not; one of the two logs has to be given up",
             )
-        ours = max(self._life_start, sent, memory.sent_ever)
-        if memory.was_ahead and reported > ours:
+        ours = self._got_from_us(memory, sent)
+        if reported > ours:
             raise ReportRefused(
                 Refusal.DIVERGED,
                 reported,
                 ours,
-                f"reports {reported} and was ahead of us before: what it holds above {ours} it has not got "
-                "from us; one of the two logs has to be given up",
+                f"reports {reported}: what it holds above {ours} it has not got from us since we started, so "
+                "the two logs may differ there; one of them has to be given up",
             )
         if reported < log.start:
             raise ReportRefused(
@@ -274,6 +276,19 @@ class AckTable:
             progress.acked = reported if reported > sent_from else None
         else:
             progress.sent_from = reported
+
+    def _got_from_us(self, memory: _Memory, sent: int) -> int:
+        """Up to where this slave can hold our bytes: what we began with, and what it was sent since.
+
+        A slave may come back from another address, so what was sent to one that is gone counts, too; but not
+        for a slave that was ahead, which holds bytes of another log for certain.
+        """
+        ours = max(self._life_start, sent, memory.sent_ever)
+        if memory.was_ahead:
+            return ours
+        present = {slave.identity for slave in self._live()}
+        gone = (other.sent_ever for name, other in self._memories.items() if name not in present)
+        return max(ours, max(gone, default=0))
 
     # -- counting -----------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ class HAService(Generic[T]):
         bind_address: str,
         on_acked: Callable[[list[T], bool], None],
         on_mark: Callable[[], None] = lambda: None,
+        damage: Callable[[], str | None] = lambda: None,
         flush: Callable[[], object] | None = None,
         boundary: Callable[[], int] | None = None,
         identify: Identify = address_of,
@@ -105,7 +106,9 @@ class HAService(Generic[T]):
         self._refused: OrderedDict[str, RefusedSlave] = OrderedDict()
         self._seldom = Seldom(TELL_S)
         if role.is_slave:
-            self._client = HAClient(config, log, flush=flush, boundary=boundary, clock_ms=clock_ms)
+            self._client = HAClient(
+                config, log, damage=damage, flush=flush, boundary=boundary, clock_ms=clock_ms
+            )
             self._client.set_master_address(config.master_address)
 
     # -- life ---------------------------------------------------------------------------------------

@@ -269,6 +269,25 @@ def test_a_slave_that_flushes_reports_flushed_bytes_only(tmp_path: Path) -> None
         assert 500 in flushed
 
 
+def test_a_damaged_slave_acknowledges_nothing_more(tmp_path: Path) -> None:
+    log = replica(tmp_path)
+    damage: list[str] = []
+
+    def told() -> str | None:
+        return damage[0] if damage else None
+
+    with ScriptedMaster() as master, slave(log, master.port, damage=told, **NO_BOUNDARY) as service:
+        with master.accept() as end:
+            assert end.report() == 0
+            end.frame(0, pattern(0, 500))
+            end.reports_to(500)
+            damage.append("record at 300 is none")
+            end.frame(500, pattern(500, 900))
+            assert end.closed()
+        wait_until(lambda: "record at 300 is none" in link(service).last_error)
+        assert log.end == 500
+
+
 # -- silence, addresses, stops ----------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ def far() -> float:
 class Group:
     def __init__(self) -> None:
         self.acked = Acked()
-        self.service: GroupTransferService[int] = GroupTransferService(AckTable(10_000, 0), self.acked)
+        self.service: GroupTransferService[int] = GroupTransferService(AckTable(10_000, LOG.end), self.acked)
 
     def slave(self, reported: int, identity: str = "a") -> SlaveProgress:
         progress = SlaveProgress(identity, identity)

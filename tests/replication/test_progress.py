@@ -318,3 +318,27 @@ def test_a_stranger_at_a_slaves_address_cannot_lock_it_out() -> None:
     again = master.connect()
     master.report(again, 5900)
     assert again.state is MasterState.TRANSFER
+
+
+def test_a_slave_that_we_outgrew_before_it_first_came_is_not_resumed() -> None:
+    """The master lost a tail in a power cut, and producers were quicker than the slave."""
+    master = Master(end=5400)
+    master.grow(6000)
+    assert master.refused(master.connect(), 5700).refusal is Refusal.DIVERGED
+    with_what_we_share = master.connect()
+    master.report(with_what_we_share, 5400)
+    assert with_what_we_share.state is MasterState.TRANSFER
+
+
+def test_a_slave_may_come_back_from_another_address_with_what_the_old_one_was_sent() -> None:
+    master = Master(end=5400)
+    slave = master.connect("before")
+    master.report(slave, 5400)
+    master.grow(5900)
+    master.send(slave)
+    assert master.refused(master.connect("after"), 5800).refusal is Refusal.DIVERGED, "it is still here"
+    master.table.close(slave)
+    moved = master.connect("after")
+    master.report(moved, 5800)
+    assert moved.state is MasterState.TRANSFER
+    assert master.refused(master.connect("other"), 5901).refusal is Refusal.AHEAD
