@@ -21,44 +21,18 @@ from haservice.remoting.bodies import (
     ConsumerOffsetWrapper,
     HARuntimeInfo,
     KVTable,
-    MessageQueue,
-    TopicConfigWrapper,
-    TopicStatsTable,
 )
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import CreateTopicHeader, TopicHeader, UpdateConsumerOffsetHeader
-from tests.support.brokers import LOOPBACK, addr_of, node_config, send, send_request
+from haservice.remoting.headers import CreateTopicHeader, UpdateConsumerOffsetHeader
+from tests.support.brokers import LOOPBACK, addr_of, send, send_request
 from tests.support.messages import batch_body
 from tests.support.ports import free_port_block
 from tests.support.waiting import wait_until
 
 SYNC = BrokerRole.SYNC_MASTER
 SLAVE = BrokerRole.SLAVE
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., BrokerNode]]:
-    nodes: list[BrokerNode] = []
-
-    def starter(name: str = "a", **options: Any) -> BrokerNode:
-        node = BrokerNode(node_config(tmp_path / name, **options))
-        nodes.append(node)
-        node.start()
-        return node
-
-    before = set(threading.enumerate())
-    yield starter
-    for node in reversed(nodes):
-        node.stop()
-    wait_until(lambda: set(threading.enumerate()) <= before, "no thread of a broker is left")
-
-
-@pytest.fixture
-def client() -> Iterator[BlockingClient]:
-    with BlockingClient() as made:
-        yield made
 
 
 @pytest.fixture
@@ -193,7 +167,9 @@ def test_a_slave_refuses_sends_and_changes_of_topics(
     node = start(role=SLAVE)
     assert send(client, addr_of(node), "New").code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert node.topics.get("New") is None
-    answer = client.call(addr_of(node), create_topic("New"))
+    header = CreateTopicHeader("New", "TBW102", 2, 3, 6)
+    request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header.encode())
+    answer = client.call(addr_of(node), request)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "slave" in (answer.remark or "")
 
@@ -332,83 +308,10 @@ def test_a_slave_that_started_first_finds_a_master_that_comes_later(
 # Administration
 
 
-def create_topic(topic: str, **fields: Any) -> RemotingCommand:
-    values: dict[str, Any] = {"read_queue_nums": 2, "write_queue_nums": 3, "perm": 6, **fields}
-    header = CreateTopicHeader(topic, "TBW102", **values)
-    return RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header.encode())
-
-
 def ha_status(client: BlockingClient, addr: str) -> HARuntimeInfo:
     answer = client.call(addr, RemotingCommand.request(RequestCode.GET_BROKER_HA_STATUS))
     assert answer.code == 0
     return HARuntimeInfo.decode(answer.body)
-
-
-def test_topics_are_created_changed_listed_and_deleted(
-    start: Callable[..., BrokerNode], client: BlockingClient
-) -> None:
-    node = start()
-    addr = addr_of(node)
-    assert client.call(addr, create_topic("T")).code == 0
-    assert b'"T":{' in (node.config.log.root / "config" / "topics.json").read_bytes()
-    assert client.call(addr, create_topic("T", write_queue_nums=5)).code == 0
-    answer = client.call(addr, RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG))
-    listed = TopicConfigWrapper.decode(answer.body).topic_config_table["T"]
-    assert (listed.read_queue_nums, listed.write_queue_nums) == (2, 5)
-    send(client, addr, "T", queue_id=4)
-    wait_until(lambda: node.store.queues.get("T", 4) is not None, "dispatched")
-    delete = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T").encode())
-    assert client.call(addr, delete).code == 0
-    assert node.topics.get("T") is None
-    assert node.store.queues.get("T", 4) is None
-    assert client.call(addr, delete).code == 0
-
-
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        (create_topic("../x"), "illegal characters"),
-        (create_topic("TBW102"), "conflict with system topic"),
-        (create_topic("C"), "conflict with system topic"),
-        (create_topic("T", perm=64), "perm is 64"),
-        (create_topic("T", write_queue_nums=-1), "writeQueueNums is -1"),
-        (create_topic("T", read_queue_nums=2**31 - 1), "readQueueNums is 2147483647"),
-        (RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": "T"}), "missing"),
-        (
-            RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "BenchmarkTest"}),
-            "conflict with system topic",
-        ),
-    ],
-)
-def test_bad_changes_of_topics_are_refused(
-    start: Callable[..., BrokerNode], client: BlockingClient, request_: RemotingCommand, said: str
-) -> None:
-    node = start()
-    version = node.topics.data_version
-    answer = client.call(addr_of(node), request_)
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert said in (answer.remark or "")
-    assert node.topics.data_version == version
-
-
-def test_topic_status_tells_each_write_queue(
-    start: Callable[..., BrokerNode], client: BlockingClient
-) -> None:
-    node = start()
-    addr = addr_of(node)
-    client.call(addr, create_topic("T"))
-    send(client, addr, "T", queue_id=1)
-    send(client, addr, "T", queue_id=1)
-    wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
-    status = RemotingCommand.request(RequestCode.GET_TOPIC_STATS_INFO, TopicHeader("T").encode())
-    offsets = TopicStatsTable.decode(client.call(addr, status).body).offset_table
-    assert len(offsets) == 3
-    written = offsets[MessageQueue("T", "broker-a", 1)]
-    assert (written.min_offset, written.max_offset) == (0, 2)
-    assert written.last_update_timestamp > 0
-    assert offsets[MessageQueue("T", "broker-a", 0)].max_offset == 0
-    unknown = RemotingCommand.request(RequestCode.GET_TOPIC_STATS_INFO, TopicHeader("U").encode())
-    assert client.call(addr, unknown).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 def test_runtime_info_has_rocketmqs_keys(start: Callable[..., BrokerNode], client: BlockingClient) -> None:

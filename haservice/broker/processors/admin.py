@@ -144,7 +144,6 @@ class TopicProcessor:
         """215.  The topic and its queues go; its records stay in the log until retention takes them."""
         name = TopicHeader.decode(request.ext).topic
         self._check_changeable(name)
-        self._topics.delete(name)
         return asyncio.ensure_future(self._deleted(request, name))
 
     def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -180,9 +179,22 @@ class TopicProcessor:
         return request.answer()
 
     async def _deleted(self, request: RemotingCommand, name: str) -> RemotingCommand:
-        answer = await self._persisted(request)
-        await self._offload(self._queues.delete_topic, name)
-        return answer
+        try:
+            await self._offload(self._take_out, name)
+        except OSError as error:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the queues of topic[{name}] cannot be deleted: {error}"
+            ) from None
+        return await self._persisted(request)
+
+    def _take_out(self, name: str) -> None:
+        """In a work thread.
+
+        The queues first: once the topic is out of the table, a send makes it anew, and what that send
+        stored is in a new queue, which is no longer ours to delete.
+        """
+        self._queues.delete_topic(name)
+        self._topics.delete(name)
 
     async def _stats(self, request: RemotingCommand, topic: TopicConfig) -> RemotingCommand:
         table = await self._offload(self._offsets, topic)
