@@ -74,10 +74,9 @@ def parse_address(address: str) -> tuple[str, int]:
 class HAClient:
     """The task of ha-client.  Anyone may set_master_address() and status(); the rest belongs to its thread.
 
-    `damage` says what is wrong with us, if anything: we neither append nor report then.  `flush`, if given, is
-    called before every report, so that a report speaks of flushed bytes.  `boundary`
-    says up to where our log is known to be whole records; a connection that resumes there is checked to
-    continue with one.
+    `damage` says what is wrong with us, if anything: we neither append nor report then.  `flush`, if given,
+    is called before every report, so that a report speaks of flushed bytes.  `boundary` says up to where our
+    log is known to be whole records; a connection that resumes there is checked to continue with one.
     """
 
     def __init__(

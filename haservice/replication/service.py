@@ -96,7 +96,7 @@ class HAService(Generic[T]):
         self._clock_ms = clock_ms
         self._table = AckTable(log.segment_bytes, log.end)
         self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked, on_mark)
-        self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes)
+        self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes, log.end)
         self._growth = Growth()
         self._fallbehind_max_bytes = config.fallbehind_max_bytes
         self._accept: AcceptSocketService | None = None
