@@ -10,7 +10,9 @@ One follower per name server, all on one event loop in the thread `register`, ea
 
 The connection stays open in between, for a name server takes its end as the broker's end.  The
 answers of several name servers may differ; the first in the order of the configuration that names a
-master is believed.  `stop` unregisters, so that no route names a broker that is gone.
+master is believed.  The word of one that does not answer counts no longer, as soon as another one
+names a master; until then what was believed stays, for silence says nothing of the master.  `stop`
+unregisters, so that no route names a broker that is gone.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ class Registration:
         on_master: Callable[[MasterAddresses], None] = lambda _: None,
         master_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_master` hears of a slave's master after each answer; `master_wanted` says that it is missed."""
+        """`on_master` hears of a slave's master after each answer, and when a name server's silence makes
+        another one's word count; `master_wanted` says that the master is missed.
+        """
         self._identity = identity
         self._addrs = tuple(namesrv_addrs)
         self._topics = topics
@@ -89,7 +93,11 @@ class Registration:
         self._timeout_s = timeout_s
         self._on_master = on_master
         self._master_wanted = master_wanted
+        # The last word of each name server that answered when it was last asked.
         self._masters: dict[str, MasterAddresses] = {}
+        self._believed = NO_MASTER
+        # Where this broker may still be known, and unregisters when it stops.
+        self._known_at: set[str] = set()
         self._warned_s: dict[str, float] = {}
         self._attempted: set[str] = set()
         # Set when every name server was asked once, with whatever outcome.
@@ -177,8 +185,8 @@ class Registration:
             )
         master = RegisterBrokerResponseHeader.decode(answer.ext)
         self._masters[addr] = MasterAddresses(master.master_addr, master.ha_server_addr)
-        if identity.broker_id != 0:
-            self._on_master(self._believed())
+        self._known_at.add(addr)
+        self._believe(self._named_master())
 
     def _body(self) -> bytes:
         """All topics; without R or W in brokerPermission they are registered with what it leaves."""
@@ -188,7 +196,12 @@ class Registration:
             wrapper = wrapper.with_perm(self._permission)
         return RegisterBrokerBody(topics=wrapper).encode()
 
-    def _believed(self) -> MasterAddresses:
+    def _believe(self, master: MasterAddresses) -> None:
+        self._believed = master
+        if self._identity.broker_id != 0:
+            self._on_master(master)
+
+    def _named_master(self) -> MasterAddresses:
         for addr in self._addrs:
             master = self._masters.get(addr, NO_MASTER)
             if master.broker_addr is not None:
@@ -196,7 +209,7 @@ class Registration:
         return NO_MASTER
 
     async def _unregister(self, client: RemotingClient, addr: str) -> None:
-        if addr not in self._masters:
+        if addr not in self._known_at:
             return
         identity = self._identity
         header = BrokerHeader(
@@ -210,6 +223,7 @@ class Registration:
 
     def _failed(self, addr: str, state: RetryCallState) -> None:
         self._attempt_ended(addr)
+        self._disbelieve(addr)
         now = time.monotonic()
         if now - self._warned_s.get(addr, -WARN_AGAIN_S) >= WARN_AGAIN_S:
             self._warned_s[addr] = now
@@ -219,6 +233,13 @@ class Registration:
                 addr,
                 outcome.exception() if outcome is not None else "unknown",
             )
+
+    def _disbelieve(self, addr: str) -> None:
+        """A silent name server's word counts no longer, but it takes away nothing that nobody replaces."""
+        self._masters.pop(addr, None)
+        master = self._named_master()
+        if master.broker_addr is not None and master != self._believed:
+            self._believe(master)
 
     def _attempt_ended(self, addr: str) -> None:
         self._attempted.add(addr)

@@ -152,6 +152,46 @@ def test_a_slave_learns_its_master_and_that_it_has_gone(
     wait_until(lambda: slave.masters[-1] == MasterAddresses(None, None), "the slave hears of it")
 
 
+def test_a_slave_no_longer_believes_a_name_server_that_died(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode]
+) -> None:
+    first, second = start_namesrv(), start_namesrv()
+    moved = MASTER._replace(broker_addr="127.0.0.1:10931", ha_server_addr="127.0.0.1:10932")
+    for identity, namesrv in ((MASTER, first), (moved, second)):
+        assert register(identity, [addr_of(namesrv)]).registration.first_round.wait(10)
+    slave = register(SLAVE, [addr_of(first), addr_of(second)])
+    assert slave.registration.first_round.wait(10)
+    assert slave.masters[-1].broker_addr == "127.0.0.1:10911"
+    first.stop()
+    slave.registration.announce()
+    found = MasterAddresses("127.0.0.1:10931", "127.0.0.1:10932")
+    wait_until(lambda: slave.masters[-1] == found, "the second one is believed")
+
+
+def test_the_silence_of_the_only_name_server_that_knows_a_master_takes_nothing_away(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode]
+) -> None:
+    namesrv = start_namesrv()
+    assert register(MASTER, [addr_of(namesrv)]).registration.first_round.wait(10)
+    slave = register(SLAVE, [addr_of(namesrv)])
+    assert slave.registration.first_round.wait(10)
+    namesrv.stop()
+    slave.registration.announce()
+    wait_until(lambda: slave.registration._masters == {}, "the slave has noticed")
+    assert slave.masters == [MasterAddresses("127.0.0.1:10911", "127.0.0.1:10912")]
+
+
+def test_a_broker_unregisters_where_it_is_known_though_the_last_call_failed(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr])
+    assert registered.registration.first_round.wait(10)
+    registered.registration._disbelieve(addr)
+    registered.stop()
+    assert brokers(client, addr) == {}
+
+
 def test_a_slave_without_a_master_asks_again_soon(
     register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode]
 ) -> None:
