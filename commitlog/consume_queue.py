@@ -4,6 +4,9 @@
     tags code   hash of the message's tag, 0 without one; deliver time in ms in SCHEDULE_TOPIC_XXXX
     pre-blank   offset 0, size 0x7fffffff: fills a first file up to a first message that is not number 0
 
+A queue has each number once, and what lies later in the log has the higher number.  Where it has not, the
+master's queue was deleted and numbered anew: the queue ends before that number, and goes on from it.
+
 One thread writes (the dispatcher, or recovery before it), any thread reads.  An entry is readable when
 `max_offset` passes it, and that happens after its bytes are written: readers take no lock.
 Queue offsets count entries, physical offsets bytes in the log.  Rules: RocketMQ 4.9.8's ConsumeQueue.
@@ -70,12 +73,15 @@ class ConsumeQueue:
         self._lock = threading.Lock()
         self._deleted = False
         self._flushed_offset = 0
+        self._cuts = 0  # changes under the lock: who measures without it sees that the measure is void
         # Of the writing thread: what append() gathered for the next write().
         self._pending: list[bytes] = []
         self._pending_start = 0
         self._next_offset = 0
         self._first_offset = 0
         self._pending_physical_offset = 0
+        # Where the next write() cuts the queue first; None when it only goes on.
+        self._anew: int | None = None
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.queue_id}"
@@ -89,21 +95,18 @@ class ConsumeQueue:
         """
         if physical_offset + size <= self._pending_physical_offset:
             return False
-        if queue_offset != self._next_offset and not self._make_room(physical_offset, queue_offset):
-            return False
+        if queue_offset != self._next_offset:
+            self._make_room(physical_offset, queue_offset)
         self._pending.append(_pack(physical_offset, size, tags_code))
         self._next_offset = queue_offset + 1
         self._pending_physical_offset = physical_offset + size
         return True
 
-    def _make_room(self, physical_offset: int, queue_offset: int) -> bool:
-        """Pre-blanks up to `queue_offset`; False if that entry is there already."""
+    def _make_room(self, physical_offset: int, queue_offset: int) -> None:
+        """Goes back to `queue_offset`, or pre-blanks up to it."""
         if queue_offset < self._next_offset:
-            logger.warning(
-                "queue entry comes twice, ignored queue=%s queue_offset=%d next=%d physical_offset=%d",
-                *(self, queue_offset, self._next_offset, physical_offset),
-            )
-            return False
+            self._begin_anew(physical_offset, queue_offset)
+            return
         units_per_file = self._files.file_bytes // UNIT_BYTES
         if not self._next_offset:
             self._pending_start = self._next_offset = queue_offset - queue_offset % units_per_file
@@ -120,7 +123,21 @@ class ConsumeQueue:
                 *(self, self._next_offset, missing, physical_offset),
             )
         self._pending.append(PRE_BLANK * missing)
-        return True
+
+    def _begin_anew(self, physical_offset: int, queue_offset: int) -> None:
+        """A later message has a lower number: the next write() drops the entries from that number on."""
+        logger.warning(
+            "queue begins anew, as after its topic was deleted queue=%s queue_offset=%d next=%d"
+            " physical_offset=%d",
+            *(self, queue_offset, self._next_offset, physical_offset),
+        )
+        kept = queue_offset - self._pending_start
+        if kept >= 0:
+            self._pending = [b"".join(self._pending)[: kept * UNIT_BYTES]]
+            self._first_offset = min(self._first_offset, queue_offset)
+        else:
+            self._pending.clear()
+            self._anew = self._pending_start = self._first_offset = queue_offset
 
     def write(self) -> None:
         """Writes what was gathered and lets readers see it.  Raises OSError; then call it again later."""
@@ -130,8 +147,15 @@ class ConsumeQueue:
         assert self._pending_start + len(data) // UNIT_BYTES == self._next_offset
         with self._lock:
             if not self._deleted:
-                self._files.write(self._pending_start * UNIT_BYTES, data)
+                start = self._pending_start
+                if self._anew is not None:
+                    self._drop(self._anew)
+                    if not self._files.count:
+                        blanks = start % (self._files.file_bytes // UNIT_BYTES)
+                        start, data = start - blanks, PRE_BLANK * blanks + data
+                self._files.write(start * UNIT_BYTES, data)
                 self._publish()
+        self._anew = None
         self._pending.clear()
         self._pending_start = self._first_offset = self._next_offset
 
@@ -196,17 +220,22 @@ class ConsumeQueue:
             return end < self.max_offset and self._cut(end)
 
     def _cut(self, end: int) -> bool:
-        """Ends the queue at entry `end`."""
-        assert self._lock.locked()
-        dropped = self._files.cut(end * UNIT_BYTES)
-        self.max_offset = end
-        self.min_offset = min(self.min_offset, end)
+        """Ends the queue at entry `end`, and forgets what was gathered."""
+        dropped = self._drop(end)
         self.max_physical_offset = self._last_physical_offset()
-        self._flushed_offset = min(self._flushed_offset, end)
         self._pending.clear()
         self._pending_start = self._first_offset = self._next_offset = end
         self._pending_physical_offset = self.max_physical_offset
         return dropped
+
+    def _drop(self, end: int) -> bool:
+        """Ends what is written at entry `end`, for readers before their bytes go; True if anything went."""
+        assert self._lock.locked()
+        self._cuts += 1
+        self.max_offset = end
+        self.min_offset = min(self.min_offset, end)
+        self._flushed_offset = min(self._flushed_offset, end)
+        return self._files.cut(end * UNIT_BYTES)
 
     def _last_physical_offset(self) -> int:
         """Where the last real message ends in the log; blanks, which announce 2 GiB, do not count."""
@@ -237,16 +266,19 @@ class ConsumeQueue:
             self._files.cut(0)
 
     def flush(self, least_pages: int) -> bool:
-        """Makes entries durable if so many pages are dirty (0: if any entry is); True if all are."""
-        end = self.max_offset
-        start = self._flushed_offset
+        """Makes entries durable if so many pages are dirty (0: if any entry is); True if all then are."""
+        with self._lock:
+            cuts, start, end = self._cuts, self._flushed_offset, self.max_offset
         pages = end * UNIT_BYTES // PAGE_BYTES - start * UNIT_BYTES // PAGE_BYTES
         if start >= end:
             return True
         if least_pages and pages < least_pages and end * UNIT_BYTES < self._files.limit:
             return False
         self._files.flush(start * UNIT_BYTES, end * UNIT_BYTES)
-        self._flushed_offset = end
+        with self._lock:
+            if cuts != self._cuts:  # other entries are there now
+                return False
+            self._flushed_offset = end
         return True
 
     def _first_behind(self, physical_offset: int, low: int) -> int:
@@ -394,16 +426,17 @@ class ConsumeQueues:
         """
         if self._broken is not None:
             raise self._broken
-        written_ms = self.written_ms
+        written_ms, thorough = self.written_ms, not least_pages
         for queue in list(self._dirty):
             self._dirty.discard(queue)
             try:
                 if not queue.flush(least_pages):
                     self._dirty.add(queue)
+                    thorough = False
             except OSError as error:
                 self._broken = error
                 raise
-        if not least_pages:
+        if thorough:
             self.durable_ms = written_ms
 
     def close(self) -> None:

@@ -228,7 +228,7 @@ class QueueFiles:
                 break
             self._list = self._list[:-1]
             self._descriptors.delete(file)
-            dropped = True
+            self._unsynced_names = dropped = True
         if self._list and end < self.limit:
             dropped |= self._zero(self._list[-1], end - self._list[-1].start)
         return dropped

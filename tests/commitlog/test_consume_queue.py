@@ -43,6 +43,74 @@ def files_of(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("one_pass", [True, False])
+@pytest.mark.parametrize(("old", "new"), [((0, 5), (0, 3)), ((0, 350), (0, 3)), ((0, 350), (120, 130))])
+def test_a_queue_that_was_deleted_and_numbered_anew_is_replaced(
+    tmp_path: Path, old: tuple[int, int], new: tuple[int, int], one_pass: bool
+) -> None:
+    queues = open_queues(tmp_path)
+    queue = queues.find_or_create("T", 0)
+    for number in range(*old):
+        assert queue.append(number * RECORD_BYTES, RECORD_BYTES, number, number)
+    if not one_pass:
+        queues.write([queue], 1)
+        queues.flush()
+    for number in range(*new):
+        assert queue.append(100_000 + number, 1, -number, number)
+    queues.write([queue], 1)
+    expected = [entry(number) for number in range(new[0])]
+    expected += [Entry(100_000 + number, 1, -number) for number in range(*new)]
+    for looked_at in (queue, open_queues(tmp_path).find_or_create("T", 0)):
+        assert (looked_at.min_offset, looked_at.max_offset) == (0, new[1])
+        assert looked_at.max_physical_offset == 100_000 + new[1]
+        assert looked_at.read(0, 999) == expected
+    assert len(files_of(tmp_path)) == (new[1] + 99) // 100
+
+
+def test_a_queue_whose_first_numbers_expired_begins_anew_below_them(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 350)
+    assert queues.expire(250 * RECORD_BYTES) == 2
+    queue.append(100_000, 1, 7, 30)
+    queue.append(100_001, 1, 8, 31)
+    queues.write([queue], 1)
+    for looked_at in (queue, open_queues(tmp_path).find_or_create("T", 0)):
+        assert (looked_at.min_offset, looked_at.max_offset) == (30, 32)
+        assert looked_at.read(30, 9) == [Entry(100_000, 1, 7), Entry(100_001, 1, 8)]
+
+
+def test_a_queue_that_begins_anew_on_a_full_disk_does_so_at_the_next_try(tmp_path: Path) -> None:
+    files = FailingFiles()
+    queues = open_queues(tmp_path, files)
+    queue = fill(queues, 0, 5)
+    queue.append(100_000, 1, 7, 0)
+    files.fail("pwrite", errno.ENOSPC, times=2)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            queues.write([queue], 1)
+    assert queue.read(0, 9) == []
+    queues.write([queue], 1)
+    assert queue.read(0, 9) == [Entry(100_000, 1, 7)]
+    queues.flush()
+    assert queues.durable_ms == 1
+
+
+def test_a_queue_that_begins_anew_while_it_is_flushed_is_not_called_durable(tmp_path: Path) -> None:
+    class Amid(FailingFiles):
+        def fdatasync(self, fd: int) -> None:
+            super().fdatasync(fd)
+            if queue.max_offset == 5:
+                queue.append(100_000, 1, 7, 0)
+                queues.write([queue], 2)
+
+    queues = open_queues(tmp_path, files := Amid())
+    queue = fill(queues, 0, 5)
+    queues.flush()
+    assert queues.durable_ms == 0
+    queues.flush()
+    assert (queues.durable_ms, files.calls["fdatasync"]) == (2, 2)
+
+
 def test_an_entry_has_the_bytes_that_rocketmq_writes(tmp_path: Path) -> None:
     queues = open_queues(tmp_path)
     queue = queues.find_or_create("TopicTest", 3)
@@ -110,7 +178,6 @@ def test_what_is_dispatched_again_is_ignored(tmp_path: Path) -> None:
     queues = open_queues(tmp_path)
     queue = fill(queues, 0, 10)
     assert not queue.append(500, 100, 5, 5)
-    assert not queue.append(2000, 100, 5, 5)
     fill(queues, 10, 11)
     assert queue.read(0, 100) == [entry(n) for n in range(11)]
 

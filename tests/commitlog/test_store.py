@@ -346,3 +346,33 @@ def test_a_crash_at_any_change_of_a_stores_life_keeps_what_was_acknowledged(tmp_
         if not crashed:
             return
     raise AssertionError("more than 400 changes")
+
+
+def test_a_topic_deleted_and_made_again_across_a_restart_reaches_its_queue_on_the_slave(
+    tmp_path: Path,
+) -> None:
+    master = open_store(tmp_path / "master")
+    slave = open_store(tmp_path / "slave", replica=True)
+    for number in range(5):
+        master.log.append(message(b"old%d" % number))
+    # Its queue tells the restart that all before was dispatched.
+    master.log.append(message(topic="Other"))
+    copy(master, slave)
+    master.queues.delete_topic("TopicTest")
+    assert master.close()
+    master = open_store(tmp_path / "master")
+    fresh = [master.log.append(message(b"new%d" % number)) for number in range(3)]
+    assert [appended.queue_offset for appended in fresh] == [0, 1, 2]
+    copy(master, slave)
+    assert queued(slave) == queued(master)
+    slave.close(clean=False)
+    assert queued(open_store(tmp_path / "slave", replica=True)) == queued(master)
+
+
+def copy(master: Store, slave: Store) -> None:
+    """What the slave has not yet, then dispatched by both."""
+    if master.log.end > slave.log.end:
+        slave.log.append_replica(slave.log.end, [master.log.read(slave.log.end, 1 << 20)])
+    for store in (master, slave):
+        while store.dispatcher.step():
+            pass
