@@ -2,8 +2,8 @@
 
     lock → abort there? → segments → queues → checkpoint → index → recovery → dispatch of the rest → abort
 
-`abort` says "running, or died running".  It is made durable before the first append, and removed only by a
-close after which everything is flushed and dispatched.
+`abort` says "running, or died running".  It is made durable before the first append, and before queues are
+built again, and removed only by a close after which everything is flushed and dispatched.
 """
 
 from __future__ import annotations
@@ -101,11 +101,10 @@ class Store:
             self.index.load(crashed=not clean, checkpoint_ms=checkpoint_ms)
             self.recovery = self._recover(segments, clean, clock_ms())
             self._make_parts(segments, store_host, clock_ms)
+            self._disown_queues()
             self._dispatch_rest()
             self._fill_queue_offsets()
-            if clean:
-                files.close(files.create(self._abort, 0))
-                files.sync_directory(options.root)
+            self._make_abort()
         logger.info("log recovered %s", self.recovery)
 
     def _recover(self, segments: Segments, clean: bool, now_ms: int) -> RecoveryReport:
@@ -154,6 +153,22 @@ class Store:
         self.flusher: Flusher[Any] = Flusher(options, self.log, self.queues, self.checkpoint)
         self.queue_flusher = QueueFlusher(options, self.queues, index, self.checkpoint)
         self.retention = Retention(options, self.log, [self.queues, self.index], self._files)
+
+    def _disown_queues(self) -> None:
+        """Before queues are built again: if that ends half done, the next start begins it anew.
+
+        A start after a crash that continues where the scan began does so anyway.
+        """
+        again = not self.recovery.clean and self.dispatcher.position >= self.recovery.scanned_from
+        if self.dispatcher.behind and not again:
+            self.checkpoint.logics_timestamp_ms = 0
+            self.checkpoint.save(sync=True)
+            self._make_abort()
+
+    def _make_abort(self) -> None:
+        if not self._files.exists(self._abort):
+            self._files.close(self._files.create(self._abort, 0))
+            self._files.sync_directory(self.options.root)
 
     def _dispatch_rest(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -271,6 +272,32 @@ def test_lost_queues_are_built_again(tmp_path: Path) -> None:
     again = open_store(tmp_path)
     assert queued(again) == placed(again)
     again.close()
+
+
+@pytest.mark.parametrize("segment_bytes", [SEGMENT_BYTES, 1 << 20])
+def test_a_rebuild_of_lost_queues_that_is_killed_anywhere_is_begun_anew(
+    tmp_path: Path, segment_bytes: int
+) -> None:
+    store = open_store(tmp_path, segment_bytes=segment_bytes)
+    fill(store)
+    places = placed(store)
+    store.close()
+    killed = True
+    change = 0
+    while killed:
+        shutil.rmtree(tmp_path / "consumequeue")
+        files = FailingFiles()
+        files.crash_at(change)
+        killed = False
+        try:
+            open_store(tmp_path, files, segment_bytes=segment_bytes).close()
+        except Crash:
+            killed = True
+        store = open_store(tmp_path, segment_bytes=segment_bytes)
+        assert queued(store) == places
+        store.close()
+        change += 1
+    assert change > 10
 
 
 @pytest.mark.parametrize("damage", ["zero", "future", "random", "missing", "short"])
