@@ -332,8 +332,8 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     _check_ports(remoting, replication["listen_port"], binder)
     _settle_log(log, binder)
     log["replica"] = role.is_slave
-    if role.is_slave and not broker.get("namesrv_addrs") and not replication.get("master_address"):
-        binder.warn("brokerRole", "without namesrvAddr and haMasterAddress a slave never finds its master")
+    if role.is_slave and not broker.get("namesrv_addrs"):
+        _warn_of_no_name_server(binder, replication.get("master_address"))
     binder.check_names([key for key, _, _ in options_of(*BROKER_CLASSES)], rocketmq_keys.BROKER)
     return NodeConfig(
         broker=BrokerConfig(**broker),
@@ -407,6 +407,16 @@ def _settle_role(broker: dict[str, Any], binder: Binder) -> None:
     elif broker_id != 0:
         binder.warn("brokerId", f"{role.name} is always brokerId 0: 0 is in force")
         broker["broker_id"] = 0
+
+
+def _warn_of_no_name_server(binder: Binder, master_address: str | None) -> None:
+    if not master_address:
+        binder.warn("brokerRole", "without namesrvAddr and haMasterAddress a slave never finds its master")
+    else:
+        binder.warn(
+            "haMasterAddress",
+            "without namesrvAddr a slave copies the log alone, and neither topics nor consumer offsets",
+        )
 
 
 def _check_ports(remoting: RemotingConfig, ha_port: int, binder: Binder) -> None:

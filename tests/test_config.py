@@ -230,7 +230,15 @@ def test_values_that_rocketmq_holds_within_bounds_are_held_with_a_warning() -> N
 def test_a_slave_that_cannot_find_its_master_is_warned_of() -> None:
     (warning,) = broker("brokerRole=SLAVE\nbrokerId=1").warnings
     assert "never finds its master" in warning
-    assert not broker("brokerRole=SLAVE\nbrokerId=1\nhaMasterAddress=10.0.0.1:10912").warnings
+    assert not broker("brokerRole=SLAVE\nbrokerId=1\nnamesrvAddr=10.0.0.1:9876").warnings
+
+
+def test_a_slave_that_copies_the_log_alone_is_warned_of() -> None:
+    slave = "brokerRole=SLAVE\nbrokerId=1\nhaMasterAddress=10.0.0.1:10912\n"
+    (warning,) = broker(slave).warnings
+    assert warning.startswith("broker-a.properties:3: haMasterAddress=10.0.0.1:10912: without namesrvAddr")
+    assert "neither topics nor consumer offsets" in warning
+    assert not broker(slave + "namesrvAddr=10.0.0.1:9876").warnings
 
 
 def test_a_message_larger_than_a_log_file_is_warned_of() -> None:

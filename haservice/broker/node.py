@@ -42,6 +42,7 @@ from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
 from haservice.broker.processors.query import QueryProcessor
 from haservice.broker.processors.send import Gates, SendProcessor
+from haservice.broker.readable_topics import ReadableTopics, Topics
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.slave_sync import SlaveSync
@@ -269,7 +270,7 @@ class BrokerNode:
             self.sends,
             PullProcessor(
                 broker,
-                self.topics,
+                self._readable_topics(),
                 groups,
                 self.clients,
                 self.offsets,
@@ -313,6 +314,12 @@ class BrokerNode:
         # RocketMQ's second port serves everything but pulls.
         self._vip_processors.update(self._processors)
         del self._vip_processors[RequestCode.PULL_MESSAGE]
+
+    def _readable_topics(self) -> Topics:
+        if not self._is_slave:
+            return self.topics
+        queues = self.store.queues
+        return ReadableTopics(self.topics, lambda: (key for key, _ in queues.items()))
 
     # Running
 

@@ -25,10 +25,11 @@ from haservice.broker.consumers import ClientTable
 from haservice.broker.groups import GroupConfig, Groups
 from haservice.broker.long_polling import HeldPull, LongPolling
 from haservice.broker.offset_moved import OffsetMoved
+from haservice.broker.readable_topics import Topics
 from haservice.broker.reader import PullStatus, QueueReader, Scan
 from haservice.broker.stats import Stats
 from haservice.broker.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
-from haservice.broker.topics import PERM_READ, TopicTable
+from haservice.broker.topics import PERM_READ
 from haservice.config import BrokerConfig
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -87,7 +88,7 @@ class PullProcessor:
     def __init__(
         self,
         config: BrokerConfig,
-        topics: TopicTable,
+        topics: Topics,
         groups: Groups,
         clients: ClientTable,
         offsets: ConsumerOffsets,
