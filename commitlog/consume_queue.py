@@ -246,6 +246,13 @@ class ConsumeQueue:
                 return entry.physical_offset + entry.size
         return 0
 
+    def distrust(self, physical_offset: int) -> None:
+        """Has the entries of messages from `physical_offset` on flushed again, as if just written."""
+        with self._lock:
+            start = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
+            self._files.rewrite(start * UNIT_BYTES, self.max_offset * UNIT_BYTES)
+            self._flushed_offset = start
+
     def correct_min_offset(self, physical_offset: int) -> None:
         """Lets the queue begin at its first message that a log beginning at `physical_offset` has."""
         self.min_offset = self._first_behind(physical_offset, self.min_offset)
@@ -399,6 +406,12 @@ class ConsumeQueues:
     def truncate(self, physical_offset: int) -> int:
         """Drops the messages from `physical_offset` in the log on; of how many queues."""
         return sum([queue.truncate(physical_offset) for _, queue in self.items()])
+
+    def distrust(self, physical_offset: int) -> None:
+        """After a crash nobody knows whether entries of messages from `physical_offset` on are durable."""
+        for _, queue in self.items():
+            queue.distrust(physical_offset)
+            self._dirty.add(queue)
 
     def correct_min_offset(self, physical_offset: int) -> None:
         for _, queue in self.items():

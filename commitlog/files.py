@@ -62,8 +62,11 @@ class Files(Protocol):
 
     def sync_directory(self, path: Path) -> None: ...
 
-    def make_directory(self, path: Path) -> None:
-        """With its parents; fine if it is there."""
+    def make_directory(self, path: Path, *, durable: bool = True) -> None:
+        """With its parents, and so that their names survive a power cut; fine if it is there.
+
+        Not `durable`: who asks makes the names durable later.
+        """
 
     def listdir(self, path: Path) -> list[str]: ...
 
@@ -165,8 +168,14 @@ class OSFiles:
         finally:
             os.close(fd)
 
-    def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+    def make_directory(self, path: Path, *, durable: bool = True) -> None:
+        if path.is_dir():
+            return
+        if path != path.parent:
+            self.make_directory(path.parent, durable=durable)
+        path.mkdir(exist_ok=True)
+        if durable:
+            self.sync_directory(path.parent)
 
     def listdir(self, path: Path) -> list[str]:
         return sorted(entry.name for entry in path.iterdir())

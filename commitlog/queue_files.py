@@ -173,7 +173,7 @@ class QueueFiles:
 
     def _create(self, start: int) -> QueueFile:
         assert not self._list or start == self.limit, "files follow one another"
-        self._files.make_directory(self.directory)
+        self._files.make_directory(self.directory, durable=False)
         file = QueueFile(self._path(start), start)
         self._unsynced_names = True
         self._descriptors.create(file, self.file_bytes)
@@ -190,8 +190,21 @@ class QueueFiles:
             # Before the work: a file that is made meanwhile is for the next flush.
             self._unsynced_names = False
             topic = self.directory.parent
-            for directory in (self.directory, topic, topic.parent):
-                self._files.sync_directory(directory)
+            try:
+                for directory in (self.directory, topic, topic.parent):
+                    self._files.sync_directory(directory)
+            except OSError:
+                self._unsynced_names = True
+                raise
+
+    def rewrite(self, start: int, end: int) -> None:
+        """Writes these bytes again as they are, and the next flush() takes nothing for durable.
+
+        After a failed flush the kernel may hold pages for clean that the disk never got.
+        """
+        self._unsynced_names = True
+        for position in range(start, end, _LOOK_BYTES):
+            self.write(position, self.read(position, min(_LOOK_BYTES, end - position)))
 
     def find_end(self) -> int:
         """Where the valid units end.  Trusts all files but the last three, as RocketMQ does."""

@@ -110,6 +110,7 @@ def recover(
             cut_file = _keep_aside(items, scan.end, cut_directory, files)
         segments.truncate(scan.end)
         _make_durable(segments.items[first:], files)
+        files.sync_directory(segments.directory)
     except OSError as error:
         path = Path(error.filename) if error.filename else segments.directory
         raise StoreUnreadable(path, f"recovery: {error.strerror or error}") from error

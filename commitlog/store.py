@@ -127,6 +127,8 @@ class Store:
         )
         if self.queues.max_physical_offset > report.end:
             self.queues.truncate(report.end)
+        if not clean:
+            self.queues.distrust(report.scanned_from)
         self.index.truncate(report.end)
         self.queues.correct_min_offset(report.start)
         return report
@@ -168,7 +170,7 @@ class Store:
     def _make_abort(self) -> None:
         if not self._files.exists(self._abort):
             self._files.close(self._files.create(self._abort, 0))
-            self._files.sync_directory(self.options.root)
+        self._files.sync_directory(self.options.root)
 
     def _dispatch_rest(self) -> None:
         try:

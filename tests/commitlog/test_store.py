@@ -274,6 +274,57 @@ def test_lost_queues_are_built_again(tmp_path: Path) -> None:
     again.close()
 
 
+class SyncedNames(FailingFiles):
+    """Remembers which directories were synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[Path] = []
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        self.synced.append(path)
+
+
+def test_after_a_kill_the_names_of_segments_and_queue_files_are_made_durable(tmp_path: Path) -> None:
+    store = open_store(tmp_path, files := SyncedNames())
+    files.synced.clear()
+    fill(store)
+    while store.dispatcher.step():
+        pass
+    store.close(clean=False)
+    assert files.synced == [], "nothing was flushed"
+    again = open_store(tmp_path, files := SyncedNames())
+    assert files.synced == [tmp_path / "commitlog", tmp_path]
+    before = files.calls["fdatasync"]
+    again.queues.flush()
+    # Three queues of one file each.
+    assert files.calls["fdatasync"] == before + 3
+    queues = tmp_path / "consumequeue"
+    assert {queues, queues / "TopicTest", queues / "TopicTest" / "2"} <= set(files.synced)
+    again.close()
+
+
+def test_the_names_of_new_directories_are_durable_before_the_first_append(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "er"
+    open_store(root, files := SyncedNames()).close(clean=False)
+    assert {tmp_path, tmp_path / "deep", root} <= set(files.synced)
+
+
+def test_queue_names_that_could_not_be_synced_are_tried_by_the_next_flush(tmp_path: Path) -> None:
+    store = open_store(tmp_path, files := SyncedNames())
+    store.log.append(message())
+    store.dispatcher.step()
+    queue = store.queues.get("TopicTest", 3)
+    assert queue is not None
+    files.fail("sync_directory", errno.EMFILE, times=1)
+    with pytest.raises(OSError, match="open files"):
+        queue.flush(0)
+    files.synced.clear()
+    queue.flush(0)
+    assert tmp_path / "consumequeue" in files.synced
+
+
 @pytest.mark.parametrize("segment_bytes", [SEGMENT_BYTES, 1 << 20])
 def test_a_rebuild_of_lost_queues_that_is_killed_anywhere_is_begun_anew(
     tmp_path: Path, segment_bytes: int
