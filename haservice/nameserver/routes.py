@@ -135,17 +135,18 @@ class RouteTable:
         return Registered(self._master_for(told, broker), replaced is None, replaced if moved else None)
 
     def unregister(self, broker_name: str, addr: str, broker_id: int) -> bool:
-        """104.  False when there was nothing to remove.
+        """104.  False when nothing was removed.
 
-        Ours: an id goes only if it still belongs to this address, so that an old master's farewell does
-        not take the new master out of the routes.
+        Ours: only an id that still belongs to this address goes, so that an old master's farewell does
+        not take the new master out of the routes.  With another id nothing happens at all: an address
+        whose live entry alone were taken would stay in the routes for ever.
         """
-        live = self._forget(addr)
         broker = self._brokers.get(broker_name)
-        if broker is not None and broker.addrs.get(broker_id) == addr:
-            self._drop_id(broker_name, broker, broker_id)
-            return True
-        return live is not None
+        if broker is None or broker.addrs.get(broker_id) != addr:
+            return False
+        self._forget(addr)
+        self._drop_id(broker_name, broker, broker_id)
+        return True
 
     def data_version(self, addr: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
         """322: (whether `version` is not the one known, the one known); an equal one is a sign of life."""

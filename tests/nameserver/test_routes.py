@@ -179,6 +179,18 @@ def test_an_old_masters_farewell_does_not_remove_the_new_one(table: RouteTable) 
     assert addrs(table) == {"broker-a": {0: SLAVE}}
 
 
+@pytest.mark.parametrize(("name", "broker_id"), [("broker-a", 1), ("broker-b", 0)])
+def test_a_farewell_with_another_id_leaves_no_ghost_in_the_routes(
+    table: RouteTable, clock: Clock, name: str, broker_id: int
+) -> None:
+    table.register(master(), "m")
+    assert not table.unregister(name, MASTER, broker_id)
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+    clock.now += 121
+    assert table.expire() == [(MASTER, "m")]
+    assert addrs(table) == {}
+
+
 def test_a_broker_goes_with_the_connection_of_its_latest_registration(table: RouteTable) -> None:
     table.register(master(), "old")
     table.register(master(), "new")
