@@ -73,6 +73,8 @@ class _Scan:
     """How far the scan is."""
 
     end: int
+    unproven: int
+    """From here on no checkpoint says that the bytes are durable."""
     records: int = 0
     last_timestamp_ms: int = 0
     reason: str | None = None
@@ -109,7 +111,7 @@ def recover(
             _refuse_damage(items, scan, None if clean else durable_before_ms)
             cut_file = _keep_aside(items, scan.end, cut_directory, files)
         segments.truncate(scan.end)
-        _make_durable(segments.items[first:], files)
+        _make_durable(segments.items[first:], scan, files)
         files.sync_directory(segments.directory)
     except OSError as error:
         path = Path(error.filename) if error.filename else segments.directory
@@ -128,10 +130,18 @@ def recover(
     )
 
 
-def _make_durable(items: tuple[Segment, ...], files: Files) -> None:
-    """A killed process leaves pages that are not on disk yet; from here on all is taken for flushed."""
+def _make_durable(items: tuple[Segment, ...], scan: _Scan, files: Files) -> None:
+    """A killed process leaves pages that are not on disk yet; from here on all is taken for flushed.
+
+    What no checkpoint covers is written again as it is: after an fdatasync that failed, Linux calls pages
+    clean that the disk never got, and a further fdatasync would pass over them and succeed.
+    """
     for segment in items:
         with _Held(segment):
+            position = max(scan.unproven - segment.start, 0)
+            end = min(scan.end - segment.start, segment.size)
+            for at in range(position, end, _CHUNK_BYTES):
+                files.pwrite(segment.fd, segment.pread(min(_CHUNK_BYTES, end - at), at), at)
             files.fdatasync(segment.fd)
 
 
@@ -177,7 +187,7 @@ class _Held:
 
 def _scan(items: tuple[Segment, ...], crc: bool, torn_from_ms: int | None) -> _Scan:
     """Goes over whole records, from segment to segment, up to the first place that holds none."""
-    scan = _Scan(items[0].start)
+    scan = _Scan(items[0].start, items[0].start)
     for segment in items:
         before = scan.end
         scan.blank = False
@@ -202,6 +212,8 @@ def _scan_segment(segment: Segment, scan: _Scan, crc: bool, torn_from_ms: int | 
         scan.records += done.records
         if done.last >= 0:
             scan.last_timestamp_ms = store_timestamp_ms(view, done.last)
+            if torn_from_ms is None or scan.last_timestamp_ms < torn_from_ms:
+                scan.unproven = scan.end
         scan.blank = done.blank > 0
         scan.reason = done.reason
         needed = done.needed

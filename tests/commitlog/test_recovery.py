@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.errors import StoreUnreadable
-from commitlog.files import OSFiles
+from commitlog.errors import LogNotWritable, StoreUnreadable
+from commitlog.files import Buffer, OSFiles
 from commitlog.log import CommitLog
 from commitlog.recovery import RecoveryReport, recover
 from commitlog.segments import Segments
@@ -305,6 +306,56 @@ def test_crc_is_looked_at_only_if_wanted(tmp_path: Path) -> None:
     poke(segment_path(tmp_path), ends[0] + 90, b"\xff")
     report, _ = recovered(tmp_path, clean=False, crc=False)
     assert report.end == ends[1]
+
+
+class ForgetfulKernel(FailingFiles):
+    """A failed fdatasync leaves its pages clean, and the disk without them, as on Linux.  Of one file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dirty: set[int] = set()
+        self.on_disk: set[int] = set()
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
+        super().pwrite(fd, data, offset)
+        self.dirty.update(range(offset, offset + len(data)))
+
+    def fdatasync(self, fd: int) -> None:
+        pages, self.dirty = self.dirty, set()
+        super().fdatasync(fd)
+        self.on_disk |= pages
+
+
+def test_what_a_failed_flush_left_off_the_disk_is_there_after_a_restart(tmp_path: Path) -> None:
+    kernel, clock = ForgetfulKernel(), Clock()
+    log = open_log(tmp_path, files=kernel, clock_ms=clock)
+    proven = log.append(message(b"flushed")).end
+    log.flush()
+    clock.now_ms += 10
+    log.append(message(b"never"))
+    log.append(message(b"flushed"))
+    kernel.fail("fdatasync", errno.EIO, times=1)
+    with pytest.raises(LogNotWritable):
+        log.flush()
+    log.close()
+    assert kernel.on_disk == set(range(proven))
+    assert not kernel.dirty
+    report, log = recovered(tmp_path, kernel, clean=False, durable_before_ms=STORE_MS + 5)
+    assert (report.records, log.flushed) == (3, log.end)
+    assert kernel.on_disk == set(range(log.end))
+
+
+def test_what_the_checkpoint_covers_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitlog.recovery._CHUNK_BYTES", 1000)
+    ends = written(tmp_path, [b"x" * 300] * 9)  # one segment; the clock ticks once a record
+    recovered(tmp_path, kernel := ForgetfulKernel(), clean=False, durable_before_ms=STORE_MS + 5)
+    assert ends[1] < min(kernel.on_disk) <= ends[4]
+    assert max(kernel.on_disk) == ends[-1] - 1
+    for clean in (True, False):
+        recovered(tmp_path, kernel := ForgetfulKernel(), clean=clean, durable_before_ms=STORE_MS + 9)
+        assert kernel.on_disk == set()
 
 
 def test_a_report_says_what_was_done(tmp_path: Path) -> None:
