@@ -80,4 +80,4 @@ class ConsumerOffsets:
 
     def persist(self) -> bool:
         """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
-        return self._stored.save(ConsumerOffsetWrapper(self.table()).encode(pretty=True))
+        return self._stored.save(lambda: ConsumerOffsetWrapper(self.table()).encode(pretty=True))

@@ -28,11 +28,11 @@ WARN_AGAIN_S = 60.0
 
 
 class PersistedFile:
-    """One file at `path`.  `save` may be called by any thread; whoever saves last wins."""
+    """One file at `path`.  Any thread may `save`: what it writes is never older than what is there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Guards the order of saves: the content on disk is the one of the last call.
+        # Guards a save from the look at the table to the rename: two savers write in the order they looked.
         self._lock = threading.Lock()
         self._saved: bytes | None = None
         # Set when the main file did not parse: it must not become the backup of what replaces it.
@@ -57,12 +57,16 @@ class PersistedFile:
                 self._main_unfit |= path == self.path
         return None
 
-    def save(self, content: bytes) -> bool:
-        """Replaces the file by `content`; False when that is what it holds already.
+    def save(self, encode: Callable[[], bytes]) -> bool:
+        """Replaces the file by what `encode` gives; False when that is what it holds already.
 
-        Raises OSError, naming the path, when the disk refuses; the previous file is then still whole.
+        `encode` is called under the file's lock: given the content instead, the slower of two threads
+        would put an older table over a newer one.  It may take the table's lock, whose holder in turn
+        never saves.  Raises OSError, naming the path, when the disk refuses; the previous file is then
+        still whole.
         """
         with self._lock:
+            content = encode()
             if content == self._saved:
                 return False
             self.path.parent.mkdir(parents=True, exist_ok=True)

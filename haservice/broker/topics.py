@@ -217,7 +217,7 @@ class TopicTable:
 
     def persist(self) -> bool:
         """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
-        return self._stored.save(self.wrapper().encode(pretty=True))
+        return self._stored.save(lambda: self.wrapper().encode(pretty=True))
 
     def _put(self, topic: TopicConfig) -> None:
         assert self._lock.locked()

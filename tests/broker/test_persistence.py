@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,14 @@ from tests.support.waiting import wait_until
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert PersistedFile(tmp_path / "config" / "t.json").load(json.loads) is None
-    assert PersistedFile(tmp_path / "config" / "t.json").save(b'{"a":1}')
+    assert PersistedFile(tmp_path / "config" / "t.json").save(lambda: b'{"a":1}')
     assert PersistedFile(tmp_path / "config" / "t.json").load(json.loads) == {"a": 1}
 
 
 def test_the_backup_is_the_content_before(tmp_path: Path) -> None:
     file = PersistedFile(tmp_path / "t.json")
-    file.save(b"[1]")
-    file.save(b"[2]")
+    file.save(lambda: b"[1]")
+    file.save(lambda: b"[2]")
     assert (tmp_path / "t.json").read_bytes() == b"[2]"
     assert (tmp_path / "t.json.bak").read_bytes() == b"[1]"
     assert not (tmp_path / "t.json.tmp").exists()
@@ -29,8 +30,8 @@ def test_the_backup_is_the_content_before(tmp_path: Path) -> None:
 
 def test_the_same_content_is_not_written_again(tmp_path: Path) -> None:
     file = PersistedFile(tmp_path / "t.json")
-    assert file.save(b"[1]")
-    assert not file.save(b"[1]")
+    assert file.save(lambda: b"[1]")
+    assert not file.save(lambda: b"[1]")
     assert not (tmp_path / "t.json.bak").exists()
 
 
@@ -40,7 +41,7 @@ def test_a_damaged_file_falls_back_and_never_becomes_the_backup(tmp_path: Path, 
     (tmp_path / "t.json.bak").write_bytes(b"[1]")
     file = PersistedFile(tmp_path / "t.json")
     assert file.load(json.loads) == [1]
-    file.save(b"[2]")
+    file.save(lambda: b"[2]")
     assert (tmp_path / "t.json.bak").read_bytes() == b"[1]"
     assert file.load(json.loads) == [2]
 
@@ -52,13 +53,33 @@ def test_a_missing_file_falls_back(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_leaves_the_old_file(tmp_path: Path) -> None:
     file = PersistedFile(tmp_path / "t.json")
-    file.save(b"[1]")
+    file.save(lambda: b"[1]")
     (tmp_path / "t.json.tmp").mkdir()
     with pytest.raises(OSError, match=r"t\.json\.tmp"):
-        file.save(b"[2]")
+        file.save(lambda: b"[2]")
     assert file.load(json.loads) == [1]
     (tmp_path / "t.json.tmp").rmdir()
-    assert file.save(b"[2]")
+    assert file.save(lambda: b"[2]")
+
+
+def test_the_slower_of_two_savers_puts_no_older_table_over_a_newer_one(tmp_path: Path) -> None:
+    file = PersistedFile(tmp_path / "t.json")
+    looked, go_on = threading.Event(), threading.Event()
+
+    def older() -> bytes:
+        looked.set()
+        assert go_on.wait(10)
+        return b"[1]"
+
+    with ThreadPoolExecutor(2) as pool:
+        slower = pool.submit(file.save, older)
+        assert looked.wait(10)
+        newer = pool.submit(file.save, lambda: b"[2]")
+        wait([newer], 0.05)  # time enough to come first, if that were possible
+        go_on.set()
+        assert slower.result(10)
+        assert newer.result(10)
+    assert file.load(json.loads) == [2]
 
 
 def test_a_table_that_fails_does_not_keep_the_others_from_the_disk() -> None:
