@@ -11,7 +11,14 @@ import pytest
 from commitlog.record import java_hash
 from haservice.broker.consumers import ClientTable, Subscription, subscription_of
 from haservice.config import BrokerRole
-from haservice.remoting.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from haservice.remoting.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+)
 from haservice.remoting.command import RemotingCommand
 from tests.support.reading_broker import Caller, ReadingBroker
 from tests.support.waiting import wait_until
@@ -211,6 +218,26 @@ def test_members_are_listed_until_they_leave_or_disconnect(reading_broker: Make)
     assert consumer_ids(one) == ["c2"]
     two.close()
     wait_until(lambda: not consumer_ids(one), "the group is empty")
+
+
+def groups(caller: Caller) -> SubscriptionGroupWrapper:
+    answer = caller.call(201)
+    assert answer.code == 0
+    return SubscriptionGroupWrapper.decode(answer.body)
+
+
+def test_a_stock_slave_gets_the_groups_with_a_new_version_when_they_change(reading_broker: Make) -> None:
+    caller = reading_broker().caller()
+    before = groups(caller)
+    assert "TOOLS_CONSUMER" in before.subscription_group_table
+    assert "G" not in before.subscription_group_table
+    assert groups(caller) == before
+    caller.heartbeat("c1", {"G": {"T": "*"}, "not a name": {"T": "*"}})
+    after = groups(caller)
+    assert after.data_version != before.data_version
+    assert after.subscription_group_table["G"] == SubscriptionGroupConfig("G")
+    assert "not a name" not in after.subscription_group_table
+    assert groups(caller) == after
 
 
 def test_a_client_of_an_unknown_language_is_welcome(reading_broker: Make) -> None:

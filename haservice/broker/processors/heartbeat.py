@@ -4,22 +4,31 @@
 35 UNREGISTER_CLIENT             it leaves one group of each kind
 38 GET_CONSUMER_LIST_BY_GROUP    client ids, which the clients share the queues out by
 46 CHECK_CLIENT_CONFIG           whether a subscription would be served; asked for SQL92 ones
+201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    the groups known now, which a stock slave asks for every 10 s
 40 NOTIFY_CONSUMER_IDS_CHANGED   ours to them, oneway
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable
 
 from haservice.broker.consumers import ClientTable, Peer
-from haservice.broker.groups import Groups
+from haservice.broker.groups import SYSTEM_GROUPS, Groups
 from haservice.broker.processors.pull import not_filtered
 from haservice.broker.tag_filter import TAG
 from haservice.broker.topics import RETRY_PREFIX, TOPIC_LENGTH_MAX, TopicTable, name_fault
 from haservice.errors import RequestError
-from haservice.remoting.bodies import CheckClientRequestBody, ConsumerIdList, HeartbeatData
+from haservice.remoting.bodies import (
+    CheckClientRequestBody,
+    ConsumerIdList,
+    DataVersion,
+    HeartbeatData,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+)
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
@@ -52,6 +61,9 @@ class HeartbeatProcessor:
         self._topics = topics
         self._creates_topics = creates_topics
         self._clock_s = clock_s
+        # What was told last, and its version: a slave takes the table when the version is another one.
+        self._told: frozenset[str] = frozenset()
+        self._version = DataVersion(counter=0, timestamp=time.time_ns() // 1_000_000)
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -59,6 +71,7 @@ class HeartbeatProcessor:
             RequestCode.UNREGISTER_CLIENT: self.unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
             RequestCode.CHECK_CLIENT_CONFIG: self.check_client,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
         }
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -117,6 +130,20 @@ class HeartbeatProcessor:
         if subscription is not None and subscription.expression_type not in (None, "", TAG):
             raise not_filtered(subscription.expression_type)
         return command.answer()
+
+    def all_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """RocketMQ's own groups, and those with a consumer online: no others are remembered yet."""
+        names = SYSTEM_GROUPS.union(self._clients.consumers)
+        if names != self._told:
+            self._told = names
+            self._version = dataclasses.replace(self._version, counter=self._version.counter + 1)
+        found = ((name, self._groups.find(name)) for name in sorted(names))
+        table = {
+            name: SubscriptionGroupConfig(name, **dataclasses.asdict(grants))
+            for name, grants in found
+            if grants is not None
+        }
+        return command.answer(body=SubscriptionGroupWrapper(self._version, table).encode())
 
 
 def _language_name(language: int) -> str:
