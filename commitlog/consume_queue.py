@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from commitlog.descriptors import Descriptors
 from commitlog.errors import CommitLogError, CorruptRecord
-from commitlog.files import Files
+from commitlog.files import NOT_OPENED, Files
 from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFiles
 from commitlog.record import store_timestamp_ms
 
@@ -434,8 +434,8 @@ class ConsumeQueues:
     def flush(self, least_pages: int = 0) -> None:
         """Makes entries durable, of queues with at least so many dirty pages; of all with 0.
 
-        Raises OSError, and from then on always: after a failed flush nobody knows what is on the disk, so
-        `durable_ms` must not move again before a restart has looked.
+        Raises OSError, and from then on always unless it was for want of a descriptor: after a failed flush
+        nobody knows what is on the disk, so `durable_ms` must not move again before a restart has looked.
         """
         if self._broken is not None:
             raise self._broken
@@ -447,7 +447,10 @@ class ConsumeQueues:
                     self._dirty.add(queue)
                     thorough = False
             except OSError as error:
-                self._broken = error
+                if error.errno in NOT_OPENED:
+                    self._dirty.add(queue)
+                else:
+                    self._broken = error
                 raise
         if thorough:
             self.durable_ms = written_ms

@@ -15,6 +15,10 @@ from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
+# Of an open() that lacks descriptors or memory for now.  fsync(2) knows none of these, so where both were
+# called, they say that nothing was synced, and that a further try is an honest one.
+NOT_OPENED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
 # Linux takes at most this many buffers in one pwritev.
 IOV_MAX = 1024
 

@@ -5,7 +5,8 @@
                   whatever is
 
 The queues have a thread of their own, lest a send that waits for its log flush waits for theirs.
-After an error the log is fenced (log.py), and whoever waits is told so.
+After an error of the disk the log is fenced (log.py), and whoever waits is told so.  For want of a descriptor
+nothing is flushed, and everybody waits on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from commitlog.checkpoint import Checkpoint
 from commitlog.errors import LogNotWritable
+from commitlog.files import NOT_OPENED
 from commitlog.log import CommitLog
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.waiters import OffsetWaiters, Signal
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# What could not be opened for a flush is tried again after this.
+RETRY_S = 0.1
 # Allocating on a full disk is slow to fail, and a roll tries it anyway.
 PREPARE_AGAIN_S = 30.0
 
@@ -76,6 +80,7 @@ class Flusher(Generic[T]):
         self._waiters: OffsetWaiters[T] = OffsetWaiters()
         self._ended = False
         self._said_failed = False
+        self._not_opened = False
         self._next_prepare_s = 0.0
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
@@ -134,6 +139,9 @@ class Flusher(Generic[T]):
         self._prepare()
 
     def _wait(self) -> None:
+        if self._not_opened and not self._log.fenced:
+            self._signal.take(RETRY_S)
+            return
         due_s = time.monotonic() + self._interval_s
         if not self._sync or self._log.fenced:
             self._signal.take(self._interval_s)
@@ -149,8 +157,15 @@ class Flusher(Generic[T]):
         try:
             flushed = self._log.flush(least_pages)
         except LogNotWritable as error:
-            self._fail(error)
+            if self._log.fenced:
+                self._fail(error)
+            elif not self._not_opened:
+                self._not_opened = True
+                logger.warning("log not flushed, trying again reason=%s", error.reason)
             return
+        if self._not_opened:
+            self._not_opened = False
+            logger.info("log is flushed again")
         if flushed >= end and written_ms:
             self._checkpoint.physic_timestamp_ms = written_ms
         with self._lock:
@@ -206,6 +221,7 @@ class QueueFlusher:
         self._next_thorough_s = time.monotonic() + self._thorough_s
         self._signal = Signal()
         self._said_failed = False
+        self._not_opened = False
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -224,9 +240,15 @@ class QueueFlusher:
         try:
             self.flush(0 if thorough else self._least_pages, thorough=thorough)
         except OSError as error:
-            if not self._said_failed:
+            if error.errno in NOT_OPENED:
+                if not self._not_opened:
+                    logger.warning("queues or index not flushed, trying again reason=%s", error)
+                self._not_opened = True
+            elif not self._said_failed:
                 self._said_failed = True
                 logger.error("queues or index not flushed, a restart builds them again reason=%s", error)
+        else:
+            self._not_opened = False
 
     def flush(self, least_pages: int, *, thorough: bool) -> None:
         """The queues; when `thorough` the index, too, and the checkpoint to the disk.  May raise OSError."""

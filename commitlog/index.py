@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from commitlog.descriptors import Descriptors
-from commitlog.files import Files
+from commitlog.files import NOT_OPENED, Files
 from commitlog.index_file import IndexFile, Put, index_hash
 from commitlog.record import java_hash
 
@@ -151,7 +151,7 @@ class IndexFiles:
     def flush(self) -> None:
         """Makes all entries durable and moves `durable_ms`.
 
-        Raises OSError, and from then on always: see ConsumeQueues.flush.
+        Raises OSError, and from then on always or not: see ConsumeQueues.flush.
         """
         if self._broken is not None:
             raise self._broken
@@ -163,7 +163,8 @@ class IndexFiles:
             except FileNotFoundError:  # expired meanwhile
                 continue
             except OSError as error:
-                self._broken = error
+                if error.errno not in NOT_OPENED:
+                    self._broken = error
                 raise
 
     def _flush_one(self, file: IndexFile) -> None:

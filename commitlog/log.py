@@ -6,8 +6,9 @@ Nothing but the write itself, and at a roll the making of the next segment, happ
 
 What fails:
 - no space (ENOSPC and the like): this append is refused, nothing moved, the next one tries again;
-- any other error of a write, any error of a flush: the log is fenced.  What the file holds is then unknown,
-  and a second try that succeeds would not change that.
+- no descriptor to open what is to be flushed: nothing is flushed, the next flush tries again;
+- any other error of a write, any error of the flush itself: the log is fenced.  What the file holds is then
+  unknown, and a second try that succeeds would not change that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from commitlog.errors import (
     OffsetNotFound,
     SegmentCrossed,
 )
-from commitlog.files import Buffer, Files, OSFiles
+from commitlog.files import NOT_OPENED, Buffer, Files, OSFiles
 from commitlog.options import LogOptions
 from commitlog.readable_log import ReadableLog
 from commitlog.record import (
@@ -49,7 +50,7 @@ from commitlog.segments import Segments
 
 PAGE_BYTES = 4096
 # These pass when somebody makes room; every other error of a write fences the log.
-_PASSING_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_PASSING_ERRORS = NOT_OPENED | {errno.ENOSPC, errno.EDQUOT}
 # A further file is made ahead once less than this part of the last segment is left.
 _PREPARE_FRACTION = 4
 # Of these transaction types a message takes a place in its queue.
@@ -433,7 +434,7 @@ class CommitLog(ReadableLog):
     def flush(self, least_pages: int = 0) -> int:
         """Makes what is written durable, if `least_pages` pages or a segment's end wait; returns `flushed`.
 
-        After an error the log is fenced, and LogNotWritable is raised now and by every later flush.
+        After an error LogNotWritable is raised; now and by every later flush if the log is fenced thereby.
         """
         with self._flush_lock:
             end = self.end
@@ -454,17 +455,24 @@ class CommitLog(ReadableLog):
         try:
             if not segment.entry_synced:
                 self.segments.sync_entries()
-            if segment.hold():
-                try:
-                    self._files.fdatasync(segment.fd)
-                finally:
-                    segment.release()
+            held = segment.hold()
         except OSError as error:
-            reason = f"{segment.path}: flush failed: {error.strerror or error}"
+            raise self._flush_failed(error, segment, final=error.errno not in NOT_OPENED) from error
+        try:
+            if held:
+                self._files.fdatasync(segment.fd)
+        except OSError as error:
+            raise self._flush_failed(error, segment, final=True) from error
+        finally:
+            if held:
+                segment.release()
+
+    def _flush_failed(self, error: OSError, segment: Segment, *, final: bool) -> LogNotWritable:
+        reason = f"{segment.path}: flush failed: {error.strerror or error}"
+        if final:
             self.fence(reason)
-            raise LogNotWritable(
-                reason, errno=error.errno, path=segment.path, bytes_asked=self.end - self.flushed
-            ) from error
+        size = self.end - self.flushed
+        return LogNotWritable(reason, errno=error.errno, path=segment.path, bytes_asked=size)
 
     def prepare_next_segment(self) -> None:
         """Makes the next file ahead when the last segment is nearly full, so that a roll costs no allocation.

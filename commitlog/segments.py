@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch, StoreUnreadable
-from commitlog.files import Files
+from commitlog.files import NOT_OPENED, Files
 from commitlog.segment import NAME_DIGITS, Segment, segment_name
 
 _NAME = re.compile(rf"[0-9]{{{NAME_DIGITS}}}")
@@ -28,6 +28,7 @@ class Segments:
         self.items: tuple[Segment, ...] = ()
         self._files = files
         self._spare: Segment | None = None
+        self._unsynced: OSError | None = None  # a sync of names that failed: no later one can make it good
         self._lock = threading.Lock()  # guards replacing items and _spare
 
     def load(self) -> None:
@@ -153,12 +154,19 @@ class Segments:
                 last.release()
 
     def sync_entries(self) -> None:
-        """Makes the names of all segments durable."""
+        """Makes the names of all segments durable.  Raises OSError, and always after a sync that failed."""
+        if self._unsynced is not None:
+            raise self._unsynced
         with self._lock:
             segments = [*self.items, *([self._spare] if self._spare else [])]
         fresh = [segment for segment in segments if not segment.entry_synced]
         if fresh:
-            self._files.sync_directory(self.directory)
+            try:
+                self._files.sync_directory(self.directory)
+            except OSError as error:
+                if error.errno not in NOT_OPENED:
+                    self._unsynced = error
+                raise
             for segment in fresh:
                 segment.entry_synced = True
 

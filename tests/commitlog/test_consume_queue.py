@@ -401,6 +401,20 @@ def test_a_failed_flush_is_never_retried_into_success(tmp_path: Path) -> None:
     assert queues.durable_ms == 0
 
 
+@pytest.mark.parametrize("operation", ["open", "sync_directory"])
+def test_a_flush_that_lacks_a_descriptor_is_tried_again(tmp_path: Path, operation: str) -> None:
+    queues = open_queues(tmp_path, files := FailingFiles())
+    fill(queues, 0, 5)
+    queues.close()  # its descriptor was needed elsewhere
+    files.fail(operation, errno.EMFILE, times=1)
+    with pytest.raises(OSError, match="open files"):
+        queues.flush()
+    assert queues.durable_ms == 0
+    queues.flush()
+    assert queues.durable_ms == 5
+    assert files.calls["sync_directory"] >= 3
+
+
 def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:
     queues = open_queues(tmp_path)
     old = fill(queues, 0, 150)

@@ -154,6 +154,37 @@ def test_a_failed_flush_is_told_to_all_and_the_log_is_fenced(sync: Parts) -> Non
     assert sync.files.calls["fdatasync"] == 1
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_who_waits_for_a_flush_that_lacks_a_descriptor_waits_on_and_is_served(sync: Parts, code: int) -> None:
+    sync.files.fail("sync_directory", code)
+    sync.start()
+    sync.flusher.submit(sync.log.append(message()).end, FAR, "a")
+    wait_until(lambda: sync.files.calls["sync_directory"] >= 2)
+    assert (sync.done, sync.log.flushed, sync.log.writable) == ([], 0, None)
+    sync.files.heal()
+    wait_until(lambda: sync.done)
+    assert sync.done == [(["a"], True)]
+
+
+def test_a_flush_that_lacks_a_descriptor_does_not_spin(sync: Parts) -> None:
+    sync.files.fail("sync_directory", errno.EMFILE)
+    sync.start()
+    sync.log.append(message())
+    assert not sync.stop.wait(0.25)
+    assert sync.files.calls["sync_directory"] <= 4
+
+
+def test_a_segments_name_that_could_not_be_synced_fences_the_log_though_made_ahead(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, FlushDiskType.SYNC_FLUSH)
+    parts.log.append(message(bytes(900_000)))
+    parts.log.flush()
+    parts.files.fail("sync_directory", errno.EIO, times=1)
+    parts.flusher.step()
+    parts.log.append(message(bytes(200_000)))
+    parts.flusher.step()
+    assert parts.log.fenced
+
+
 def test_stopping_flushes_the_rest_and_leaves_nobody_waiting(sync: Parts) -> None:
     sync.start()
     end = sync.log.append(message()).end

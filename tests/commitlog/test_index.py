@@ -250,6 +250,17 @@ def test_flush_moves_what_a_checkpoint_may_claim(tmp_path: Path) -> None:
     assert index.durable_ms == STORE_MS + 3
 
 
+def test_a_flush_that_lacks_a_descriptor_is_tried_again(tmp_path: Path) -> None:
+    index = open_index(tmp_path, files := FailingFiles())
+    put(index, "k", 1, STORE_MS)
+    files.fail("sync_directory", errno.EMFILE, times=1)
+    with pytest.raises(OSError, match="open files"):
+        index.flush()
+    assert index.durable_ms == 0
+    index.flush()
+    assert index.durable_ms == STORE_MS
+
+
 def test_files_below_the_start_of_the_log_expire_but_never_the_last(tmp_path: Path) -> None:
     index = open_index(tmp_path, entries=4)
     for number in range(8):

@@ -246,6 +246,27 @@ def test_a_failed_flush_is_never_tried_into_success(tmp_path: Path) -> None:
     assert log.end > 0
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_flush_that_cannot_open_what_it_is_to_flush_is_tried_again(tmp_path: Path, code: int) -> None:
+    log = open_log(tmp_path, files := FailingFiles())
+    log.append(message())
+    files.fail("sync_directory", code, times=1)
+    with pytest.raises(LogNotWritable, match="flush failed"):
+        log.flush()
+    assert (log.flushed, log.writable) == (0, None)
+    assert log.flush() == log.append(message()).physical_offset
+
+
+@pytest.mark.parametrize("operation", ["sync_directory", "fdatasync"])
+def test_an_error_of_the_sync_itself_is_final(tmp_path: Path, operation: str) -> None:
+    log = open_log(tmp_path, files := FailingFiles())
+    log.append(message())
+    files.fail(operation, errno.EIO, times=1)
+    with pytest.raises(LogNotWritable):
+        log.flush()
+    assert log.fenced
+
+
 def test_reasons_for_refusing(tmp_path: Path) -> None:
     log = open_log(tmp_path / "master")
     assert log.writable is None
