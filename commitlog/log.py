@@ -56,6 +56,8 @@ _PREPARE_FRACTION = 4
 # Of these transaction types a message takes a place in its queue.
 _QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
 _PENDING = CommitLogError("pending")
+# Where a single message begins in its bytes.
+_ONE = (0,)
 
 
 class Appended(NamedTuple):
@@ -157,29 +159,9 @@ class CommitLog(ReadableLog):
     def append(self, message: Message) -> Appended:
         """Writes one message.  Raises MessageIllegal, or LogNotWritable with nothing appended."""
         record = self._encoded(message)
-        size = len(record)
-        key = (message.topic, message.queue_id)
         queued = message.sys_flag & SYS_TRANSACTION_MASK in _QUEUED
-        with self._lock:
-            self.lock_held_since = time.monotonic()
-            try:
-                if self._refusing:
-                    self._check_appendable()
-                if size + BLANK_BYTES > self._segment_end - self.end:
-                    self._roll(size)
-                offset = self.end
-                queue_offset = self.queue_offsets.get(key, 0) if queued else 0
-                now_ms = self._clock_ms()
-                stamp(record, queue_offset, offset, now_ms)
-                self._write(record, offset, size)
-                end = self.end = offset + size
-                if queued:
-                    self.queue_offsets[key] = queue_offset + 1
-            finally:
-                self.lock_held_since = 0.0
-        if self._followers.waiting:
-            self._followers.notify()
-        return Appended(offset, end, queue_offset, 1, now_ms)
+        key = (message.topic, message.queue_id) if queued else None
+        return self._append(record, _ONE, key)
 
     def append_batch(self, message: Message) -> BatchAppended:
         """Writes a batch, whose body is a client's elements, into one segment, whole or not at all.
@@ -191,7 +173,15 @@ class CommitLog(ReadableLog):
         size = len(records)
         if size > self.segment_bytes - BLANK_BYTES:
             raise MessageIllegal(f"batch of {size} bytes does not fit into a segment of {self.segment_bytes}")
-        key = (message.topic, message.queue_id)
+        appended = self._append(records, starts, (message.topic, message.queue_id))
+        return BatchAppended(*appended, [appended.physical_offset + start for start in starts])
+
+    def _append(self, records: bytearray, starts: Sequence[int], key: tuple[str, int] | None) -> Appended:
+        """Stamps and writes records of one queue, which begin at `starts`, into one segment.
+
+        Without `key` they take no place in a queue.
+        """
+        size = len(records)
         with self._lock:
             self.lock_held_since = time.monotonic()
             try:
@@ -200,19 +190,20 @@ class CommitLog(ReadableLog):
                 if size + BLANK_BYTES > self._segment_end - self.end:
                     self._roll(size)
                 offset = self.end
-                queue_offset = self.queue_offsets.get(key, 0)
+                queue_offset = following = self.queue_offsets.get(key, 0) if key else 0
                 now_ms = self._clock_ms()
-                for index, start in enumerate(starts):
-                    stamp(records, queue_offset + index, offset + start, now_ms, start)
+                for start in starts:
+                    stamp(records, following, offset + start, now_ms, start)
+                    following += 1
                 self._write(records, offset, size)
                 end = self.end = offset + size
-                self.queue_offsets[key] = queue_offset + len(starts)
+                if key:
+                    self.queue_offsets[key] = following
             finally:
                 self.lock_held_since = 0.0
         if self._followers.waiting:
             self._followers.notify()
-        offsets = [offset + start for start in starts]
-        return BatchAppended(offset, end, queue_offset, len(starts), now_ms, offsets)
+        return Appended(offset, end, queue_offset, len(starts), now_ms)
 
     def append_many(self, messages: Sequence[Message]) -> list[Appended | CommitLogError]:
         """Writes single messages with one lock and one write per segment; each has its own outcome.
