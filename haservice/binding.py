@@ -59,6 +59,14 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 DELAY_LEVEL = re.compile(r"[1-9][0-9]{0,8}[smhd]")
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with `~` or `~user` replaced by that user's home.  Raises ValueError when there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError("no such user's home") from None
+
+
 def _host(text: str) -> str:
     try:
         ipaddress.ip_address(text)
@@ -172,7 +180,7 @@ class Binder:
             if key == "storePathCommitLog" and "," in text:
                 # RocketMQ 4.9 would spread the log over these; taking the text as one name would mislead.
                 raise ValueError("several directories are not served, the log lies in one")
-            return Path(text).expanduser()
+            return expanded(text)
         check = TEXTS.get(key, str)
         if kind is tuple:
             parts = (part.strip() for part in text.split(LIST_SEPARATORS[key]))

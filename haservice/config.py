@@ -23,7 +23,7 @@ import yaml
 
 from commitlog.options import QUEUE_ENTRY_BYTES, LogOptions, option
 from haservice import rocketmq_keys
-from haservice.binding import Binder, option_text
+from haservice.binding import Binder, expanded, option_text
 from haservice.errors import ConfigError
 from haservice.properties import Entry, Properties, parse
 
@@ -452,8 +452,10 @@ def _read(path: str | Path) -> Properties:
 def _read_text(path: str | Path) -> str:
     """UTF-8, or else Latin-1, which is what Java reads such files as.  Raises ConfigError."""
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with expanded(path).open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
+    except ValueError as error:
+        raise ConfigError(str(path), 0, "", f"cannot be read: {error}") from None
     except OSError as error:
         raise ConfigError(str(path), 0, "", f"cannot be read: {error.strerror or error}") from None
     if len(data) > FILE_BYTES_MAX:

@@ -10,6 +10,7 @@ import logging.config
 from pathlib import Path
 from typing import Any
 
+from haservice.binding import expanded
 from haservice.config import read_yaml
 from haservice.errors import ConfigError
 
@@ -48,9 +49,11 @@ def _place_files(settings: dict[str, Any]) -> None:
     handlers = settings.get("handlers")
     for handler in handlers.values() if isinstance(handlers, dict) else ():
         if isinstance(handler, dict) and isinstance(handler.get("filename"), str):
-            file = Path(handler["filename"]).expanduser()
+            file = Path(handler["filename"])
             try:
+                file = expanded(file)
                 file.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(str(file), 0, "", f"cannot be logged to: {error.strerror}") from None
+            except (ValueError, OSError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ConfigError(str(file), 0, "", f"cannot be logged to: {reason}") from None
             handler["filename"] = str(file)

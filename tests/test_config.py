@@ -164,6 +164,7 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("brokerIP1=10.0.0.1 10.0.0.2", "neither an IP address nor a host name"),
         ("brokerName=broker a", "no blanks"),
         ("storePathRootDir=/tmp/\\u0000", "no NUL byte"),
+        ("storePathRootDir=~nosuchuser/x", "no such user's home"),
         ("storePathCommitLog=/disk1/log,/disk2/log", "several directories are not served"),
     ],
 )
@@ -186,6 +187,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_broker(missing)
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load_broker(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"^~nosuchuser/b\.properties: cannot be read: no such user's home$"
+    ):
+        load_broker("~nosuchuser/b.properties")
     large = tmp_path / "large.properties"
     large.write_bytes(b"#" * (config.FILE_BYTES_MAX + 1))
     with pytest.raises(ConfigError, match="not a configuration file"):
@@ -389,6 +394,10 @@ def test_a_log_file_is_made_with_its_directory(tmp_path: Path) -> None:
             "Unable to configure handler 'x'",
         ),
         ("root: {level: LOUD}\n", "LOUD"),
+        (
+            "handlers: {file: {class: logging.FileHandler, filename: ~nosuchuser/a.log}}\n",
+            r"^~nosuchuser/a\.log: cannot be logged to: no such user's home$",
+        ),
     ],
 )
 def test_a_bad_logging_file_is_refused_by_name(tmp_path: Path, text: str, reason: str) -> None:
