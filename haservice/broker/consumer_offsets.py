@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from haservice.broker.persistence import PersistedFile
 from haservice.remoting.bodies import ConsumerOffsetWrapper
@@ -73,6 +74,27 @@ class ConsumerOffsets:
         with self._lock:
             self._table = {key: dict(queues) for key, queues in body.offset_table.items()}
         logger.info("consumer offsets loaded groups=%d", len(body.offset_table))
+
+    def warn_of_ends_passed(self, end_of: Callable[[str, int], int | None]) -> None:
+        """Says once if groups have consumed more than the queues ever held, for a master's start.
+
+        Such offsets were made on another store: this one lost its end, or is a slave's that began in the
+        middle.  They are kept: whoever pulls there is moved to the queue's end, and what was numbered anew
+        is not consumed.  `end_of` gives the max offset of (topic, queue id); None for those not to look at.
+        """
+        passed = [
+            (key, queue_id, offset, end)
+            for key, queues in self.table().items()
+            for queue_id, offset in queues.items()
+            if (end := end_of(key.partition(SEPARATOR)[0], queue_id)) is not None and offset > end
+        ]
+        if passed:
+            logger.warning(
+                "consumer offsets lie beyond their queues, made on another store? count=%d largest: "
+                "topic@group=%s queue=%d offset=%d queue_end=%d",
+                len(passed),
+                *max(passed, key=lambda one: one[2] - one[3]),
+            )
 
     def encode(self) -> bytes:
         """The body of request 43."""

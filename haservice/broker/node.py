@@ -177,12 +177,21 @@ class BrokerNode:
         self.topics.load()
         self.offsets = ConsumerOffsets(PersistedFile(directory / "consumerOffset.json"))
         self.offsets.load()
+        if not self._is_slave:
+            self.offsets.warn_of_ends_passed(self._queue_end)
         self.persistence = Persistence(
             {"topics": self.topics.persist, "consumer offsets": self.offsets.persist},
             broker.flush_consumer_offset_interval_ms / 1000,
         )
         self.topics.on_change = self._topics_changed
         self._started("tables", lambda _: self.persistence.persist())
+
+    def _queue_end(self, topic: str, queue_id: int) -> int | None:
+        """None for a topic that was deleted: its groups' offsets stay."""
+        queue = self.store.queues.get(topic, queue_id)
+        if queue is not None:
+            return queue.max_offset
+        return None if self.topics.get(topic) is None else 0
 
     def _build_services(self) -> None:
         """What has threads, and what they hand to each other; the ports' processors are filled in later."""

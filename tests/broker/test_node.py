@@ -221,6 +221,19 @@ def test_what_was_stored_is_there_after_a_restart(
     assert send(client, addr_of(again), "T", queue_id=2).ext["queueOffset"] == "1"
 
 
+def test_a_master_on_a_store_that_its_groups_offsets_were_not_made_on_says_so(
+    start: Callable[..., BrokerNode], client: BlockingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = start("a")
+    assert send(client, addr_of(node), "T", queue_id=1).code == ResponseCode.SUCCESS
+    for topic, queue_id, offset in (("T", 1, 1), ("T", 0, 7), ("Deleted", 0, 7)):
+        node.offsets.commit("G", topic, queue_id, offset)
+    node.stop()
+    start("a")
+    (warning,) = [text for text in caplog.messages if "beyond" in text]
+    assert warning.endswith("count=1 largest: topic@group=T@G queue=0 offset=7 queue_end=0")
+
+
 @pytest.mark.parametrize(("offset", "named"), [(0, "listenPort"), (-2, "listenPort - 2"), (1, "")])
 def test_a_port_that_is_taken_refuses_the_start_and_leaves_nothing_behind(
     start: Callable[..., BrokerNode], tmp_path: Path, offset: int, named: str

@@ -85,6 +85,22 @@ def test_merging_keeps_the_larger_offset(tmp_path: Path) -> None:
     assert offsets.table() == {"T@G": {0: 10, 1: 15, 2: 1}, "T@mine": {0: 3}, "U@H": {0: 0}}
 
 
+def test_offsets_made_on_another_store_are_told_of_once_with_the_worst(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    offsets = table(tmp_path)
+    ends = {("Old", 0): 5, ("New", 0): 10}
+    for topic, queue_id, offset in (("Old", 0, 5), ("New", 0, 9), ("Deleted", 0, 100)):
+        offsets.commit("G", topic, queue_id, offset)
+    offsets.warn_of_ends_passed(lambda *queue: ends.get(queue))
+    assert not caplog.records
+    offsets.commit("G", "Old", 0, 8)
+    offsets.commit("H", "New", 0, 11)
+    offsets.warn_of_ends_passed(lambda *queue: ends.get(queue))
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.endswith("count=2 largest: topic@group=Old@G queue=0 offset=8 queue_end=5")
+
+
 def test_copies_are_whole_while_others_commit(tmp_path: Path) -> None:
     offsets = table(tmp_path)
     stop = threading.Event()
