@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from haservice.broker.persistence import PersistedFile
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import ConsumerOffsetWrapper
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.offset_moved import OffsetMovedEvents
-from haservice.broker.persistence import PersistedFile, Persistence
+from haservice.broker.persistence import Persistence
 from haservice.broker.processors.admin import StateProcessor, TopicProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
 from haservice.broker.processors.offsets import OffsetsProcessor
@@ -51,6 +51,7 @@ from haservice.broker.topics import TopicTable
 from haservice.config import BrokerConfig, BrokerRole, NodeConfig, in_force
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.server import BatchProcessor, Listener, Processor, RemotingServer
 from haservice.replication.service import HAService

@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from haservice.broker.persistence import PersistedFile
 from haservice.config import BrokerConfig
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import DataVersion, TopicConfig, TopicConfigWrapper
 
 logger = logging.getLogger(__name__)

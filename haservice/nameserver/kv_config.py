@@ -2,20 +2,19 @@
 
     {"configTable":{"ORDER_TOPIC_CONFIG":{"TopicA":"broker-a:4;broker-b:4"}}}
 
-The form and the place are RocketMQ's.  The file is written beside, synced, and renamed; what it held
-before stays as `.bak`, and is read when the file itself is missing or empty.
+The form and the place are RocketMQ's.  What the file held before stays as `.bak`, and is read when the file
+itself is missing or empty; one that cannot be understood is nobody's but a person's to mend.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from pathlib import Path
 
 import orjson
 
 from haservice.errors import ConfigError, RequestError
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.codes import ResponseCode
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
@@ -32,7 +31,7 @@ class KvConfig:
 
     def __init__(self, path: Path) -> None:
         """Loads the file.  Raises ConfigError when it is there and unreadable, or not such a table."""
-        self._path = path
+        self._stored = PersistedFile(path)
         # Guards the change of the table together with its file.  Readers see whole tables: they are replaced.
         self._lock = threading.Lock()
         self._table: Table = self._load()
@@ -76,43 +75,20 @@ class KvConfig:
                 f"the key-value configuration would have {len(content)} bytes, the limit is {FILE_BYTES_MAX}",
             )
         try:
-            self._write(content)
+            self._stored.save(lambda: content)
         except OSError as error:
             raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"{self._path} cannot be written: {error.strerror or error}"
+                ResponseCode.SYSTEM_ERROR, f"{self._stored.path} cannot be written: {error.strerror or error}"
             ) from error
         self._table = table
 
-    def _write(self, content: bytes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        pending = self._beside(".tmp")
-        with open(pending, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if self._path.exists():
-            shutil.copyfile(self._path, self._beside(".bak"))
-        pending.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
     def _load(self) -> Table:
-        for path in (self._path, self._beside(".bak")):
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise ConfigError(str(path), 0, "", f"cannot be read: {error.strerror or error}") from None
-            if content.strip():
-                return _parse(content, str(path))
-        return {}
-
-    def _beside(self, suffix: str) -> Path:
-        return self._path.with_name(self._path.name + suffix)
+        try:
+            return self._stored.load(lambda content: _parse(content, str(self._stored.path))) or {}
+        except OSError as error:
+            raise ConfigError(
+                str(self._stored.path), 0, "", f"cannot be read: {error.strerror or error}"
+            ) from None
 
 
 def _parse(content: bytes, source: str) -> Table:

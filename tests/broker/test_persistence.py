@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from haservice.broker.persistence import PersistedFile, Persistence
+from haservice.broker.persistence import Persistence
 from haservice.deadline import Deadline
+from haservice.persisted_file import PersistedFile
 from haservice.service import Service
 from tests.support.waiting import wait_until
 

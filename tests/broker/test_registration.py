@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.persistence import PersistedFile
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.config import BrokerConfig, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.nameserver.node import NameserverNode
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import ClusterInfo, TopicRouteData
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode

@@ -25,11 +25,11 @@ from commitlog.record import (
 )
 from haservice.broker.admission import Admission, Limits
 from haservice.broker.durability import Durability, Wait
-from haservice.broker.persistence import PersistedFile
 from haservice.broker.processors.send import CROWD_TURNS, Gates, SendProcessor
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.config import BrokerConfig
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import TopicConfig
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand

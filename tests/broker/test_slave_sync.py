@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from haservice.broker.consumer_offsets import ConsumerOffsets
-from haservice.broker.persistence import PersistedFile
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.config import BrokerConfig
 from haservice.deadline import Deadline
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import ConsumerOffsetWrapper, DataVersion, TopicConfigWrapper
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.persistence import PersistedFile
 from haservice.broker.topics import (
     DEFAULT_TOPIC,
     PERM_INHERIT,
@@ -16,6 +15,7 @@ from haservice.broker.topics import (
     topic_config,
 )
 from haservice.config import BrokerConfig
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import DataVersion, TopicConfigWrapper
 
 

@@ -23,7 +23,6 @@ from haservice.broker.consumers import ClientTable
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.offset_moved import OffsetMoved
-from haservice.broker.persistence import PersistedFile
 from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
@@ -32,6 +31,7 @@ from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable
 from haservice.config import BrokerConfig, BrokerRole
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
