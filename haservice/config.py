@@ -330,6 +330,7 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     role: BrokerRole = broker.get("role", BrokerRole.ASYNC_MASTER)
     replication["listen_port"] = replication.get("listen_port") or remoting.listen_port + 1
     _check_ports(remoting, replication["listen_port"], binder)
+    _check_intervals(replication, binder)
     _settle_log(log, binder)
     log["replica"] = role.is_slave
     if role.is_slave and not broker.get("namesrv_addrs"):
@@ -428,6 +429,19 @@ def _check_ports(remoting: RemotingConfig, ha_port: int, binder: Binder) -> None
     if ha_port in (port, remoting.vip_port):
         name = "listenPort" if ha_port == port else "listenPort - 2"
         binder.refuse("haListenPort", f"port {ha_port} is already {name} (listenPort={port})")
+
+
+def _check_intervals(replication: dict[str, Any], binder: Binder) -> None:
+    """A side that hangs up before the other's next sign of life is due never keeps a quiet connection."""
+    found = ReplicationConfig(**replication)
+    heartbeat, housekeeping = found.heartbeat_interval_ms, found.housekeeping_interval_ms
+    if housekeeping > heartbeat:
+        return
+    if "housekeeping_interval_ms" in replication:
+        reason = f"has to be above haSendHeartbeatInterval={heartbeat}, or every quiet slave is hung up on"
+        binder.refuse("haHousekeepingInterval", reason)
+    reason = f"has to be below haHousekeepingInterval={housekeeping}, or every quiet slave is hung up on"
+    binder.refuse("haSendHeartbeatInterval", reason)
 
 
 def _settle_log(log: dict[str, Any], binder: Binder) -> None:

@@ -140,6 +140,8 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("listenPort=65535", "haListenPort, listenPort + 1, would be 65536"),
         ("haListenPort=10911", "port 10911 is already listenPort (listenPort=10911)"),
         ("haListenPort=10909", "port 10909 is already listenPort - 2 (listenPort=10911)"),
+        ("haHousekeepingInterval=5000", "has to be above haSendHeartbeatInterval=5000"),
+        ("haSendHeartbeatInterval=20000", "has to be below haHousekeepingInterval=20000"),
         ("haSendHeartbeatInterval=0", "not within 1 ... 2147483647 ms"),
         ("haSendHeartbeatInterval=-5", "not within 1 ... 2147483647 ms"),
         ("slaveTimeout=2147483648", "not within 1 ... 2147483647 ms"),
@@ -172,6 +174,13 @@ def test_a_bad_value_is_refused(line: str, reason: str) -> None:
     message = refusal("# first line\n" + line)
     assert message.startswith(f"broker-a.properties:2: {line.partition('=')[0]}=")
     assert reason in message
+
+
+def test_intervals_that_would_drop_every_quiet_slave_are_refused() -> None:
+    message = refusal("haSendHeartbeatInterval=30000\nhaHousekeepingInterval=20000")
+    assert message.startswith("broker-a.properties:2: haHousekeepingInterval=20000: ")
+    assert "haSendHeartbeatInterval=30000" in message
+    broker("haSendHeartbeatInterval=19999\nhaHousekeepingInterval=20000")
 
 
 def test_a_slave_needs_an_id_of_its_own() -> None:
