@@ -19,7 +19,12 @@ from haservice.admin.calls import MASTER_ID, Admin, Broker
 from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
 from haservice.admin.output import Column, Table, human_bytes, human_rate, human_seconds, show
 from haservice.errors import RemotingError
-from haservice.remoting.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+from haservice.remoting.bodies import (
+    HAAbsentInfo,
+    HAClientRuntimeInfo,
+    HAConnectionRuntimeInfo,
+    HARuntimeInfo,
+)
 
 COLUMNS = (
     Column("#Broker Name", "brokerName"),
@@ -127,6 +132,7 @@ def links_of(one: Seen, seen: Iterable[Seen], master_end: int | None, now_ms: in
     if one.status is None:
         return _links_of_stock_master(one, seen)
     slaves = [_link_to_slave(connection) for connection in one.status.ha_connection_info]
+    slaves += [_absent(slave, now_ms) for slave in one.status.absent_slaves]
     return slaves or [Link(in_sync=False, state=NO_SLAVE)]
 
 
@@ -142,19 +148,33 @@ def _link_to_slave(connection: HAConnectionRuntimeInfo) -> Link:
     )
 
 
+def _absent(slave: HAAbsentInfo, now_ms: int) -> Link:
+    """A slave that is not connected, with the master's reason."""
+    ago = human_seconds(max(0, now_ms - slave.timestamp) / 1000)
+    return Link(
+        peer=slave.addr,
+        ack_offset=slave.reported if slave.reported >= 0 else None,
+        in_sync=False,
+        state=f"{slave.reason} ({ago} ago)",
+    )
+
+
 def _link_to_master(
     one: Seen, client: HAClientRuntimeInfo | None, master_end: int | None, now_ms: int
 ) -> Link:
     """The slave's side.  Whether it is in sync is its master's verdict, so it is not said here."""
     if master_end is None and client is not None and client.master_flush_offset > 0:
         master_end = client.master_flush_offset
-    lag = None if master_end is None or one.log_end is None else max(0, master_end - one.log_end)
+    lag = None if master_end is None or one.log_end is None else master_end - one.log_end
+    ahead = f", {human_bytes(-lag)} ahead of its master" if lag is not None and lag < 0 else ""
+    lag = None if ahead else lag
     if client is None:
         return Link(ack_offset=one.log_end, lag_bytes=lag, state=STOCK)
     state = client.state or "connected"
     if client.last_read_timestamp > 0:
         heard_s = max(0, now_ms - client.last_read_timestamp) / 1000
         state += f", master last heard {human_seconds(heard_s)} ago"
+    state += ahead
     if client.last_error:
         state += f"; {client.last_error}"
     return Link(

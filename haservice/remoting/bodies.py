@@ -369,11 +369,22 @@ class HAClientRuntimeInfo(JSONBody):
 
 
 @dataclass(frozen=True, slots=True)
+class HAAbsentInfo(JSONBody):
+    """A slave that is not connected, and why; ours."""
+
+    addr: str = ""
+    reason: str = ""
+    reported: int = -1  # the offset that it reported last; -1 if none
+    timestamp: int = 0  # ms
+
+
+@dataclass(frozen=True, slots=True)
 class HARuntimeInfo(JSONBody):
-    """907, as RocketMQ 5's `mqadmin haStatus` reads it."""
+    """907, as RocketMQ 5's `mqadmin haStatus` reads it; `absent_slaves` is ours."""
 
     master: bool = True
     master_commit_log_max_offset: int = 0
     in_sync_slave_nums: int = 0
     ha_connection_info: Sequence[HAConnectionRuntimeInfo] = ()
     ha_client_runtime_info: HAClientRuntimeInfo | None = None
+    absent_slaves: Sequence[HAAbsentInfo] = ()

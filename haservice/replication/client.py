@@ -38,6 +38,7 @@ RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 5.0
 # A connection that lived this long, or brought bytes, was a good one: the next try comes soon.
 GOOD_LIFE_S = 1.0
+NO_MASTER = "no master known: no name server has named one, and haMasterAddress is not set"
 # One cause of trouble is told this often at most.
 TELL_S = 10.0
 
@@ -156,7 +157,7 @@ class HAClient:
             seconds_since_read=now_s - self._last_read_s if self._last_read_ms else -1.0,
             bytes_per_second=self._rate.rate(now_s),
             connects=self._connects,
-            last_error=self._last_error,
+            last_error=self._last_error or ("" if self._address else NO_MASTER),
         )
 
     def wake(self) -> None:
@@ -217,6 +218,7 @@ class HAClient:
         self._unchecked = end > 0 and end == self._boundary()
         logger.info("connected to master addr=%s offset=%d", address, end)
         self._connected_s = self._last_read_s = time.monotonic()  # the master's silence counts from here
+        self._last_read_ms = self._clock_ms()
         self._report(connection)
         self._transfer(connection)
 
@@ -331,7 +333,8 @@ class HAClient:
             self._timeout_s = wanted_s
 
     def _received(self, count: int, now_s: float) -> None:
-        self._heard = True
+        if not self._heard:
+            self._heard, self._last_error = True, ""
         self._unanswered = 0
         self._last_read_s = now_s
         self._last_read_ms = self._clock_ms()

@@ -28,15 +28,15 @@ from haservice.replication.pace import Growth, Seldom
 from haservice.replication.progress import AckTable, Refusal, ReportRefused
 from haservice.replication.protocol import MasterState, NotAReport
 from haservice.replication.read_mark import HighWaterMark
-from haservice.replication.status import HAStatus, RefusedSlave, SlaveStatus
+from haservice.replication.status import AbsentSlave, HAStatus, SlaveStatus
 from haservice.service import Service
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Refusals that status shows, the last of each address.
-REFUSED_MAX = 16
+# Absent slaves that status shows, one of each address.
+ABSENT_MAX = 16
 # One cause of one slave is told this often at most.
 TELL_S = 10.0
 # These say that two logs have parted, or that a slave needs a new store: somebody has to decide.
@@ -102,8 +102,8 @@ class HAService(Generic[T]):
         self._accept: AcceptSocketService | None = None
         self._client: HAClient | None = None
         self._services: list[Service] = []
-        self._refused_lock = threading.Lock()  # guards _refused and _seldom
-        self._refused: OrderedDict[str, RefusedSlave] = OrderedDict()
+        self._absent_lock = threading.Lock()  # guards _absent and _seldom
+        self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
         self._seldom = Seldom(TELL_S)
         if role.is_slave:
             self._client = HAClient(
@@ -122,7 +122,7 @@ class HAService(Generic[T]):
             self._bind_address,
             self._config.listen_port,
             connect=self._connection,
-            refused=self._note_refused,
+            refused=self._note_absent,
             allowed=self._config.allowed_slaves,
             max_connections=self._config.max_connections,
             identify=self._identify,
@@ -219,51 +219,58 @@ class HAService(Generic[T]):
             self._tell_refused(connection, error, level, error.reported, error.refusal.value)
         elif isinstance(error, NotAReport):
             self._tell_refused(connection, error, logging.WARNING, -1, "no report")
-        elif error is not None and connection.progress.reported < 0:
+        elif connection.progress.reported >= 0:
+            why = error or "closed by the slave"
+            self._note_absent(connection.peer, f"disconnected: {why}", connection.progress.reported)
+        elif error is not None:
             logger.debug("connection ended before its first report peer=%s reason=%s", connection.peer, error)
 
     def _tell_refused(
         self, connection: HAConnection, error: Exception, level: int, reported: int, cause: str
     ) -> None:
-        self._note_refused(connection.peer, str(error), reported)
-        with self._refused_lock:
+        self._note_absent(connection.peer, str(error), reported)
+        with self._absent_lock:
             ready = self._seldom.ready(f"{connection.progress.identity} {cause}", time.monotonic())
         if ready:
             logger.log(level, "slave refused, closed peer=%s reason=%s", connection.peer, error)
 
-    def _note_refused(self, peer: str, reason: str, reported: int = -1) -> None:
-        refused = RefusedSlave(peer, reason, reported, self._clock_ms())
+    def _note_absent(self, peer: str, reason: str, reported: int = -1) -> None:
+        absent = AbsentSlave(peer, reason, reported, self._clock_ms())
         host = peer.rpartition(":")[0]
-        with self._refused_lock:
-            self._refused.pop(host, None)
-            self._refused[host] = refused
-            if len(self._refused) > REFUSED_MAX:
-                self._refused.popitem(last=False)
+        with self._absent_lock:
+            self._absent.pop(host, None)
+            self._absent[host] = (time.monotonic(), absent)
+            if len(self._absent) > ABSENT_MAX:
+                self._absent.popitem(last=False)
 
     # -- status -------------------------------------------------------------------------------------
 
     def status(self) -> HAStatus:
         now_s, end = time.monotonic(), self._log.end
         connections = self._accept.connections if self._accept is not None else []
-        slaves = tuple(self._slave_status(connection, end, now_s) for connection in connections)
-        with self._refused_lock:
-            refused = tuple(self._refused.values())
+        back_s: dict[str, float] = {}
+        for connection in connections:
+            if connection.progress.state is MasterState.TRANSFER:
+                host = connection.peer.rpartition(":")[0]
+                back_s[host] = max(back_s.get(host, 0.0), connection.connected_s)
+        with self._absent_lock:
+            absent = [one for host, (at_s, one) in self._absent.items() if at_s > back_s.get(host, 0.0)]
+        lacks = {connection: self._lack(connection, end, now_s) for connection in connections}
         return HAStatus(
             role=self._role.value,
             log_start=self._log.start,
             log_end=end,
             push2slave_max_offset=self.push2slave_max_offset,
-            in_sync_slaves=len({one.progress.identity for one in connections if not self._lack(one, end)}),
+            in_sync_slaves=len({one.progress.identity for one, lack in lacks.items() if not lack}),
             waiting_sends=len(self._group),
-            slaves=slaves,
-            refused=refused,
+            slaves=tuple(self._slave_status(one, end, now_s, lack) for one, lack in lacks.items()),
+            absent=tuple(absent),
             master=self._client.status() if self._client is not None else None,
         )
 
-    def _slave_status(self, connection: HAConnection, end: int, now_s: float) -> SlaveStatus:
+    def _slave_status(self, connection: HAConnection, end: int, now_s: float, lack: str) -> SlaveStatus:
         progress = connection.progress
         known = progress.state is MasterState.TRANSFER
-        reason = self._lack(connection, end)
         return SlaveStatus(
             addr=connection.peer,
             state=progress.state.value,
@@ -274,8 +281,8 @@ class HAService(Generic[T]):
             lag_bytes=max(0, end - max(progress.reported, 0)),
             lag_seconds=self._lag_s(progress.reported, end, now_s) if known else 0.0,
             bytes_per_second=connection.rate.rate(now_s),
-            in_sync=not reason,
-            reason=reason,
+            in_sync=not lack,
+            reason=lack,
         )
 
     def _lag_s(self, position: int, end: int, now_s: float) -> float:
@@ -286,7 +293,7 @@ class HAService(Generic[T]):
                 return max(0.0, (self._clock_ms() - stored_ms) / 1000)
         return self._growth.behind_s(position, end, now_s)
 
-    def _lack(self, connection: HAConnection, end: int) -> str:
+    def _lack(self, connection: HAConnection, end: int, now_s: float) -> str:
         """Why the slave is not in sync; empty when it is."""
         progress = connection.progress
         if progress.state is not MasterState.TRANSFER:
@@ -294,4 +301,7 @@ class HAService(Generic[T]):
         lag_bytes = end - progress.reported
         if lag_bytes >= self._fallbehind_max_bytes:
             return f"{lag_bytes} bytes behind, haSlaveFallbehindMax is {self._fallbehind_max_bytes}"
+        behind_s = self._lag_s(progress.reported, end, now_s)
+        if behind_s * 1000 > self._config.slave_timeout_ms:
+            return f"{behind_s:.1f} s behind, slaveTimeout is {self._config.slave_timeout_ms} ms"
         return ""

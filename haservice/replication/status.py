@@ -32,13 +32,13 @@ class SlaveStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedSlave:
-    """A connection that was closed for what it reported, or because it may not come here."""
+class AbsentSlave:
+    """A slave that is not connected: refused for what it reported or where it came from, or gone."""
 
     addr: str
     reason: str
     reported: int
-    """-1 when it was no offset."""
+    """The offset that it reported last; -1 if none."""
     timestamp_ms: int
 
 
@@ -59,7 +59,7 @@ class MasterLinkStatus:
     bytes_per_second: float
     connects: int
     last_error: str
-    """Why the link is down, or was before; empty if it never was."""
+    """Why the link is down; empty once the master was heard again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,6 @@ class HAStatus:
     in_sync_slaves: int
     waiting_sends: int
     slaves: tuple[SlaveStatus, ...]
-    refused: tuple[RefusedSlave, ...]
-    """The last refusals, newest last; one for each slave address."""
+    absent: tuple[AbsentSlave, ...]
+    """Newest last; one for each slave address, until a slave of that address is connected again."""
     master: MasterLinkStatus | None

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from haservice.admin.calls import Broker
 from haservice.admin.ha_status import NO_SLAVE, STOCK, Seen, table_of
-from haservice.remoting.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+from haservice.remoting.bodies import (
+    HAAbsentInfo,
+    HAClientRuntimeInfo,
+    HAConnectionRuntimeInfo,
+    HARuntimeInfo,
+)
 
 NOW_MS = 1_700_000_000_000
 MASTER = Broker("C", "broker-a", 0, "10.0.0.1:10911")
@@ -68,9 +73,18 @@ def test_a_slave_asked_alone_takes_the_masters_end_from_its_own_link() -> None:
     assert unknown["lagBytes"] is None
 
 
-def test_a_lag_is_never_negative() -> None:
-    _, row = rows(master(log_end=3000), slave(log_end=4000))
-    assert row["lagBytes"] == 0
+def test_a_slave_ahead_of_its_master_says_so_and_a_lag_is_never_negative() -> None:
+    _, row = rows(master(log_end=3000), slave(log_end=4024, state="READY"))
+    assert row["lagBytes"] is None
+    assert row["state"] == "READY, 1.0 KiB ahead of its master"
+
+
+def test_a_master_names_the_slaves_that_are_not_there_and_why() -> None:
+    absent = HAAbsentInfo("10.0.0.2:51000", "reports 4024, but our log ends at 3000", 4024, NOW_MS - 2000)
+    seen = Seen(MASTER, "SYNC_MASTER", 3000, HARuntimeInfo(True, 3000, 0, absent_slaves=(absent,)))
+    (row,) = rows(seen)
+    assert (row["peer"], row["ackOffset"], row["inSync"]) == ("10.0.0.2:51000", 4024, False)
+    assert row["state"] == "reports 4024, but our log ends at 3000 (2.0 s ago)"
 
 
 def test_a_broker_that_does_not_answer_is_a_line_of_its_own() -> None:

@@ -37,8 +37,8 @@ def raw_log(root: Path, end: int, **options: Any) -> Any:
 
 
 def only_refusal(ha: HAService[Any]) -> str:
-    wait_until(lambda: ha.status().refused, "the refusal is in the status")
-    (refused,) = ha.status().refused
+    wait_until(lambda: ha.status().absent, "the refusal is in the status")
+    (refused,) = ha.status().absent
     return refused.reason
 
 
@@ -411,3 +411,18 @@ def test_status_tells_what_a_slave_is_doing(tmp_path: Path) -> None:
         assert one.lag_seconds >= 0.0
         slave.report(5000)
         wait_until(lambda: ha.status().slaves[0].lag_seconds == 0.0 == ha.status().slaves[0].lag_bytes)
+
+
+def test_a_slave_that_went_stays_in_the_status_until_it_is_back(tmp_path: Path) -> None:
+    log = raw_log(tmp_path, 1000)
+    with master(log) as ha:
+        with ScriptedSlave(ha.port) as slave:
+            slave.report(1000)
+            wait_until(lambda: ha.status().slaves and ha.status().slaves[0].ack == 1000)
+            assert not ha.status().absent
+        wait_until(lambda: ha.status().absent, "its end is in the status")
+        (absent,) = ha.status().absent
+        assert (absent.reported, absent.reason) == (1000, "disconnected: closed by the slave")
+        with ScriptedSlave(ha.port) as slave:
+            slave.report(1000)
+            wait_until(lambda: not ha.status().absent, "it is back")

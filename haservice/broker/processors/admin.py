@@ -19,6 +19,7 @@ from haservice.broker.stats import Stats
 from haservice.broker.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies import (
+    HAAbsentInfo,
     HAClientRuntimeInfo,
     HAConnectionRuntimeInfo,
     HARuntimeInfo,
@@ -338,6 +339,10 @@ def ha_info(status: HAStatus) -> HARuntimeInfo:
                 reason=slave.reason or None,
             )
             for slave in status.slaves
+        ),
+        absent_slaves=tuple(
+            HAAbsentInfo(addr=one.addr, reason=one.reason, reported=one.reported, timestamp=one.timestamp_ms)
+            for one in status.absent
         ),
         ha_client_runtime_info=None
         if master is None
