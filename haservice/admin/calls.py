@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import click
 
-from haservice.errors import AnswerError, RemotingUnreachable
+from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies import (
     BrokerData,
     ClusterInfo,
@@ -205,14 +205,14 @@ class Admin:
     def _ask_namesrv(
         self, code: RequestCode, ext: dict[str, str] | None = None
     ) -> tuple[str, RemotingCommand]:
-        """The first nameserver that can be reached answers; so one that is down does no harm."""
+        """The first nameserver that answers; so one that is down or frozen does no harm."""
         if not self._namesrv:
             raise click.UsageError("which nameserver?  Say -n host:port, or set NAMESRV_ADDR")
-        failures = []
+        failures: list[RemotingUnreachable | RemotingTimeout] = []
         for addr in self._namesrv:
             try:
                 return addr, self.call(addr, code, ext)
-            except RemotingUnreachable as error:
+            except (RemotingUnreachable, RemotingTimeout) as error:
                 failures.append(error)
         raise failures[0]
 

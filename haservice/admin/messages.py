@@ -315,8 +315,9 @@ def consume_message(
       mqadmin consumeMessage -b 127.0.0.1:10921 -t Greetings      from this broker, be it a slave
 
     Reads each queue from its first message, or from -o or -s, to where it ended when reading began.
-    While a master is down its slave is read.  No consumer group's offset is moved.  -f json writes one
-    object a line.
+    From a master that cannot be reached, or does not answer within 5 s, the queues are read at a slave of
+    the same name instead; standard error says at which.  No consumer group's offset is moved.  -f json
+    writes one object a line.
     """
     shown = 0
     if output_format == "table":
@@ -336,7 +337,12 @@ def consume_message(
                 if shown == count:
                     break
     if output_format == "table":
-        click.echo(f"{shown} messages from {len({queue.addr for queue in queues})} broker(s)")
+        click.echo(f"{shown} messages from {', '.join(_places(queues))}")
+
+
+def _places(queues: list[Queue]) -> list[str]:
+    """Whom these are read from, each once: broker-a at 127.0.0.1:10911."""
+    return sorted({f"{queue.broker_name} at {queue.addr}" for queue in queues})
 
 
 def _read_line(queue: Queue, message: record.StoredMessage, output_format: str) -> str:

@@ -13,7 +13,7 @@ from commitlog import record
 from haservice.admin.calls import Admin
 from haservice.admin.options import address
 from haservice.admin.sending import Queue
-from haservice.errors import RemotingUnreachable
+from haservice.errors import RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies import BrokerData
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import QueueHeader, SearchOffsetHeader
@@ -55,14 +55,20 @@ def readable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int 
 
 
 def _reachable_addr(admin: Admin, topic: str, data: BrokerData) -> str:
-    """The master if it answers, else the first slave that does.  Raises RemotingUnreachable."""
-    failures = []
-    for _, addr in sorted(data.broker_addrs.items()):
+    """The master if it answers, else the first slave that does, and says so.
+
+    Raises RemotingUnreachable or RemotingTimeout, of the first that was asked, when nobody answers.
+    """
+    failures: list[RemotingUnreachable | RemotingTimeout] = []
+    for broker_id, addr in sorted(data.broker_addrs.items()):
         try:
             admin.offset(addr, RequestCode.GET_MIN_OFFSET, QueueHeader(topic, 0))
-            return addr
-        except RemotingUnreachable as error:
+        except (RemotingUnreachable, RemotingTimeout) as error:
             failures.append(error)
+            continue
+        if failures:
+            click.echo(f"{failures[0]}: reading {data.broker_name} {broker_id} at {addr} instead", err=True)
+        return addr
     raise failures[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from commitlog import record
+from haservice.admin import calls
 from haservice.admin.cli import main
 from haservice.remoting.bodies import (
     BrokerData,
@@ -336,6 +338,22 @@ def test_the_slave_is_read_while_the_master_is_down(serve: Serve) -> None:
     )
     namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(data.encode())})
     assert '"kept"' in run("consumeMessage", "-n", namesrv, "-t", "T", "-f", "json").output
+
+
+def test_the_slave_is_read_while_the_master_is_frozen(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "TIMEOUT_S", 0.2)
+    slave = serve(Queue([b"kept"]).answers())
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, and says nothing
+        frozen = f"127.0.0.1:{listener.getsockname()[1]}"
+        data = TopicRouteData(
+            (QueueData("broker-a", 1, 1, 6),), (BrokerData("broker-a", "C", {0: frozen, 1: slave}),)
+        )
+        namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(data.encode())})
+        result = run("consumeMessage", "-n", f"{frozen};{namesrv}", "-t", "T")
+    assert result.exit_code == 0, result.output
+    assert f"{frozen}: no answer" in result.stderr
+    assert f"reading broker-a 1 at {slave} instead" in result.stderr
+    assert result.stdout.endswith(f"1 messages from broker-a at {slave}\n")
 
 
 def test_a_message_is_found_by_its_id(serve: Serve) -> None:
