@@ -350,7 +350,15 @@ class Connection(asyncio.Protocol):
         try:
             self.send(answer)
         except Exception as error:  # an answer that cannot be written is our own bug
-            self.send(self._dispatch.failure(self.peer, request, error))
+            try:
+                self.send(self._dispatch.failure(self.peer, request, error))
+            except Exception as worse:
+                # A peer that is hung up on asks again; one that is not answered waits for its timeout.
+                if self._dispatch.is_news(("unanswered", request.code), worse):
+                    logger.exception(
+                        "no answer can be written, closing peer=%s code=%s", self.peer, request.code
+                    )
+                self.abort(f"no answer can be written: {worse}")
 
     def _answered(self, command: RemotingCommand) -> None:
         future = self._calls.pop(command.opaque, None)

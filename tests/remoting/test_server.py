@@ -89,6 +89,19 @@ def test_a_bug_is_answered_and_logged_once_in_a_while(
     assert records[0].exc_info
 
 
+def test_a_request_that_not_even_a_failure_can_answer_ends_its_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def unanswerable(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        request.opaque = 1 << 80
+        return request.answer()
+
+    with serving({ECHO: unanswerable}) as other, Peer(other.ports[0]) as asking:
+        asking.send(RemotingCommand(ECHO))
+        assert asking.closed_by_server()
+    assert "no answer can be written" in caplog.text
+
+
 @pytest.mark.parametrize("code", [ECHO, FAIL, REFUSE, LATER, FIRST, BROKEN, 4711])
 def test_a_oneway_request_is_never_answered(
     server: RemotingServer, served: Served, peer: Peer, code: int
