@@ -29,10 +29,6 @@ from haservice.properties import Entry, Properties, parse
 
 # Nobody's configuration is larger; a file that is, is not one.
 FILE_BYTES_MAX = 1024 * 1024
-# The largest frame that anybody accepts, its length field included (remoting specification, section 1).
-FRAME_BYTES_MAX = 16 * 1024 * 1024
-# Threads for what may block: cold reads and admin dumps.  More of them would only share the disk.
-WORK_THREADS = 2
 # A broker that has said nothing for so long is gone; RocketMQ has no key for it either.
 EXPIRE_MS = 120_000
 

@@ -30,7 +30,6 @@ FLAG_ONEWAY = 2
 _BINARY_FIXED = struct.Struct(">hBhii")
 _INT32 = struct.Struct(">i")
 _NONE = 1 << 31  # no 32-bit number
-_UINT16 = struct.Struct(">H")
 _ENTRY_KEY = struct.Struct(">h")
 assert _BINARY_FIXED.size == 13
 
