@@ -195,7 +195,8 @@ def test_ha_status_as_a_5x_tool_reads_it() -> None:
         True, 100, 1, (HAConnectionRuntimeInfo("10.0.0.7:51234", 90, 10, True, 5, 80),), HAClientRuntimeInfo()
     )
     assert info.encode() == (
-        b'{"haClientRuntimeInfo":{"lastReadTimestamp":0,"lastWriteTimestamp":0,"masterAddr":"","masterFlushOffset":0,'
+        b'{"absentSlaves":[],"haClientRuntimeInfo":{"lastReadTimestamp":0,"lastWriteTimestamp":0,'
+        b'"masterAddr":"","masterFlushOffset":0,'
         b'"maxOffset":0,"transferredByteInSecond":0},"haConnectionInfo":[{"addr":"10.0.0.7:51234","diff":10,'
         b'"inSync":true,"slaveAckOffset":90,"transferFromWhere":80,"transferredByteInSecond":5}],'
         b'"inSyncSlaveNums":1,"master":true,"masterCommitLogMaxOffset":100}'
