@@ -207,7 +207,12 @@ def _scan_segment(segment: Segment, scan: _Scan, crc: bool, torn_from_ms: int | 
     while scan.end < segment.end:
         wanted = min(max(_CHUNK_BYTES, needed), segment.end - scan.end)
         view = memoryview(segment.pread(wanted, scan.end - segment.start))
-        done = walk(view, 0, scan.end, segment.end - scan.end, crc=crc, torn_from_ms=torn_from_ms)
+        done = walk(
+            *(view, 0, scan.end, segment.end - scan.end),
+            segment_start=segment.start,
+            crc=crc,
+            torn_from_ms=torn_from_ms,
+        )
         scan.end += done.position
         scan.records += done.records
         if done.last >= 0:

@@ -27,6 +27,8 @@ from commitlog.record import (
 
 _SIZE_MAGIC_CRC = struct.Struct(">iiI")
 _SHORT = struct.Struct(">h")
+# The least that a disk or a file system loses of a file.
+_SECTOR_BYTES = 512
 
 
 class Walk(NamedTuple):
@@ -46,16 +48,25 @@ class Walk(NamedTuple):
 
 
 def walk(
-    view: Buffer, position: int, offset: int, room: int, *, crc: bool = True, torn_from_ms: int | None = None
+    view: Buffer,
+    position: int,
+    offset: int,
+    room: int,
+    *,
+    segment_start: int = 0,
+    crc: bool = True,
+    torn_from_ms: int | None = None,
 ) -> Walk:
     """Goes over whole records from `position`, which is `offset` in the log, `room` before its segment's end.
 
     This is check() in a loop, with the ordinary record done in place, for recovery looks at gigabytes.
-    Topic and properties are not summed.  With `torn_from_ms`, a record stored since then with a NUL in them
-    is taken for torn: lost pages read as zeros.
+    Topic and properties are not summed.  With `torn_from_ms`, a record stored since then is taken for torn
+    if one of them ends in zeros, as an unfinished write does, or all of it that lies in one sector of the file
+    is zeros, as a lost page reads.  A NUL among other bytes is fine: stock masters take it from clients.
     """
     end = len(view)
     shift = offset - position
+    file_shift = shift - segment_start
     room_end = position + room
     last, count = -1, 0
     size_magic_crc = _SIZE_MAGIC_CRC.unpack_from
@@ -80,17 +91,48 @@ def walk(
             torn_from_ms is not None
             and timestamp_ms >= torn_from_ms
             and (0 in bytes(view[topic_at + 1 : topic_end]) or 0 in bytes(view[topic_end + 2 : record_end]))
+            and (
+                _lost(view, topic_at + 1, topic_end, file_shift)
+                or _lost(view, topic_end + 2, record_end, file_shift)
+            )
         ):
             break
         last = position
         count += 1
         position = record_end
     done = Walk(position, last, count, None, 0, 0)
-    return _walk_end(view, done, shift=shift, room_end=room_end, crc=crc, torn_from_ms=torn_from_ms)
+    return _walk_end(
+        view,
+        done,
+        shift=shift,
+        file_shift=file_shift,
+        room_end=room_end,
+        crc=crc,
+        torn_from_ms=torn_from_ms,
+    )
+
+
+def _lost(view: Buffer, begin: int, end: int, file_shift: int) -> bool:
+    """Whether zeros end the field from `begin` to `end`, or are all that a sector has of it."""
+    if begin < end and not view[end - 1]:
+        return True
+    while begin < end:
+        sector_end = min(end, begin + _SECTOR_BYTES - (begin + file_shift) % _SECTOR_BYTES)
+        if not any(view[begin:sector_end]):
+            return True
+        begin = sector_end
+    return False
 
 
 def _walk_end(
-    view: Buffer, done: Walk, *, shift: int, room_end: int, crc: bool, torn_from_ms: int | None
+    view: Buffer,
+    done: Walk,
+    *,
+    shift: int,
+    file_shift: int,
+    room_end: int,
+    crc: bool,
+    torn_from_ms: int | None,
 ) -> Walk:
     """Why walk() stopped: the view's end, a blank or damage.  V2 records are passed one by one."""
     while True:
@@ -109,9 +151,14 @@ def _walk_end(
             if head.physical_offset != position + shift:
                 raise CorruptRecord(position, f"says that it belongs at {head.physical_offset}")
             size = check(view, position, crc)
-            torn = 0 in head.properties or "\0" in head.topic
-            if torn and torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms:
-                raise CorruptRecord(position, "its topic or properties are torn")
+            if torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms:
+                properties_at = position + size - len(head.properties)
+                topic_end = properties_at - 2
+                topic_at = topic_end - len(head.topic.encode())
+                if _lost(view, topic_at, topic_end, file_shift) or _lost(
+                    view, properties_at, position + size, file_shift
+                ):
+                    raise CorruptRecord(position, "its topic or properties are torn")
         except CorruptRecord as error:
             return done._replace(reason=error.reason)
         done = done._replace(position=position + size, last=position, records=done.records + 1)

@@ -267,15 +267,36 @@ def test_a_record_of_a_later_version_is_read() -> None:
     assert (done.records, done.position, done.last) == (2, len(record) + len(following), len(record))
 
 
-def test_a_nul_in_topic_or_properties_tells_a_torn_record() -> None:
-    for place in (-1, -9, -12, -19):
+TORN = "its topic or properties are torn"
+
+
+@pytest.mark.parametrize(("first", "end"), [(-1, None), (-5, None), (-9, None), (-12, -11), (-20, -11)])
+def test_zeros_that_end_topic_or_properties_tell_a_torn_record(first: int, end: int | None) -> None:
+    record = stored()
+    record[first:end] = bytes(len(record[first:end]))
+    assert walk(record, 0, 0, 4096).records == 1
+    assert walk(record, 0, 0, 4096, torn_from_ms=2).records == 1
+    assert walk(record, 0, 0, 4096, torn_from_ms=1).reason == TORN
+    assert walk(stored(), 0, 0, 4096, torn_from_ms=0).records == 1
+
+
+@pytest.mark.parametrize("segment_start", [0, 300])
+def test_a_lost_page_amid_properties_tells_a_torn_record(segment_start: int) -> None:
+    record = stored(properties={"K": "v" * 2000})
+    sector = 1024 + segment_start
+    record[sector : sector + 512] = bytes(512)
+    assert walk(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).reason == TORN
+    record[sector : sector + 512 : 511] = b"vv"
+    assert walk(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).records == 1
+
+
+def test_a_nul_among_other_bytes_is_what_a_client_sent() -> None:
+    for place in (-2, -9, -13, -20):
         record = stored()
         assert record[place]
         record[place] = 0
-        assert walk(record, 0, 0, 4096).records == 1
-        assert walk(record, 0, 0, 4096, torn_from_ms=2).records == 1
-        assert walk(record, 0, 0, 4096, torn_from_ms=1).reason == "its topic or properties are torn"
-    assert walk(stored(), 0, 0, 4096, torn_from_ms=0).records == 1
+        following = stored(offset=len(record))
+        assert walk(record + following, 0, 0, 4096, torn_from_ms=0).records == 2
 
 
 def test_a_walk_ends_at_a_record_that_belongs_elsewhere() -> None:

@@ -17,6 +17,7 @@ import pytest
 from commitlog.errors import CommitLogError, StoreLocked, StoreUnreadable
 from commitlog.files import Files
 from commitlog.options import FlushDiskType
+from commitlog.record import encode, stamp
 from commitlog.store import Store
 from tests.support.failing_files import Crash, FailingFiles
 from tests.support.messages import (
@@ -445,6 +446,20 @@ def test_a_topic_deleted_and_made_again_across_a_restart_reaches_its_queue_on_th
     assert queued(slave) == queued(master)
     slave.close(clean=False)
     assert queued(open_store(tmp_path / "slave", replica=True)) == queued(master)
+
+
+def test_a_nul_that_a_stock_master_took_costs_its_slave_nothing_after_a_kill(tmp_path: Path) -> None:
+    slave = open_store(tmp_path, replica=True)
+    for number, value in enumerate((b"vv", b"v\0", b"vv")):
+        record = encode(message(properties=b"K\x01vvw"), STORE_HOST)
+        stamp(record, number, slave.log.end, STORE_MS)
+        slave.log.append_replica(slave.log.end, [record.replace(b"vv", value)])
+    while slave.dispatcher.step():
+        pass
+    slave.close(clean=False)
+    promoted = open_store(tmp_path)
+    assert (promoted.recovery.records, promoted.recovery.cut_bytes) == (3, 0)
+    assert promoted.log.append(message()).queue_offset == 3
 
 
 def copy(master: Store, slave: Store) -> None:
