@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 
 # Of the delayed messages, whose tags code is when to deliver them.
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-# RocketMQ's TopicValidator.  A topic becomes a path here, and on a replica it comes from the wire.
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+# The letters of RocketMQ's TopicValidator, and as many as the second version of records, and a file system,
+# take.  A topic becomes a path here, and on a replica it comes from the wire.
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 
 _PIECE_BYTES = 1 << 20
 # After a small pass the next one waits this long: arrivals gather, and appends find nobody to wake.

@@ -61,8 +61,8 @@ def walk(
 
     This is check() in a loop, with the ordinary record done in place, for recovery looks at gigabytes.
     Topic and properties are not summed.  With `torn_from_ms`, a record stored since then is taken for torn
-    if one of them ends in zeros, as an unfinished write does, or all of it that lies in one sector of the file
-    is zeros, as a lost page reads.  A NUL among other bytes is fine: stock masters take it from clients.
+    if one of them ends in zeros, as after an unfinished write, or has only zeros in a sector of the file, as
+    after a lost page.  A NUL among other bytes is fine: stock masters take it from clients.
     """
     end = len(view)
     shift = offset - position
