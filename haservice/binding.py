@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import ipaddress
 import re
+import socket
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -68,13 +69,39 @@ def expanded(path: str | Path) -> Path:
 
 
 def _host(text: str) -> str:
+    # Digits and dots that are no address are a slip of the finger, not a host name.
+    if not _is_ip(text) and (not HOST.fullmatch(text) or re.fullmatch(r"[0-9.]+", text)):
+        raise ValueError("neither an IP address nor a host name")
+    return text
+
+
+def _is_ip(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        # Digits and dots that are no address are a slip of the finger, not a host name.
-        if not HOST.fullmatch(text) or re.fullmatch(r"[0-9.]+", text):
-            raise ValueError("neither an IP address nor a host name") from None
-    return text
+        return False
+    return True
+
+
+def _address(text: str) -> str:
+    """An IP address, or that of a host name, looked up now: routes and message ids carry addresses only."""
+    if _is_ip(_host(text)):
+        return text
+    try:
+        found = socket.getaddrinfo(text, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"not an IP address, nor a host name that can be looked up ({reason})") from None
+    found.sort(key=lambda one: one[0] != socket.AF_INET)  # IPv4 where there are both
+    return str(found[0][4][0])
+
+
+def told_address(text: str) -> str:
+    """An address that can be told to other hosts."""
+    address = _address(text)
+    if "%" in address:
+        raise ValueError("the zone behind % means nothing to another host")
+    return address
 
 
 def check_address(text: str) -> str:
@@ -123,9 +150,9 @@ TEXTS: Mapping[str, Callable[[str], str]] = {
     "brokerName": _name,
     "brokerClusterName": _name,
     "regionId": _name,
-    "brokerIP1": _host,
-    "brokerIP2": _host,
-    "bindAddress": _host,
+    "brokerIP1": told_address,
+    "brokerIP2": told_address,
+    "bindAddress": _address,
     "haMasterAddress": check_address,
     "namesrvAddr": check_address,
     "haAllowedSlaves": _network,

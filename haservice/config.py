@@ -23,7 +23,7 @@ import yaml
 
 from commitlog.options import QUEUE_ENTRY_BYTES, LogOptions, option
 from haservice import rocketmq_keys
-from haservice.binding import Binder, expanded, option_text
+from haservice.binding import Binder, expanded, option_text, told_address
 from haservice.errors import ConfigError
 from haservice.properties import Entry, Properties, parse
 
@@ -31,6 +31,8 @@ from haservice.properties import Entry, Properties, parse
 FILE_BYTES_MAX = 1024 * 1024
 # A broker that has said nothing for so long is gone; RocketMQ has no key for it either.
 EXPIRE_MS = 120_000
+# To listen on; nobody can connect to them from afar.
+EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 def local_name() -> str:
@@ -321,7 +323,8 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     replication = binder.values(ReplicationConfig)
     remoting = RemotingConfig(**binder.values(RemotingConfig))
 
-    _settle_addresses(broker, remoting, environ)
+    _settle_addresses(broker, remoting, binder)
+    _settle_name_servers(broker, environ)
     _settle_role(broker, binder)
     role: BrokerRole = broker.get("role", BrokerRole.ASYNC_MASTER)
     replication["listen_port"] = replication.get("listen_port") or remoting.listen_port + 1
@@ -383,10 +386,20 @@ def read_yaml(path: str | Path) -> Any:
         raise ConfigError(str(path), line, "", problem) from None
 
 
-def _settle_addresses(broker: dict[str, Any], remoting: RemotingConfig, environ: Mapping[str, str]) -> None:
-    if remoting.bind_address not in ("0.0.0.0", "::"):
-        broker.setdefault("broker_ip1", remoting.bind_address)
-        broker.setdefault("broker_ip2", remoting.bind_address)
+def _settle_addresses(broker: dict[str, Any], remoting: RemotingConfig, binder: Binder) -> None:
+    told = (("brokerIP1", "broker_ip1", "clients"), ("brokerIP2", "broker_ip2", "slaves"))
+    for key, name, whom in told:
+        if broker.get(name) in EVERY_ADDRESS:
+            binder.warn(key, f"no address to connect to: {whom} on other hosts cannot use it")
+        if name in broker or remoting.bind_address in EVERY_ADDRESS:
+            continue
+        try:
+            broker[name] = told_address(remoting.bind_address)
+        except ValueError as error:
+            binder.refuse("bindAddress", f"{error}: set {key}")
+
+
+def _settle_name_servers(broker: dict[str, Any], environ: Mapping[str, str]) -> None:
     if "namesrv_addrs" not in broker and environ.get("NAMESRV_ADDR"):
         given = {"namesrvAddr": Entry(environ["NAMESRV_ADDR"], 0)}
         broker.update(Binder(Properties(given, "environment variable NAMESRV_ADDR")).values(BrokerConfig))

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,48 @@ def test_addresses_follow_the_bind_address_unless_they_are_set() -> None:
     assert loaded.broker_addr == "127.0.0.1:10911"
     assert loaded.ha_server_addr == "10.1.1.1:10912"
     assert broker("bindAddress=0.0.0.0").broker.broker_ip1 == BrokerConfig().broker_ip1
+
+
+def test_a_host_name_of_ours_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(host: str, *_: object, **__: object) -> list[object]:
+        assert host == "broker-a.example"
+        return [(socket.AF_INET6, 1, 6, "", ("fd00::7", 0)), (socket.AF_INET, 1, 6, "", ("10.0.0.7", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    loaded = broker("bindAddress=broker-a.example")
+    assert (loaded.remoting.bind_address, loaded.broker_addr) == ("10.0.0.7", "10.0.0.7:10911")
+    assert broker("brokerIP1=broker-a.example").broker.broker_ip1 == "10.0.0.7"
+
+
+@pytest.mark.parametrize("key", ["bindAddress", "brokerIP1", "brokerIP2"])
+def test_a_host_name_that_nobody_knows_is_refused_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    def look_up(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert refusal(f"# ours\n{key}=abc\n") == (
+        f"broker-a.properties:2: {key}=abc: not an IP address, nor a host name that can be looked up "
+        "(Name or service not known)"
+    )
+
+
+def test_a_zone_is_for_ourselves_only() -> None:
+    assert refusal("brokerIP1=fe80::1%eth0").startswith("broker-a.properties:1: brokerIP1=fe80::1%eth0: ")
+    assert refusal("bindAddress=fe80::1%eth0").endswith("set brokerIP1")
+    loaded = broker("bindAddress=fe80::1%eth0\nbrokerIP1=fd00::1\nbrokerIP2=fd00::1")
+    assert loaded.remoting.bind_address == "fe80::1%eth0"
+
+
+def test_an_address_that_nobody_can_connect_to_is_warned_of() -> None:
+    clients, slaves = broker("brokerIP1=0.0.0.0\nbrokerIP2=::").warnings
+    assert clients == (
+        "broker-a.properties:1: brokerIP1=0.0.0.0: no address to connect to: "
+        "clients on other hosts cannot use it"
+    )
+    assert slaves.endswith("slaves on other hosts cannot use it")
+    assert not broker("bindAddress=0.0.0.0").warnings
 
 
 def test_namesrv_addr_comes_from_the_environment_when_the_file_has_none() -> None:
