@@ -42,12 +42,12 @@ from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
 from haservice.broker.processors.query import QueryProcessor
 from haservice.broker.processors.send import Gates, SendProcessor
-from haservice.broker.readable_topics import ReadableTopics, Topics
+from haservice.broker.readable_topics import ReadableTopics, Topics, unlisted_topics
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.stats import Stats
-from haservice.broker.topics import TopicTable
+from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
 from haservice.config import BrokerConfig, BrokerRole, NodeConfig, in_force
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
@@ -176,6 +176,8 @@ class BrokerNode:
             delay_levels=len(log.message_delay_levels.split()),
         )
         self.topics.load()
+        if not self._is_slave:
+            self._list_topics()
         self.offsets = ConsumerOffsets(PersistedFile(directory / "consumerOffset.json"))
         self.offsets.load()
         if not self._is_slave:
@@ -193,6 +195,18 @@ class BrokerNode:
         if queue is not None:
             return queue.max_offset
         return None if self.topics.get(topic) is None else 0
+
+    def _list_topics(self) -> None:
+        """Topics of our queues that the table lacks: of a slave that is the master now, or a lost file."""
+        queues = (key for key, queue in self.store.queues.items() if queue.max_offset)
+        for name, topic in unlisted_topics(self.topics, queues, PERM_READ | PERM_WRITE).items():
+            if not self.topics.is_system(name):
+                self.topics.find_or_create(name, topic.read_queue_nums)
+                logger.warning(
+                    "topic has messages but no configuration, given one topic=%s queues=%d",
+                    name,
+                    topic.read_queue_nums,
+                )
 
     def _build_services(self) -> None:
         """What has threads, and what they hand to each other; the ports' processors are filled in later."""

@@ -49,12 +49,17 @@ class ReadableTopics:
         now = self._clock()
         if now - self._looked_s >= LOOK_AGAIN_S:
             self._looked_s = now
-            highest: dict[str, int] = {}
-            for name, queue_id in self._queues():
-                highest[name] = max(queue_id, highest.get(name, 0))
-            self._unlisted = {
-                name: topic_config(name, queue_id + 1, PERM_READ)
-                for name, queue_id in highest.items()
-                if self._topics.get(name) is None
-            }
+            self._unlisted = unlisted_topics(self._topics, self._queues(), PERM_READ)
         return self._unlisted.get(topic)
+
+
+def unlisted_topics(topics: Topics, queues: Iterable[tuple[str, int]], perm: int) -> dict[str, TopicConfig]:
+    """The topics that have `queues`, of (topic, queue id), but no place in `topics`."""
+    highest: dict[str, int] = {}
+    for name, queue_id in queues:
+        highest[name] = max(queue_id, highest.get(name, 0))
+    return {
+        name: topic_config(name, queue_id + 1, perm)
+        for name, queue_id in highest.items()
+        if topics.get(name) is None
+    }

@@ -318,6 +318,24 @@ def test_a_slave_that_started_first_finds_a_master_that_comes_later(
     assert send(client, addr_of(master)).code == ResponseCode.SUCCESS
 
 
+def test_a_master_gives_a_configuration_to_topics_that_have_messages_and_none(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    """As a slave that is the master now, or a broker that lost its topics.json, with its copy."""
+    node = start()
+    node.topics.find_or_create("Kept", 8)
+    for queue_id in (0, 6):
+        assert send(client, addr_of(node), "Kept", b"x", queue_id=queue_id).code == ResponseCode.SUCCESS
+    wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+    node.stop()
+    for path in (node.config.log.root / "config").glob("topics.json*"):
+        path.unlink()
+    again = start()
+    kept = again.topics.get("Kept")
+    assert kept is not None
+    assert (kept.read_queue_nums, kept.write_queue_nums, kept.perm) == (7, 7, 6)
+
+
 # Administration
 
 
