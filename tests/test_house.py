@@ -42,22 +42,9 @@ LIBRARIES = {
     "tenacity": ("haservice",),
 }
 
-# The table of threads; a name that ends in a variable part is given by its beginning.
-THREADS = (
-    "remoting-loop",
-    "remoting-work",
-    "remoting-client",
-    "ha-accept",
-    "ha-read:",
-    "ha-write:",
-    "ha-group-transfer",
-    "ha-client",
-    "log-flush",
-    "log-dispatch",
-    "log-retention",
-    "register",
-    "slave-sync",
-)
+# Calls whose first argument, if a literal, names a thread; and a method that gives pairs of name and task.
+NAMING_CALLS = ("Service", "WorkPool", "_run")
+NAMING_METHOD = "tasks"
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -181,18 +168,18 @@ def test_libraries_stay_where_they_belong() -> None:
 
 
 def thread_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """The beginning of every thread name that a literal in the code gives, with its line.
+    """Every thread name that a literal in the code gives, or its beginning, with its line.
 
-    Names are given to Service(…), Thread(name=…), a pool's thread_name_prefix, or a parameter
-    called thread_name; a name that is handed on in a variable is seen where it is first written.
+    Names are given to one of NAMING_CALLS, to Thread(name=…), to a parameter called thread_name, or in the
+    pairs of NAMING_METHOD; a name that is handed on in a variable is seen where it is first written.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func).rpartition(".")[2]
-            if called == "Service" and node.args:
+            if called in NAMING_CALLS and node.args:
                 yield from literal(node.args[0])
             for keyword in node.keywords:
-                named = keyword.arg == "name" and called in ("Thread", "Service")
+                named = keyword.arg == "name" and called in ("Thread", *NAMING_CALLS)
                 if named or keyword.arg in ("thread_name_prefix", "thread_name"):
                     yield from literal(keyword.value)
         elif isinstance(node, ast.FunctionDef):
@@ -200,6 +187,10 @@ def thread_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
             for argument, default in zip(arguments, node.args.defaults, strict=True):
                 if argument.arg == "thread_name":
                     yield from literal(default)
+            if node.name == NAMING_METHOD:
+                for pair in ast.walk(node):
+                    if isinstance(pair, ast.Tuple) and pair.elts:
+                        yield from literal(pair.elts[0])
 
 
 def literal(node: ast.expr) -> Iterator[tuple[str, int]]:
@@ -209,19 +200,26 @@ def literal(node: ast.expr) -> Iterator[tuple[str, int]]:
         yield str(node.values[0].value), node.lineno
 
 
-def test_threads_are_named_by_the_table() -> None:
+def documented_threads() -> set[str]:
+    """The first column of the table in docs/architecture.md; `ha-read:SLAVE` is given as `ha-read:`."""
+    section = (ROOT / "docs" / "architecture.md").read_text().split("\n## Threads\n")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {re.sub(r"-?[A-Z]+$", "", name) for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_the_table_of_threads_names_all_there_are_and_no_others() -> None:
     """Of the nodes; a benchmark names its helpers as it likes."""
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {name!r}"
+    found = {
+        name: f"{path.relative_to(ROOT)}:{line}: {name!r}"
         for module, path in MODULES.items()
         if not within(module, "haservice.admin")
         for name, line in thread_names(ast.parse(path.read_text()))
-        if not any(
-            name == known or ((known[-1] == ":" or known == "remoting-work") and name.startswith(known))
-            for known in THREADS
-        )
-    ]
-    assert not wrong, "\n".join(wrong)
+    }
+    documented = documented_threads()
+    assert found.keys() == documented, "\n".join(
+        [place for name, place in found.items() if name not in documented]
+        + [f"docs/architecture.md: {name!r} is no thread" for name in documented - found.keys()]
+    )
 
 
 def test_threads_are_services() -> None:

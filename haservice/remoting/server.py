@@ -43,6 +43,7 @@ SWEEPS_PER_IDLE_TIME = 8
 # A connection that was told to close and whose peer takes nothing more is cut after this long.
 LINGER_S = 5.0
 
+# For what may block: cold reads and admin dumps.  More of them would only share the disk.
 WORK_THREADS = 2
 
 
