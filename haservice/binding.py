@@ -13,10 +13,10 @@ import re
 import socket
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from haservice import rocketmq_keys
 from haservice.errors import ConfigError
@@ -164,12 +164,29 @@ TEXTS: Mapping[str, Callable[[str], str]] = {
 LIST_SEPARATORS: Mapping[str, str] = {"namesrvAddr": ";", "haAllowedSlaves": ","}
 
 
+class ValuesRefused(ConfigError):
+    """All that is refused of one file, a line each; the attributes are those of the first.
+
+    `warnings` are what is warned of beside it: a misspelt key may be why another one is missing.
+    """
+
+    def __init__(self, errors: Sequence[ConfigError], warnings: Sequence[str]) -> None:
+        first = errors[0]
+        super().__init__(first.source, first.line, first.key, first.reason, first.value)
+        self.args = ("\n".join(str(error) for error in errors),)
+        self.warnings = tuple(warnings)
+
+
 class Binder:
-    """Reads one properties text into the fields of dataclasses, and gathers the warnings."""
+    """Reads one properties text into the fields of dataclasses, and gathers what is wrong with it.
+
+    Refusals are gathered, too, for a person mends a file at once; `finish` raises them.
+    """
 
     def __init__(self, properties: Properties) -> None:
         self.properties = properties
         self.warnings: list[str] = list(properties.warnings)
+        self.errors: list[ConfigError] = []
 
     def values(self, config_class: type[Any]) -> dict[str, Any]:
         """Field name → value for every key of `config_class` that the file sets.
@@ -229,9 +246,20 @@ class Binder:
         what = f"{key}={self.properties[key].value}" if line else key
         self.warnings.append(f"{place}: {what}: {text}" if what else f"{place}: {text}")
 
-    def refuse(self, key: str, reason: str) -> NoReturn:
+    def refuse(self, key: str, reason: str) -> None:
+        """The key's field gets its default, and `finish` will raise."""
         value = self.properties[key].value if key in self.properties else None
-        raise ConfigError(self.properties.source, self.properties.line_of(key), key, reason, value)
+        line = self.properties.line_of(key)
+        self.errors.append(ConfigError(self.properties.source, line, key, reason, value))
+
+    def sound(self, *keys: str) -> bool:
+        """None of these was refused: they may be held against each other."""
+        return not any(error.key in keys for error in self.errors)
+
+    def finish(self) -> None:
+        """Raises ValuesRefused if anything was refused."""
+        if self.errors:
+            raise ValuesRefused(sorted(self.errors, key=lambda error: error.line), self.warnings)
 
     def check_names(self, served: Iterable[str], known: frozenset[str]) -> None:
         """Warns of every key that is not `served`: a RocketMQ key (`known`), or one of nobody's."""

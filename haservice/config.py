@@ -2,7 +2,7 @@
 
 Each field declares its key, default, unit and one sentence through `option`; the store's own stand
 in commitlog.options.LogOptions.  `load_broker` and `load_nameserver` read a properties file into them:
-a value that does not parse, or contradicts another, raises ConfigError with file, line and key;
+values that do not parse, or contradict another, raise one ConfigError, a line with file, line and key each;
 what can be lived with is a warning on the result.
 
 A field constructed in code takes what it is given: port 0 there means "any free port".
@@ -324,7 +324,7 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     remoting = RemotingConfig(**binder.values(RemotingConfig))
 
     _settle_addresses(broker, remoting, binder)
-    _settle_name_servers(broker, environ)
+    _settle_name_servers(broker, environ, binder)
     _settle_role(broker, binder)
     role: BrokerRole = broker.get("role", BrokerRole.ASYNC_MASTER)
     replication["listen_port"] = replication.get("listen_port") or remoting.listen_port + 1
@@ -335,6 +335,7 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     if role.is_slave and not broker.get("namesrv_addrs"):
         _warn_of_no_name_server(binder, replication.get("master_address"))
     binder.check_names([key for key, _, _ in options_of(*BROKER_CLASSES)], rocketmq_keys.BROKER)
+    binder.finish()
     return NodeConfig(
         broker=BrokerConfig(**broker),
         log=LogOptions(**log),
@@ -350,6 +351,7 @@ def load_nameserver(path: str | Path | None = None) -> NameserverConfig:
     binder = Binder(_read(path) if path is not None else Properties({}, "defaults"))
     values = binder.values(NameserverConfig)
     binder.check_names([key for key, _, _ in options_of(NameserverConfig)], rocketmq_keys.NAMESERVER)
+    binder.finish()
     return NameserverConfig(**values, source=binder.properties.source, warnings=tuple(binder.warnings))
 
 
@@ -397,15 +399,20 @@ def _settle_addresses(broker: dict[str, Any], remoting: RemotingConfig, binder: 
             broker[name] = told_address(remoting.bind_address)
         except ValueError as error:
             binder.refuse("bindAddress", f"{error}: set {key}")
+            return
 
 
-def _settle_name_servers(broker: dict[str, Any], environ: Mapping[str, str]) -> None:
-    if "namesrv_addrs" not in broker and environ.get("NAMESRV_ADDR"):
+def _settle_name_servers(broker: dict[str, Any], environ: Mapping[str, str], binder: Binder) -> None:
+    if "namesrv_addrs" not in broker and binder.sound("namesrvAddr") and environ.get("NAMESRV_ADDR"):
         given = {"namesrvAddr": Entry(environ["NAMESRV_ADDR"], 0)}
-        broker.update(Binder(Properties(given, "environment variable NAMESRV_ADDR")).values(BrokerConfig))
+        of_environment = Binder(Properties(given, "environment variable NAMESRV_ADDR"))
+        broker.update(of_environment.values(BrokerConfig))
+        binder.errors += of_environment.errors
 
 
 def _settle_role(broker: dict[str, Any], binder: Binder) -> None:
+    if not binder.sound("brokerRole", "brokerId"):
+        return
     role = broker.get("role", BrokerRole.ASYNC_MASTER)
     broker_id = broker.get("broker_id", 0)
     if role is BrokerRole.SLAVE:
@@ -420,6 +427,8 @@ def _settle_role(broker: dict[str, Any], binder: Binder) -> None:
 
 
 def _warn_of_no_name_server(binder: Binder, master_address: str | None) -> None:
+    if not binder.sound("namesrvAddr", "haMasterAddress"):
+        return
     if not master_address:
         binder.warn("brokerRole", "without namesrvAddr and haMasterAddress a slave never finds its master")
     else:
@@ -430,6 +439,8 @@ def _warn_of_no_name_server(binder: Binder, master_address: str | None) -> None:
 
 
 def _check_ports(remoting: RemotingConfig, ha_port: int, binder: Binder) -> None:
+    if not binder.sound("listenPort", "haListenPort"):
+        return
     port = remoting.listen_port
     if remoting.vip_port < 1:
         binder.refuse("listenPort", f"listenPort - 2 is opened too, and is {remoting.vip_port}")
@@ -444,13 +455,13 @@ def _check_intervals(replication: dict[str, Any], binder: Binder) -> None:
     """A side that hangs up before the other's next sign of life is due never keeps a quiet connection."""
     found = ReplicationConfig(**replication)
     heartbeat, housekeeping = found.heartbeat_interval_ms, found.housekeeping_interval_ms
-    if housekeeping > heartbeat:
+    if housekeeping > heartbeat or not binder.sound("haSendHeartbeatInterval", "haHousekeepingInterval"):
         return
     if "housekeeping_interval_ms" in replication:
-        reason = f"has to be above haSendHeartbeatInterval={heartbeat}, or every quiet slave is hung up on"
-        binder.refuse("haHousekeepingInterval", reason)
-    reason = f"has to be below haHousekeepingInterval={housekeeping}, or every quiet slave is hung up on"
-    binder.refuse("haSendHeartbeatInterval", reason)
+        key, rule = "haHousekeepingInterval", f"above haSendHeartbeatInterval={heartbeat}"
+    else:
+        key, rule = "haSendHeartbeatInterval", f"below haHousekeepingInterval={housekeeping}"
+    binder.refuse(key, f"has to be {rule}, or every quiet slave is hung up on")
 
 
 def _settle_log(log: dict[str, Any], binder: Binder) -> None:

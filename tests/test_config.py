@@ -10,6 +10,7 @@ import pytest
 
 from commitlog.options import FlushDiskType
 from haservice import config, logs, rocketmq_keys
+from haservice.binding import ValuesRefused
 from haservice.config import (
     BROKER_CLASSES,
     BrokerConfig,
@@ -231,6 +232,31 @@ def test_a_slave_needs_an_id_of_its_own() -> None:
         "broker-a.properties:1: brokerRole=SLAVE: a SLAVE has a brokerId above 0, this one has 0"
     )
     assert refusal("brokerRole=SLAVE\nbrokerId=-1").startswith("broker-a.properties:2: brokerId=-1: ")
+
+
+def test_all_that_is_wrong_with_a_file_is_said_at_once() -> None:
+    lines = refusal(
+        "slaveTimeout=soon\nlistenPort=0\nbrokerRole=SLAVE\n"
+        "haHousekeepingInterval=1000\nflushDiskType=NEVER\nhaListenPort=10911"
+    ).splitlines()
+    assert [line.split("=")[0] for line in lines] == [
+        "broker-a.properties:1: slaveTimeout",
+        "broker-a.properties:2: listenPort",
+        "broker-a.properties:3: brokerRole",
+        "broker-a.properties:4: haHousekeepingInterval",
+        "broker-a.properties:5: flushDiskType",
+    ]
+
+
+def test_what_was_refused_is_not_held_against_another_value() -> None:
+    assert refusal("brokerId=abc\nbrokerRole=SLAVE\nnamesrvAddr=nowhere").count("\n") == 1
+
+
+def test_a_misspelt_key_is_warned_of_beside_a_refusal() -> None:
+    with pytest.raises(ValuesRefused) as refused:
+        broker("brokerID=1\nbrokerRole=SLAVE\n")
+    assert (refused.value.line, refused.value.key) == (2, "brokerRole")
+    assert refused.value.warnings[-1].endswith("the nearest known key is brokerId")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

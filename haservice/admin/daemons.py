@@ -25,6 +25,7 @@ from commitlog.errors import CommitLogError
 from haservice import config, logs
 from haservice.admin.explain import explain
 from haservice.admin.options import CONTEXT, addresses_callback
+from haservice.binding import ValuesRefused
 from haservice.broker.node import BrokerNode
 from haservice.deadline import Deadline
 from haservice.errors import HAServiceError
@@ -173,10 +174,14 @@ def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> config.NodeConfig:
 
 def print_in_force(loaded: config.NodeConfig | config.NameserverConfig) -> None:
     """Properties on standard output, fit to be a file again; warnings beside them on standard error."""
-    for warning in loaded.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    print_warnings(loaded.warnings)
     for key, value in config.in_force(loaded):
         click.echo(f"{key}={value}")
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
 
 
 def warn(warnings: Iterable[str]) -> None:
@@ -186,11 +191,13 @@ def warn(warnings: Iterable[str]) -> None:
 
 @contextmanager
 def told_plainly() -> Iterator[None]:
-    """Turns what a user can mend into one line and exit code 1."""
+    """Turns what a user can mend into a line, or one for each bad value of a file, and exit code 1."""
     try:
         yield
     except BrokenPipeError:
         raise  # the reader of -p went away: click ends quietly
     except (HAServiceError, CommitLogError, OSError) as error:
+        if isinstance(error, ValuesRefused):
+            print_warnings(error.warnings)
         logger.debug("refused to start", exc_info=True)
         raise click.ClickException(explain(error)) from None
