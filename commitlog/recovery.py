@@ -24,7 +24,7 @@ from pathlib import Path
 from commitlog.errors import CorruptRecord, StoreUnreadable
 from commitlog.files import Files
 from commitlog.record import (
-    MESSAGE_MAGIC_BYTES,
+    MAGICS_BYTES,
     RECORD_BYTES_MIN,
     check,
     parse_head,
@@ -38,6 +38,9 @@ from commitlog.walk import walk
 # After a clean stop this many segments at the end are looked at; after a crash at least that many.
 CLEAN_SEGMENTS = 3
 CRASH_SEGMENTS = 2
+# Both magics of records begin with it.
+_MAGICS_BEGIN = MAGICS_BYTES[0][:3]
+assert all(magic.startswith(_MAGICS_BEGIN) for magic in MAGICS_BYTES)
 _CHUNK_BYTES = 4 << 20
 _HEAD_BYTES = 128
 
@@ -163,7 +166,7 @@ def _first_timestamp_ms(segment: Segment) -> int:
     """When the segment's first record was stored; 0 if it does not begin with one."""
     with _Held(segment):
         head = segment.pread(_HEAD_BYTES, 0)
-    if len(head) < RECORD_BYTES_MIN or head[4:8] != MESSAGE_MAGIC_BYTES:
+    if len(head) < RECORD_BYTES_MIN or head[4:8] not in MAGICS_BYTES:
         return 0
     return store_timestamp_ms(head)
 
@@ -277,15 +280,15 @@ def _records_behind(items: tuple[Segment, ...], end: int) -> Iterator[tuple[int,
                 if at != position:
                     tail = b""
                 block_at, data = at - len(tail), tail + block
-                found = data.find(MESSAGE_MAGIC_BYTES)
+                found = data.find(_MAGICS_BEGIN)
                 while found >= 0:
                     candidate = block_at + found - 4
                     timestamp_ms = _sound_record(segment, candidate) if candidate >= 0 else 0
                     if timestamp_ms:
                         yield segment.start + candidate, timestamp_ms
-                    found = data.find(MESSAGE_MAGIC_BYTES, found + 1)
+                    found = data.find(_MAGICS_BEGIN, found + 1)
                 position = at + len(block)
-                tail = data[-3:]
+                tail = data[-2:]
 
 
 def _sound_record(segment: Segment, position: int) -> int:

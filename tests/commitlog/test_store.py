@@ -17,7 +17,7 @@ import pytest
 from commitlog.errors import CommitLogError, StoreLocked, StoreUnreadable
 from commitlog.files import Files
 from commitlog.options import FlushDiskType
-from commitlog.record import encode, stamp
+from commitlog.record import MESSAGE_MAGIC_V2, encode, stamp
 from commitlog.store import Store
 from tests.support.failing_files import Crash, FailingFiles
 from tests.support.messages import (
@@ -460,6 +460,41 @@ def test_a_nul_that_a_stock_master_took_costs_its_slave_nothing_after_a_kill(tmp
     promoted = open_store(tmp_path)
     assert (promoted.recovery.records, promoted.recovery.cut_bytes) == (3, 0)
     assert promoted.log.append(message()).queue_offset == 3
+
+
+def later_version(topic: bytes, body: bytes, offset: int, queue_offset: int) -> bytearray:
+    """A record as 5.x writes it for a long topic: another magic, two bytes for the topic's length."""
+    old = encode(message(body, topic="T", properties=b""), STORE_HOST)
+    record = old[: 88 + len(body)] + len(topic).to_bytes(2, "big") + topic + bytes(2)
+    record[:8] = struct.pack(">ii", len(record), MESSAGE_MAGIC_V2)
+    stamp(record, queue_offset, offset, STORE_MS)
+    return record
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_long_topic_of_a_later_version_has_its_queue(tmp_path: Path, clean: bool) -> None:
+    store = open_store(tmp_path, replica=True)
+    for number in range(3):
+        store.log.append_replica(store.log.end, [later_version(b"t" * 255, b"b", store.log.end, number)])
+    store.close(clean)
+    store = open_store(tmp_path)
+    assert store.recovery.records == 3
+    assert queued(store) == placed(store)
+    assert [record.body for record in records_of(store.log)] == [b"b"] * 3
+    assert ("t" * 255, 3) in queued(store)
+    store.close()
+
+
+def test_a_sound_record_of_a_later_version_behind_damage_is_seen(tmp_path: Path) -> None:
+    store = open_store(tmp_path, replica=True)
+    first = later_version(b"t" * 200, b"b", 0, 0)
+    store.log.append_replica(0, [first, later_version(b"t" * 200, b"b", len(first), 1)])
+    store.close()
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(88)
+        file.write(b"x")
+    with pytest.raises(StoreUnreadable, match=f"sound one follows at {len(first)}"):
+        open_store(tmp_path)
 
 
 def copy(master: Store, slave: Store) -> None:
