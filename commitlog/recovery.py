@@ -19,11 +19,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from commitlog.errors import CorruptRecord, StoreUnreadable
 from commitlog.files import Files
 from commitlog.record import (
+    BLANK_BYTES,
     MAGICS_BYTES,
     RECORD_BYTES_MIN,
     check,
@@ -93,11 +95,13 @@ def recover(
     safe_before_ms: int = 0,
     durable_before_ms: int = 0,
     crc: bool = True,
+    replica: bool = False,
 ) -> RecoveryReport:
     """Leaves `segments` with whole records up to the report's end, and zeros behind.
 
     `safe_before_ms`: after a crash, a segment whose first record is not younger may begin the scan.
     `durable_before_ms`: older records were flushed before the crash, and cannot be torn.
+    `replica`: a blank came in pieces from the master, and counts once anything follows it.
     Raises StoreUnreadable for damage that is not a torn tail, and for what the disk does not let us do.
     """
     began_s = time.monotonic()
@@ -106,7 +110,7 @@ def recover(
         return RecoveryReport(clean, 0, 0, 0, 0, 0.0)
     try:
         first = _first_to_scan(items, clean, safe_before_ms)
-        scan = _scan(items[first:], crc, None if clean else durable_before_ms)
+        scan = _scan(items[first:], crc, None if clean else durable_before_ms, replica)
         # A blank at the very end is cut, for nobody knows whether all of it came; there is nothing to keep.
         leftover = 0 if scan.blank else _leftover(items, scan.end)
         cut_file = None
@@ -188,20 +192,28 @@ class _Held:
 # -- scanning --------------------------------------------------------------------------------------
 
 
-def _scan(items: tuple[Segment, ...], crc: bool, torn_from_ms: int | None) -> _Scan:
-    """Goes over whole records, from segment to segment, up to the first place that holds none."""
+def _scan(items: tuple[Segment, ...], crc: bool, torn_from_ms: int | None, replica: bool) -> _Scan:
+    """Goes over whole records, from segment to segment, up to the first place that holds none.
+
+    A master writes no more of a blank than its head; a replica may lack what its master has behind that.
+    """
     scan = _Scan(items[0].start, items[0].start)
-    for segment in items:
+    for segment, following in zip_longest(items, items[1:]):
         before = scan.end
         scan.blank = False
         with _Held(segment):
             _scan_segment(segment, scan, crc, torn_from_ms)
-        if scan.blank and segment is not items[-1]:
+        if scan.blank and following is not None and not (replica and _begins_empty(following)):
             scan.end = segment.end
         if scan.end != segment.end:
             break
         assert scan.end > before
     return scan
+
+
+def _begins_empty(segment: Segment) -> bool:
+    with _Held(segment):
+        return not any(segment.pread(BLANK_BYTES, 0))
 
 
 def _scan_segment(segment: Segment, scan: _Scan, crc: bool, torn_from_ms: int | None) -> None:

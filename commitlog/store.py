@@ -124,6 +124,7 @@ class Store:
             if checkpoint.physic_timestamp_ms <= now_ms
             else 0,
             crc=self.options.check_crc_on_recover,
+            replica=self.options.replica,
         )
         if self.queues.max_physical_offset > report.end:
             self.queues.truncate(report.end)

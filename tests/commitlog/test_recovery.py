@@ -44,7 +44,7 @@ def written(root: Path, bodies: list[bytes], clock: Clock | None = None) -> list
 def recovered(
     root: Path, files: FailingFiles | None = None, *, segment_bytes: int = SEGMENT_BYTES, **how: object
 ) -> tuple[RecoveryReport, CommitLog]:
-    options = log_options(root, segment_bytes=segment_bytes)
+    options = log_options(root, segment_bytes=segment_bytes, replica=how.get("replica", False))
     disk = files or OSFiles()
     segments = Segments(disk, options.log_path, options.segment_bytes)
     segments.load()
@@ -263,6 +263,31 @@ def test_a_log_ends_before_a_blank_that_nothing_follows(tmp_path: Path) -> None:
     assert report.end == 3 * 1109
     assert (report.cut_bytes, report.cut_file) == (0, None)
     assert bodies_of(log) == [b"x" * 1000] * 3
+
+
+@pytest.mark.parametrize("there", [8, 9, 700])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_replica_that_died_amid_a_blank_takes_no_zeros_of_its_next_file_for_the_rest(
+    tmp_path: Path, there: int, clean: bool
+) -> None:
+    written(tmp_path / "m", [b"x" * 1000] * 4)
+    # A stock master may have anything behind a blank's head.
+    poke(segment_path(tmp_path / "m"), 3 * 1109 + 8, b"anything" * 80)
+    first, second = (segment_path(tmp_path / "m", number).read_bytes() for number in range(2))
+    replica = open_log(tmp_path / "s", replica=True)
+    replica.append_replica(0, [first[: 3 * 1109 + there]])
+    replica.segments.prepare()
+    names = segment_path(tmp_path / "s").parent
+    assert len(list(names.iterdir())) == 2
+    replica.segments._spare = None  # a killed process does not remove it
+    report, log = recovered(tmp_path / "s", clean=clean, replica=True)
+    assert (report.end, len(list(names.iterdir()))) == (3 * 1109, 1)
+    log.append_replica(report.end, [first[report.end :]])
+    log.append_replica(SEGMENT_BYTES, [second[:1109]])
+    log.segments.close()
+    report, _ = recovered(tmp_path / "s", clean=clean, replica=True)
+    assert report.end == SEGMENT_BYTES + 1109
+    assert segment_path(tmp_path / "s").read_bytes() == first
 
 
 @pytest.mark.parametrize("clean", [True, False])
