@@ -59,6 +59,8 @@ def test_a_message_is_read_when_a_slave_has_acknowledged_it_and_not_before(
     wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
     assert pull(client, node, 0).code == ResponseCode.SUCCESS, "without a slave everything is read"
     with ScriptedSlave(node.ha.port) as slave:
+        slave.report(0)
+        slave.frames_to(node.store.log.end)
         slave.report(node.store.log.end)
         wait_until(lambda: node.ha.is_slave_ok(node.store.log.end), "the slave counts")
         assert send(client, addr_of(node), "T", b"unproven").code == ResponseCode.FLUSH_SLAVE_TIMEOUT
