@@ -21,9 +21,9 @@ from typing import Protocol
 
 import click
 
-from commitlog.errors import CommitLogError
+from commitlog.errors import CommitLogError, StoreUnreadable
 from haservice import config, logs
-from haservice.admin.explain import explain
+from haservice.admin.explain import explain, of_store_path
 from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused
 from haservice.broker.node import BrokerNode
@@ -115,7 +115,8 @@ def mqbroker(
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
-        run(BrokerNode(node_config))
+        with store_key_named(node_config):
+            run(BrokerNode(node_config))
 
 
 @click.command(context_settings=CONTEXT)
@@ -187,6 +188,18 @@ def print_warnings(warnings: Iterable[str]) -> None:
 def warn(warnings: Iterable[str]) -> None:
     for warning in warnings:
         logger.warning("configuration %s", warning)
+
+
+@contextmanager
+def store_key_named(node_config: config.NodeConfig) -> Iterator[None]:
+    """Turns what the system refuses at a path of the store into a ConfigError naming the path's key."""
+    try:
+        yield
+    except (StoreUnreadable, OSError) as error:
+        named = of_store_path(node_config, error)
+        if named is None:
+            raise
+        raise named from named.__cause__
 
 
 @contextmanager

@@ -7,10 +7,13 @@ with the commands, and not in the layers below.
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
-from commitlog.errors import CommitLogError, SegmentSizeMismatch, StoreLocked
+from commitlog.errors import CommitLogError, SegmentSizeMismatch, StoreLocked, StoreUnreadable
+from haservice.config import NodeConfig
 from haservice.errors import (
     AnswerError,
+    ConfigError,
     HAServiceError,
     ProtocolError,
     RemotingTimeout,
@@ -41,6 +44,37 @@ def explain(error: Explainable) -> str:
     return f"{text}\n  {advice}" if advice else text
 
 
+def of_store_path(config: NodeConfig, error: StoreUnreadable | OSError) -> ConfigError | None:
+    """What the system refused somewhere below a store path, under the key that set that path.
+
+    None when it was no path of the store, or the path is right and what lies there is not.
+    """
+    said = error.__cause__ if isinstance(error, StoreUnreadable) else error
+    path = error.path if isinstance(error, StoreUnreadable) else error.filename
+    if not isinstance(said, OSError) or not isinstance(path, str | Path):
+        return None
+    key, store = _store_key(config, Path(path))
+    if not key:
+        return None
+    reason = said.strerror or str(said)
+    found = ConfigError(
+        config.source, 0, key, reason if Path(path) == store else f"{path}: {reason}", str(store)
+    )
+    found.__cause__ = said
+    return found
+
+
+def _store_key(config: NodeConfig, path: Path) -> tuple[str, Path]:
+    """The key whose directory holds `path`, or else one that would lie below it; ("", path) if none does."""
+    keys = [("storePathRootDir", config.log.root)]
+    if config.log.commit_log_path is not None:
+        keys.append(("storePathCommitLog", config.log.commit_log_path))
+    around = [one for one in keys if path.is_relative_to(one[1])]
+    if around:
+        return max(around, key=lambda one: len(one[1].parts))
+    return next((one for one in keys if one[1].is_relative_to(path)), ("", path))
+
+
 def said_by_system(error: OSError) -> str:
     """The place and the system's words, without Python's `[Errno 98]` before them."""
     place = f"{error.filename}: " if error.filename else ""
@@ -67,6 +101,10 @@ def advise(error: Explainable) -> str | None:
             return "give this broker its own storePathRootDir, or stop the other one first"
         case SegmentSizeMismatch():
             return f"set mappedFileSizeCommitLog={error.actual}, the size this store was made with"
+        case ConfigError(__cause__=OSError() as said) | StoreUnreadable(__cause__=OSError() as said):
+            return advise(said)
+        case FileExistsError() | NotADirectoryError():
+            return "a file stands where a directory is wanted: move it, or choose another path"
         case OSError(errno=errno.EADDRINUSE):
             return "another process listens there: stop it, or choose another listenPort"
         case OSError(errno=errno.EADDRNOTAVAIL):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
+from commitlog.errors import StoreUnreadable
+from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
+from haservice.admin.explain import explain, of_store_path
+from haservice.config import load_broker
+from tests.support.ports import free_port_block
 
 
 def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:
@@ -22,3 +29,50 @@ def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:
             "Error",
             f"{file}:3",
         ]
+
+
+def refused(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What mqbroker says of a file that it cannot start with."""
+    monkeypatch.setattr(daemons.logs, "configure", lambda _: None)
+    file = tmp_path / "b.properties"
+    file.write_text(f"bindAddress=127.0.0.1\nlistenPort={free_port_block(4) + 2}\n{text}")
+    result = CliRunner().invoke(mqbroker, ["-c", str(file)])
+    assert result.exit_code == 1
+    return result.stderr.replace(str(file), "b.properties")
+
+
+def test_a_store_path_that_cannot_be_made_is_told_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, in_the_way = tmp_path / "store", tmp_path / "file"
+    in_the_way.write_text("")
+    assert refused(tmp_path, f"storePathRootDir={in_the_way}/store", monkeypatch).startswith(
+        f"Error: b.properties: storePathRootDir={in_the_way}/store: {in_the_way}: "
+    )
+    text = f"storePathRootDir={root}\nstorePathCommitLog={in_the_way}"
+    told = refused(tmp_path, text, monkeypatch)
+    assert told.startswith(f"Error: b.properties: storePathCommitLog={in_the_way}: ")
+    assert "a file stands where a directory is wanted" in told
+
+
+def test_what_is_refused_below_a_store_path_is_told_with_its_key(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    file = tmp_path / "b.properties"
+    file.write_text(f"storePathRootDir={root}\nstorePathCommitLog={root / 'log'}\n")
+    node_config = load_broker(file, {})
+    cases = (
+        (root / "lock", "storePathRootDir", root),
+        (root / "log" / "0", "storePathCommitLog", root / "log"),
+    )
+    for path, key, value in cases:
+        unreadable = StoreUnreadable(path, "Permission denied")
+        unreadable.__cause__ = PermissionError(errno.EACCES, "Permission denied", str(path))
+        for error in (unreadable, unreadable.__cause__):
+            told = of_store_path(node_config, error)
+            assert told is not None
+            assert explain(told) == (
+                f"{file}: {key}={value}: {path}: Permission denied\n"
+                "  this user may not: run as another user, or choose another path or port"
+            )
+    assert of_store_path(node_config, StoreUnreadable(root / "log" / "0", "is 3 bytes long")) is None
+    assert of_store_path(node_config, OSError(errno.EADDRINUSE, "Address already in use")) is None

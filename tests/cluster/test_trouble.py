@@ -91,7 +91,8 @@ def test_a_store_path_that_cannot_be_used_is_named(make_pair: MakePair, tmp_path
     in_the_way = tmp_path / "a-file"
     in_the_way.write_text("not a directory")
     store = in_the_way / "store"
-    assert str(in_the_way) in refused(lambda: make_pair().start_master(storePathRootDir=str(store)))
+    text = refused(lambda: make_pair().start_master(storePathRootDir=str(store)))
+    assert f"storePathRootDir={store}: {in_the_way}: " in text
 
 
 def test_a_missing_properties_file_is_named(make_pair: MakePair) -> None:
