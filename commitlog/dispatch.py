@@ -49,7 +49,8 @@ _SMALL_PASS_BYTES = 64 << 10
 _REST_AFTER_S = 5.0
 _WAIT_MAX_S = 3600.0
 # A replica that catches up takes in far more than can be dispatched meanwhile, and the two would only take
-# the interpreter from each other: replication goes first while so much arrives in one look, not for ever.
+# the interpreter from each other: replication goes first while so much arrives in one look.  After that long,
+# in all since dispatch was level, it dispatches until it is level again.
 _FLOOD_LOOK_S = 0.02
 _FLOOD_BYTES = 4 << 20
 _FLOOD_MAX_S = 30.0
@@ -131,6 +132,7 @@ class Dispatcher:
         self._index = index
         self._delays_ms = parse_delay_levels(delay_levels)
         self._yields = yields
+        self._patience_s = _FLOOD_MAX_S
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._hashers: dict[str, KeyHasher] = {}
         self._generation = queues.generation
@@ -190,11 +192,18 @@ class Dispatcher:
 
     def _let_flood_pass(self, stop: threading.Event) -> None:
         """Waits while the log grows faster than a dispatch could follow."""
-        until = time.monotonic() + _FLOOD_MAX_S
+        if self.behind <= _FLOOD_BYTES:
+            self._patience_s = _FLOOD_MAX_S
+            return
+        began_s = time.monotonic()
+        until_s = began_s + self._patience_s
         end = self._log.end - _FLOOD_BYTES
-        while self.behind > _FLOOD_BYTES and self._log.end - end >= _FLOOD_BYTES and time.monotonic() < until:
+        while (
+            self.behind > _FLOOD_BYTES and self._log.end - end >= _FLOOD_BYTES and time.monotonic() < until_s
+        ):
             end = self._log.end
             stop.wait(_FLOOD_LOOK_S)
+        self._patience_s -= time.monotonic() - began_s
 
     # -- reading and gathering ---------------------------------------------------------------------
 

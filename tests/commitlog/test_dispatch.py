@@ -6,6 +6,7 @@ import errno
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -461,3 +462,50 @@ def test_a_flood_of_replicated_bytes_goes_first_and_is_dispatched_when_it_ends(t
     first = stop.positions[0]
     assert stop.positions[:4] == [first] * 4, "nothing is dispatched while the flood lasts"
     assert len(bench.entries()) == sent == 25
+
+
+def test_a_flood_that_does_not_end_is_yielded_to_for_half_a_minute_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = 0.0
+    monkeypatch.setattr("commitlog.dispatch.time", SimpleNamespace(monotonic=lambda: clock_s))
+    for name, value in {"_FLOOD_BYTES": 4096, "_PIECE_BYTES": 4096, "_SMALL_PASS_BYTES": 1}.items():
+        monkeypatch.setattr(f"commitlog.dispatch.{name}", value)
+    bench = Bench(tmp_path, replica=True, segment_bytes=64 << 20)
+    dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS, yields=True)
+    sent = 0
+
+    def arrive() -> None:
+        nonlocal sent
+        for _ in range(3):
+            record = record_of(message(body=bytes(2000)), bench.log.end, sent)
+            bench.log.append_replica(bench.log.end, [record])
+            sent += 1
+
+    class Stop(threading.Event):
+        """Ends the run when all is dispatched; at each look more have arrived than could be dispatched."""
+
+        positions: list[int] = []  # noqa: RUF012 - one Stop, one list
+
+        def is_set(self) -> bool:
+            return dispatcher.behind == 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal clock_s
+            assert timeout is not None
+            clock_s += timeout
+            self.positions.append(dispatcher.position)
+            arrive()
+            return False
+
+    arrive()
+    arrive()
+    stop = Stop()
+    dispatcher.run(stop)
+    assert 29.9 < clock_s < 30.1
+    assert len(set(stop.positions)) == 1, "afterwards it dispatches until it is level"
+    assert len(bench.entries()) == sent
+    arrive()
+    arrive()
+    dispatcher.run(stop)
+    assert clock_s > 59, "and then the next flood goes first"
