@@ -45,6 +45,7 @@ TEMPLATE_TOPIC = "TBW102"
 AUTO_CREATED_QUEUES = 4
 BROKER_CHOOSES = -1
 PERM_WRITE = 2
+INTERRUPTED = 130  # as shells count an end by SIGINT
 
 # The bar is drawn so many times; of a pipe, whose length nobody knows, once per so many bytes.
 BAR_STEPS = 200
@@ -101,7 +102,8 @@ def send_message(
 
     Empty lines are passed over.  Each answer is counted by its status.  Anything but SEND_OK makes the
     exit code 1; FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE mean that the message is
-    stored on the master, and that the rest of what the broker's mode promises is not proven.
+    stored on the master, and that the rest of what the broker's mode promises is not proven.  Ctrl-C ends
+    a FILE with the same counts, what was in flight as NO_ANSWER, and exit code 130.
     """
     if (body is None) == (file is None):
         raise click.UsageError("what to send?  One of -p BODY and FILE")
@@ -115,6 +117,8 @@ def send_message(
     else:
         assert file is not None
         tally = _send_lines(topic, queues, file, properties, in_flight, output_format)
+    if tally.interrupted:
+        sys.exit(INTERRUPTED)
     if not tally.all_ok:
         sys.exit(1)
 
@@ -230,6 +234,7 @@ def _send_stream(
             if line:
                 yield Outgoing(line, properties)
 
+    tally = Tally()
     sent = itertools.count(1)
     started = time.monotonic()
     with click.progressbar(
@@ -240,15 +245,19 @@ def _send_stream(
         item_show_func=lambda count: _rate(count, started),
         update_min_steps=(size or BAR_STEPS * BAR_STEP_BYTES) // BAR_STEPS,
     ) as bar:
-        return asyncio.run(
-            send_all(
-                topic,
-                queues,
-                messages(),
-                lambda one: bar.update(len(one.body) + 1, next(sent)),
-                in_flight=in_flight,
-            )
+        sending = send_all(
+            topic,
+            queues,
+            messages(),
+            lambda one: bar.update(len(one.body) + 1, next(sent)),
+            in_flight=in_flight,
+            tally=tally,
         )
+        try:
+            asyncio.run(sending)
+        except KeyboardInterrupt:
+            tally.interrupted = True
+    return tally
 
 
 def _rate(count: int | None, started: float) -> str:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import select
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
@@ -28,6 +31,7 @@ GROUP = "TOOLS_PRODUCER"
 IN_FLIGHT = 128
 TIMEOUT_S = 10.0  # above slaveTimeout and syncFlushTimeout, so that the broker's own verdict arrives
 READ_BYTES = 64 * 1024
+LOOK_S = 0.2  # how long after an interrupt a silent pipe is let go of, at most
 
 # What stock clients call these answers; the first four mean that the message is stored.
 STATUS_BY_CODE = {
@@ -86,6 +90,7 @@ class Tally:
     remarks: dict[str, str] = field(default_factory=dict)
     body_bytes: int = 0
     seconds: float = 0.0
+    interrupted: bool = False
 
     @property
     def sent(self) -> int:
@@ -178,9 +183,14 @@ async def send_all(
     messages: AsyncIterator[Outgoing],
     on_sent: Callable[[Sent], None],
     in_flight: int = IN_FLIGHT,
+    tally: Tally | None = None,
 ) -> Tally:
-    """Sends every message, over the queues in turn.  `on_sent` is called on the loop, once for each."""
-    tally = Tally()
+    """Sends every message, over the queues in turn.  `on_sent` is called on the loop, once for each.
+
+    Whoever hands in a `tally` still has it when the run was cancelled; what was in flight then counts as
+    NO_ANSWER, for nobody knows whether it is stored.
+    """
+    tally = Tally() if tally is None else tally
     turn = itertools.cycle(queues)
     lock = asyncio.Lock()  # an async generator serves one caller at a time
     over = asyncio.Event()
@@ -193,7 +203,11 @@ async def send_all(
                 queue = next(turn)
             if message is None:
                 return
-            sent = await send_one(client, topic, queue, message)
+            try:
+                sent = await send_one(client, topic, queue, message)
+            except asyncio.CancelledError:
+                tally.add(Sent(queue, NO_ANSWER, "in flight when interrupted", message.body))
+                raise
             tally.add(sent)
             on_sent(sent)
             if sent.status == UNREACHABLE:
@@ -207,8 +221,8 @@ async def send_all(
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     finally:
+        tally.seconds = time.monotonic() - started
         await client.close()
-    tally.seconds = time.monotonic() - started
     return tally
 
 
@@ -218,18 +232,32 @@ async def lines_of(source: BinaryIO, keep_ends: bool = False) -> AsyncIterator[b
     `\\n` ends a line; without `keep_ends` it goes, and a `\\r` before it.  The last line may lack it.
     """
     loop = asyncio.get_running_loop()
+    over = threading.Event()
     rest = b""
-    while chunk := await loop.run_in_executor(None, _read_some, source):
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line + b"\n" if keep_ends else line.removesuffix(b"\r")
-        if len(rest) > LINE_BYTES_MAX:
-            raise LineTooLong(f"a line of more than {LINE_BYTES_MAX} bytes: no broker takes such a message")
+    try:
+        while chunk := await loop.run_in_executor(None, _read_some, source, over):
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line + b"\n" if keep_ends else line.removesuffix(b"\r")
+            if len(rest) > LINE_BYTES_MAX:
+                raise LineTooLong(
+                    f"a line of more than {LINE_BYTES_MAX} bytes: no broker takes such a message"
+                )
+    finally:
+        over.set()
     if rest:
         yield rest
 
 
-def _read_some(source: BinaryIO) -> bytes:
+def _read_some(source: BinaryIO, over: threading.Event) -> bytes:
+    """What there is, up to READ_BYTES; b"" at the end.
+
+    A silent pipe is left when `over` is set, for asyncio waits for this thread before it ends.
+    """
+    with suppress(OSError, ValueError):  # bytes in memory have no descriptor, and never block
+        while not select.select([source.fileno()], [], [], LOOK_S)[0]:
+            if over.is_set():
+                return b""
     read1 = getattr(source, "read1", source.read)
     data: bytes = read1(READ_BYTES)
     return data

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from commitlog import record
-from haservice.admin import calls
+from haservice.admin import calls, sending
 from haservice.admin.cli import main
+from haservice.admin.sending import Outgoing, Tally, send_all
 from haservice.remoting.bodies import (
     BrokerData,
     ClusterInfo,
@@ -36,6 +41,7 @@ from haservice.remoting.headers import (
 )
 from tests.admin.conftest import Answers
 from tests.support.ports import free_port_block
+from tests.support.waiting import PATIENCE_S, wait_until
 
 Serve = Callable[[Answers], str]
 STORE_HOST = record.encode_host("127.0.0.1", 10911)
@@ -265,6 +271,50 @@ def test_sending_stops_when_the_broker_is_gone() -> None:
     assert result.exit_code == 1
     assert "UNREACHABLE" in result.output
     assert "0 of" in result.output
+
+
+def test_ctrl_c_ends_a_run_with_its_counts(serve: Serve) -> None:
+    sends = Sends()
+    broker = serve({RequestCode.SEND_MESSAGE_V2: sends})
+    program = [sys.executable, "-c", "from haservice.admin.cli import main; main()"]
+    process = subprocess.Popen(
+        [*program, "sendMessage", "-b", broker, "-t", "T", "-", "-f", "json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"x\n" * 5)
+        process.stdin.flush()  # and stays open: the program waits for more
+        wait_until(lambda: len(sends.bodies) == 5, "all are sent")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        summary = json.loads(process.stdout.read())
+    assert summary["sent"] == 5
+    assert set(summary["statuses"]) <= {"SEND_OK", "NO_ANSWER"}
+
+
+def test_what_was_in_flight_at_an_interrupt_is_counted_as_unanswered() -> None:
+    async def lines() -> AsyncIterator[Outgoing]:
+        for number in range(10):
+            yield Outgoing(b"%d" % number, {})
+
+    async def interrupted(addr: str) -> Tally:
+        tally = Tally()
+        queues = [sending.Queue("broker-a", addr, 0)]
+        run = asyncio.create_task(send_all("T", queues, lines(), lambda _: None, in_flight=3, tally=tally))
+        await asyncio.sleep(0.05)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        return tally
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, and says nothing
+        tally = asyncio.run(interrupted(f"127.0.0.1:{listener.getsockname()[1]}"))
+    assert tally.statuses == {"NO_ANSWER": 3}
+    assert tally.seconds > 0
 
 
 def test_a_topic_without_a_writable_queue_is_an_error(serve: Serve) -> None:
