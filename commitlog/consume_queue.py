@@ -79,7 +79,7 @@ class ConsumeQueue:
         self._pending_start = 0
         self._next_offset = 0
         self._first_offset = 0
-        self._pending_physical_offset = 0
+        self.known_physical_offset = 0
         # Where the next write() cuts the queue first; None when it only goes on.
         self._anew: int | None = None
 
@@ -93,13 +93,13 @@ class ConsumeQueue:
 
         Raises CorruptRecord for a queue offset so far ahead that it cannot be an honest one.
         """
-        if physical_offset + size <= self._pending_physical_offset:
+        if physical_offset + size <= self.known_physical_offset:
             return False
         if queue_offset != self._next_offset:
             self._make_room(physical_offset, queue_offset)
         self._pending.append(_pack(physical_offset, size, tags_code))
         self._next_offset = queue_offset + 1
-        self._pending_physical_offset = physical_offset + size
+        self.known_physical_offset = physical_offset + size
         return True
 
     def _make_room(self, physical_offset: int, queue_offset: int) -> None:
@@ -163,7 +163,7 @@ class ConsumeQueue:
         """After the bytes: min before max, so that nobody finds blanks in between."""
         if self.min_offset >= self.max_offset:
             self.min_offset = self._first_offset
-        self.max_physical_offset = self._pending_physical_offset
+        self.max_physical_offset = self.known_physical_offset
         self.max_offset = self._next_offset
 
     # -- reading -----------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class ConsumeQueue:
         self.max_physical_offset = self._last_physical_offset()
         self._pending.clear()
         self._pending_start = self._first_offset = self._next_offset = end
-        self._pending_physical_offset = self.max_physical_offset
+        self.known_physical_offset = self.max_physical_offset
         return dropped
 
     def _drop(self, end: int) -> bool:

@@ -254,7 +254,9 @@ class Dispatcher:
                 lane = lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
                 transaction = sys_flag & SYS_TRANSACTION_MASK
                 properties = b"\x02" + text
-                if transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT):
+                # What a restart goes over again, the queue has: no need to look for tags.
+                fresh = physical_offset >= lane.queue.known_physical_offset
+                if fresh and transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT):
                     code = self._deliver_ms(properties, stored_ms) if lane.delayed else 0
                     code = code or tags_code(last_value(properties, b"\x02TAGS\x01"))
                     if lane.queue.append(physical_offset, size, code, queue_offset):
