@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 
@@ -14,6 +15,8 @@ from haservice.admin.output import Column, Table, human_bytes, show, show_pairs,
 from haservice.errors import RemotingError
 
 MS_PER_HOUR = 3_600_000
+# Stands in place of a broker's own entries, none of which is called so.
+SILENT = "error"
 
 
 def hours(value: float | None) -> str:
@@ -104,20 +107,32 @@ def first_number(text: str | None) -> float | None:
 def broker_status(
     namesrv: tuple[str, ...], broker: str | None, cluster: str | None, output_format: str
 ) -> None:
-    """Shows all that a broker says of itself."""
-    if broker is None and cluster is None:
-        raise click.UsageError("which broker?  Say -b host:port, or -c CLUSTER with -n")
+    """Shows all that a broker says of itself.
+
+    Of one broker with -b, else of each that the nameserver knows, or of a cluster's with -c.  One that does
+    not answer is shown with the reason, and makes the exit code 1.
+    """
     with Admin(namesrv) as admin:
         if broker is not None:
             show_pairs(dict(sorted(admin.runtime_info(broker).items())), output_format)
             return
-        found = {one.addr: admin.runtime_info(one.addr) for one in admin.brokers(cluster)}
+        found = {one.addr: _runtime_if_up(admin, one) for one in admin.brokers(cluster)}
     if output_format == "json":
         click.echo(to_json(found))
-        return
-    for addr, info in found.items():
-        click.echo(f"# {addr}")
-        show_pairs(dict(sorted(info.items())), output_format)
+    else:
+        for addr, info in found.items():
+            click.echo(f"# {addr}")
+            show_pairs(dict(sorted(info.items())), output_format)
+    if any(SILENT in info for info in found.values()):
+        sys.exit(1)
+
+
+def _runtime_if_up(admin: Admin, broker: Broker) -> dict[str, str]:
+    """The others are shown though one does not answer."""
+    try:
+        return admin.runtime_info(broker.addr)
+    except RemotingError as error:
+        return {SILENT: str(error)}
 
 
 COMMANDS = (ha_status, cluster_list, broker_status)

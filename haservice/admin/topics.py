@@ -6,7 +6,7 @@ import click
 
 from haservice.admin.calls import Admin, Broker, readable_addr
 from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
-from haservice.admin.output import Column, Table, local_time, show
+from haservice.admin.output import Column, Table, local_time, show, to_json
 from haservice.remoting.headers import CreateTopicHeader
 
 topic_option = click.option("-t", "--topic", required=True, help="The topic.")
@@ -131,6 +131,7 @@ def topic_status(namesrv: tuple[str, ...], broker: str | None, topic: str, outpu
     help="2 may be written, 4 may be read, 6 both.",
 )
 @click.option("-o", "--order", is_flag=True, help="An ordered topic.")
+@format_option
 def update_topic(
     namesrv: tuple[str, ...],
     broker: str | None,
@@ -140,6 +141,7 @@ def update_topic(
     write_queues: int,
     perm: str,
     order: bool,
+    output_format: str,
 ) -> None:
     """Creates or changes a topic.
 
@@ -159,7 +161,21 @@ def update_topic(
         targets = [Broker("", "", 0, broker)] if broker is not None else admin.masters(cluster or "")
         for target in targets:
             admin.update_topic(target.addr, header)
-            click.echo(f"create topic to {target.addr} success.")
+            click.echo(f"create topic to {target.addr} success.", err=output_format == "json")
+    if output_format == "json":
+        click.echo(
+            to_json(
+                {
+                    "topic": topic,
+                    "brokerAddrs": [target.addr for target in targets],
+                    "readQueueNums": read_queues,
+                    "writeQueueNums": write_queues,
+                    "perm": int(perm),
+                    "order": order,
+                }
+            )
+        )
+        return
     click.echo(
         f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}"
     )

@@ -166,6 +166,33 @@ def test_a_cluster_is_listed_with_brokers_that_do_not_answer(serve: Serve) -> No
     assert "#Broker Name" in run("clusterList", "-n", namesrv).output
 
 
+def test_without_a_flag_the_status_of_every_broker_is_shown(serve: Serve) -> None:
+    up = serve({RequestCode.GET_BROKER_RUNTIME_INFO: body(KVTable({"putTps": "1.0"}).encode())})
+    down = f"127.0.0.1:{free_port_block(1)}"
+    info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: down, 1: up})}, {"C": ("broker-a",)})
+    namesrv = serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode())})
+    result = run("brokerStatus", "-n", namesrv, "-f", "json")
+    assert result.exit_code == 1
+    shown = json.loads(result.stdout)
+    assert shown[up] == {"putTps": "1.0"}
+    assert down in shown[down]["error"]
+    table = run("brokerStatus", "-n", namesrv).stdout
+    assert table.index(f"# {down}") < table.index(f"# {up}\nputTps : 1.0")
+
+
+def test_a_topic_that_was_made_is_told_as_json(serve: Serve) -> None:
+    addr = serve({RequestCode.UPDATE_AND_CREATE_TOPIC: body(b"")})
+    shown = json.loads(run("updateTopic", "-b", addr, "-t", "T", "-w", "4", "-f", "json").stdout)
+    assert shown == {
+        "topic": "T",
+        "brokerAddrs": [addr],
+        "readQueueNums": 8,
+        "writeQueueNums": 4,
+        "perm": 6,
+        "order": False,
+    }
+
+
 def test_an_unknown_cluster_is_refused_with_those_that_are_known(serve: Serve) -> None:
     info = ClusterInfo({"b": BrokerData("b", "C", {0: "127.0.0.1:1"})}, {"C": ("b",)})
     namesrv = serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode())})
