@@ -90,11 +90,13 @@ def test_a_slave_that_acks_what_it_was_not_sent_is_sent_away(
 
 
 def test_a_slave_that_acks_nothing_keeps_no_send_from_its_answer(make_pair: MakePair, admin: Ask) -> None:
-    """It stands where the log ends and acks nothing more: sends wait for it, in vain, and say so."""
+    """It takes the log up to here and acks nothing more: sends wait for it, in vain, and say so."""
     pair = make_pair("SYNC_MASTER", slaveTimeout="300")
     ask = admin(pair)
     end = start_lonely(pair, ask)
     with ScriptedSlave(pair.ha_port()) as fake, ScriptedSlave(pair.ha_port()) as stranger:
+        fake.report(0)
+        fake.frames_to(end)
         fake.report(end)
         stranger.send(HTTP)
         stranger.ends()
