@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
+import os
 import select
 import socket
 import threading
@@ -181,7 +182,11 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno, f"haListenPort: cannot listen on {host}:{port}: {reason}") from error
+        taken = error.errno == errno.EADDRINUSE
+        # The system's own words: Python adds to strerror what it attempted.
+        number = error.errno or 0  # below 0: getaddrinfo's, with words of its own
+        said = os.strerror(number) if number > 0 else error.strerror or str(error)
+        reason = "the port is already taken" if taken else f"cannot listen there: {said}"
+        raise OSError(error.errno, f"{host}:{port}: haListenPort: {reason}") from error
     listener.setblocking(False)
     return listener

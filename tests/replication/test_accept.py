@@ -25,7 +25,9 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     with (
         master(log) as ha,
-        pytest.raises(OSError, match=rf"haListenPort: cannot listen on 127.0.0.1:{ha.port}") as raised,
+        pytest.raises(
+            OSError, match=rf"127.0.0.1:{ha.port}: haListenPort: the port is already taken$"
+        ) as raised,
         master(log, listen_port=ha.port),
     ):
         pass
