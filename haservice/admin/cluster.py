@@ -11,7 +11,7 @@ import click
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.ha_status import ha_status
 from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
-from haservice.admin.output import Column, Table, human_bytes, show, show_pairs, to_json
+from haservice.admin.output import Column, Table, human_bytes, show, show_pairs, shown_addr, to_json
 from haservice.errors import RemotingError
 
 MS_PER_HOUR = 3_600_000
@@ -35,7 +35,7 @@ CLUSTER_COLUMNS = (
     Column("#Cluster Name", "clusterName"),
     Column("#Broker Name", "brokerName"),
     Column("#BID", "brokerId", right=True),
-    Column("#Addr", "brokerAddr"),
+    Column("#Addr", "brokerAddr", shown_addr),
     Column("#Version", "version"),
     Column("#InTPS", "inTps", number, right=True),
     Column("#OutTPS", "outTps", number, right=True),

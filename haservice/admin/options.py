@@ -11,8 +11,13 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def address(text: str) -> str:
-    """host:port, split at the last colon as RocketMQ does.  Raises click.BadParameter."""
+    """host:port, split at the last colon as RocketMQ does; IPv6 with brackets or without.
+
+    Raises click.BadParameter.
+    """
     host, _, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise click.BadParameter(f"{text!r} is not host:port, for instance 127.0.0.1:10911")
     return f"{host}:{port}"

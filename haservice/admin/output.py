@@ -135,6 +135,12 @@ def local_time(timestamp_ms: int | None) -> str:
         return f"{timestamp_ms} ms"  # a record from a broken clock is still worth a line
 
 
+def shown_addr(addr: str) -> str:
+    """RocketMQ's host:port; an IPv6 host gets its brackets."""
+    host, _, port = addr.rpartition(":")
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else addr
+
+
 def preview(body: bytes | memoryview, limit: int = SHOWN_TEXT_MAX) -> str:
     """The start of a body on one line: text where it is text, else hex; "…" when there is more."""
     start = bytes(body[: limit * 4])

@@ -6,7 +6,7 @@ import click
 
 from haservice.admin.calls import Admin, Broker, readable_addr
 from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
-from haservice.admin.output import Column, Table, local_time, show, to_json
+from haservice.admin.output import Column, Table, local_time, show, shown_addr, to_json
 from haservice.remoting.headers import CreateTopicHeader
 
 topic_option = click.option("-t", "--topic", required=True, help="The topic.")
@@ -17,7 +17,7 @@ ROUTE_COLUMNS = (
     Column("#Cluster Name", "clusterName"),
     Column("#Broker Name", "brokerName"),
     Column("#BID", "brokerId", right=True),
-    Column("#Addr", "brokerAddr"),
+    Column("#Addr", "brokerAddr", shown_addr),
     Column("#Read Queues", "readQueueNums", right=True),
     Column("#Write Queues", "writeQueueNums", right=True),
     Column("#Perm", "perm"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from haservice.admin import output
+from haservice.admin import options, output
 
 
 def table() -> output.Table:
@@ -76,3 +76,9 @@ def test_times_of_broken_clocks_are_still_shown() -> None:
     assert output.local_time(0) == "-"
     for timestamp_ms in (-(1 << 63), -1, (1 << 63) - 1):
         assert output.local_time(timestamp_ms)
+
+
+def test_an_ipv6_address_is_shown_in_brackets_and_taken_so() -> None:
+    assert output.shown_addr("::1:10911") == "[::1]:10911"
+    assert output.shown_addr("127.0.0.1:10911") == "127.0.0.1:10911"
+    assert options.address("[::1]:10911") == options.address("::1:10911") == "::1:10911"
