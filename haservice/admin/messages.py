@@ -40,7 +40,7 @@ from haservice.errors import AnswerError
 from haservice.remoting.bodies import TopicRouteData
 from haservice.remoting.codes import ResponseCode
 
-# The topic that new topics are made after; a send to it is refused, its route says who would make them.
+# The topic that new topics are made after; its route says which brokers would make one.
 TEMPLATE_TOPIC = "TBW102"
 AUTO_CREATED_QUEUES = 4
 BROKER_CHOOSES = -1
@@ -301,7 +301,12 @@ def report(tally: Tally, output_format: str) -> None:
 @topic_option
 @click.option("-o", "--offset", type=click.IntRange(0), help="First queue offset; else the queue's first.")
 @click.option(
-    "-s", "--beginTimestamp", "begin_ms", callback=timestamp_callback, help="Only from this time on."
+    "-s",
+    "--beginTimestamp",
+    "begin_ms",
+    metavar="TIME",
+    callback=timestamp_callback,
+    help="Only from this time on: now, milliseconds since 1970, yyyy-MM-dd or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
 @click.option("-c", "--MessageNumber", "count", type=click.IntRange(1), help="This many messages at most.")
 @click.option("-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import datetime
 
 import click
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+TIME_FORMS = ("%Y-%m-%d#%H:%M:%S:%f", "%Y-%m-%d#%H:%M:%S", "%Y-%m-%d#%H:%M", "%Y-%m-%d")
 
 
 def address(text: str) -> str:
@@ -32,17 +34,20 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def timestamp_ms(text: str) -> int:
-    """A time as RocketMQ's tools take it: now, milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS."""
+    """A time as RocketMQ's tools take it: now, milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.
+
+    The last one may end after the date, the minutes or the seconds.
+    """
     if text == "now":
         return int(time.time() * 1000)
     if text.isascii() and text.isdigit():
         return int(text)
-    try:
-        return int(datetime.strptime(text, "%Y-%m-%d#%H:%M:%S:%f").timestamp() * 1000)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is neither `now`, nor milliseconds, nor yyyy-MM-dd#HH:mm:ss:SSS"
-        ) from None
+    for form in TIME_FORMS:
+        with suppress(ValueError, OverflowError):
+            return int(datetime.strptime(text, form).timestamp() * 1000)
+    raise click.BadParameter(
+        f"{text!r} is neither `now`, nor milliseconds, nor yyyy-MM-dd, nor yyyy-MM-dd#HH:mm:ss:SSS"
+    )
 
 
 def address_callback(_: click.Context, __: click.Parameter, value: str | None) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
+import click
 import pytest
 
 from haservice.admin import options, output
@@ -76,6 +78,19 @@ def test_times_of_broken_clocks_are_still_shown() -> None:
     assert output.local_time(0) == "-"
     for timestamp_ms in (-(1 << 63), -1, (1 << 63) - 1):
         assert output.local_time(timestamp_ms)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-21", "2026-11-21#00:00", "2026-11-21#00:00:00", "2026-11-21#00:00:00:000"]
+)
+def test_a_time_may_be_a_date_alone(text: str) -> None:
+    assert options.timestamp_ms(text) == int(datetime(2026, 11, 21).timestamp() * 1000)
+
+
+@pytest.mark.parametrize("text", ["2026-13-01", "21.11.2026", "2026-11-21 10:00", ""])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="yyyy-MM-dd"):
+        options.timestamp_ms(text)
 
 
 def test_an_ipv6_address_is_shown_in_brackets_and_taken_so() -> None:
