@@ -246,12 +246,14 @@ class ConsumeQueue:
                 return entry.physical_offset + entry.size
         return 0
 
-    def distrust(self, physical_offset: int) -> None:
-        """Has the entries of messages from `physical_offset` on flushed again, as if just written."""
+    def distrust(self, physical_offset: int) -> bool:
+        """Has the entries of messages from `physical_offset` on flushed again; True if there are any."""
         with self._lock:
             start = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
-            self._files.rewrite(start * UNIT_BYTES, self.max_offset * UNIT_BYTES)
-            self._flushed_offset = start
+            if start < self.max_offset:
+                self._files.rewrite(start * UNIT_BYTES, self.max_offset * UNIT_BYTES)
+                self._flushed_offset = start
+            return start < self.max_offset
 
     def correct_min_offset(self, physical_offset: int) -> None:
         """Lets the queue begin at its first message that a log beginning at `physical_offset` has."""
@@ -409,9 +411,7 @@ class ConsumeQueues:
 
     def distrust(self, physical_offset: int) -> None:
         """After a crash nobody knows whether entries of messages from `physical_offset` on are durable."""
-        for _, queue in self.items():
-            queue.distrust(physical_offset)
-            self._dirty.add(queue)
+        self._dirty.update([queue for _, queue in self.items() if queue.distrust(physical_offset)])
 
     def correct_min_offset(self, physical_offset: int) -> None:
         for _, queue in self.items():

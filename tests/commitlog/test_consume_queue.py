@@ -401,6 +401,18 @@ def test_a_failed_flush_is_never_retried_into_success(tmp_path: Path) -> None:
     assert queues.durable_ms == 0
 
 
+def test_after_a_crash_only_what_the_checkpoint_does_not_cover_is_flushed_again(tmp_path: Path) -> None:
+    fill(open_queues(tmp_path), 0, 250)
+    fill(open_queues(tmp_path), 0, 100, queue_id=1)
+    before = files_of(tmp_path)
+    queues = open_queues(tmp_path, files := FailingFiles())
+    queues.distrust(150 * RECORD_BYTES)
+    queues.flush()
+    # Of queue 0 the files from entry 150 on; of queue 1 none.
+    assert (files.calls["pwrite"], files.calls["fdatasync"], files.calls["sync_directory"]) == (2, 2, 3)
+    assert files_of(tmp_path) == before
+
+
 @pytest.mark.parametrize("operation", ["open", "sync_directory"])
 def test_a_flush_that_lacks_a_descriptor_is_tried_again(tmp_path: Path, operation: str) -> None:
     queues = open_queues(tmp_path, files := FailingFiles())
