@@ -39,7 +39,6 @@ from commitlog.record import (
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
     Message,
-    decode_properties,
     encode,
     encode_batch,
     stamp,
@@ -325,8 +324,6 @@ class CommitLog(ReadableLog):
             )
         if message.sys_flag & SYS_TRANSACTION_MASK:
             raise MessageIllegal("a batch cannot be part of a transaction")
-        if b"DELAY" in message.properties and decode_properties(message.properties).get("DELAY", "0") != "0":
-            raise MessageIllegal("a batch cannot be delayed")
 
     # -- writing under the lock ---------------------------------------------------------------------
 

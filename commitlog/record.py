@@ -238,7 +238,7 @@ def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
         size 4 | magic 4 | crc 4 | flag 4 | body size 4 | body | properties size 2 | properties
 
     All but flag, body and properties comes from `message`, whose own properties end those of each element.
-    Raises MessageIllegal for elements that do not fill the body exactly, and for an empty batch.
+    Raises MessageIllegal for elements that do not fill the body exactly, a delayed one, and an empty batch.
     """
     records = bytearray()
     starts: list[int] = []
@@ -246,11 +246,14 @@ def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
     position = 0
     while position < len(body):
         flag, element_body, properties, position = _element(body, position)
+        properties = _joined_properties(properties, message.properties)
+        if b"DELAY" in properties and decode_properties(properties).get("DELAY", "0") != "0":
+            raise MessageIllegal("a batch, and what is in it, cannot be delayed")
         element = Message(
             message.topic,
             message.queue_id,
             element_body,
-            _joined_properties(properties, message.properties),
+            properties,
             flag,
             message.sys_flag,
             message.born_timestamp_ms,

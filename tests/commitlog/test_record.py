@@ -345,3 +345,9 @@ def test_views_are_taken_as_bodies() -> None:
     assert encode(Message("T", 0, memoryview(b"abc")), STORE_HOST) == encode(
         Message("T", 0, b"abc"), STORE_HOST
     )
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(b"DELAY\x013", b""), (b"", b"KEYS\x01k\x02DELAY\x013")])
+def test_a_batch_with_a_delayed_message_is_refused(outer: bytes, inner: bytes) -> None:
+    with pytest.raises(MessageIllegal, match="delayed"):
+        encode_batch(message(body=batch_body([b"1", b"2"], inner), properties=outer), STORE_HOST)
