@@ -2,11 +2,12 @@
 
     log ─ pieces of 1 MiB ─▶ heads ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
 
-A pass parses a piece, gathers, writes each queue once and the index once, and only then moves `position`: a
-write that fails (a full disk) is tried again and loses nothing.  Masters and replicas dispatch alike, from
-the records alone.  Bytes that are no record stop it for good, with `failed` saying where: to skip them would
-lose messages that the log holds.  An unfinished record at the log's end, which only a replica has, is waited
-for.  Which records get entries, which keys: RocketMQ 4.9.8's ReputMessageService and its dispatchers.
+A pass parses a piece, gathers, writes each queue once, moves `position`, and writes the index once.  A write
+that fails (a full disk) is tried again and loses nothing; the index may wait while the queues go on.
+Masters and replicas dispatch alike, from the records alone.  Bytes that are no record stop it for good, with
+`failed` saying where: to skip them would lose messages that the log holds.  An unfinished record at the log's
+end, which only a replica has, is waited for.  Which records get entries, which keys: RocketMQ 4.9.8's
+ReputMessageService and its dispatchers.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ _FLOOD_BYTES = 4 << 20
 _FLOOD_MAX_S = 30.0
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
+
+# Keys that wait for an index that cannot be written; beyond that the queues wait, too.
+_INDEX_PENDING_MAX = 200_000
 
 _LEVEL_DIGITS_MAX = 9
 
@@ -156,6 +160,7 @@ class Dispatcher:
         """Dispatches until `stop`; after damage it only waits for `stop`."""
         retry_s = _RETRY_FIRST_S
         while not stop.is_set():
+            before = self.position
             try:
                 moved = self.step()
             except CorruptRecord as error:
@@ -165,6 +170,8 @@ class Dispatcher:
                 return
             except (CommitLogError, OSError) as error:
                 self._note_trouble(error)
+                if self.position > before:
+                    continue  # the queues go on; only the index waits
                 stop.wait(retry_s)
                 retry_s = min(2 * retry_s, _RETRY_MAX_S)
                 continue
@@ -181,13 +188,16 @@ class Dispatcher:
         """One pass; how many bytes of the log it dealt with, 0 when there is no whole record more.
 
         Raises CorruptRecord for damage at `position`, OSError or CommitLogError for what a later call may
-        get over.
+        get over.  An index that cannot be written holds the queues up only when too much waits for it.
         """
-        if self._gathered_to == self.position:
+        index = self._index
+        if self._gathered_to == self.position and (index is None or len(index.pending) < _INDEX_PENDING_MAX):
             self._gather_piece()
         moved = self._gathered_to - self.position
         if moved:
             self._write()
+        if index is not None:
+            index.write()
         return moved
 
     def _let_flood_pass(self, stop: threading.Event) -> None:
@@ -301,8 +311,6 @@ class Dispatcher:
     def _write(self) -> None:
         """Writes what is gathered.  Raises OSError, and may then be called again."""
         self._queues.write([lane.queue for lane in self._touched], self._gathered_ms)
-        if self._index is not None:
-            self._index.write()
         self.position = self._gathered_to
         arrivals = self._take_arrivals()
         if arrivals and self.on_arrival is not None:
@@ -329,8 +337,8 @@ class Dispatcher:
             self._log.wait_beyond(beyond, time.monotonic() + _WAIT_MAX_S)
 
     def _note_trouble(self, error: Exception) -> None:
-        text = f"dispatch at {self.position}: {error}"
-        if text != self.trouble:
+        text = f"dispatch fails, trying again: {error}"
+        if self.trouble is None:
             logger.error("dispatch fails, trying again position=%d: %s", self.position, error)
         self.trouble = text
 

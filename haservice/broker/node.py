@@ -96,6 +96,7 @@ class BrokerNode:
         # Guards `_parts` against a stop by a signal while another one runs.
         self._stop_lock = threading.Lock()
         self._clean = True
+        self._stopping_sends = False
         self._is_slave = config.broker.role.is_slave
 
     # Life
@@ -364,9 +365,15 @@ class BrokerNode:
         self.long_polling.recheck()  # the mark moves without a report, too: when the last slave goes
         if count % EXPIRE_EVERY_TICKS == 0:
             self.clients.expire(time.monotonic())
+        self._heed_trouble(self.store.dispatcher.trouble)
         damage = self.store.dispatcher.failed
         if damage is not None and "log-dispatch" not in self.failures:
             self._unhealthy("log-dispatch", damage)
+
+    def _heed_trouble(self, trouble: str | None) -> None:
+        """Refuses sends while queues or index cannot take them, as RocketMQ does, and no longer."""
+        if not VITAL_THREADS & self.failures.keys() and not self._stopping_sends:
+            self.sends.refuse_all = trouble
 
     def _thread_failed(self, name: str, error: BaseException) -> None:
         self._unhealthy(name, f"{type(error).__name__}: {error}")
@@ -405,6 +412,7 @@ class BrokerNode:
 
     def _stop_sends(self, deadline: Deadline) -> None:
         """Takes no more, and answers what waits: with its proofs if they come soon, else without."""
+        self._stopping_sends = True
         self.sends.refuse_all = "the broker is shutting down"
         patience = Deadline(min(PROOF_SECONDS, deadline.remaining))
         while self.sends.pending and not patience.expired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -278,6 +279,23 @@ def test_stopping_twice_is_fine(start: Callable[..., BrokerNode]) -> None:
     node.stop()
     node.stop()
     assert node.stopped.is_set()
+
+
+def test_sends_are_refused_while_messages_cannot_be_dispatched_and_no_longer(
+    start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+
+    def no_room() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "index")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.store.index, "write", no_room)
+        assert send(client, addr_of(node), "T", b"x").code == ResponseCode.SUCCESS
+        wait_until(lambda: send(client, addr_of(node), "T").code == ResponseCode.SERVICE_NOT_AVAILABLE)
+        assert "No space left on device" in table(client, addr_of(node))["refusesSends"]
+        wait_until(lambda: node.store.dispatcher.behind == 0, "the queues go on")
+    wait_until(lambda: send(client, addr_of(node), "T").code == ResponseCode.SUCCESS, "taken again")
 
 
 # A pair

@@ -509,3 +509,31 @@ def test_a_flood_that_does_not_end_is_yielded_to_for_half_a_minute_in_all(
     arrive()
     dispatcher.run(stop)
     assert clock_s > 59, "and then the next flood goes first"
+
+
+class RoomForQueues(OSFiles):
+    """A disk with no room for a file as large as an index file."""
+
+    full = False
+
+    def create(self, path: Path, size: int) -> int:
+        if self.full and path.parent.name == "index":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return super().create(path, size)
+
+
+def test_queues_go_on_while_there_is_no_room_for_an_index_file(tmp_path: Path) -> None:
+    files = RoomForQueues()
+    bench = Bench(tmp_path, files)
+    for number in range(500):  # more than an index file of 400 entries takes
+        bench.log.append(message(properties={"KEYS": f"k{number}"}))
+    files.full = True
+    with Running(bench.dispatcher):
+        wait_until(lambda: bench.dispatcher.trouble is not None)
+        bench.log.append(message(properties={"KEYS": "late"}))
+        wait_until(lambda: len(bench.entries()) == 501)
+        assert bench.find("late") == []
+        files.full = False
+        wait_until(lambda: bench.find("late") != [])
+        wait_until(lambda: bench.dispatcher.trouble is None)
+    assert len(bench.find("k499")) == 1
