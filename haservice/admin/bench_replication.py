@@ -14,13 +14,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +30,7 @@ from commitlog.record import Message, encode_host, encode_properties
 from commitlog.store import Store
 from haservice.admin.bare_copy import bare_copy
 from haservice.admin.pair import ScratchPair
+from haservice.admin.relay import Relay
 from haservice.remoting.bodies import HARuntimeInfo
 from haservice.remoting.client import BlockingClient, RemotingClient, expect
 from haservice.remoting.codes import RequestCode
@@ -314,50 +313,6 @@ def private_mb(pid: int) -> float:
     """Resident memory without mapped files: what the process itself holds."""
     memory = psutil.Process(pid).memory_info()
     return float(memory.rss - memory.shared) / 1e6
-
-
-class Relay:
-    """A TCP relay in front of `port` whose connections can be cut."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._sockets: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
-
-    def __enter__(self) -> Relay:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
-        self.cut()
-
-    def cut(self) -> None:
-        """Ends every connection that goes through here now."""
-        sockets, self._sockets = self._sockets, []
-        for end in sockets:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
-                self._sockets += [near, far]
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(
-                        target=_pump, args=(source, target), name="relay-pump", daemon=True
-                    ).start()
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
 
 
 if __name__ == "__main__":

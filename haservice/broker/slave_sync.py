@@ -69,8 +69,6 @@ class SlaveSync:
         self._strangers: set[str] = set()  # of the dispatcher's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
-        # For status: when the last complete pass ended, on the monotonic clock; 0.0 is never.
-        self.synced_at_s = 0.0
 
     # For other threads
 
@@ -149,7 +147,6 @@ class SlaveSync:
                 self._warn(addr, error)
         self._on_synced()
         if good:
-            self.synced_at_s = time.monotonic()
             self._warned_s = -WARN_AGAIN_S
         return good
 

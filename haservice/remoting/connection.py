@@ -103,7 +103,6 @@ class Connection(asyncio.Protocol):
 
     `peer`        "ip:port"
     `peer_host`   the same as ip 4 or 16 bytes + port 4 bytes, the form in which records keep hosts
-    `attributes`  whatever the node remembers of this peer
     `last_active` loop time of the last byte in either direction
     """
 
@@ -114,7 +113,6 @@ class Connection(asyncio.Protocol):
         self.peer_host = b""
         self.closed = False
         self.close_reason = ""
-        self.attributes: dict[str, Any] = {}
         self.on_close: list[Callable[[Connection], None]] = []
         self.last_active = 0.0
         self._dispatch = dispatch

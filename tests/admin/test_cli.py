@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from commitlog import record
 from haservice.admin import calls, sending
 from haservice.admin.cli import main
+from haservice.admin.pair import free_port_block
 from haservice.admin.sending import Outgoing, Tally, send_all
 from haservice.remoting.bodies import (
     BrokerData,
@@ -40,7 +41,6 @@ from haservice.remoting.headers import (
     SendMessageResponseHeader,
 )
 from tests.admin.conftest import Answers
-from tests.support.ports import free_port_block
 from tests.support.waiting import PATIENCE_S, wait_until
 
 Serve = Callable[[Answers], str]

@@ -12,8 +12,8 @@ from commitlog.errors import StoreUnreadable
 from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain, of_store_path
+from haservice.admin.pair import free_port_block
 from haservice.config import load_broker
-from tests.support.ports import free_port_block
 
 
 def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from commitlog.errors import StoreLocked
 from commitlog.options import FlushDiskType
 from commitlog.record import decode
+from haservice.admin.pair import free_port_block
 from haservice.broker.node import BrokerNode
 from haservice.config import BrokerRole, NameserverConfig
 from haservice.errors import ConfigError
@@ -29,7 +30,6 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import CreateTopicHeader, UpdateConsumerOffsetHeader
 from tests.support.brokers import LOOPBACK, addr_of, send, send_request
 from tests.support.messages import batch_body
-from tests.support.ports import free_port_block
 from tests.support.waiting import wait_until
 
 SYNC = BrokerRole.SYNC_MASTER

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from haservice.admin.pair import free_port_block
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.config import BrokerConfig, NameserverConfig
@@ -19,7 +20,6 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import RouteHeader
 from haservice.service import Service
-from tests.support.ports import free_port_block
 from tests.support.waiting import wait_until
 
 MASTER = Identity("C", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from haservice.admin.pair import free_port_block
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.topics import TopicTable, topic_config
@@ -19,7 +20,6 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.service import Service
-from tests.support.ports import free_port_block
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 

@@ -11,10 +11,10 @@ import pytest
 
 from commitlog.log import CommitLog
 from commitlog.options import LogOptions
+from haservice.admin.relay import Relay
 from haservice.deadline import Deadline
 from haservice.replication import group_transfer
 from haservice.replication.service import HAService
-from tests.support.relay import Relay
 from tests.support.replication import (
     SEGMENT_BYTES,
     STORE_HOST,

@@ -1,4 +1,4 @@
-"""A relay between a slave and its master that slices, and cuts, what passes."""
+"""A relay between a slave and its master that slices, and cuts, what passes; for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 
 class Relay:
@@ -67,7 +68,7 @@ class Relay:
             self.count += 1
             with self._lock:
                 self._pair = (near, far)
-            both = threading.Barrier(2, action=lambda pair=(near, far): [end.close() for end in pair])
+            both = threading.Barrier(2, action=partial(_close, near, far))
             self._spawn(self._pass, near, far, None, both)
             self._spawn(self._pass, far, near, self.cut_after(), both)
 
@@ -90,3 +91,8 @@ class Relay:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         both.wait()
+
+
+def _close(*ends: socket.socket) -> None:
+    for end in ends:
+        end.close()
