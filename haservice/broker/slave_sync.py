@@ -65,6 +65,7 @@ class SlaveSync:
         self._on_synced = on_synced
         self._retry_s = retry_s
         self._master_addr: str | None = None
+        self._asking: str | None = None  # of the thread: the address of its present or last pass
         self._warned_s = -WARN_AGAIN_S
         self._strangers: set[str] = set()  # of the dispatcher's thread
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,14 +81,17 @@ class SlaveSync:
             return
         self._master_addr = addr
         logger.info("metadata source changed master=%s", addr)
-        self.wake()
+        self._post(self._notice_addr)
 
     def wake(self) -> None:
-        loop, woken = self._loop, self._woken
-        if loop is None or woken is None:
+        self._post(self._notice)
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is None:
             return
         try:
-            loop.call_soon_threadsafe(woken.set)
+            loop.call_soon_threadsafe(callback)
         except RuntimeError:
             logger.debug("metadata sync has ended already")
 
@@ -102,6 +106,15 @@ class SlaveSync:
 
     # The thread `slave-sync`
 
+    def _notice(self) -> None:
+        assert self._woken is not None
+        self._woken.set()
+
+    def _notice_addr(self) -> None:
+        """The thread may have seen the new address by itself, and one pass for it is enough."""
+        if self._asking != self._master_addr:
+            self._notice()
+
     def run(self, stop: threading.Event) -> None:
         asyncio.run(self._run(stop))
 
@@ -112,7 +125,7 @@ class SlaveSync:
         try:
             while not stop.is_set():
                 self._woken.clear()
-                addr = self._master_addr
+                addr = self._asking = self._master_addr
                 level = addr is None or await self._interruptible(client, addr, stop)
                 if stop.is_set() or addr != self._master_addr:
                     continue
