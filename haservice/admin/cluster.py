@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 
 import click
 
+from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.ha_status import ha_status
 from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
@@ -64,7 +64,7 @@ def cluster_list(namesrv: tuple[str, ...], cluster: str | None, output_format: s
                 info, note = admin.runtime_info(broker.addr), None
             except RemotingError as error:
                 info, note = {}, str(error)
-            table.add(*cluster_row(broker, info, note, int(time.time() * 1000)))
+            table.add(*cluster_row(broker, info, note, wall_clock_ms()))
     show(table, output_format)
 
 

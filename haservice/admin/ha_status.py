@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from commitlog.log import wall_clock_ms
 from haservice.admin.calls import MASTER_ID, Admin, Broker
 from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
 from haservice.admin.output import Column, Table, human_bytes, human_rate, human_seconds, show
@@ -209,7 +210,7 @@ def take(admin: Admin, broker: str | None, cluster: str | None) -> Table:
     else:
         # Slaves first, so that a lag shown is never smaller than it was.
         seen = [look_if_up(admin, one) for one in reversed(admin.brokers(cluster))][::-1]
-    return table_of(seen, int(time.time() * 1000))
+    return table_of(seen, wall_clock_ms())
 
 
 @click.command("haStatus", context_settings=CONTEXT)

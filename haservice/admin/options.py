@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from datetime import datetime
 
 import click
+
+from commitlog.log import wall_clock_ms
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TIME_FORMS = ("%Y-%m-%d#%H:%M:%S:%f", "%Y-%m-%d#%H:%M:%S", "%Y-%m-%d#%H:%M", "%Y-%m-%d")
@@ -39,7 +40,7 @@ def timestamp_ms(text: str) -> int:
     The last one may end after the date, the minutes or the seconds.
     """
     if text == "now":
-        return int(time.time() * 1000)
+        return wall_clock_ms()
     if text.isascii() and text.isdigit():
         return int(text)
     for form in TIME_FORMS:

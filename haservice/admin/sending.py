@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
+from commitlog.log import wall_clock_ms
 from commitlog.record import encode_properties
 from haservice.errors import HAServiceError, RemotingError, RemotingTimeout
 from haservice.remoting.client import RemotingClient
@@ -109,7 +110,7 @@ class Tally:
 
 def send_command(topic: str, queue_id: int, message: Outgoing) -> RemotingCommand:
     """SEND_MESSAGE_V2 as a stock producer makes it, UNIQ_KEY included."""
-    now_ms = int(time.time() * 1000)
+    now_ms = wall_clock_ms()
     properties = {"UNIQ_KEY": unique_key(now_ms), "WAIT": "true", **message.properties}
     header = SendMessageHeader(
         producer_group=GROUP,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from commitlog.errors import CommitLogError
+from commitlog.log import wall_clock_ms
 from commitlog.record import Message, encode_properties
 from haservice.broker.topics import OFFSET_MOVED_TOPIC
 from haservice.remoting.bodies import MessageQueue
@@ -45,7 +46,7 @@ class OffsetMovedEvents:
         host: bytes,
         *,
         clock_s: Callable[[], float] = time.monotonic,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._append = append
         self._broker_name = broker_name

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from commitlog.log import wall_clock_ms
+
 TPS_WINDOWS_S = (10, 60, 600)
 
 # RocketMQ's classes of how long a put took: upper bounds in ms, and their labels.
@@ -44,7 +46,7 @@ class Stats:
     def __init__(
         self,
         *,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_clock_ms,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.boot_timestamp_ms = clock_ms()

@@ -13,9 +13,9 @@ import dataclasses
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 
+from commitlog.log import wall_clock_ms
 from haservice.config import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import DataVersion, TopicConfig, TopicConfigWrapper
@@ -72,7 +72,7 @@ class TopicTable:
         stored: PersistedFile,
         *,
         delay_levels: int = 18,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_clock_ms,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
+from commitlog.log import wall_clock_ms
 from commitlog.record import BLANK as SIZE_AND_MAGIC
 from commitlog.record import BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, PATCH, PATCH_AT, RECORD_BYTES_MIN
 from haservice.config import ReplicationConfig
@@ -88,7 +89,7 @@ class HAClient:
         damage: Callable[[], str | None] = lambda: None,
         flush: Callable[[], object] | None = None,
         boundary: Callable[[], int] | None = None,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_clock_ms,
         backoff: Backoff | None = None,
     ) -> None:
         recovered_end = log.end

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from commitlog.errors import CommitLogError
+from commitlog.log import wall_clock_ms
 from commitlog.record import PATCH, PATCH_AT, RECORD_BYTES_MIN, store_timestamp_ms
 from haservice.config import BrokerRole, ReplicationConfig
 from haservice.deadline import Deadline
@@ -85,7 +86,7 @@ class HAService(Generic[T]):
         boundary: Callable[[], int] | None = None,
         identify: Identify = address_of,
         on_failure: Callable[[str, BaseException], None] | None = None,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._config = config
         self._log = log

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from commitlog.log import wall_clock_ms
 from haservice.broker.consumers import ClientTable, Peer
 from haservice.broker.groups import SYSTEM_GROUPS, Groups
 from haservice.broker.processors.pull import not_filtered
@@ -63,7 +64,7 @@ class HeartbeatProcessor:
         self._clock_s = clock_s
         # What was told last, and its version: a slave takes the table when the version is another one.
         self._told: frozenset[str] = frozenset()
-        self._version = DataVersion(counter=0, timestamp=time.time_ns() // 1_000_000)
+        self._version = DataVersion(counter=0, timestamp=wall_clock_ms())
 
     def handlers(self) -> dict[int, Processor]:
         return {

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
-from commitlog.log import Appended, BatchAppended
+from commitlog.log import Appended, BatchAppended, wall_clock_ms
 from commitlog.record import Message
 from haservice.broker.admission import Admission
 from haservice.broker.durability import Durability, PutStatus
@@ -82,7 +82,7 @@ class SendProcessor:
         stats: Stats,
         *,
         store_host: bytes,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._gates = gates
         self._admission = admission
