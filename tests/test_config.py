@@ -11,20 +11,10 @@ import pytest
 from commitlog.options import FlushDiskType
 from haservice import config, logs, rocketmq_keys
 from haservice.binding import ValuesRefused
-from haservice.config import (
-    BROKER_CLASSES,
-    BrokerConfig,
-    BrokerRole,
-    NameserverConfig,
-    NodeConfig,
-    broker_from,
-    in_force,
-    load_broker,
-    load_nameserver,
-    options_of,
-)
+from haservice.config import BROKER_CLASSES, broker_from, in_force, load_broker, load_nameserver, options_of
 from haservice.errors import ConfigError
 from haservice.properties import parse
+from haservice.settings import BrokerConfig, BrokerRole, NameserverConfig, NodeConfig, local_name
 from tests.support import config_tables
 
 ROOT = Path(__file__).parents[1]
@@ -152,7 +142,7 @@ def test_an_empty_text_means_not_set() -> None:
     loaded = broker("haMasterAddress=\nstorePathCommitLog=\nnamesrvAddr=\nbrokerName=\nhaAllowedSlaves= ")
     assert loaded.replication.master_address is None
     assert loaded.log.commit_log_path is None
-    assert loaded.broker.broker_name == config.local_name()
+    assert loaded.broker.broker_name == local_name()
 
 
 def test_ipv6_addresses_are_split_at_the_last_colon() -> None:

@@ -30,6 +30,7 @@ from haservice.broker.node import BrokerNode
 from haservice.deadline import Deadline
 from haservice.errors import HAServiceError
 from haservice.nameserver.node import NameserverNode
+from haservice.settings import NameserverConfig, NodeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ def run(node: Node) -> None:
     logger.info("stopped cleanly")
 
 
-def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> config.NodeConfig:
+def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:
     """The file's configuration; `-n`, where given, instead of its namesrvAddr."""
     if not namesrv:
         return config.load_broker(path)
@@ -173,7 +174,7 @@ def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> config.NodeConfig:
     return replace(loaded, broker=replace(loaded.broker, namesrv_addrs=namesrv))
 
 
-def print_in_force(loaded: config.NodeConfig | config.NameserverConfig) -> None:
+def print_in_force(loaded: NodeConfig | NameserverConfig) -> None:
     """Properties on standard output, fit to be a file again; warnings beside them on standard error."""
     print_warnings(loaded.warnings)
     for key, value in config.in_force(loaded):
@@ -191,7 +192,7 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 @contextmanager
-def store_key_named(node_config: config.NodeConfig) -> Iterator[None]:
+def store_key_named(node_config: NodeConfig) -> Iterator[None]:
     """Turns what the system refuses at a path of the store into a ConfigError naming the path's key."""
     try:
         yield

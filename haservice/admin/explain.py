@@ -10,7 +10,6 @@ import errno
 from pathlib import Path
 
 from commitlog.errors import CommitLogError, SegmentSizeMismatch, StoreLocked, StoreUnreadable
-from haservice.config import NodeConfig
 from haservice.errors import (
     AnswerError,
     ConfigError,
@@ -19,6 +18,7 @@ from haservice.errors import (
     RemotingTimeout,
     RemotingUnreachable,
 )
+from haservice.settings import NodeConfig
 
 Explainable = HAServiceError | CommitLogError | OSError
 

@@ -28,34 +28,26 @@ from commitlog.dispatch import Arrival
 from commitlog.options import FlushDiskType
 from commitlog.record import encode_host
 from commitlog.store import Store
-from haservice.broker.admission import Admission, Limits
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
+from haservice.broker.handlers import Parts, Processors, processors_of, sends_of, vip_processors_of
 from haservice.broker.long_polling import LongPolling
-from haservice.broker.offset_moved import OffsetMovedEvents
 from haservice.broker.persistence import Persistence
-from haservice.broker.processors.admin import StateProcessor, TopicProcessor
-from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
-from haservice.broker.processors.offsets import OffsetsProcessor
-from haservice.broker.processors.pull import PullProcessor, keeps_offset
-from haservice.broker.processors.query import QueryProcessor
-from haservice.broker.processors.send import Gates, SendProcessor
-from haservice.broker.readable_topics import ReadableTopics, Topics, unlisted_topics
-from haservice.broker.reader import QueueReader, ReadLimits
+from haservice.broker.processors.heartbeat import notify_members
+from haservice.broker.readable_topics import unlisted_topics
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.stats import Stats
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
-from haservice.config import BrokerConfig, BrokerRole, NodeConfig, in_force
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.codes import RequestCode
-from haservice.remoting.server import BatchProcessor, Listener, Processor, RemotingServer
+from haservice.remoting.server import Listener, RemotingServer
 from haservice.replication.service import HAService
 from haservice.service import Service, Task
+from haservice.settings import BrokerRole, NodeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -212,8 +204,8 @@ class BrokerNode:
     def _build_services(self) -> None:
         """What has threads, and what they hand to each other; the ports' processors are filled in later."""
         config, broker, store = self.config, self.config.broker, self.store
-        self._processors: dict[int, Processor | BatchProcessor] = {}
-        self._vip_processors: dict[int, Processor | BatchProcessor] = {}
+        self._processors: Processors = {}
+        self._vip_processors: Processors = {}
         address = config.remoting.bind_address
         sync_flush = config.log.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.server = RemotingServer(
@@ -265,86 +257,30 @@ class BrokerNode:
         )
 
     def _build_processors(self) -> None:
-        config, broker, store, server = self.config, self.config.broker, self.store, self.server
+        config, broker, store = self.config, self.config.broker, self.store
         self.stats = Stats()
         groups = Groups(broker.auto_create_subscription_group)
         self.clients = ClientTable(notify_members(groups))
         self.long_polling = LongPolling()
         store.dispatcher.on_arrival = self._arrived if self._is_slave else self.long_polling.on_arrival
-        reader = QueueReader(
-            store.log,
-            store.queues.get,
-            ReadLimits.of(broker),
-            keeps_offset=keeps_offset(broker),
-            file_entries=config.log.queue_file_size // 20,
-            readable_end=self.ha.readable_end,
-        )
-        self.sends = SendProcessor(
-            _gates(broker),
-            Admission(
-                Limits(broker.cluster_name, broker.permission, config.log.max_message_bytes),
-                self.topics,
-                lambda group: groups.find(group) is not None,
-            ),
-            store.log,
-            self.durability,
-            self.stats,
+        parts = Parts(
+            config=config,
+            store=store,
             store_host=self._store_host,
+            topics=self.topics,
+            groups=groups,
+            clients=self.clients,
+            offsets=self.offsets,
+            stats=self.stats,
+            server=self.server,
+            ha=self.ha,
+            durability=self.durability,
+            long_polling=self.long_polling,
+            gauges=self._gauges,
         )
-        parts = (
-            self.sends,
-            PullProcessor(
-                broker,
-                self._readable_topics(),
-                groups,
-                self.clients,
-                self.offsets,
-                reader,
-                self.long_polling,
-                self.stats,
-                server.offload,
-                None
-                if self._is_slave
-                else OffsetMovedEvents(store.log.append, broker.broker_name, self._store_host),
-            ),
-            OffsetsProcessor(self.offsets, store.log, store.queues.get, reader, server.offload),
-            HeartbeatProcessor(self.clients, groups, self.topics, creates_topics=not self._is_slave),
-            QueryProcessor(
-                store.log,
-                store.index if config.log.index_enabled else None,
-                server.offload,
-                broker.default_query_max_num,
-            ),
-            TopicProcessor(
-                self.topics,
-                store.queues,
-                store.log,
-                server.offload,
-                broker_name=broker.broker_name,
-                is_slave=self._is_slave,
-            ),
-            StateProcessor(
-                self.stats,
-                store.log,
-                server.offload,
-                log_path=config.log.log_path,
-                queue_path=config.log.root / "consumequeue",
-                settings=lambda: in_force(config),
-                gauges=self._gauges,
-                ha_status=self.ha.status,
-            ),
-        )
-        for part in parts:
-            self._processors.update(part.handlers())
-        # RocketMQ's second port serves everything but pulls.
-        self._vip_processors.update(self._processors)
-        del self._vip_processors[RequestCode.PULL_MESSAGE]
-
-    def _readable_topics(self) -> Topics:
-        if not self._is_slave:
-            return self.topics
-        queues = self.store.queues
-        return ReadableTopics(self.topics, lambda: (key for key, _ in queues.items()))
+        self.sends = sends_of(parts)
+        self._processors.update(processors_of(parts, self.sends))
+        self._vip_processors.update(vip_processors_of(self._processors))
 
     # Running
 
@@ -451,14 +387,3 @@ class BrokerNode:
         if config.broker.namesrv_addrs:
             line += f" and name server is {';'.join(config.broker.namesrv_addrs)}"
         print(line, flush=True)
-
-
-def _gates(broker: BrokerConfig) -> Gates:
-    return Gates(
-        region_id=broker.region_id,
-        trace_on=broker.trace_on,
-        start_accept_timestamp_ms=broker.start_accept_send_timestamp_ms,
-        page_cache_busy_s=broker.page_cache_busy_ms / 1000,
-        max_pending_sends=broker.max_pending_sends,
-        is_slave=broker.role.is_slave,
-    )

@@ -22,7 +22,7 @@ from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import CorruptRecord
 from commitlog.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2
 from haservice.broker.tag_filter import TagCodes, lets_through
-from haservice.config import BrokerConfig
+from haservice.settings import BrokerConfig
 
 # A filter looks at so many entries before it reports "no match up to here"; a client that asks for
 # more messages than that has more looked at, up to the second number.

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 from commitlog.log import wall_clock_ms
-from haservice.config import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import DataVersion, TopicConfig, TopicConfigWrapper
+from haservice.settings import BrokerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Callable
 
-from haservice.config import EXPIRE_MS, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.processors import BrokerProcessors, KvProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.server import Listener, RemotingServer
+from haservice.settings import EXPIRE_MS, NameserverConfig
 
 logger = logging.getLogger(__name__)
 

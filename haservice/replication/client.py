@@ -22,12 +22,12 @@ from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
 from commitlog.record import BLANK as SIZE_AND_MAGIC
 from commitlog.record import BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, PATCH, PATCH_AT, RECORD_BYTES_MIN
-from haservice.config import ReplicationConfig
 from haservice.errors import ProtocolError
 from haservice.replication.pace import Backoff, RateMeter, Seldom
 from haservice.replication.protocol import REPORT, REPORT_NOT_YET, Run, SlaveState, TransferReader
 from haservice.replication.status import MasterLinkStatus
 from haservice.replication.wakeup import Wakeup, set_receive_timeout, set_send_timeout, shut_down
+from haservice.settings import ReplicationConfig
 
 logger = logging.getLogger(__name__)
 

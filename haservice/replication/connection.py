@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from commitlog.errors import CommitLogError, OffsetNotFound
 from commitlog.segment import Window
-from haservice.config import ReplicationConfig
 from haservice.deadline import Deadline
 from haservice.errors import ProtocolError
 from haservice.replication.group_transfer import GroupTransferService
@@ -28,6 +27,7 @@ from haservice.replication.progress import LogRange, Refusal, ReportRefused, Sla
 from haservice.replication.protocol import BODY_BYTES_MAX, TRANSFER_HEADER, MasterState, ReportReader
 from haservice.replication.wakeup import set_receive_timeout, set_send_timeout, shut_down
 from haservice.service import Service
+from haservice.settings import ReplicationConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ The mark never falls: what was readable once stays so.
 
 from __future__ import annotations
 
-from haservice.config import ReadMark
+from haservice.settings import ReadMark
 
 
 class HighWaterMark:

@@ -19,7 +19,6 @@ from typing import Generic, Protocol, TypeVar
 from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
 from commitlog.record import PATCH, PATCH_AT, RECORD_BYTES_MIN, store_timestamp_ms
-from haservice.config import BrokerRole, ReplicationConfig
 from haservice.deadline import Deadline
 from haservice.replication.accept import AcceptSocketService, Identify, address_of
 from haservice.replication.client import HAClient, ReplicaLog
@@ -31,6 +30,7 @@ from haservice.replication.protocol import MasterState, NotAReport
 from haservice.replication.read_mark import HighWaterMark
 from haservice.replication.status import AbsentSlave, HAStatus, SlaveStatus
 from haservice.service import Service
+from haservice.settings import BrokerRole, ReplicationConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import pytest
 
 from commitlog.record import java_hash
 from haservice.broker.consumers import ClientTable, Subscription, subscription_of
-from haservice.config import BrokerRole
 from haservice.remoting.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -20,6 +19,7 @@ from haservice.remoting.bodies import (
     SubscriptionGroupWrapper,
 )
 from haservice.remoting.command import RemotingCommand
+from haservice.settings import BrokerRole
 from tests.support.reading_broker import Caller, ReadingBroker
 from tests.support.waiting import wait_until
 

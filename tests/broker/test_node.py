@@ -16,7 +16,6 @@ from commitlog.options import FlushDiskType
 from commitlog.record import decode
 from haservice.admin.pair import free_port_block
 from haservice.broker.node import BrokerNode
-from haservice.config import BrokerRole, NameserverConfig
 from haservice.errors import ConfigError
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies import (
@@ -28,6 +27,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import CreateTopicHeader, UpdateConsumerOffsetHeader
+from haservice.settings import BrokerRole, NameserverConfig
 from tests.support.brokers import LOOPBACK, addr_of, send, send_request
 from tests.support.messages import batch_body
 from tests.support.waiting import wait_until

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from haservice.broker.consumer_offsets import ConsumerOffsets
-from haservice.config import BrokerRole
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import ConsumerOffsetWrapper
+from haservice.settings import BrokerRole
 from tests.support.reading_broker import Caller, ReadingBroker, messages
 from tests.support.waiting import wait_until
 

@@ -13,10 +13,10 @@ from commitlog.record import Message, encode_properties
 from haservice.broker.groups import GroupConfig
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.topics import topic_config
-from haservice.config import BrokerRole
 from haservice.deadline import Deadline
 from haservice.remoting.command import RemotingCommand
 from haservice.service import Service
+from haservice.settings import BrokerRole
 from tests.support.reading_broker import ReadingBroker, bodies, messages
 from tests.support.waiting import wait_until
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from haservice.broker.node import BrokerNode
-from haservice.config import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import PullMessageHeader
+from haservice.settings import BrokerRole
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.replication import ScriptedSlave
 from tests.support.waiting import wait_until

@@ -10,7 +10,6 @@ import pytest
 from haservice.admin.pair import free_port_block
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.topics import TopicTable, topic_config
-from haservice.config import BrokerConfig, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.nameserver.node import NameserverNode
 from haservice.persisted_file import PersistedFile
@@ -20,6 +19,7 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import RouteHeader
 from haservice.service import Service
+from haservice.settings import BrokerConfig, NameserverConfig
 from tests.support.waiting import wait_until
 
 MASTER = Identity("C", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912")

@@ -28,12 +28,12 @@ from haservice.broker.durability import Durability, Wait
 from haservice.broker.processors.send import CROWD_TURNS, Gates, SendProcessor
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable, topic_config
-from haservice.config import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import TopicConfig
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import SendMessageHeader
+from haservice.settings import BrokerConfig
 from tests.support.messages import batch_body
 
 STORE_HOST = encode_host("10.0.0.1", 10911)

@@ -12,7 +12,6 @@ from haservice.admin.pair import free_port_block
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.topics import TopicTable, topic_config
-from haservice.config import BrokerConfig
 from haservice.deadline import Deadline
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import ConsumerOffsetWrapper, DataVersion, TopicConfigWrapper
@@ -20,6 +19,7 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.service import Service
+from haservice.settings import BrokerConfig
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 

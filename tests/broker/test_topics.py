@@ -14,9 +14,9 @@ from haservice.broker.topics import (
     name_fault,
     topic_config,
 )
-from haservice.config import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import DataVersion, TopicConfigWrapper
+from haservice.settings import BrokerConfig
 
 
 def table(directory: Path, changes: list[int] | None = None, **broker: Any) -> TopicTable:

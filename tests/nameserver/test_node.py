@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from haservice.config import NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, RemotingUnreachable
 from haservice.nameserver.kv_config import KvConfig
@@ -31,6 +30,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.server import Listener, RemotingServer
+from haservice.settings import NameserverConfig
 from tests.support.waiting import wait_until
 
 V1 = DataVersion(counter=1, timestamp=1_700_000_000_000)

@@ -166,8 +166,8 @@ def _no_thread(_: object) -> None:
 
 
 def test_a_start_that_fails_and_a_second_stop_are_harmless(tmp_path: Path) -> None:
-    from haservice.config import BrokerRole
     from haservice.deadline import Deadline
+    from haservice.settings import BrokerRole
 
     log = open_log(tmp_path)
     service: HAService[Any] = HAService(

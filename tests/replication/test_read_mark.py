@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from haservice.config import ReadMark
 from haservice.replication.read_mark import HighWaterMark
+from haservice.settings import ReadMark
 
 MAX_BEHIND = 1000
 

@@ -8,11 +8,11 @@ from typing import Any
 from commitlog.options import LogOptions
 from haservice.admin.pair import free_port_block
 from haservice.broker.node import BrokerNode
-from haservice.config import BrokerConfig, BrokerRole, NodeConfig, RemotingConfig, ReplicationConfig
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import SendMessageHeader
+from haservice.settings import BrokerConfig, BrokerRole, NodeConfig, RemotingConfig, ReplicationConfig
 
 LOOPBACK = "127.0.0.1"
 

@@ -12,13 +12,8 @@ from typing import Any
 
 from commitlog.options import LogOptions
 from haservice.binding import option_text
-from haservice.config import (
-    BrokerConfig,
-    NameserverConfig,
-    RemotingConfig,
-    ReplicationConfig,
-    options_of,
-)
+from haservice.config import options_of
+from haservice.settings import BrokerConfig, NameserverConfig, RemotingConfig, ReplicationConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 CLASSES: tuple[type[Any], ...] = (

@@ -30,12 +30,12 @@ from haservice.broker.processors.query import QueryProcessor
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable
-from haservice.config import BrokerConfig, BrokerRole
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
+from haservice.settings import BrokerConfig, BrokerRole
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
 FOREVER = 1 << 50

@@ -13,10 +13,10 @@ from typing import Any
 from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.options import LogOptions
 from commitlog.record import Message
-from haservice.config import BrokerRole, ReplicationConfig
 from haservice.deadline import Deadline
 from haservice.replication.protocol import REPORT, TRANSFER_HEADER
 from haservice.replication.service import HAService
+from haservice.settings import BrokerRole, ReplicationConfig
 from tests.support.waiting import PATIENCE_S
 
 SEGMENT_BYTES = 64 * 1024

@@ -30,13 +30,13 @@ from haservice.broker.reader import PullStatus, QueueReader, Scan
 from haservice.broker.stats import Stats
 from haservice.broker.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
 from haservice.broker.topics import PERM_READ
-from haservice.config import BrokerConfig
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader
 from haservice.remoting.server import Processor
+from haservice.settings import BrokerConfig
 
 logger = logging.getLogger(__name__)
 
