@@ -23,7 +23,7 @@ BROKER = _names(
     filterDataCleanTimeSpan filterServerNums filterSupportRetry flushConsumerOffsetHistoryInterval
     forceRegister heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity highSpeedMode
     isolateLogEnable maxDelayTime maxErrorRateOfBloomFilter messageStorePlugIn msgTraceTopicName
-    notifyConsumerIdsChangedEnable processReplyMessageThreadPoolNums pullMessageThreadPoolNums
+    processReplyMessageThreadPoolNums pullMessageThreadPoolNums
     pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums putThreadPoolQueueCapacity
     queryMessageThreadPoolNums queryThreadPoolQueueCapacity rejectTransactionMessage
     replyThreadPoolQueueCapacity rocketmqHome sendMessageThreadPoolNums sendThreadPoolQueueCapacity

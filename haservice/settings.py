@@ -104,6 +104,12 @@ class BrokerConfig:
     auto_create_subscription_group: bool = option(
         "autoCreateSubscriptionGroup", True, "", "An unknown consumer group may consume."
     )
+    notify_consumer_ids_changed_enable: bool = option(
+        "notifyConsumerIdsChangedEnable",
+        True,
+        "",
+        "Consumers are told at once when their group's members change; false: they find out within 20 s.",
+    )
     region_id: str = option("regionId", "DefaultRegion", "", "Told to clients, for message traces.")
     trace_on: bool = option("traceOn", True, "", "Told to clients: whether they should trace messages.")
     long_polling_enable: bool = option(

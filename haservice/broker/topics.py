@@ -27,8 +27,9 @@ PERM_WRITE = 2
 PERM_READ = 4
 
 TOPIC_LENGTH_MAX = 127
-# Of a topic that was made by a send with `unitMode`.
+# Of a topic that was made by a send with `unitMode`, and of a retry topic of consumers with it.
 SYS_FLAG_UNIT = 1
+SYS_FLAG_UNIT_SUB = 2
 DEFAULT_TOPIC = "TBW102"
 RETRY_PREFIX = "%RETRY%"
 MULTI_TAG = "MULTI_TAG"
@@ -147,13 +148,15 @@ class TopicTable:
         self.on_change()
         return created
 
-    def find_or_create(self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+    def find_or_create(
+        self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE, topic_sys_flag: int = 0
+    ) -> TopicConfig:
         """The topic, made with these numbers if it was missing; for the broker's own `%RETRY%` topics."""
         with self._lock:
             known = self._table.get(topic)
             if known is not None:
                 return known
-            created = topic_config(topic, queue_nums, perm)
+            created = dataclasses.replace(topic_config(topic, queue_nums, perm), topic_sys_flag=topic_sys_flag)
             self._put(created)
         logger.info("topic created topic=%s queues=%d", topic, queue_nums)
         self.on_change()

@@ -101,6 +101,10 @@ class RemotingClient:
         connection = await self._ready(addr, command, self._connect_timeout_s)
         connection.send(command)
 
+    def connection(self, addr: str) -> Connection | None:
+        """The connection that calls to `addr` go over now; another one after the peer has been away."""
+        return self._connections.get(addr)
+
     async def close(self) -> None:
         """Ends every connection; calls in flight fail with RemotingUnreachable.  May be called twice."""
         self._closed = True
