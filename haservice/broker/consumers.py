@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.tag_filter import ALL, TAG, ExpressionFault, TagCodes, tag_codes
 from haservice.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 
@@ -29,6 +30,7 @@ class Peer(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    peer: str
     on_close: Any
 
     def close(self, reason: str) -> None: ...
@@ -46,13 +48,14 @@ class Client:
 
 @dataclass(slots=True)
 class Subscription:
-    """What a group wants of one topic.  `codes` is None for everything."""
+    """What a group wants of one topic.  `codes` is None for everything, `data` as the client said it."""
 
     topic: str
     expression: str
     expression_type: str
     version: int
     codes: TagCodes
+    data: SubscriptionData | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -77,8 +80,11 @@ class ConsumerGroup:
 class ClientTable:
     """Groups by name.  `on_change(group, members)` is called when a consumer group changed."""
 
-    def __init__(self, on_change: Callable[[str, list[Peer]], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[str, list[Peer]], None], filters: ConsumerFilters | None = None
+    ) -> None:
         self._on_change = on_change
+        self._filters = filters
         self.producers: dict[str, dict[Peer, Client]] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
         # Every connection that a client was heard on, with the groups it belongs to.
@@ -91,6 +97,10 @@ class ClientTable:
         """The client ids of a group's members; empty when none is online."""
         group = self.consumers.get(name)
         return [] if group is None else group.client_ids()
+
+    def subscribers(self, topic: str) -> list[str]:
+        """The groups that are online and subscribe `topic`."""
+        return [name for name, group in self.consumers.items() if topic in group.subscriptions]
 
     def heartbeat(
         self, connection: Peer, data: HeartbeatData, now_s: float, language: str = "OTHER", version: int = 0
@@ -119,6 +129,8 @@ class ClientTable:
         changed |= _subscribe(group, data.subscription_data_set)
         if changed:
             self._on_change(group.name, list(group.members))
+        if self._filters is not None:
+            self._filters.register(group.name, data.subscription_data_set)
 
     def unregister(self, connection: Peer, producer_group: str | None, consumer_group: str | None) -> None:
         """A client leaves these groups; unknown ones are fine."""
@@ -182,6 +194,8 @@ class ClientTable:
             return
         if not group.members:
             del self.consumers[name]
+            if self._filters is not None:
+                self._filters.unregister(name)
         else:
             self._on_change(name, list(group.members))
 
@@ -216,10 +230,10 @@ def subscription_of(data: SubscriptionData) -> Subscription:
     expression = data.sub_string or ALL
     expression_type = data.expression_type or TAG
     codes: TagCodes = None
-    if expression_type == TAG and expression != ALL:
+    if expression_type == TAG and expression != ALL and not data.class_filter_mode:
         try:
             codes = (tag_codes(expression) or frozenset()) | frozenset(data.code_set)
         except ExpressionFault as fault:
             logger.warning("subscription names no tag topic=%s reason=%s", data.topic, fault)
             codes = frozenset(data.code_set)
-    return Subscription(data.topic, expression, expression_type, data.sub_version, codes)
+    return Subscription(data.topic, expression, expression_type, data.sub_version, codes, data)
