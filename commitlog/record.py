@@ -247,8 +247,8 @@ def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
     while position < len(body):
         flag, element_body, properties, position = _element(body, position)
         properties = _joined_properties(properties, message.properties)
-        if b"DELAY" in properties and decode_properties(properties).get("DELAY", "0") != "0":
-            raise MessageIllegal("a batch, and what is in it, cannot be delayed")
+        if b"DELAY" in properties or b"TRAN_MSG" in properties:
+            _check_plain(decode_properties(properties))
         element = Message(
             message.topic,
             message.queue_id,
@@ -265,6 +265,13 @@ def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
     if not starts:
         raise MessageIllegal("batch without messages")
     return EncodedBatch(records, starts)
+
+
+def _check_plain(properties: Mapping[str, str]) -> None:
+    if properties.get("DELAY", "0") != "0":
+        raise MessageIllegal("a batch, and what is in it, cannot be delayed")
+    if properties.get("TRAN_MSG", "").lower() == "true":
+        raise MessageIllegal("a batch, and what is in it, cannot be part of a transaction")
 
 
 def _element(body: memoryview, position: int) -> tuple[int, memoryview, bytes, int]:

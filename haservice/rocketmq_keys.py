@@ -13,7 +13,7 @@ def _names(text: str) -> frozenset[str]:
 
 BROKER = _names(
     """
-    aclEnable adminBrokerThreadPoolNums autoDeleteUnusedStats brokerFastFailureEnable
+    adminBrokerThreadPoolNums autoDeleteUnusedStats brokerFastFailureEnable
     clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity commercialBaseCount
     commercialBigCount commercialEnable commercialTimerCount commercialTransCount compressedRegister
     configBlackList brokerConfigPath consumerFallbehindThreshold consumerManageThreadPoolNums
@@ -25,17 +25,16 @@ BROKER = _names(
     isolateLogEnable maxDelayTime maxErrorRateOfBloomFilter messageStorePlugIn msgTraceTopicName
     processReplyMessageThreadPoolNums pullMessageThreadPoolNums
     pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums putThreadPoolQueueCapacity
-    queryMessageThreadPoolNums queryThreadPoolQueueCapacity rejectTransactionMessage
+    queryMessageThreadPoolNums queryThreadPoolQueueCapacity
     replyThreadPoolQueueCapacity rocketmqHome sendMessageThreadPoolNums sendThreadPoolQueueCapacity
-    storeReplyMessageEnable transactionCheckInterval transactionCheckMax transactionTimeOut
-    transferMsgByHeap waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
+        transferMsgByHeap waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
     waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue bitMapLengthConsumeQueueExt
     commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog dLegerGroup
     dLegerPeers dLegerSelfId debugLockEnable deleteCommitLogFilesInterval
     deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly diskFallRecorded
     duplicationEnable enableBatchPush enableConsumeQueueExt enableDLegerCommitLog enableLmq
     enableMultiDispatch enableScheduleAsyncDeliver enableScheduleMessageStats
-    fastFailIfNoBufferInStorePool flushCommitLogTimed flushDelayOffsetInterval
+    fastFailIfNoBufferInStorePool flushCommitLogTimed
     flushLeastPagesWhenWarmMapedFile mappedFileSizeConsumeQueueExt maxLmqConsumeQueueNum
     maxMsgsNumBatch preferredLeaderId putMsgIndexHightWater readOnlyCommitLogStorePaths
     redeleteHangedFileInterval scheduleAsyncDeliverMaxPendingLimit
@@ -65,12 +64,11 @@ NAMESERVER = _names(
 # What a user of the key should know beyond "not served".
 _FIXED_PATH = "RocketMQ 4.9 does not read it either: the place is fixed, below storePathRootDir"
 REMARKS = {
-    "aclEnable": "NO access control is in force",
     "enableDLegerCommitLog": "this is a classic master and slave pair",
     "storePathConsumeQueue": _FIXED_PATH,
     "storePathIndex": _FIXED_PATH,
     "storeCheckpoint": _FIXED_PATH,
     "abortFile": _FIXED_PATH,
     "transientStorePoolEnable": "messages go to the page cache directly",
-    "useTLS": "connections are plain TCP",
+    "useTLS": "tls.enable is what makes calls out use TLS",
 }

@@ -9,7 +9,7 @@ A field constructed in code takes what it is given: port 0 there means "any free
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -166,6 +166,30 @@ class BrokerConfig:
     default_query_max_num: int = option(
         "defaultQueryMaxNum", 32, "messages", "Most messages that a query by key answers."
     )
+    reject_transaction_message: bool = option(
+        "rejectTransactionMessage", False, "", "Transactional messages are refused."
+    )
+    transaction_timeout_ms: int = option(
+        "transactionTimeOut", 6000, "ms", "Age from which a producer is asked how its transaction ended."
+    )
+    transaction_check_max: int = option(
+        "transactionCheckMax",
+        15,
+        "times",
+        "How often it is asked, before the message goes to TRANS_CHECK_MAX_TIME_TOPIC.",
+    )
+    transaction_check_interval_ms: int = option(
+        "transactionCheckInterval", 60000, "ms", "How often open transactions are looked at."
+    )
+    store_reply_message_enable: bool = option(
+        "storeReplyMessageEnable", True, "", "Replies to requests are stored, too, and not only passed on."
+    )
+    flush_delay_offset_interval_ms: int = option(
+        "flushDelayOffsetInterval",
+        10000,
+        "ms",
+        "How long the progress of delayed messages may stay unwritten; we write it after 1 s at the latest.",
+    )
     max_pending_sends: int = option(
         "maxPendingSends",
         100000,
@@ -252,6 +276,103 @@ class RemotingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AclConfig:
+    """Who may do what on the clients' ports of a broker."""
+
+    enabled: bool = option(
+        "aclEnable", False, "", "Requests are checked against the accounts of plain_acl.yml."
+    )
+    file: Path | None = option(
+        "aclFile",
+        None,
+        "path",
+        "OURS, not RocketMQ's: where plain_acl.yml is; files in acl/ beside it count, too. Not set: "
+        "$ROCKETMQ_HOME/conf/plain_acl.yml, without ROCKETMQ_HOME plain_acl.yml beside this file.",
+    )
+    slave_file: Path | None = option(
+        "aclCredentialsFile",
+        None,
+        "path",
+        "OURS, not RocketMQ's: a YAML file with accessKey and secretKey, as tools.yml, that a slave signs its "
+        "requests to the master with. Not set: it does not sign, and the master has to white-list it.",
+    )
+
+
+class TlsMode(Enum):
+    """Which connections a port takes."""
+
+    disabled = "disabled"
+    permissive = "permissive"
+    enforcing = "enforcing"
+
+
+class ClientAuth(Enum):
+    """Whether a client shows a certificate."""
+
+    none = "none"
+    optional = "optional"
+    require = "require"
+
+
+# RocketMQ reads the keys below from here when nothing else is said.
+TLS_CONFIG_FILE = Path("/etc/rocketmq/tls.properties")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """TLS on the clients' ports, and on calls out.  In RocketMQ these are system properties of Java."""
+
+    mode: TlsMode = option(  # noqa: RUF009 - an enum's member
+        "tls.server.mode",
+        TlsMode.permissive,
+        "",
+        "disabled takes plain connections, enforcing only TLS, permissive both (without a certificate: plain).",
+    )
+    server_key: Path | None = option("tls.server.keyPath", None, "path", "The private key, in PEM.")
+    server_key_password: str | None = option("tls.server.keyPassword", None, "", "What the key is locked with.")
+    server_cert: Path | None = option(
+        "tls.server.certPath", None, "path", "The certificate, and those between it and its root, in PEM."
+    )
+    client_auth: ClientAuth = option(  # noqa: RUF009 - an enum's member
+        "tls.server.need.client.auth", ClientAuth.none, "", "Whether clients show a certificate."
+    )
+    auth_client: bool = option(
+        "tls.server.authClient", False, "", "Clients' certificates are checked; what they need, with the above."
+    )
+    server_trust: Path | None = option(
+        "tls.server.trustCertPath", None, "path", "Roots of clients' certificates. Not set: the system's."
+    )
+    calls: bool = option(
+        "tls.enable", False, "", "Calls to name servers and to the master use TLS; so they do in enforcing mode."
+    )
+    client_key: Path | None = option(
+        "tls.client.keyPath", None, "path", "The private key to show a server that asks for a certificate."
+    )
+    client_key_password: str | None = option(
+        "tls.client.keyPassword", None, "", "What that key is locked with."
+    )
+    client_cert: Path | None = option("tls.client.certPath", None, "path", "The certificate of that key.")
+    auth_server: bool = option(
+        "tls.client.authServer", False, "", "Servers' certificates are checked, the host name in them is not."
+    )
+    client_trust: Path | None = option(
+        "tls.client.trustCertPath", None, "path", "Roots of servers' certificates. Not set: the system's."
+    )
+    test_mode: bool = option(
+        "tls.test.mode.enable",
+        False,
+        "",
+        "Without a certificate one is made at the start, signed by itself. RocketMQ's default is true.",
+    )
+    config_file: Path = option(  # noqa: RUF009 - immutable
+        "tls.config.file",
+        TLS_CONFIG_FILE,
+        "path",
+        "A properties file with these keys, read if it is there; what this file says comes first.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class NameserverConfig:
     """What a name server needs."""
 
@@ -271,6 +392,7 @@ class NameserverConfig:
     idle_seconds: int = option(
         "serverChannelMaxIdleTimeSeconds", 120, "s", "A connection that is silent for so long is closed."
     )
+    tls: TlsConfig = field(default_factory=TlsConfig)
     source: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -283,6 +405,8 @@ class NodeConfig:
     log: LogOptions
     replication: ReplicationConfig
     remoting: RemotingConfig
+    acl: AclConfig = field(default_factory=AclConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     source: str = ""
     warnings: tuple[str, ...] = ()
 

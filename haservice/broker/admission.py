@@ -3,8 +3,8 @@
 The checks and their order are RocketMQ's (broker-flows §8), with one difference: where nothing can be
 stored, on a slave above all, no topic is created for it.
 
-Not served yet, and refused rather than stored as something they are not: delayed messages (13) and
-transactions (16).
+What a sender asks for beyond storing sends a message elsewhere first (redirect.py): DELAY to the queue of
+its level, TRAN_MSG to the half topic.  A retry topic's message that was tried too often is a dead letter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,23 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from commitlog.record import PROPERTIES_BYTES_MAX, SYS_MULTI_TAGS, SYS_TRANSACTION_MASK, Message
+from commitlog.record import (
+    PROPERTIES_BYTES_MAX,
+    SYS_MULTI_TAGS,
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_MASK,
+    Message,
+)
+from haservice.broker.groups import GroupConfig
+from haservice.broker.redirect import (
+    DLQ_QUEUE_NUMS,
+    dead_letter_topic,
+    delay_level,
+    is_half,
+    to_dead_letters,
+    to_half,
+    to_schedule,
+)
 from haservice.broker.topics import (
     FORBIDDEN_TO_SEND,
     MULTI_TAG,
@@ -35,6 +51,10 @@ _MARK = "\x01"
 _SEPARATOR = "\x02"
 _WAIT = "WAIT" + _MARK
 _UNUSUAL = ("DELAY" + _MARK, "TRAN_MSG" + _MARK, "CLUSTER" + _MARK)
+# Clients from 3.4.9 on say themselves how often a message is to be tried (MQVersion's ordinal).
+_SAYS_MAX_RECONSUME_TIMES = 121
+# What a message may ask for instead of a delay level.
+_HALF = -1
 
 
 class Limits(NamedTuple):
@@ -43,6 +63,8 @@ class Limits(NamedTuple):
     cluster_name: str
     permission: int
     max_message_bytes: int
+    delay_level_max: int = 18
+    reject_transactions: bool = False
 
 
 class Admission:
@@ -52,11 +74,11 @@ class Admission:
         self,
         limits: Limits,
         topics: TopicTable,
-        group_exists: Callable[[str], bool] = lambda _: True,
+        find_group: Callable[[str], GroupConfig | None] = GroupConfig,
     ) -> None:
         self._limits = limits
         self._topics = topics
-        self._group_exists = group_exists
+        self._find_group = find_group
         self._cluster_property = f"CLUSTER{_MARK}{limits.cluster_name}".encode()
 
     def message(
@@ -75,17 +97,13 @@ class Admission:
         queue_id = header.queue_id
         if queue_id >= topic.write_queue_nums or queue_id < 0:
             queue_id = _settled_queue_id(topic, queue_id)
-        if name.startswith(RETRY_PREFIX) and not self._group_exists(name.removeprefix(RETRY_PREFIX)):
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group not exist, {name.removeprefix(RETRY_PREFIX)}",
-            )
+        dead = name.startswith(RETRY_PREFIX) and self._is_dead(
+            name.removeprefix(RETRY_PREFIX), request, header
+        )
         sys_flag = header.sys_flag
-        if sys_flag & SYS_TRANSACTION_MASK:
-            raise _not_transactional()
         if topic.topic_filter_type == MULTI_TAG:
             sys_flag |= SYS_MULTI_TAGS
-        properties, wait = self._properties(header.properties, header.batch)
+        properties, wait, asked = self._properties(header.properties, header.batch)
         body = request.body
         if len(body) > self._limits.max_message_bytes or len(properties) > PROPERTIES_BYTES_MAX:
             raise self._too_large(len(body), len(properties))
@@ -100,7 +118,56 @@ class Admission:
             born_host,
             header.reconsume_times,
         )
+        if asked or dead or sys_flag & SYS_TRANSACTION_MASK:
+            message = self._redirected(message, asked, dead, header.batch)
         return message, wait, header.batch
+
+    def _is_dead(self, group: str, request: RemotingCommand, header: SendMessageHeader) -> bool:
+        """Whether a message of this group's retry topic was tried as often as it may be.
+
+        Consumers send there themselves when the broker cannot, and orderly ones always: 310 with RECONSUME_TIME
+        and MAX_RECONSUME_TIMES, which their client turns into the header's fields.
+        """
+        config = self._find_group(group)
+        if config is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
+            )
+        times_max = config.retry_max_times
+        if request.version >= _SAYS_MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
+            times_max = header.max_reconsume_times
+        return header.reconsume_times >= times_max and not header.batch
+
+    def _redirected(self, message: Message, asked: int, dead: bool, batch: bool) -> Message:
+        """Where the message goes first.  RequestError for what cannot go there."""
+        if batch:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "the message is illegal: a batch can have no delay and no transaction",
+            )
+        if dead:
+            group = message.topic.removeprefix(RETRY_PREFIX)
+            self._topics.find_or_create(dead_letter_topic(group), DLQ_QUEUE_NUMS, PERM_READ | PERM_WRITE)
+            return to_dead_letters(message, group)
+        if asked == _HALF:
+            if self._limits.reject_transactions:
+                raise RequestError(
+                    ResponseCode.NO_PERMISSION,
+                    "this broker takes no transactional messages (rejectTransactionMessage)",
+                )
+            return to_half(message)
+        if message.sys_flag & SYS_TRANSACTION_MASK not in (0, SYS_TRANSACTION_COMMIT):
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "the message is illegal: its flag says that it is part of a transaction, TRAN_MSG does not",
+            )
+        if asked <= 0:
+            return message
+        if not self._limits.delay_level_max:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: this broker has no delay levels"
+            )
+        return to_schedule(message, asked, self._limits.delay_level_max)
 
     def _checked_topic(
         self, header: SendMessageHeader, topic: TopicConfig | None, unwritable: str | None
@@ -135,17 +202,19 @@ class Admission:
             )
         return topic
 
-    def _properties(self, text: str, batch: bool) -> tuple[bytes, bool]:
-        """What is stored, CLUSTER included, and whether the sender wants to wait for proofs.
+    def _properties(self, text: str, batch: bool) -> tuple[bytes, bool, int]:
+        """What is stored, CLUSTER included; whether the sender wants to wait for proofs; and what else it
+        asks for: a delay level, _HALF, or 0.
 
-        WAIT itself is not stored, but for a batch, as in 4.9.8.  Nearly every message of a Java client
-        has it; the others of _UNUSUAL have the text taken apart.
+        WAIT itself is not stored, but for a batch and what is redirected, as in 4.9.8.  Nearly every message
+        of a Java client has it; the others of _UNUSUAL have the text taken apart.
         """
         if not text:
-            return self._cluster_property, True
+            return self._cluster_property, True, 0
+        asked = 0
         for mark in _UNUSUAL:
             if mark in text:
-                text = _without_unusual(text)
+                text, asked = _unusual(text)
                 break
         wait = True
         at = text.find(_WAIT)
@@ -153,14 +222,14 @@ class Admission:
             end = text.find(_SEPARATOR, at)
             value = text[at + len(_WAIT) :] if end < 0 else text[at + len(_WAIT) : end]
             wait = value.lower() != "false"
-            if not batch:
+            if not batch and not asked:
                 text = text[: max(0, at - 1)] if end < 0 else text[:at] + text[end + 1 :]
         stored = text.encode()
         if not stored:
-            return self._cluster_property, wait
+            return self._cluster_property, wait, asked
         if not stored.endswith(b"\x02"):
             stored += b"\x02"
-        return stored + self._cluster_property, wait
+        return stored + self._cluster_property, wait, asked
 
     def _too_large(self, body_bytes: int, properties_bytes: int) -> RequestError:
         return RequestError(
@@ -183,24 +252,16 @@ def _settled_queue_id(topic: TopicConfig, queue_id: int) -> int:
     return random.randrange(topic.write_queue_nums) if queue_id < 0 else queue_id
 
 
-def _without_unusual(text: str) -> str:
-    """`text` read as RocketMQ reads it and written again without CLUSTER; refuses what is not served."""
+def _unusual(text: str) -> tuple[str, int]:
+    """`text` read as RocketMQ reads it and written again without CLUSTER, and what it asks for."""
     properties = {}
     for piece in text.split(_SEPARATOR):
         name, mark, value = piece.partition(_MARK)
         if mark and name and value:
             properties[name] = value
-    if properties.get("TRAN_MSG", "").lower() == "true":
-        raise _not_transactional()
-    delay = properties.get("DELAY", "0")
-    if not delay.isdecimal() or int(delay) > 0:
-        raise RequestError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal: delay level {delay[:20]} is not served by this broker, only 0 is",
-        )
     properties.pop("CLUSTER", None)
-    return _SEPARATOR.join(f"{name}{_MARK}{value}" for name, value in properties.items())
-
-
-def _not_transactional() -> RequestError:
-    return RequestError(ResponseCode.NO_PERMISSION, "transactional messages are not served by this broker")
+    try:
+        asked = _HALF if is_half(properties) else max(0, delay_level(properties))
+    except ValueError as error:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    return _SEPARATOR.join(f"{name}{_MARK}{value}" for name, value in properties.items()), asked

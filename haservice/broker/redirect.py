@@ -101,7 +101,7 @@ def to_dead_letters(message: Message, group: str) -> Redirected:
         message.body,
         encode_properties(properties),
         message.flag,
-        message.sys_flag,
+        message.sys_flag & ~SYS_TRANSACTION_MASK,
         message.born_timestamp_ms,
         message.born_host,
         message.reconsume_times,

@@ -25,13 +25,14 @@ from commitlog.record import (
 )
 from haservice.broker.admission import Admission, Limits
 from haservice.broker.durability import Durability, Wait
+from haservice.broker.groups import GroupConfig
 from haservice.broker.processors.send import CROWD_TURNS, Gates, SendProcessor
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import TopicConfig
 from haservice.remoting.codes import RequestCode, ResponseCode
-from haservice.remoting.command import RemotingCommand
+from haservice.remoting.command import VERSION, RemotingCommand
 from haservice.remoting.headers import SendMessageHeader
 from haservice.settings import BrokerConfig
 from tests.support.messages import batch_body
@@ -47,6 +48,10 @@ GATES = Gates(
     max_pending_sends=100,
     is_slave=False,
 )
+
+
+def find_group(group: str) -> GroupConfig | None:
+    return GroupConfig(group, retry_max_times=5) if group == "known" else None
 
 
 class Peer:
@@ -78,7 +83,16 @@ class Slave:
 
 
 class Bench:
-    def __init__(self, directory: Path, *, sync: bool = False, permission: int = 6, **gates: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        sync: bool = False,
+        permission: int = 6,
+        delay_level_max: int = 18,
+        reject_transactions: bool = False,
+        **gates: Any,
+    ) -> None:
         options = LogOptions(root=directory, segment_bytes=64 * 1024, max_message_bytes=1000)
         self.log = CommitLog.open(options, store_host=STORE_HOST)
         config = BrokerConfig(cluster_name="C", broker_name="broker-a")
@@ -95,7 +109,15 @@ class Bench:
         )
         self.sends = SendProcessor(
             GATES._replace(**gates),
-            Admission(LIMITS._replace(permission=permission), self.topics, lambda group: group == "known"),
+            Admission(
+                LIMITS._replace(
+                    permission=permission,
+                    delay_level_max=delay_level_max,
+                    reject_transactions=reject_transactions,
+                ),
+                self.topics,
+                find_group,
+            ),
             self.log,
             self.durability,
             Stats(),
@@ -155,15 +177,24 @@ def request(
         flag=fields.pop("flag", 0),
         properties=fields.pop("properties", ""),
         reconsume_times=fields.pop("reconsume_times", 0),
+        max_reconsume_times=fields.pop("max_reconsume_times", None),
         batch=fields.pop("batch", False),
     )
     oneway = fields.pop("oneway", False)
+    version = fields.pop("version", VERSION)
     assert not fields
-    return RemotingCommand.request(code, header.encode(code), body, oneway=oneway)
+    command = RemotingCommand.request(code, header.encode(code), body, oneway=oneway)
+    command.version = version
+    return command
 
 
 def properties(**values: str) -> str:
     return "\x02".join(f"{name}\x01{value}" for name, value in values.items())
+
+
+def batch_of(**values: str) -> RemotingCommand:
+    body = batch_body([b"one", b"two"], properties(**values).encode())
+    return request(body=body, batch=True, code=RequestCode.SEND_BATCH_MESSAGE)
 
 
 # What is stored and answered
@@ -282,6 +313,127 @@ def test_oneway_sends_are_stored_and_not_answered(make: Callable[..., Bench]) ->
     assert len(bench.stored()) == 1
 
 
+# What goes elsewhere first
+
+
+@pytest.mark.parametrize(
+    ("level", "capped"), [("1", 1), ("18", 18), ("19", 18), ("+2", 2), ("2147483647", 18)]
+)
+def test_a_delayed_message_goes_to_the_queue_of_its_level(
+    make: Callable[..., Bench], level: str, capped: int
+) -> None:
+    bench = make()
+    sent = properties(TAGS="t", DELAY=level, WAIT="true")
+    answers = bench.send(*(request(queue_id=2, flag=7, properties=sent, reconsume_times=3) for _ in range(2)))
+    first, second = bench.stored()
+    assert (first.topic, first.queue_id) == ("SCHEDULE_TOPIC_XXXX", capped - 1)
+    assert decode_properties(first.properties) == {
+        "TAGS": "t",
+        "DELAY": str(capped),
+        "WAIT": "true",
+        "CLUSTER": "C",
+        "REAL_TOPIC": "T",
+        "REAL_QID": "2",
+    }
+    assert (first.flag, first.reconsume_times, first.born_host) == (7, 3, BORN_HOST)
+    # The sender is told the queue that it asked for, and where the message is now.
+    assert [answer.ext["queueId"] for answer in answers if answer] == ["2", "2"]
+    assert [answer.ext["queueOffset"] for answer in answers if answer] == ["0", "1"]
+    assert [answer.ext["msgId"] for answer in answers if answer] == [first.message_id, second.message_id]
+
+
+def test_a_delayed_message_waits_for_its_proof_unless_its_sender_does_not(make: Callable[..., Bench]) -> None:
+    bench = make(sync=True)
+    answers = bench.send(
+        request(properties=properties(DELAY="1")), request(properties=properties(DELAY="1", WAIT="false"))
+    )
+    assert [answer is None for answer in answers] == [True, False]
+    bench.ack()
+    assert [answer.code for answer in bench.peer.sent] == [0]
+
+
+def test_a_delay_of_nothing_is_none(make: Callable[..., Bench]) -> None:
+    bench = make()
+    assert bench.send_one(request(properties=properties(DELAY="-1"))).code == 0
+    assert bench.stored()[0].topic == "T"
+
+
+def test_without_delay_levels_a_delay_is_refused(make: Callable[..., Bench]) -> None:
+    bench = make(delay_level_max=0)
+    answer = bench.send_one(request(properties=properties(DELAY="1")))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "no delay levels" in (answer.remark or "")
+
+
+def test_a_transactional_message_is_half_until_its_transaction_has_ended(make: Callable[..., Bench]) -> None:
+    bench = make()
+    answer = bench.send_one(
+        request(
+            queue_id=3,
+            sys_flag=SYS_TRANSACTION_PREPARED | 0x301,
+            properties=properties(TRAN_MSG="true", PGROUP="g", WAIT="true", DELAY="2"),
+        )
+    )
+    (half,) = bench.stored()
+    assert (answer.code, answer.ext["queueId"], answer.ext["queueOffset"]) == (0, "3", "0")
+    assert (half.topic, half.queue_id, half.sys_flag) == ("RMQ_SYS_TRANS_HALF_TOPIC", 0, 0x301)
+    assert decode_properties(half.properties) == {
+        "TRAN_MSG": "true",
+        "PGROUP": "g",
+        "WAIT": "true",
+        "CLUSTER": "C",
+        "REAL_TOPIC": "T",
+        "REAL_QID": "3",
+    }
+
+
+def test_transactions_can_be_refused(make: Callable[..., Bench]) -> None:
+    bench = make(reject_transactions=True)
+    answer = bench.send_one(request(properties=properties(TRAN_MSG="true")))
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert "rejectTransactionMessage" in (answer.remark or "")
+    assert bench.send_one(request(properties=properties(TRAN_MSG="false"))).code == 0
+
+
+@pytest.mark.parametrize(
+    ("times", "said_max", "version", "dead"),
+    [
+        (4, None, VERSION, False),
+        (5, None, VERSION, True),
+        (1, 2, VERSION, False),
+        (2, 2, VERSION, True),
+        (4, 2, 120, False),  # an old client's word does not count, the group's does
+        (5, 9, 120, True),
+        (5, 9, VERSION, False),
+    ],
+)
+def test_what_was_tried_too_often_is_a_dead_letter(
+    make: Callable[..., Bench], times: int, said_max: int | None, version: int, dead: bool
+) -> None:
+    bench = make()
+    answer = bench.send_one(
+        request(
+            "%RETRY%known",
+            properties=properties(DELAY="4", WAIT="true", RETRY_TOPIC="T"),
+            reconsume_times=times,
+            max_reconsume_times=said_max,
+            version=version,
+        )
+    )
+    (stored,) = bench.stored()
+    assert (answer.code, answer.ext["queueId"]) == (0, "0")
+    assert stored.reconsume_times == times
+    if dead:
+        assert (stored.topic, stored.queue_id) == ("%DLQ%known", 0)
+        assert decode_properties(stored.properties)["DELAY"] == "0"
+        topic = bench.topics.get("%DLQ%known")
+        assert topic is not None
+        assert (topic.write_queue_nums, topic.perm) == (1, 6)
+    else:
+        assert (stored.topic, stored.queue_id) == ("SCHEDULE_TOPIC_XXXX", 3)
+        assert bench.topics.get("%DLQ%known") is None
+
+
 # What is refused: every row's code, and a word of its remark
 
 
@@ -297,11 +449,13 @@ def test_oneway_sends_are_stored_and_not_answered(make: Callable[..., Bench]) ->
         (request(queue_id=4), ResponseCode.SYSTEM_ERROR, "queueId[4] is illegal"),
         (request("New", queue_nums=0), ResponseCode.SYSTEM_ERROR, "queueId[0] is illegal"),
         (request("%RETRY%stranger"), ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "stranger"),
-        (request(properties=properties(DELAY="3")), ResponseCode.MESSAGE_ILLEGAL, "delay level 3"),
-        (request(properties=properties(A="1", DELAY="x")), ResponseCode.MESSAGE_ILLEGAL, "delay level x"),
-        (request(properties=properties(DELAY="3"), batch=True), ResponseCode.MESSAGE_ILLEGAL, "delay level"),
-        (request(properties=properties(TRAN_MSG="true")), ResponseCode.NO_PERMISSION, "transactional"),
-        (request(sys_flag=SYS_TRANSACTION_PREPARED), ResponseCode.NO_PERMISSION, "transactional"),
+        (request(properties=properties(A="1", DELAY="x")), ResponseCode.SYSTEM_ERROR, "delay level 'x'"),
+        (request(properties=properties(DELAY="2147483648")), ResponseCode.SYSTEM_ERROR, "not a whole number"),
+        (request(properties=properties(DELAY="3"), batch=True), ResponseCode.MESSAGE_ILLEGAL, "no delay"),
+        (request(properties=properties(TRAN_MSG="true"), batch=True), ResponseCode.MESSAGE_ILLEGAL, "batch"),
+        (batch_of(DELAY="1"), ResponseCode.MESSAGE_ILLEGAL, "cannot be delayed"),
+        (batch_of(TRAN_MSG="TRUE"), ResponseCode.MESSAGE_ILLEGAL, "cannot be part of a transaction"),
+        (request(sys_flag=SYS_TRANSACTION_PREPARED), ResponseCode.MESSAGE_ILLEGAL, "TRAN_MSG does not"),
         (request(body=b"x" * 1001), ResponseCode.MESSAGE_ILLEGAL, "body is 1001 bytes, allowed are 1000"),
         (request(properties=properties(A="x" * 32768)), ResponseCode.MESSAGE_ILLEGAL, "properties are"),
         (request(properties=properties(A="ü" * 16384)), ResponseCode.MESSAGE_ILLEGAL, "properties are"),

@@ -24,6 +24,7 @@ from commitlog.log import Appended, BatchAppended, wall_clock_ms
 from commitlog.record import Message
 from haservice.broker.admission import Admission
 from haservice.broker.durability import Durability, PutStatus
+from haservice.broker.redirect import Redirected
 from haservice.broker.stats import Stats
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -211,7 +212,10 @@ class SendProcessor:
                 {
                     **self._trace,
                     "msgId": f"{self._id_prefix}{outcome.physical_offset:016X}",
-                    "queueId": str(message.queue_id),
+                    # Of a message that goes elsewhere first, the queue that it will come to.
+                    "queueId": str(
+                        message.queue_id if type(message) is Message else _asked_queue_id(message)
+                    ),
                     "queueOffset": str(outcome.queue_offset),
                 },
             )
@@ -270,6 +274,10 @@ class SendProcessor:
         for index, answer in stored.waiting:
             answer.code = status
             stored.answers[index] = answer
+
+
+def _asked_queue_id(message: Message) -> int:
+    return message.asked_queue_id if isinstance(message, Redirected) else message.queue_id
 
 
 class _Stored:
