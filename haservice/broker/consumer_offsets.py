@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from haservice.broker.offset_merge import SEPARATOR, Look, OffsetTable, settled
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import ConsumerOffsetWrapper
 
+__all__ = ["SEPARATOR", "ConsumerOffsets"]
+
 logger = logging.getLogger(__name__)
-
-SEPARATOR = "@"
-
-OffsetTable = dict[str, dict[int, int]]
 
 
 class ConsumerOffsets:
@@ -29,6 +28,8 @@ class ConsumerOffsets:
         # Guards the table's structure: a copy is taken while the loop commits.
         self._lock = threading.Lock()
         self._table: OffsetTable = {}
+        # Of a slave: the last look at its master's table.
+        self._looked: dict[str, dict[int, Look]] = {}
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Remembers `offset`, whatever it is; a group may go back on purpose."""
@@ -50,20 +51,83 @@ class ConsumerOffsets:
         with self._lock:
             return {key: dict(queues) for key, queues in self._table.items()}
 
-    def merge(self, body: ConsumerOffsetWrapper) -> int:
-        """Takes over what is further on in a master's answer to 43; returns how many queues moved.
+    def topics_of(self, group: str) -> list[str]:
+        """The topics that `group` has offsets of."""
+        with self._lock:
+            keys = [key.partition(SEPARATOR) for key in self._table]
+        return [topic for topic, _, name in keys if name == group]
 
-        The larger wins: what consumers committed to a slave while its master was away is not undone
-        by the master's older knowledge.
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have offsets of `topic`."""
+        with self._lock:
+            keys = [key.partition(SEPARATOR) for key in self._table]
+        return [group for name, _, group in keys if name == topic]
+
+    def remove_group(self, group: str) -> int:
+        """Forgets every offset of `group`; returns of how many topics."""
+        with self._lock:
+            gone = [key for key in self._table if key.partition(SEPARATOR)[2] == group]
+            for key in gone:
+                del self._table[key]
+        if gone:
+            logger.info("consumer offsets removed group=%s topics=%d", group, len(gone))
+        return len(gone)
+
+    def merge(self, body: ConsumerOffsetWrapper, *, continued: bool = False) -> int:
+        """Takes a master's answer to 43 in, by the rules of `offset_merge`; returns how many queues moved.
+
+        `continued`: it is of the same run of the same master as the answer before.
         """
         moved = 0
+        looked: dict[str, dict[int, Look]] = {}
         with self._lock:
-            for key, queues in body.offset_table.items():
-                mine = self._table.setdefault(key, {})
-                for queue_id, offset in queues.items():
-                    if offset > mine.get(queue_id, -1):
-                        mine[queue_id] = offset
+            last = self._looked if continued else {}
+            for key, theirs in body.offset_table.items():
+                ours, before = self._table.setdefault(key, {}), last.get(key, {})
+                looks = looked[key] = {}
+                for queue_id, offset in theirs.items():
+                    known = ours.get(queue_id)
+                    kept = settled(known, offset, before.get(queue_id))
+                    assert kept is not None
+                    looks[queue_id] = Look(offset, kept)
+                    if kept != known:
+                        ours[queue_id] = kept
                         moved += 1
+            for key, before in last.items():
+                moved += self._forget(key, before, looked.get(key, {}))
+            self._looked = looked
+        return moved
+
+    def _forget(self, key: str, before: Mapping[int, Look], now: Mapping[int, Look]) -> int:
+        """Drops what the master had at the last look and has no longer; returns how many queues."""
+        assert self._lock.locked()
+        ours = self._table.get(key, {})
+        gone = [
+            queue_id
+            for queue_id, look in before.items()
+            if queue_id not in now and queue_id in ours and settled(ours[queue_id], None, look) is None
+        ]
+        for queue_id in gone:
+            del ours[queue_id]
+        if gone and not ours:
+            del self._table[key]
+            logger.info("consumer offsets removed, the master has none any more topic@group=%s", key)
+        return len(gone)
+
+    def take_further(self, table: Mapping[str, Mapping[int, int]]) -> int:
+        """Takes over what is further in `table` than here; returns how many queues moved."""
+        moved = 0
+        with self._lock:
+            for key, theirs in table.items():
+                ours = self._table.get(key, {})
+                further = {
+                    queue_id: offset
+                    for queue_id, offset in theirs.items()
+                    if settled(ours.get(queue_id), offset, None) != ours.get(queue_id)
+                }
+                if further:
+                    self._table.setdefault(key, {}).update(further)
+                    moved += len(further)
         return moved
 
     def load(self) -> None:

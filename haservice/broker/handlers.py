@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from commitlog.dispatch import parse_delay_levels
 from commitlog.store import Store
 from haservice.broker.admission import Admission, Limits
 from haservice.broker.consumer_offsets import ConsumerOffsets
@@ -16,17 +17,20 @@ from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.offset_moved import OffsetMovedEvents
-from haservice.broker.processors.admin import StateProcessor, TopicProcessor
+from haservice.broker.processors.broker_state import StateProcessor
+from haservice.broker.processors.connections import ConnectionsProcessor
+from haservice.broker.processors.groups import GroupsProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
 from haservice.broker.processors.query import QueryProcessor
 from haservice.broker.processors.send import Gates, SendProcessor
+from haservice.broker.processors.topic_admin import TopicProcessor
 from haservice.broker.readable_topics import ReadableTopics, Topics
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.stats import Stats
+from haservice.broker.store_view import StoreView
 from haservice.broker.topics import TopicTable
-from haservice.config import in_force
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.server import BatchProcessor, Processor, RemotingServer
 from haservice.replication.service import HAService
@@ -63,9 +67,15 @@ def sends_of(parts: Parts) -> SendProcessor:
     return SendProcessor(
         _gates(broker),
         Admission(
-            Limits(broker.cluster_name, broker.permission, config.log.max_message_bytes),
+            Limits(
+                broker.cluster_name,
+                broker.permission,
+                config.log.max_message_bytes,
+                len(parse_delay_levels(config.log.message_delay_levels)),
+                broker.reject_transaction_message,
+            ),
             parts.topics,
-            lambda group: groups.find(group) is not None,
+            groups.find,
         ),
         parts.store.log,
         parts.durability,
@@ -86,6 +96,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         file_entries=config.log.queue_file_size // 20,
         readable_end=parts.ha.readable_end,
     )
+    view = StoreView(store.queues, store.log)
     processors: Processors = {}
     for part in (
         sends,
@@ -105,6 +116,8 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         ),
         OffsetsProcessor(parts.offsets, store.log, store.queues.get, reader, offload),
         HeartbeatProcessor(parts.clients, parts.groups, parts.topics, creates_topics=not parts.is_slave),
+        ConnectionsProcessor(parts.clients),
+        GroupsProcessor(parts.groups, parts.offsets, offload, is_slave=parts.is_slave),
         QueryProcessor(
             store.log,
             store.index if config.log.index_enabled else None,
@@ -114,7 +127,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         TopicProcessor(
             parts.topics,
             store.queues,
-            store.log,
+            view,
             offload,
             broker_name=broker.broker_name,
             is_slave=parts.is_slave,
@@ -125,7 +138,6 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             offload,
             log_path=config.log.log_path,
             queue_path=config.log.root / "consumequeue",
-            settings=lambda: in_force(config),
             gauges=parts.gauges,
             ha_status=parts.ha.status,
         ),

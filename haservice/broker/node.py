@@ -2,7 +2,7 @@
 
     part            thread                       needs
     store           –                            its lock; recovers, refuses to open what it cannot trust
-    tables          –                            topics.json, consumerOffset.json
+    tables          –                            topics.json, consumerOffset.json, subscriptionGroup.json
     log services    log-flush, log-dispatch, …   the store
     replication     ha-…                         the log
     clients' ports  remoting-loop, remoting-work everything above
@@ -32,6 +32,7 @@ from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
+from haservice.broker.hand_back import HandBack
 from haservice.broker.handlers import Parts, Processors, processors_of, sends_of, vip_processors_of
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.persistence import Persistence
@@ -175,11 +176,20 @@ class BrokerNode:
         self.offsets.load()
         if not self._is_slave:
             self.offsets.warn_of_ends_passed(self._queue_end)
+        self.groups = Groups(
+            broker.auto_create_subscription_group, PersistedFile(directory / "subscriptionGroup.json")
+        )
+        self.groups.load()
         self.persistence = Persistence(
-            {"topics": self.topics.persist, "consumer offsets": self.offsets.persist},
+            {
+                "topics": self.topics.persist,
+                "consumer offsets": self.offsets.persist,
+                "groups": self.groups.persist,
+            },
             broker.flush_consumer_offset_interval_ms / 1000,
         )
         self.topics.on_change = self._topics_changed
+        self.groups.on_change = self.persistence.soon
         self._started("tables", lambda _: self.persistence.persist())
 
     def _queue_end(self, topic: str, queue_id: int) -> int | None:
@@ -188,6 +198,10 @@ class BrokerNode:
         if queue is not None:
             return queue.max_offset
         return None if self.topics.get(topic) is None else 0
+
+    def _queue_end_if_level(self, topic: str, queue_id: int) -> int | None:
+        """None also while queues are still being built from the log."""
+        return None if self.store.dispatcher.behind else self._queue_end(topic, queue_id)
 
     def _list_topics(self) -> None:
         """Topics of our queues that the table lacks: of a slave that is the master now, or a lost file."""
@@ -237,7 +251,15 @@ class BrokerNode:
         )
         store.flusher.on_done = self.durability.flushed
         self.slave_sync = SlaveSync(
-            config.broker_addr, self.topics, self.offsets, on_synced=self.persistence.soon
+            config.broker_addr, self.topics, self.offsets, self.groups, on_synced=self.persistence.soon
+        )
+        hand_back = HandBack(
+            broker.broker_name,
+            config.broker_addr,
+            self.offsets,
+            self.groups,
+            self._queue_end_if_level,
+            on_taken=self.persistence.soon,
         )
         self.registration = Registration(
             Identity(
@@ -254,13 +276,15 @@ class BrokerNode:
             timeout_s=broker.register_timeout_ms / 1000,
             on_master=self._master_found,
             master_wanted=self._master_wanted,
+            on_reachable=None if self._is_slave else hand_back.run,
         )
 
     def _build_processors(self) -> None:
         config, broker, store = self.config, self.config.broker, self.store
         self.stats = Stats()
-        groups = Groups(broker.auto_create_subscription_group)
-        self.clients = ClientTable(notify_members(groups))
+        self.clients = ClientTable(
+            notify_members(self.groups, enabled=broker.notify_consumer_ids_changed_enable)
+        )
         self.long_polling = LongPolling()
         store.dispatcher.on_arrival = self._arrived if self._is_slave else self.long_polling.on_arrival
         parts = Parts(
@@ -268,7 +292,7 @@ class BrokerNode:
             store=store,
             store_host=self._store_host,
             topics=self.topics,
-            groups=groups,
+            groups=self.groups,
             clients=self.clients,
             offsets=self.offsets,
             stats=self.stats,

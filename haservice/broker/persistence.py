@@ -11,6 +11,8 @@ logger = logging.getLogger(__name__)
 
 # One cause is told once in this time.
 WARN_AGAIN_S = 60.0
+# Changes that come together are written together: a table is written whole.
+GATHER_S = 0.1
 
 
 class Persistence:
@@ -28,7 +30,8 @@ class Persistence:
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            self._woken.wait(self._interval_s)
+            if self._woken.wait(self._interval_s):
+                stop.wait(GATHER_S)
             self._woken.clear()
             self.persist()
 

@@ -8,6 +8,8 @@ One follower per name server, all on one event loop in the thread `register`, ea
     slave without its master  again after a second: a master that returns is found at once
     no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
 
+Before a name server that knows nothing of this broker, or may have forgotten it, is told: `on_reachable`.
+
 The connection stays open in between, for a name server takes its end as the broker's end.  The
 answers of several name servers may differ; the first in the order of the configuration that names a
 master is believed.  The word of one that does not answer counts no longer, as soon as another one
@@ -21,7 +23,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
@@ -81,9 +83,12 @@ class Registration:
         timeout_s: float,
         on_master: Callable[[MasterAddresses], None] = lambda _: None,
         master_wanted: Callable[[], bool] = lambda: False,
+        on_reachable: Callable[[RemotingClient, str], Awaitable[None]] | None = None,
     ) -> None:
         """`on_master` hears of a slave's master after each answer, and when a name server's silence makes
-        another one's word count; `master_wanted` says that the master is missed.
+        another one's word count; `master_wanted` says that the master is missed.  `on_reachable` is awaited
+        before the first registration at a name server (its address is handed over), and before the next
+        one after a failure.  It bounds itself.
         """
         self._identity = identity
         self._addrs = tuple(namesrv_addrs)
@@ -93,6 +98,7 @@ class Registration:
         self._timeout_s = timeout_s
         self._on_master = on_master
         self._master_wanted = master_wanted
+        self._on_reachable = on_reachable
         # The last word of each name server that answered when it was last asked.
         self._masters: dict[str, MasterAddresses] = {}
         self._believed = NO_MASTER
@@ -165,6 +171,8 @@ class Registration:
                 pass
 
     async def _register(self, client: RemotingClient, addr: str) -> None:
+        if self._on_reachable is not None and addr not in self._masters:
+            await self._on_reachable(client, addr)
         # Cleared before the table is read: a later change announces itself again.
         self._announced[addr].clear()
         body = self._body()

@@ -1,14 +1,16 @@
-"""SlaveSync: a slave's copies of its master's topics and consumer offsets.
+"""SlaveSync: a slave's copies of what its master keeps beside the log.
 
-Both are fetched as soon as a master is known and every 10 s from then on, each step on its own, and at
+All are fetched as soon as a master is known and every 10 s from then on, each step on its own, and at
 once when messages of a topic arrive that is not known here: should the master die now, they are to be read.
 
-    21 GET_ALL_TOPIC_CONFIG      taken whole, with its version, when the version differs from ours
-    43 GET_ALL_CONSUMER_OFFSET   merged: an offset that clients committed here is never lowered
+    21  GET_ALL_TOPIC_CONFIG                taken whole, with its version, when the version differs from ours
+    43  GET_ALL_CONSUMER_OFFSET             merged, the newest wins: see `offset_merge`
+    45  GET_ALL_DELAY_OFFSET                taken whole: delayed messages are delivered by masters only
+    201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    as topics
 
 RocketMQ overwrites in the second step, so that after an outage the master's older offsets win and
-messages are consumed twice; here the larger offset stays.  RocketMQ asks for 21 at the master's VIP
-port (listenPort - 2); the main port serves it as well, on stock masters too, so we ask there.
+messages are consumed twice.  RocketMQ asks for 21 at the master's VIP port (listenPort - 2); the main port
+serves it as well, on stock masters too, so we ask there.
 """
 
 from __future__ import annotations
@@ -22,12 +24,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from commitlog.dispatch import Arrival
+from haservice.broker.groups import Groups
 from haservice.broker.topics import TopicTable
 from haservice.errors import RemotingError
-from haservice.remoting.bodies import ConsumerOffsetWrapper, TopicConfigWrapper
+from haservice.remoting.bodies import (
+    ConsumerOffsetWrapper,
+    DelayOffsetWrapper,
+    SubscriptionGroupWrapper,
+    TopicConfigWrapper,
+)
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +52,13 @@ STRANGERS_MAX = 1000
 class OffsetTable(Protocol):
     """The consumer offsets, as far as they are copied."""
 
-    def merge(self, body: ConsumerOffsetWrapper, /) -> object: ...
+    def merge(self, body: ConsumerOffsetWrapper, /, *, continued: bool) -> object: ...
+
+
+class DelayTable(Protocol):
+    """How far each delay level has been delivered, as far as it is copied."""
+
+    def replace(self, body: DelayOffsetWrapper, /) -> object: ...
 
 
 class SlaveSync:
@@ -54,7 +69,9 @@ class SlaveSync:
         own_addr: str,
         topics: TopicTable,
         offsets: OffsetTable,
+        groups: Groups,
         *,
+        delays: DelayTable | None = None,
         on_synced: Callable[[], None] = lambda: None,
         retry_s: float = RETRY_S,
     ) -> None:
@@ -62,10 +79,15 @@ class SlaveSync:
         self._own_addr = own_addr
         self._topics = topics
         self._offsets = offsets
+        self._delays = delays
+        self._groups = groups
         self._on_synced = on_synced
         self._retry_s = retry_s
         self._master_addr: str | None = None
         self._asking: str | None = None  # of the thread: the address of its present or last pass
+        # Of the thread: the connection that the offsets came over last.  The same one leads to the same
+        # run of the master; one that returns is on another.
+        self._looked_over: Connection | None = None
         self._warned_s = -WARN_AGAIN_S
         self._strangers: set[str] = set()  # of the dispatcher's thread
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -150,9 +172,9 @@ class SlaveSync:
             await asyncio.gather(work, woken, return_exceptions=True)
 
     async def sync_once(self, client: RemotingClient, addr: str) -> bool:
-        """Both steps; a failed one does not keep the other from being tried.  True if both succeeded."""
+        """All steps; a failed one does not keep the others from being tried.  True if all succeeded."""
         good = True
-        for step in (self._sync_topics, self._sync_offsets):
+        for step in (self._sync_topics, self._sync_offsets, self._sync_delays, self._sync_groups):
             try:
                 await step(client, addr)
             except (RemotingError, ValueError) as error:
@@ -168,8 +190,23 @@ class SlaveSync:
         self._topics.replace_all(TopicConfigWrapper.decode(body))
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
+        before, self._looked_over = self._looked_over, None
         body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-        self._offsets.merge(ConsumerOffsetWrapper.decode(body))
+        now = client.connection(addr)
+        self._offsets.merge(
+            ConsumerOffsetWrapper.decode(body), continued=before is not None and now is before
+        )
+        self._looked_over = now
+
+    async def _sync_delays(self, client: RemotingClient, addr: str) -> None:
+        if self._delays is None:
+            return
+        body = await _fetch(client, addr, RequestCode.GET_ALL_DELAY_OFFSET)
+        self._delays.replace(DelayOffsetWrapper.decode(body))
+
+    async def _sync_groups(self, client: RemotingClient, addr: str) -> None:
+        body = await _fetch(client, addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        self._groups.replace_all(SubscriptionGroupWrapper.decode(body))
 
     def _warn(self, addr: str, error: Exception) -> None:
         now = time.monotonic()

@@ -86,11 +86,8 @@ class TopicTable:
             topic.topic_name: topic for topic in _start_topics(config, delay_levels)
         }
         self._data_version = DataVersion(counter=0, timestamp=clock_ms())
-        self._system = SYSTEM_TOPICS | {
-            config.cluster_name,
-            config.broker_name,
-            f"{config.cluster_name}_REPLY_TOPIC",
-        }
+        names = {config.cluster_name, config.broker_name, f"{config.cluster_name}_REPLY_TOPIC"}
+        self._system = SYSTEM_TOPICS | names
 
     # Reading
 
@@ -112,6 +109,11 @@ class TopicTable:
         """The whole table with its version: the body of 21 and 103, and the file."""
         with self._lock:
             return TopicConfigWrapper(data_version=self._data_version, topic_config_table=dict(self._table))
+
+    @property
+    def system_topics(self) -> frozenset[str]:
+        """The topics that RocketMQ calls its own, whether this broker has them or not."""
+        return self._system
 
     def is_system(self, topic: str) -> bool:
         return topic in self._system or topic.startswith(SYSTEM_PREFIX)
@@ -156,7 +158,9 @@ class TopicTable:
             known = self._table.get(topic)
             if known is not None:
                 return known
-            created = dataclasses.replace(topic_config(topic, queue_nums, perm), topic_sys_flag=topic_sys_flag)
+            created = topic_config(topic, queue_nums, perm)
+            if topic_sys_flag:
+                created = dataclasses.replace(created, topic_sys_flag=topic_sys_flag)
             self._put(created)
         logger.info("topic created topic=%s queues=%d", topic, queue_nums)
         self.on_change()
@@ -201,6 +205,12 @@ class TopicTable:
         logger.info("topics replaced count=%d version=%s", len(self._table), wrapper.data_version)
         self.on_change()
         return True
+
+    def renew_version(self) -> None:
+        """The same table under a new version, for name servers to learn it anew."""
+        with self._lock:
+            self._raise_version()
+        self.on_change()
 
     # Storing
 

@@ -237,6 +237,10 @@ class TopicStatsTable(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionGroupConfig(JSONBody):
+    """200, and what a broker keeps of a group."""
+
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+
     group_name: str
     consume_enable: bool = True
     consume_from_min_enable: bool = True
@@ -250,7 +254,7 @@ class SubscriptionGroupConfig(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionGroupWrapper(JSONBody):
-    """201, which a stock slave asks for."""
+    """201, and `config/subscriptionGroup.json`."""
 
     data_version: DataVersion = DataVersion()
     subscription_group_table: Mapping[str, SubscriptionGroupConfig] = field(default_factory=dict)

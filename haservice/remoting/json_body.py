@@ -21,6 +21,8 @@ from typing import Any, ClassVar, Self
 from haservice.remoting.fastjson import ANSWER_TREE_BYTES_MAX, BodyUnreadable, ObjectKey, dumps, loads
 from haservice.remoting.headers import wire_name
 
+_I64_MAX = 2**63 - 1
+
 _Read = Callable[[Any], Any]
 _Write = Callable[[Any], Any]
 
@@ -184,14 +186,17 @@ def _mapping_codec(key_kind: Any, kind: Any) -> tuple[_Read, _Write | None, bool
 
 
 def _whole(value: Any) -> int:
-    if type(value) is int:
-        return value
-    if isinstance(value, (str, bool)) or (isinstance(value, float) and value.is_integer()):
+    if type(value) is not int:
+        if not isinstance(value, (str, bool)) and not (isinstance(value, float) and value.is_integer()):
+            raise BodyUnreadable(f"{str(value)[:40]!r} is not a whole number")
         try:
-            return int(value)
+            value = int(value)
         except ValueError:
-            pass
-    raise BodyUnreadable(f"{str(value)[:40]!r} is not a whole number")
+            raise BodyUnreadable(f"{str(value)[:40]!r} is not a whole number") from None
+    # A larger one would be written nowhere again: not by the JSON writer, and no Java peer could read it.
+    if not -_I64_MAX - 1 <= value <= _I64_MAX:
+        raise BodyUnreadable(f"{str(value)[:40]} does not fit into 64 bits")
+    return int(value)
 
 
 def _real(value: Any) -> float:

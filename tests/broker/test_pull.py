@@ -213,7 +213,7 @@ def test_without_automatic_groups_only_those_of_the_system_exist(reading_broker:
 def test_a_group_that_may_not_consume(reading_broker: Make) -> None:
     broker = reading_broker()
     broker.fill(1)
-    broker.groups.find = lambda name: dataclasses.replace(GroupConfig(), consume_enable=False)  # type: ignore[method-assign]
+    broker.groups.find = lambda name: dataclasses.replace(GroupConfig("G"), consume_enable=False)  # type: ignore[method-assign]
     assert broker.caller().pull(0).code == 16
 
 
@@ -237,7 +237,7 @@ def test_a_broadcasting_group_may_be_refused(reading_broker: Make) -> None:
     caller = broker.caller()
     caller.heartbeat("c1", {"G": {"T": "*"}}, messageModel="BROADCASTING")
     assert caller.pull(0, sysFlag=0).code == 0
-    refusing = dataclasses.replace(GroupConfig(), consume_broadcast_enable=False)
+    refusing = dataclasses.replace(GroupConfig("G"), consume_broadcast_enable=False)
     broker.groups.find = lambda name: refusing  # type: ignore[method-assign]
     assert caller.pull(0, sysFlag=0).code == 16
 

@@ -23,6 +23,8 @@ from haservice.broker.consumers import ClientTable
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.offset_moved import OffsetMoved
+from haservice.broker.processors.connections import ConnectionsProcessor
+from haservice.broker.processors.groups import GroupsProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
@@ -166,8 +168,14 @@ class ReadingBroker:
         self.log = self.store.log
         self.topics = TopicTable(self.config, PersistedFile(root / "config" / "topics.json"))
         self.topics.find_or_create("T", 4)
-        self.groups = Groups(self.config.auto_create_subscription_group)
-        self.clients = ClientTable(notify_members(self.groups))
+        self.groups = Groups(
+            self.config.auto_create_subscription_group,
+            PersistedFile(root / "config" / "subscriptionGroup.json"),
+        )
+        self.groups.load()
+        self.clients = ClientTable(
+            notify_members(self.groups, enabled=self.config.notify_consumer_ids_changed_enable)
+        )
         self.offsets = ConsumerOffsets(PersistedFile(root / "config" / "consumerOffset.json"))
         self.polling = LongPolling(held_max)
         self.stats = Stats()
@@ -193,6 +201,8 @@ class ReadingBroker:
                 self.clients, self.groups, self.topics, creates_topics=not role.is_slave,
                 clock_s=lambda: self.now_s,
             ),
+            GroupsProcessor(self.groups, self.offsets, self._offload, is_slave=role.is_slave),
+            ConnectionsProcessor(self.clients, clock_s=lambda: self.now_s),
             QueryProcessor(self.log, self.store.index, self._offload),
         ]  # fmt: skip
         handlers = {code: handler for part in processors for code, handler in part.handlers().items()}

@@ -4,31 +4,26 @@
 35 UNREGISTER_CLIENT             it leaves one group of each kind
 38 GET_CONSUMER_LIST_BY_GROUP    client ids, which the clients share the queues out by
 46 CHECK_CLIENT_CONFIG           whether a subscription would be served; asked for SQL92 ones
-201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    the groups known now, which a stock slave asks for every 10 s
 40 NOTIFY_CONSUMER_IDS_CHANGED   ours to them, oneway
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable
 
-from commitlog.log import wall_clock_ms
 from haservice.broker.consumers import ClientTable, Peer
-from haservice.broker.groups import SYSTEM_GROUPS, Groups
+from haservice.broker.groups import Groups
 from haservice.broker.processors.pull import not_filtered
 from haservice.broker.tag_filter import TAG
-from haservice.broker.topics import RETRY_PREFIX, TOPIC_LENGTH_MAX, TopicTable, name_fault
+from haservice.broker.topics import RETRY_PREFIX, SYS_FLAG_UNIT_SUB, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies import (
     CheckClientRequestBody,
+    ConsumerData,
     ConsumerIdList,
-    DataVersion,
     HeartbeatData,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
 )
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -62,9 +57,6 @@ class HeartbeatProcessor:
         self._topics = topics
         self._creates_topics = creates_topics
         self._clock_s = clock_s
-        # What was told last, and its version: a slave takes the table when the version is another one.
-        self._told: frozenset[str] = frozenset()
-        self._version = DataVersion(counter=0, timestamp=wall_clock_ms())
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -72,7 +64,6 @@ class HeartbeatProcessor:
             RequestCode.UNREGISTER_CLIENT: self.unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
             RequestCode.CHECK_CLIENT_CONFIG: self.check_client,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
         }
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -93,22 +84,27 @@ class HeartbeatProcessor:
                     f"group {consumer.group_name} subscribes {wanted} topics,"
                     f" at most {SUBSCRIPTIONS_MAX} are kept",
                 )
-            self._make_retry_topic(consumer.group_name)
+            self._make_group(consumer)
         self._clients.heartbeat(
             connection, data, self._clock_s(), _language_name(command.language), command.version
         )
         return command.answer()
 
-    def _make_retry_topic(self, name: str) -> None:
-        """Messages that a consumer sends back come to `%RETRY%group`, which it subscribes by itself."""
-        if not self._creates_topics:
-            return
+    def _make_group(self, consumer: ConsumerData) -> None:
+        """The group, if it may be made, and its `%RETRY%group`, which consumers subscribe by themselves.
+
+        A consumer whose group may not be made is a member all the same, as in RocketMQ; its pulls are
+        refused.
+        """
+        name = consumer.group_name
         group = self._groups.find(name)
         topic = RETRY_PREFIX + name
-        if group is None or len(topic) > TOPIC_LENGTH_MAX or name_fault(topic) is not None:
+        # A group that is served but not kept gets no topic, or those would grow without bound instead.
+        if group is None or not self._creates_topics or self._groups.get(name) is None:
             return
-        if self._topics.get(topic) is None:
-            self._topics.find_or_create(topic, group.retry_queue_nums)
+        if self._topics.get(topic) is None and name_fault(topic) is None:
+            flags = SYS_FLAG_UNIT_SUB if consumer.unit_mode else 0
+            self._topics.find_or_create(topic, max(0, group.retry_queue_nums), topic_sys_flag=flags)
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = UnregisterClientHeader.decode(command.ext)
@@ -132,20 +128,6 @@ class HeartbeatProcessor:
             raise not_filtered(subscription.expression_type)
         return command.answer()
 
-    def all_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """RocketMQ's own groups, and those with a consumer online: no others are remembered yet."""
-        names = SYSTEM_GROUPS.union(self._clients.consumers)
-        if names != self._told:
-            self._told = names
-            self._version = dataclasses.replace(self._version, counter=self._version.counter + 1)
-        found = ((name, self._groups.find(name)) for name in sorted(names))
-        table = {
-            name: SubscriptionGroupConfig(name, **dataclasses.asdict(grants))
-            for name, grants in found
-            if grants is not None
-        }
-        return command.answer(body=SubscriptionGroupWrapper(self._version, table).encode())
-
 
 def _language_name(language: int) -> str:
     """A newer client may speak a language that has no name here yet."""
@@ -155,12 +137,12 @@ def _language_name(language: int) -> str:
         return LanguageCode.OTHER.name
 
 
-def notify_members(groups: Groups) -> Callable[[str, Iterable[Peer]], None]:
-    """What ClientTable calls on a change: tells every member, unless its group wants no notice."""
+def notify_members(groups: Groups, *, enabled: bool = True) -> Callable[[str, Iterable[Peer]], None]:
+    """What ClientTable calls on a change: tells every member, unless its group or `enabled` forbids it."""
 
     def notify(name: str, members: Iterable[Peer]) -> None:
-        group = groups.find(name)
-        if group is not None and not group.notify_consumer_ids_changed_enable:
+        group = groups.get(name)
+        if not enabled or (group is not None and not group.notify_consumer_ids_changed_enable):
             return
         for member in members:
             if isinstance(member, Connection):
