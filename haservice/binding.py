@@ -160,8 +160,10 @@ TEXTS: Mapping[str, Callable[[str], str]] = {
     "messageDelayLevel": _delay_levels,
 }
 
+PASSWORDS = frozenset({"tls.server.keyPassword", "tls.client.keyPassword"})
+
 # Keys that hold several values, and what stands between them.
-LIST_SEPARATORS: Mapping[str, str] = {"namesrvAddr": ";", "haAllowedSlaves": ","}
+LIST_SEPARATORS: Mapping[str, str] = {"namesrvAddr": ";", "haAllowedSlaves": ",", "configBlackList": ";"}
 
 
 class ValuesRefused(ConfigError):
@@ -215,6 +217,8 @@ class Binder:
         if kind is int:
             return self._held(key, _whole_number(key, text, unit))
         if issubclass(kind, Enum):
+            if key.startswith("tls."):
+                text = text.lower()  # RocketMQ takes these in any case, and only these
             if text not in kind.__members__:
                 raise ValueError(f"none of {', '.join(kind.__members__)}")
             return kind[text]
@@ -315,6 +319,9 @@ def as_text(value: object) -> str:
 
 
 def option_text(key: str, value: object) -> str:
+    """A value as it may be shown: of a password only that there is one."""
+    if key in PASSWORDS and value is not None:
+        return "******"
     if isinstance(value, tuple):
         return LIST_SEPARATORS[key].join(value)
     return as_text(value)

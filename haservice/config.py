@@ -19,6 +19,7 @@ from haservice import rocketmq_keys
 from haservice.binding import Binder, expanded, option_text, told_address
 from haservice.errors import ConfigError
 from haservice.properties import Entry, Properties, parse
+from haservice.security_settings import TLS_CONFIG_FILE, AclConfig, TlsConfig
 from haservice.settings import (
     BrokerConfig,
     BrokerRole,
@@ -33,7 +34,14 @@ FILE_BYTES_MAX = 1024 * 1024
 # To listen on; nobody can connect to them from afar.
 EVERY_ADDRESS = ("0.0.0.0", "::")
 
-BROKER_CLASSES: tuple[type[Any], ...] = (BrokerConfig, LogOptions, ReplicationConfig, RemotingConfig)
+BROKER_CLASSES: tuple[type[Any], ...] = (
+    BrokerConfig,
+    LogOptions,
+    ReplicationConfig,
+    RemotingConfig,
+    AclConfig,
+    TlsConfig,
+)
 
 
 def load_broker(path: str | Path | None, environ: Mapping[str, str] = os.environ) -> NodeConfig:
@@ -48,6 +56,8 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     log = binder.values(LogOptions)
     replication = binder.values(ReplicationConfig)
     remoting = RemotingConfig(**binder.values(RemotingConfig))
+    acl = binder.values(AclConfig)
+    tls = _tls(binder)
 
     _settle_addresses(broker, remoting, binder)
     _settle_name_servers(broker, environ, binder)
@@ -57,6 +67,7 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     _check_ports(remoting, replication["listen_port"], binder)
     _check_intervals(replication, binder)
     _settle_log(log, binder)
+    _settle_acl(acl, environ, binder)
     log["replica"] = role.is_slave
     if role.is_slave and not broker.get("namesrv_addrs"):
         _warn_of_no_name_server(binder, replication.get("master_address"))
@@ -67,6 +78,8 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
         log=LogOptions(**log),
         replication=ReplicationConfig(**replication),
         remoting=remoting,
+        acl=AclConfig(**acl),
+        tls=tls,
         source=properties.source,
         warnings=tuple(binder.warnings),
     )
@@ -74,11 +87,20 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
 
 def load_nameserver(path: str | Path | None = None) -> NameserverConfig:
     """The configuration of a name server; all defaults without a file."""
-    binder = Binder(_read(path) if path is not None else Properties({}, "defaults"))
+    return nameserver_from(_read(path) if path is not None else Properties({}, "defaults"))
+
+
+def nameserver_from(properties: Properties) -> NameserverConfig:
+    """As load_nameserver, from properties already read."""
+    binder = Binder(properties)
     values = binder.values(NameserverConfig)
-    binder.check_names([key for key, _, _ in options_of(NameserverConfig)], rocketmq_keys.NAMESERVER)
+    tls = _tls(binder)
+    served = [key for key, _, _ in options_of(NameserverConfig, TlsConfig)]
+    binder.check_names(served, rocketmq_keys.NAMESERVER)
     binder.finish()
-    return NameserverConfig(**values, source=binder.properties.source, warnings=tuple(binder.warnings))
+    return NameserverConfig(
+        **values, tls=tls, source=binder.properties.source, warnings=tuple(binder.warnings)
+    )
 
 
 def options_of(*classes: type[Any]) -> Iterator[tuple[str, type[Any], dataclasses.Field[Any]]]:
@@ -91,10 +113,10 @@ def options_of(*classes: type[Any]) -> Iterator[tuple[str, type[Any], dataclasse
 
 def in_force(config: NodeConfig | NameserverConfig) -> list[tuple[str, str]]:
     """Every key that is served and its value in force, sorted: what `mqbroker -p` prints."""
-    parts: tuple[Any, ...] = (config,)
+    parts: tuple[Any, ...] = (config, config.tls)
     if isinstance(config, NodeConfig):
         log = dataclasses.replace(config.log, commit_log_path=config.log.log_path)
-        parts = (config.broker, log, config.replication, config.remoting)
+        parts = (config.broker, log, config.replication, config.remoting, config.acl, config.tls)
     return sorted(
         (key, option_text(key, getattr(part, field.name)))
         for part in parts
@@ -104,7 +126,7 @@ def in_force(config: NodeConfig | NameserverConfig) -> list[tuple[str, str]]:
 
 def read_yaml(path: str | Path) -> Any:
     """The content of a YAML file, as plain Python values.  Raises ConfigError."""
-    text = _read_text(path)
+    text = read_text(path)
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -205,11 +227,38 @@ def _settle_log(log: dict[str, Any], binder: Binder) -> None:
         binder.warn(key, f"a message of maxMessageSize={message} cannot fit a log file of {segment} bytes")
 
 
+def _settle_acl(acl: dict[str, Any], environ: Mapping[str, str], binder: Binder) -> None:
+    """Where the rules are: as RocketMQ looks for them, or beside the broker's own file."""
+    if not acl.get("enabled") or "file" in acl or not binder.sound("aclFile"):
+        return
+    home, source = environ.get("ROCKETMQ_HOME"), Path(binder.properties.source)
+    if home:
+        acl["file"] = Path(home, "conf", "plain_acl.yml")
+    elif binder.properties.line_of("aclEnable"):
+        acl["file"] = source.parent / "plain_acl.yml"
+
+
+def _tls(binder: Binder) -> TlsConfig:
+    """The TLS keys of this file, and of the one that is for them alone."""
+    values = binder.values(TlsConfig)
+    path: Path = values.get("config_file", TLS_CONFIG_FILE)
+    if "config_file" in values or (path.is_file() and os.access(path, os.R_OK)):
+        try:
+            of_file = Binder(_read(path))
+        except ConfigError as error:
+            binder.errors.append(error)
+        else:
+            values = of_file.values(TlsConfig) | values
+            binder.errors += of_file.errors
+            binder.warnings += of_file.warnings
+    return TlsConfig(**values)
+
+
 def _read(path: str | Path) -> Properties:
-    return parse(_read_text(path), str(path))
+    return parse(read_text(path), str(path))
 
 
-def _read_text(path: str | Path) -> str:
+def read_text(path: str | Path) -> str:
     """UTF-8, or else Latin-1, which is what Java reads such files as.  Raises ConfigError."""
     try:
         with expanded(path).open("rb") as file:

@@ -16,18 +16,18 @@ BROKER = _names(
     adminBrokerThreadPoolNums autoDeleteUnusedStats brokerFastFailureEnable
     clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity commercialBaseCount
     commercialBigCount commercialEnable commercialTimerCount commercialTransCount compressedRegister
-    configBlackList brokerConfigPath consumerFallbehindThreshold consumerManageThreadPoolNums
+    brokerConfigPath consumerFallbehindThreshold consumerManageThreadPoolNums
     consumerManagerThreadPoolQueueCapacity disableConsumeIfConsumerReadSlowly enableCalcFilterBitMap
-    enableDetailStat enablePropertyFilter endTransactionPoolQueueCapacity
+    enableDetailStat endTransactionPoolQueueCapacity
     endTransactionThreadPoolNums expectConsumerNumUseFilter fetchNamesrvAddrByAddressServer
-    filterDataCleanTimeSpan filterServerNums filterSupportRetry flushConsumerOffsetHistoryInterval
+    filterDataCleanTimeSpan filterServerNums flushConsumerOffsetHistoryInterval
     forceRegister heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity highSpeedMode
     isolateLogEnable maxDelayTime maxErrorRateOfBloomFilter messageStorePlugIn msgTraceTopicName
     processReplyMessageThreadPoolNums pullMessageThreadPoolNums
     pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums putThreadPoolQueueCapacity
     queryMessageThreadPoolNums queryThreadPoolQueueCapacity
     replyThreadPoolQueueCapacity rocketmqHome sendMessageThreadPoolNums sendThreadPoolQueueCapacity
-        transferMsgByHeap waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
+    transferMsgByHeap waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
     waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue bitMapLengthConsumeQueueExt
     commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog dLegerGroup
     dLegerPeers dLegerSelfId debugLockEnable deleteCommitLogFilesInterval
@@ -53,7 +53,7 @@ BROKER = _names(
 
 NAMESERVER = _names(
     """
-    clusterTest configBlackList configStorePath productEnvName rocketmqHome
+    clusterTest productEnvName rocketmqHome
     serverAsyncSemaphoreValue serverCallbackExecutorThreads serverOnewaySemaphoreValue
     serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog
     serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads useEpollNativeSelector

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from commitlog.options import LogOptions, option
+from haservice.security_settings import AclConfig, TlsConfig
 
 # A broker that has said nothing for so long is gone; RocketMQ has no key for it either.
 EXPIRE_MS = 120_000
@@ -40,6 +41,10 @@ def local_address() -> str:
 
 def _kv_config_path() -> Path:
     return Path.home() / "namesrv" / "kvConfig.json"
+
+
+def _namesrv_config_path() -> Path:
+    return Path.home() / "namesrv" / "namesrv.properties"
 
 
 class BrokerRole(Enum):
@@ -118,6 +123,15 @@ class BrokerConfig:
     short_polling_ms: int = option(
         "shortPollingTimeMills", 1000, "ms", "How long such a pull is held when longPollingEnable is false."
     )
+    enable_property_filter: bool = option(
+        "enablePropertyFilter", False, "", "Consumers may subscribe by SQL92 expressions over properties."
+    )
+    filter_support_retry: bool = option(
+        "filterSupportRetry",
+        False,
+        "",
+        "A message that was sent back is judged by the expression for the topic it came from.",
+    )
     slave_read_enable: bool = option(
         "slaveReadEnable", False, "", "Clients that lag far behind are sent to a slave."
     )
@@ -189,6 +203,12 @@ class BrokerConfig:
         10000,
         "ms",
         "How long the progress of delayed messages may stay unwritten; we write it after 1 s at the latest.",
+    )
+    config_black_list: tuple[str, ...] = option(
+        "configBlackList",
+        ("configBlackList", "brokerConfigPath"),
+        "key;…",
+        "Keys that updateBrokerConfig may not change.",
     )
     max_pending_sends: int = option(
         "maxPendingSends",
@@ -276,103 +296,6 @@ class RemotingConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AclConfig:
-    """Who may do what on the clients' ports of a broker."""
-
-    enabled: bool = option(
-        "aclEnable", False, "", "Requests are checked against the accounts of plain_acl.yml."
-    )
-    file: Path | None = option(
-        "aclFile",
-        None,
-        "path",
-        "OURS, not RocketMQ's: where plain_acl.yml is; files in acl/ beside it count, too. Not set: "
-        "$ROCKETMQ_HOME/conf/plain_acl.yml, without ROCKETMQ_HOME plain_acl.yml beside this file.",
-    )
-    slave_file: Path | None = option(
-        "aclCredentialsFile",
-        None,
-        "path",
-        "OURS, not RocketMQ's: a YAML file with accessKey and secretKey, as tools.yml, that a slave signs its "
-        "requests to the master with. Not set: it does not sign, and the master has to white-list it.",
-    )
-
-
-class TlsMode(Enum):
-    """Which connections a port takes."""
-
-    disabled = "disabled"
-    permissive = "permissive"
-    enforcing = "enforcing"
-
-
-class ClientAuth(Enum):
-    """Whether a client shows a certificate."""
-
-    none = "none"
-    optional = "optional"
-    require = "require"
-
-
-# RocketMQ reads the keys below from here when nothing else is said.
-TLS_CONFIG_FILE = Path("/etc/rocketmq/tls.properties")
-
-
-@dataclass(frozen=True, slots=True)
-class TlsConfig:
-    """TLS on the clients' ports, and on calls out.  In RocketMQ these are system properties of Java."""
-
-    mode: TlsMode = option(  # noqa: RUF009 - an enum's member
-        "tls.server.mode",
-        TlsMode.permissive,
-        "",
-        "disabled takes plain connections, enforcing only TLS, permissive both (without a certificate: plain).",
-    )
-    server_key: Path | None = option("tls.server.keyPath", None, "path", "The private key, in PEM.")
-    server_key_password: str | None = option("tls.server.keyPassword", None, "", "What the key is locked with.")
-    server_cert: Path | None = option(
-        "tls.server.certPath", None, "path", "The certificate, and those between it and its root, in PEM."
-    )
-    client_auth: ClientAuth = option(  # noqa: RUF009 - an enum's member
-        "tls.server.need.client.auth", ClientAuth.none, "", "Whether clients show a certificate."
-    )
-    auth_client: bool = option(
-        "tls.server.authClient", False, "", "Clients' certificates are checked; what they need, with the above."
-    )
-    server_trust: Path | None = option(
-        "tls.server.trustCertPath", None, "path", "Roots of clients' certificates. Not set: the system's."
-    )
-    calls: bool = option(
-        "tls.enable", False, "", "Calls to name servers and to the master use TLS; so they do in enforcing mode."
-    )
-    client_key: Path | None = option(
-        "tls.client.keyPath", None, "path", "The private key to show a server that asks for a certificate."
-    )
-    client_key_password: str | None = option(
-        "tls.client.keyPassword", None, "", "What that key is locked with."
-    )
-    client_cert: Path | None = option("tls.client.certPath", None, "path", "The certificate of that key.")
-    auth_server: bool = option(
-        "tls.client.authServer", False, "", "Servers' certificates are checked, the host name in them is not."
-    )
-    client_trust: Path | None = option(
-        "tls.client.trustCertPath", None, "path", "Roots of servers' certificates. Not set: the system's."
-    )
-    test_mode: bool = option(
-        "tls.test.mode.enable",
-        False,
-        "",
-        "Without a certificate one is made at the start, signed by itself. RocketMQ's default is true.",
-    )
-    config_file: Path = option(  # noqa: RUF009 - immutable
-        "tls.config.file",
-        TLS_CONFIG_FILE,
-        "path",
-        "A properties file with these keys, read if it is there; what this file says comes first.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class NameserverConfig:
     """What a name server needs."""
 
@@ -385,6 +308,18 @@ class NameserverConfig:
         _kv_config_path,
         "path",
         "The file of the key-value configuration, written on every change.",
+    )
+    config_store_path: Path = option(  # noqa: RUF009 - made for each object
+        "configStorePath",
+        _namesrv_config_path,
+        "path",
+        "Where updateNamesrvConfig stores; a name server started with a file stores there.",
+    )
+    config_black_list: tuple[str, ...] = option(
+        "configBlackList",
+        ("configBlackList", "configStorePath", "kvConfigPath"),
+        "key;…",
+        "Keys that updateNamesrvConfig may not change.",
     )
     order_message_enable: bool = option(
         "orderMessageEnable", False, "", "Routes carry the configuration of ordered topics."

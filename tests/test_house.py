@@ -33,7 +33,7 @@ INSIDE_FUNCTIONS = {("haservice.admin", "haservice.pipeline")}
 PIPELINE_MAY_USE = ("commitlog", "haservice.pipeline", "haservice.errors")
 
 LIBRARIES = {
-    "yaml": ("haservice.config",),
+    "yaml": ("haservice.config", "haservice.yaml_document"),
     "click": ("haservice.admin",),
     "psutil": ("haservice.admin", "haservice.broker"),
     "pyspark": ("haservice.pipeline",),

@@ -10,27 +10,37 @@ from dataclasses import dataclass
 
 from commitlog.dispatch import parse_delay_levels
 from commitlog.store import Store
+from haservice.broker.acl_files import AclFiles
 from haservice.broker.admission import Admission, Limits
+from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
+from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMovedEvents
+from haservice.broker.processors.acl import AclProcessor
 from haservice.broker.processors.broker_state import StateProcessor
 from haservice.broker.processors.connections import ConnectionsProcessor
 from haservice.broker.processors.groups import GroupsProcessor
+from haservice.broker.processors.client_config import ClientConfigProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor
+from haservice.broker.processors.locks import LockProcessor
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
 from haservice.broker.processors.query import QueryProcessor
+from haservice.broker.processors.reply import ReplyProcessor
 from haservice.broker.processors.send import Gates, SendProcessor
 from haservice.broker.processors.topic_admin import TopicProcessor
+from haservice.broker.processors.transactions import TransactionProcessor
+from haservice.broker.queue_locks import QueueLocks
 from haservice.broker.readable_topics import ReadableTopics, Topics
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.stats import Stats
 from haservice.broker.store_view import StoreView
 from haservice.broker.topics import TopicTable
+from haservice.broker.transactions import Ends
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.server import BatchProcessor, Processor, RemotingServer
 from haservice.replication.service import HAService
@@ -49,13 +59,16 @@ class Parts:
     topics: TopicTable
     groups: Groups
     clients: ClientTable
+    filters: ConsumerFilters
     offsets: ConsumerOffsets
     stats: Stats
     server: RemotingServer
     ha: HAService[Wait]
     durability: Durability
     long_polling: LongPolling
+    transaction_ends: Ends
     gauges: Callable[[], Mapping[str, str]]
+    acl: AclFiles | None = None
 
     @property
     def is_slave(self) -> bool:
@@ -63,20 +76,9 @@ class Parts:
 
 
 def sends_of(parts: Parts) -> SendProcessor:
-    config, broker, groups = parts.config, parts.config.broker, parts.groups
     return SendProcessor(
-        _gates(broker),
-        Admission(
-            Limits(
-                broker.cluster_name,
-                broker.permission,
-                config.log.max_message_bytes,
-                len(parse_delay_levels(config.log.message_delay_levels)),
-                broker.reject_transaction_message,
-            ),
-            parts.topics,
-            groups.find,
-        ),
+        _gates(parts.config.broker),
+        _admission(parts),
         parts.store.log,
         parts.durability,
         parts.stats,
@@ -97,6 +99,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         readable_end=parts.ha.readable_end,
     )
     view = StoreView(store.queues, store.log)
+    filters = MessageFilters(broker, parts.clients, parts.filters)
     processors: Processors = {}
     for part in (
         sends,
@@ -104,7 +107,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             broker,
             _readable_topics(parts),
             parts.groups,
-            parts.clients,
+            filters,
             parts.offsets,
             reader,
             parts.long_polling,
@@ -114,10 +117,37 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             if parts.is_slave
             else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
         ),
+        ClientConfigProcessor(filters),
         OffsetsProcessor(parts.offsets, store.log, store.queues.get, reader, offload),
         HeartbeatProcessor(parts.clients, parts.groups, parts.topics, creates_topics=not parts.is_slave),
         ConnectionsProcessor(parts.clients),
         GroupsProcessor(parts.groups, parts.offsets, offload, is_slave=parts.is_slave),
+        LockProcessor(QueueLocks()),
+        AclProcessor(
+            parts.acl,
+            offload,
+            cluster_name=broker.cluster_name,
+            broker_name=broker.broker_name,
+            broker_addr=config.broker_addr,
+        ),
+        TransactionProcessor(
+            store.log,
+            parts.durability,
+            parts.transaction_ends,
+            offload,
+            store_host=parts.store_host,
+            is_slave=parts.is_slave,
+            unwritable=lambda: sends.refuse_all,
+        ),
+        ReplyProcessor(
+            _gates(broker),
+            _admission(parts),
+            parts.clients,
+            store.log,
+            store_host=parts.store_host,
+            stores=broker.store_reply_message_enable,
+            unwritable=lambda: sends.refuse_all,
+        ),
         QueryProcessor(
             store.log,
             store.index if config.log.index_enabled else None,
@@ -156,6 +186,18 @@ def _readable_topics(parts: Parts) -> Topics:
         return parts.topics
     queues = parts.store.queues
     return ReadableTopics(parts.topics, lambda: (key for key, _ in queues.items()))
+
+
+def _admission(parts: Parts) -> Admission:
+    config, broker = parts.config, parts.config.broker
+    limits = Limits(
+        broker.cluster_name,
+        broker.permission,
+        config.log.max_message_bytes,
+        len(parse_delay_levels(config.log.message_delay_levels)),
+        broker.reject_transaction_message,
+    )
+    return Admission(limits, parts.topics, parts.groups.find)
 
 
 def _gates(broker: BrokerConfig) -> Gates:

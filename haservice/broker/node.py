@@ -8,6 +8,7 @@
     clients' ports  remoting-loop, remoting-work everything above
     persistence     broker-persist               the tables
     slave sync      slave-sync                   a slave's; the tables
+    transactions    transaction-check            a master's; the store, the tables, the ports
     registration    register                     open ports, for a route leads here from now on
 
 A start that fails stops what it had started and raises what it met.  A thread that fails makes the
@@ -28,6 +29,7 @@ from commitlog.dispatch import Arrival
 from commitlog.options import FlushDiskType
 from commitlog.record import encode_host
 from commitlog.store import Store
+from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.durability import Durability, Wait
@@ -37,11 +39,15 @@ from haservice.broker.handlers import Parts, Processors, processors_of, sends_of
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.persistence import Persistence
 from haservice.broker.processors.heartbeat import notify_members
+from haservice.broker.processors.transactions import ProducerQuestions
 from haservice.broker.readable_topics import unlisted_topics
 from haservice.broker.registration import Identity, MasterAddresses, Registration
+from haservice.broker.security import security_of
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.stats import Stats
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
+from haservice.broker.transaction_check import TransactionCheck, load_ends
+from haservice.broker.transactions import Ends, Rules
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.persisted_file import PersistedFile
@@ -127,6 +133,7 @@ class BrokerNode:
 
     def _start(self) -> None:
         config = self.config
+        self.security = security_of(config)
         self.store = self._open_store()
         self._load_tables()
         self._build_services()
@@ -142,6 +149,8 @@ class BrokerNode:
         self._run("broker-persist", self.persistence)
         if self._is_slave:
             self._run("slave-sync", self.slave_sync)
+        else:
+            self._run("transaction-check", self.transaction_check)
         if config.broker.namesrv_addrs:
             self._run("register", self.registration)
             self.registration.first_round.wait(FIRST_ROUND_SECONDS)
@@ -180,11 +189,14 @@ class BrokerNode:
             broker.auto_create_subscription_group, PersistedFile(directory / "subscriptionGroup.json")
         )
         self.groups.load()
+        self.filters = ConsumerFilters(PersistedFile(directory / "consumerFilter.json"))
+        self.filters.load()
         self.persistence = Persistence(
             {
                 "topics": self.topics.persist,
                 "consumer offsets": self.offsets.persist,
                 "groups": self.groups.persist,
+                "consumer filters": self.filters.persist,
             },
             broker.flush_consumer_offset_interval_ms / 1000,
         )
@@ -221,11 +233,15 @@ class BrokerNode:
         self._processors: Processors = {}
         self._vip_processors: Processors = {}
         address = config.remoting.bind_address
+        security = self.security
         sync_flush = config.log.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.server = RemotingServer(
             [
-                Listener(address, config.remoting.listen_port, self._processors),
-                Listener(address, config.remoting.vip_port, self._vip_processors, "listenPort - 2"),
+                Listener(address, port, processors, key, security.guard, security.tls)
+                for port, processors, key in (
+                    (config.remoting.listen_port, self._processors, "listenPort"),
+                    (config.remoting.vip_port, self._vip_processors, "listenPort - 2"),
+                )
             ],
             config.remoting.idle_seconds,
         )
@@ -251,7 +267,12 @@ class BrokerNode:
         )
         store.flusher.on_done = self.durability.flushed
         self.slave_sync = SlaveSync(
-            config.broker_addr, self.topics, self.offsets, self.groups, on_synced=self.persistence.soon
+            config.broker_addr,
+            self.topics,
+            self.offsets,
+            self.groups,
+            on_synced=self.persistence.soon,
+            make_client=security.make_client,
         )
         hand_back = HandBack(
             broker.broker_name,
@@ -277,16 +298,18 @@ class BrokerNode:
             on_master=self._master_found,
             master_wanted=self._master_wanted,
             on_reachable=None if self._is_slave else hand_back.run,
+            make_client=security.make_client,
         )
 
     def _build_processors(self) -> None:
         config, broker, store = self.config, self.config.broker, self.store
         self.stats = Stats()
         self.clients = ClientTable(
-            notify_members(self.groups, enabled=broker.notify_consumer_ids_changed_enable)
+            notify_members(self.groups, enabled=broker.notify_consumer_ids_changed_enable), self.filters
         )
         self.long_polling = LongPolling()
         store.dispatcher.on_arrival = self._arrived if self._is_slave else self.long_polling.on_arrival
+        ends = self._build_transactions()
         parts = Parts(
             config=config,
             store=store,
@@ -294,17 +317,43 @@ class BrokerNode:
             topics=self.topics,
             groups=self.groups,
             clients=self.clients,
+            filters=self.filters,
             offsets=self.offsets,
             stats=self.stats,
             server=self.server,
             ha=self.ha,
             durability=self.durability,
             long_polling=self.long_polling,
+            transaction_ends=ends,
             gauges=self._gauges,
+            acl=self.security.acl,
         )
         self.sends = sends_of(parts)
         self._processors.update(processors_of(parts, self.sends))
         self._vip_processors.update(vip_processors_of(self._processors))
+
+    def _build_transactions(self) -> Ends:
+        """The check of open transactions; what it shares with those who end them."""
+        config, broker = self.config, self.config.broker
+        ends = Ends()
+        if not self._is_slave:
+            load_ends(self.store, ends)
+        questions = ProducerQuestions(self.clients)
+        self.transaction_check = TransactionCheck(
+            self.store,
+            self.offsets,
+            self.topics,
+            Rules(
+                broker.transaction_timeout_ms,
+                broker.transaction_check_max,
+                config.log.file_reserved_hours * 3_600_000,
+            ),
+            ends=ends,
+            interval_s=broker.transaction_check_interval_ms / 1000,
+            hand_over=lambda some, asked: self.server.call_soon(questions.ask, some, asked),
+            on_progress=self.persistence.soon,
+        )
+        return ends
 
     # Running
 
@@ -320,11 +369,13 @@ class BrokerNode:
         """Once a second, on the loop."""
         self.server.loop.call_later(TICK_SECONDS, self._tick, count + 1)
         self.stats.sample()
+        self.security.poll(self.server.offload)
         self.store.flusher.expire(time.monotonic())
         self.durability.sweep()
         self.long_polling.recheck()  # the mark moves without a report, too: when the last slave goes
         if count % EXPIRE_EVERY_TICKS == 0:
             self.clients.expire(time.monotonic())
+            self.filters.expire()
         self._heed_trouble(self.store.dispatcher.trouble)
         damage = self.store.dispatcher.failed
         if damage is not None and "log-dispatch" not in self.failures:

@@ -30,10 +30,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
 from haservice.errors import RemotingError
-from haservice.remoting.bodies import RegisterBrokerBody, body_crc32
+from haservice.remoting.bodies import KVTable, RegisterBrokerBody, body_crc32
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.command import RemotingCommand
+from haservice.remoting.command import Body, RemotingCommand
 from haservice.remoting.headers import BrokerHeader, RegisterBrokerHeader, RegisterBrokerResponseHeader
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class Registration:
         on_master: Callable[[MasterAddresses], None] = lambda _: None,
         master_wanted: Callable[[], bool] = lambda: False,
         on_reachable: Callable[[RemotingClient, str], Awaitable[None]] | None = None,
+        make_client: Callable[[], RemotingClient] = RemotingClient,
     ) -> None:
         """`on_master` hears of a slave's master after each answer, and when a name server's silence makes
         another one's word count; `master_wanted` says that the master is missed.  `on_reachable` is awaited
@@ -97,6 +98,7 @@ class Registration:
         self._period_s = period_s
         self._timeout_s = timeout_s
         self._on_master = on_master
+        self._make_client = make_client
         self._master_wanted = master_wanted
         self._on_reachable = on_reachable
         # The last word of each name server that answered when it was last asked.
@@ -114,6 +116,12 @@ class Registration:
         self._announced: dict[str, asyncio.Event] = {}
 
     # For other threads
+
+    def configure(self, *, permission: int, period_s: float, timeout_s: float) -> None:
+        """Other settings, from the next registration on."""
+        self._permission = permission
+        self._period_s = period_s
+        self._timeout_s = timeout_s
 
     def announce(self) -> None:
         """Topics have changed: register again soon."""
@@ -135,7 +143,7 @@ class Registration:
             return
         if not self._addrs:
             self.first_round.set()
-        client = RemotingClient()
+        client = self._make_client()
         followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
         stopped = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -193,6 +201,7 @@ class Registration:
             )
         master = RegisterBrokerResponseHeader.decode(answer.ext)
         self._masters[addr] = MasterAddresses(master.master_addr, master.ha_server_addr)
+        self._heed_order_topics(addr, answer.body)
         self._known_at.add(addr)
         self._believe(self._named_master())
 
@@ -208,6 +217,22 @@ class Registration:
         self._believed = master
         if self._identity.broker_id != 0:
             self._on_master(master)
+
+    def _heed_order_topics(self, addr: str, body: Body) -> None:
+        """The answer's key-value table names the order topics; without one there is nothing to heed.
+
+        Where several name servers answer, the first in the configuration counts.  A slave has its master's
+        topics as they are.
+        """
+        first = next(known for known in self._addrs if known in self._masters)
+        if addr != first or self._identity.broker_id != 0 or not body:
+            return
+        try:
+            ordered = KVTable.decode(bytes(body)).table
+        except ValueError as error:
+            logger.warning("order topics cannot be read namesrv=%s reason=%s", addr, error)
+            return
+        self._topics.set_order_topics(ordered.keys())
 
     def _named_master(self) -> MasterAddresses:
         for addr in self._addrs:

@@ -74,6 +74,7 @@ class SlaveSync:
         delays: DelayTable | None = None,
         on_synced: Callable[[], None] = lambda: None,
         retry_s: float = RETRY_S,
+        make_client: Callable[[], RemotingClient] = RemotingClient,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written."""
         self._own_addr = own_addr
@@ -83,6 +84,7 @@ class SlaveSync:
         self._groups = groups
         self._on_synced = on_synced
         self._retry_s = retry_s
+        self._make_client = make_client
         self._master_addr: str | None = None
         self._asking: str | None = None  # of the thread: the address of its present or last pass
         # Of the thread: the connection that the offsets came over last.  The same one leads to the same
@@ -143,7 +145,7 @@ class SlaveSync:
     async def _run(self, stop: threading.Event) -> None:
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        client = RemotingClient()
+        client = self._make_client()
         try:
             while not stop.is_set():
                 self._woken.clear()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 
 from haservice.deadline import Deadline
+from haservice.errors import RequestError
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.processors import BrokerProcessors, KvProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.server import Listener, RemotingServer
+from haservice.remoting.tls import server_tls
 from haservice.settings import EXPIRE_MS, NameserverConfig
 
 logger = logging.getLogger(__name__)
@@ -33,8 +36,9 @@ class NameserverNode:
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
         values = KvProcessors(kv, self._offload)
         processors = {**self._brokers.handlers(), **routes.handlers(), **values.handlers()}
+        self._tls = server_tls(config.tls, config.source)
         self._server = RemotingServer(
-            [Listener(config.bind_address, config.listen_port, processors)],
+            [Listener(config.bind_address, config.listen_port, processors, tls=self._tls)],
             config.idle_seconds,
             on_close=self._brokers.connection_closed,
         )
@@ -65,9 +69,15 @@ class NameserverNode:
     ) -> asyncio.Future[RemotingCommand]:
         return self._server.offload(function, *args)
 
+    def _offload_quietly(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RequestError):  # the pool is full: next time
+            self._server.offload(function)
+
     def _scan_after(self, seconds: float) -> None:
         self._server.loop.call_later(seconds, self._scan)
 
     def _scan(self) -> None:
         self._brokers.expire()
+        if self._tls is not None:
+            self._offload_quietly(self._tls.poll)
         self._scan_after(SCAN_INTERVAL_S)

@@ -2,6 +2,10 @@
 
 asyncio's own accept loop, when it is out of file descriptors, tries a thousand times on end and comes back
 for each of them after a second (3.11); ours stops accepting for a while, once, and says so.
+
+Where TLS is served, too, the first byte of a connection tells its kind.  It is looked at and left where it
+is, so that a plain connection goes the same way as without TLS; one that says nothing costs a descriptor and
+a timer until its idle time is over.
 """
 
 from __future__ import annotations
@@ -11,7 +15,11 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from haservice.remoting.tls import HANDSHAKE, HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, ServerTls
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +29,10 @@ ACCEPTS_PER_TURN = 64
 # How long nothing is accepted when there is no file descriptor or memory for it.
 PAUSE_S = 1.0
 WARNING_INTERVAL_S = 10.0
+
+# One address that does not come as it should is told of this often, and no more of them are remembered.
+COMPLAINT_INTERVAL_S = 5.0
+COMPLAINTS_MAX = 1000
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -33,10 +45,17 @@ class Acceptor:
         loop: asyncio.AbstractEventLoop,
         listening: socket.socket,
         make_connection: Callable[[], asyncio.Protocol],
+        tls: ServerTls | None = None,
+        idle_seconds: float = 120.0,
     ) -> None:
         self._loop = loop
         self._listening = listening
         self._make_connection = make_connection
+        self._tls = tls
+        self._idle_seconds = idle_seconds
+        # Connections that have said nothing yet, with TLS only.
+        self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._complained: dict[str, float] = {}
         self._opening: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._warned_at = -WARNING_INTERVAL_S
@@ -46,7 +65,12 @@ class Acceptor:
         self._loop.add_reader(self._listening.fileno(), self._accept)
 
     def close(self) -> None:
-        """What was accepted lives on."""
+        """What was accepted lives on, but for what has not said what it is, or not proven it."""
+        for sock in list(self._silent):
+            self._drop(sock)
+        if self._tls is not None:
+            for task in self._opening:
+                task.cancel()
         if self._listening.fileno() < 0:
             return
         if self._pause is not None:
@@ -67,9 +91,15 @@ class Acceptor:
                     return
                 continue  # that one connection was gone before we took it
             sock.setblocking(False)
-            task = self._loop.create_task(self._open(sock))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            if self._tls is None:
+                self._spawn(self._open(sock))
+            else:
+                self._sniff(sock, self._tls)
+
+    def _spawn(self, opening: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(opening)
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
     async def _open(self, sock: socket.socket) -> None:
         try:
@@ -77,6 +107,65 @@ class Acceptor:
         except OSError as error:
             logger.debug("accepted connection ended at once reason=%s", error)
             sock.close()
+
+    def _sniff(self, sock: socket.socket, tls: ServerTls) -> None:
+        """Opens the connection as what its first byte says, now or when that comes."""
+        try:
+            first = sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            if sock not in self._silent:
+                self._silent[sock] = self._loop.call_later(self._idle_seconds, self._drop, sock)
+                self._loop.add_reader(sock.fileno(), self._sniff, sock, tls)
+            return
+        except OSError:
+            first = b""
+        self._heard(sock)
+        if not first:
+            sock.close()
+        elif first == HANDSHAKE:
+            self._spawn(self._open_tls(sock, tls.context))
+        elif tls.enforcing:
+            self._complain(sock, "a plain connection, and tls.server.mode=enforcing takes none")
+            sock.close()
+        else:
+            self._spawn(self._open(sock))
+
+    async def _open_tls(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make_connection,
+                sock,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+            )
+        except OSError as error:
+            self._complain(sock, f"no TLS handshake: {getattr(error, 'reason', None) or error}")
+            sock.close()
+
+    def _heard(self, sock: socket.socket) -> None:
+        timer = self._silent.pop(sock, None)
+        if timer is not None:
+            timer.cancel()
+            self._loop.remove_reader(sock.fileno())
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._heard(sock)
+        sock.close()
+
+    def _complain(self, sock: socket.socket, reason: str) -> None:
+        """One line for an address now and then; each of its connections is told at DEBUG."""
+        try:
+            host, port = sock.getpeername()[:2]
+        except OSError:
+            host, port = "?", 0
+        now = self._loop.time()
+        news = now - self._complained.get(host, -COMPLAINT_INTERVAL_S) >= COMPLAINT_INTERVAL_S
+        if news:
+            if len(self._complained) >= COMPLAINTS_MAX:
+                self._complained.clear()
+            self._complained[host] = now
+        logger.log(logging.WARNING if news else logging.DEBUG, "closing peer=%s:%s: %s", host, port, reason)
 
     def _rest(self, error: OSError) -> None:
         self._loop.remove_reader(self._listening.fileno())

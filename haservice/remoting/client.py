@@ -10,8 +10,9 @@ import asyncio
 import itertools
 import logging
 import socket
+import ssl
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from haservice.deadline import Deadline
@@ -25,6 +26,9 @@ from haservice.service import Service
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# Adds credentials to a request; see haservice.remoting.signature.
+Sign = Callable[[RemotingCommand], None]
 
 CONNECT_TIMEOUT_S = 3.0  # as RocketMQ's clients
 
@@ -61,11 +65,19 @@ class RemotingClient:
     """For use on one loop, the one that runs when it is made."""
 
     def __init__(
-        self, *, connect_timeout_s: float = CONNECT_TIMEOUT_S, idle_seconds: float = IDLE_SECONDS
+        self,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        idle_seconds: float = IDLE_SECONDS,
+        tls: ssl.SSLContext | None = None,
+        sign: Sign | None = None,
     ) -> None:
+        """Plain connections without `tls`; `sign` adds credentials to every request before it is sent."""
         self._loop = asyncio.get_running_loop()
         self._connect_timeout_s = connect_timeout_s
         self._idle_seconds = idle_seconds
+        self._tls = tls
+        self._sign = sign
         self._dispatch = Dispatch({})
         self._opaque = itertools.count()
         self._connections: dict[str, Connection] = {}
@@ -79,6 +91,8 @@ class RemotingClient:
         Raises RemotingUnreachable when there is no connection or it ends before the answer, RemotingTimeout
         when the answer is not there after `timeout_s`, connecting included.  Sets `command.opaque`.
         """
+        if self._sign is not None:
+            self._sign(command)
         connection = self._connections.get(addr)
         deadline = self._loop.time() + timeout_s
         if connection is None or connection.close_reason or connection.congested:
@@ -96,6 +110,8 @@ class RemotingClient:
 
     async def oneway(self, addr: str, command: RemotingCommand) -> None:
         """Hands `command` to the connection; whether it arrives is not known.  Raises RemotingUnreachable."""
+        if self._sign is not None:
+            self._sign(command)
         command.flag |= 2
         command.opaque = next(self._opaque) & 0x7FFFFFFF
         connection = await self._ready(addr, command, self._connect_timeout_s)
@@ -154,10 +170,14 @@ class RemotingClient:
         host, port = split_addr(addr)
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                transport, connection = await self._loop.create_connection(self._make_connection, host, port)
+                transport, connection = await self._loop.create_connection(
+                    self._make_connection, host, port, ssl=self._tls
+                )
         except TimeoutError:
             reason = f"no connection within {self._connect_timeout_s:g} s"
             raise RemotingUnreachable(addr, reason) from None
+        except ssl.SSLError as error:
+            raise RemotingUnreachable(addr, f"no TLS: {error.reason or error}") from None
         except OSError as error:
             raise RemotingUnreachable(addr, error.strerror or str(error)) from None
         sock = transport.get_extra_info("socket")
@@ -201,12 +221,17 @@ class BlockingClient:
     """A RemotingClient on a loop thread of its own, for any number of other threads."""
 
     def __init__(
-        self, thread_name: str = "remoting-client", *, connect_timeout_s: float = CONNECT_TIMEOUT_S
+        self,
+        thread_name: str = "remoting-client",
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        sign: Sign | None = None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._service = Service(thread_name, self)
         self._service.start()
-        self._client = self._run(_make_client(connect_timeout_s))
+        self._client = self._run(_make_client(connect_timeout_s, tls, sign))
 
     def call(self, addr: str, command: RemotingCommand, timeout_s: float = 3.0) -> RemotingCommand:
         """The answer, whatever its code; raises RemotingUnreachable or RemotingTimeout."""
@@ -248,5 +273,7 @@ class BlockingClient:
             raise RemotingUnreachable(addr, "the client was closed") from None
 
 
-async def _make_client(connect_timeout_s: float) -> RemotingClient:
-    return RemotingClient(connect_timeout_s=connect_timeout_s)
+async def _make_client(
+    connect_timeout_s: float, tls: ssl.SSLContext | None, sign: Sign | None
+) -> RemotingClient:
+    return RemotingClient(connect_timeout_s=connect_timeout_s, tls=tls, sign=sign)

@@ -58,20 +58,69 @@ class BatchProcessor(Protocol):
         ...
 
 
+# Stands before every request that has a processor: returns, or raises the RequestError that is its answer.
+Guard = Callable[["Connection", RemotingCommand], None]
+
+
+class GuardedBatch:
+    """A batch processor behind a guard: it sees what the guard lets pass."""
+
+    def __init__(self, owner: BatchProcessor, guard: Guard) -> None:
+        self._owner = owner
+        self._guard = guard
+
+    def process_batch(
+        self, connection: Connection, requests: list[RemotingCommand]
+    ) -> Sequence[Outcome | RequestError]:
+        outcomes: list[Outcome | RequestError] = []
+        passed: list[RemotingCommand] = []
+        places: list[int] = []
+        for place, request in enumerate(requests):
+            try:
+                self._guard(connection, request)
+            except RequestError as refused:
+                outcomes.append(refused)
+            else:
+                outcomes.append(None)
+                passed.append(request)
+                places.append(place)
+        if len(passed) == len(requests):
+            return self._owner.process_batch(connection, requests)
+        if passed:
+            for place, outcome in zip(places, self._owner.process_batch(connection, passed), strict=True):
+                outcomes[place] = outcome
+        return outcomes
+
+
+def _guarded(processor: Processor, guard: Guard) -> Processor:
+    def process(connection: Connection, request: RemotingCommand) -> Outcome:
+        guard(connection, request)
+        return processor(connection, request)
+
+    return process
+
+
 class Dispatch:
-    """Code → processor, as one listener's connections share it."""
+    """Code → processor, as one listener's connections share it; each behind the guard, if there is one."""
 
     __slots__ = ("_complained", "batches", "singles")
 
-    def __init__(self, processors: Mapping[int, Processor | BatchProcessor]) -> None:
+    def __init__(
+        self, processors: Mapping[int, Processor | BatchProcessor], guard: Guard | None = None
+    ) -> None:
         self.singles: dict[int, Processor] = {}
         self.batches: dict[int, BatchProcessor] = {}
         self._complained: dict[tuple[object, type[BaseException]], float] = {}
+        # One wrapper per owner: requests of several codes go to it in one batch.
+        wrapped: dict[int, GuardedBatch] = {}
         for code, processor in processors.items():
             if isinstance(processor, BatchProcessor):
-                self.batches[int(code)] = processor
+                batch = processor
+                if guard is not None:
+                    batch = wrapped.setdefault(id(processor), GuardedBatch(processor, guard))
+                self.batches[int(code)] = batch
             else:
-                self.singles[int(code)] = processor
+                self.singles[int(code)] = processor if guard is None else _guarded(processor, guard)
 
     def failure(self, peer: str, request: RemotingCommand, error: BaseException) -> RemotingCommand:
         """The answer to a request whose processor raised `error`; our own bugs are logged with their

@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.remoting.acceptor import Acceptor
-from haservice.remoting.connection import BatchProcessor, Connection, Dispatch, Outcome, Processor
+from haservice.remoting.connection import BatchProcessor, Connection, Dispatch, Guard, Outcome, Processor
 from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader
 from haservice.remoting.loop_thread import run_loop
+from haservice.remoting.tls import ServerTls
 from haservice.remoting.workers import WorkPool
 from haservice.service import Service
 
@@ -49,12 +50,17 @@ WORK_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A port and what is served there.  `key` is the configuration key to name when the port is taken."""
+    """A port and what is served there.  `key` is the configuration key to name when the port is taken.
+
+    `guard` stands before every request; `tls` says which connections are taken, plain ones without it.
+    """
 
     host: str
     port: int
     processors: Mapping[int, Processor | BatchProcessor]
     key: str = "listenPort"
+    guard: Guard | None = None
+    tls: ServerTls | None = None
 
 
 class RemotingServer:
@@ -155,8 +161,9 @@ class RemotingServer:
 
     async def _listen(self, sockets: list[socket.socket]) -> None:
         for listener, sock in zip(self._listeners, sockets, strict=True):
-            dispatch = Dispatch(listener.processors)
-            acceptor = Acceptor(self.loop, sock, functools.partial(self._make_connection, dispatch))
+            dispatch = Dispatch(listener.processors, listener.guard)
+            make_connection = functools.partial(self._make_connection, dispatch)
+            acceptor = Acceptor(self.loop, sock, make_connection, listener.tls, self._idle_seconds)
             acceptor.start()
             self._acceptors.append(acceptor)
         self._schedule_sweep()

@@ -1,0 +1,235 @@
+"""AclFiles: the files of access control, read at the start, watched, and written for tools.
+
+    <directory>/acl/**/*.yml, *.yaml    in the order of their paths, but for tools.yml
+    <directory>/plain_acl.yml           the main file, whatever its name: new accounts go there
+
+Of an access key in two files the first counts; the white lists of all files count.  `poll` is called about
+once a second: a file is read when it has changed and then kept still until the next look, so that one that an
+editor is still writing is not taken for whole.  When anything in the new files is wrong, or nobody would be
+let in any more, all the rules stay as they were and an ERROR names file and line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commitlog.log import wall_clock_ms
+from haservice.broker.acl import Account, Rules
+from haservice.broker.acl_accounts import ACCOUNTS, DATA_VERSION, WHITE_ADDRESSES, AclFile, parse_file
+from haservice.errors import ConfigError
+from haservice.yaml_document import YamlDocument, replace_file, yaml_text
+
+logger = logging.getLogger(__name__)
+
+FILES_MAX = 1000
+SUFFIXES = (".yml", ".yaml")
+# mqadmin's own credentials, which stand beside the rules in many set-ups.
+CREDENTIALS = "tools.yml"
+
+# What tells that a file has changed: path, inode, size, time of change.
+_Look = tuple[tuple[str, int, int, int], ...]
+# As the files keep it: plain values out of YAML.
+_Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """How often tools have written a file, and when: what mqadmin clusterAclConfigVersion shows."""
+
+    counter: int
+    timestamp_ms: int
+
+
+class _Whole(NamedTuple):
+    """All files together."""
+
+    files: Mapping[str, AclFile]
+    owners: dict[str, str]
+    rules: Rules
+    warnings: list[str]
+
+
+class AclFiles:
+    """The rules in force, in `rules`, and their files.  All methods block; any thread may call them."""
+
+    def __init__(self, main: Path, key: str = "aclFile", clock_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self.main = main
+        self.rules = Rules()
+        # What is wrong with the files as they are now; the rules in force are older.
+        self.trouble = ""
+        self._key = key
+        self._clock_ms = clock_ms
+        self._read: dict[str, AclFile] = {}
+        self._owners: dict[str, str] = {}  # access key → path of the file that it counts in
+        self._loaded: _Look | None = None
+        self._seen: _Look | None = None
+        # Guards reading and writing: a poll and a request never mix.
+        self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """The first reading.  Raises ConfigError when a file is wrong or nobody would be let in."""
+        with self._lock:
+            self._load(self._look())
+
+    def poll(self) -> None:
+        """Reads the files again when they have changed; never raises."""
+        with self._lock:
+            try:
+                look = self._look()
+            except OSError as error:
+                self._complain(f"{self.main.parent}: cannot be looked through: {error.strerror or error}")
+                return
+            settled, self._seen = look == self._seen, look
+            if look == self._loaded or not settled:
+                return
+            self._loaded = look  # a broken file is told of once, not every second
+            try:
+                self._load(look)
+            except (ConfigError, OSError) as error:
+                self._complain(str(error))
+                return
+            logger.info("access control read again accounts=%d", len(self.rules.accounts))
+
+    def versions(self) -> dict[str, FileVersion]:
+        """Path → version of every file that was read."""
+        with self._lock:
+            return {path: FileVersion(one.counter, one.timestamp_ms) for path, one in self._read.items()}
+
+    # For tools.  All raise ConfigError when the outcome would be no good rules, and OSError when the disk
+    # refuses; the file and the rules are then as before.
+
+    def put_account(self, access_key: str, fields: _Fields) -> None:
+        """Creates an account in the main file, or changes `fields` of one where it is."""
+        with self._lock:
+            path = Path(self._owners.get(access_key, self.main))
+            data = _data_of(path)
+            accounts = _list_of(data, ACCOUNTS)
+            old: _Fields = next((one for one in accounts if _is_account(one, access_key)), {})
+            kept = [one for one in accounts if one is not old]
+            data[ACCOUNTS] = [*kept, old | {"accessKey": access_key} | fields]
+            self._write(path, data)
+
+    def delete_account(self, access_key: str) -> bool:
+        """False when there is none."""
+        with self._lock:
+            if access_key not in self._owners:
+                return False
+            path = Path(self._owners[access_key])
+            data = _data_of(path)
+            accounts = _list_of(data, ACCOUNTS)
+            data[ACCOUNTS] = [one for one in accounts if not _is_account(one, access_key)]
+            if len(data[ACCOUNTS]) == len(accounts):
+                return False
+            self._write(path, data)
+            return True
+
+    def set_white_addresses(self, addresses: Sequence[str], path: str = "") -> None:
+        """Replaces the global white list of one of our files, the main one when `path` is empty."""
+        with self._lock:
+            chosen = Path(path) if path else self.main
+            if chosen != self.main and str(chosen) not in self._read:
+                raise ConfigError(path, 0, "", "is none of the files of access control")
+            data = _data_of(chosen)
+            data[WHITE_ADDRESSES] = list(addresses)
+            self._write(chosen, data)
+
+    # Under the lock
+
+    def _look(self) -> _Look:
+        found = []
+        for path in self._paths():
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)
+
+    def _paths(self) -> list[Path]:
+        directory = self.main.parent / "acl"
+        paths = []
+        for root, _, names in os.walk(directory):
+            paths += [Path(root, name) for name in names if name.endswith(SUFFIXES) and name != CREDENTIALS]
+            if len(paths) > FILES_MAX:
+                raise OSError(f"more than {FILES_MAX} files in {directory}")
+        return [*sorted(path for path in paths if path != self.main), self.main]
+
+    def _load(self, look: _Look) -> None:
+        found = {path: parse_file(YamlDocument(path)) for path, *_ in look}
+        blank = [path for path, one in found.items() if one.blank]
+        for path in blank:
+            # Truncated a moment ago, or by mistake: no sane way to take accounts away.
+            if path in self._read and not self._read[path].blank:
+                raise ConfigError(path, 0, "", "has become blank")
+        if str(self.main) in self._read and str(self.main) not in found:
+            raise ConfigError(str(self.main), 0, "", "is gone")
+        self._adopt(self._combined(found))
+        self._loaded = self._seen = look
+
+    def _combined(self, found: Mapping[str, AclFile]) -> _Whole:
+        accounts: dict[str, Account] = {}
+        owners: dict[str, str] = {}
+        warnings: list[str] = []
+        for path, one in found.items():
+            warnings += one.warnings
+            for account in one.accounts:
+                if account.access_key in accounts:
+                    first = owners[account.access_key]
+                    warnings.append(f"{path}: accessKey {account.access_key} counts as it stands in {first}")
+                    continue
+                accounts[account.access_key] = account
+                owners[account.access_key] = path
+        rules = Rules([pattern for one in found.values() for pattern in one.white], accounts)
+        if rules.empty:
+            reason = "no account and no white list there: with aclEnable=true nobody would be let in"
+            raise ConfigError(str(self.main), 0, self._key, reason)
+        return _Whole(found, owners, rules, warnings)
+
+    def _adopt(self, whole: _Whole) -> None:
+        for text in whole.warnings:
+            logger.warning("access control %s", text)
+        self._read, self._owners, self.rules = dict(whole.files), whole.owners, whole.rules
+        self.trouble = ""
+
+    def _write(self, path: Path, data: _Fields) -> None:
+        """Writes and uses `data`, when all rules together are good with it."""
+        old = self._read.get(str(path), AclFile())
+        data[DATA_VERSION] = [{"counter": old.counter + 1, "timestamp": self._clock_ms()}]
+        text = yaml_text(data)
+        whole = self._combined({**self._read, str(path): parse_file(YamlDocument(path, text))})
+        replace_file(path, text)
+        self._adopt(whole)
+        self._loaded = self._seen = self._look()
+
+    def _complain(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            logger.error("access control is NOT as its files say, the rules before stay: %s", trouble)
+
+
+def _data_of(path: Path) -> _Fields:
+    if not path.exists():
+        return {}
+    data = YamlDocument(path).data
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(str(path), 1, "", "is not a mapping of names to values")
+    return data
+
+
+def _list_of(data: _Fields, name: str) -> list[_Fields]:
+    value = data.get(name) or []
+    if not isinstance(value, list):
+        raise ConfigError(name, 0, "", "is not a list")
+    return value
+
+
+def _is_account(fields: object, access_key: str) -> bool:
+    return isinstance(fields, dict) and str(fields.get("accessKey")) == access_key

@@ -1,0 +1,95 @@
+"""A broker's security, built from its configuration before anything else is opened.
+
+    guard         before every request of both ports, when aclEnable=true
+    tls           which connections these ports take
+    make_client   calls out: to name servers, and to the other brokers of the pair
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from haservice.broker.acl_files import AclFiles
+from haservice.broker.acl_guard import AclGuard
+from haservice.errors import ConfigError, RequestError
+from haservice.remoting.client import RemotingClient, Sign
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Guard
+from haservice.remoting.signature import sign
+from haservice.remoting.tls import ServerTls, client_tls, server_tls
+from haservice.settings import NodeConfig
+from haservice.yaml_document import YamlDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What is None is off."""
+
+    acl: AclFiles | None
+    guard: Guard | None
+    tls: ServerTls | None
+    make_client: Callable[[], RemotingClient]
+
+    def poll(self, offload: Callable[[Callable[[], None]], Any]) -> None:
+        """Looks for changed files, in the pool that `offload` leads to; about once a second."""
+        if self.acl is None and self.tls is None:
+            return
+        with contextlib.suppress(RequestError):  # the pool is full: next time
+            offload(self._poll)
+
+    def _poll(self) -> None:
+        for part in (self.acl, self.tls):
+            if part is not None:
+                part.poll()
+
+
+def security_of(config: NodeConfig) -> Security:
+    """Raises ConfigError for a file that cannot be used, naming it."""
+    files = _rules(config)
+    credentials = config.acl.credentials_file
+    return Security(
+        files,
+        AclGuard(files) if files is not None else None,
+        server_tls(config.tls, config.source),
+        functools.partial(
+            RemotingClient,
+            tls=client_tls(config.tls, config.source),
+            sign=None if credentials is None else signing(credentials),
+        ),
+    )
+
+
+def signing(path: Path) -> Sign:
+    """Adds the credentials that the file holds, as tools.yml does.  Raises ConfigError."""
+    document = YamlDocument(path)
+    fields = document.data if isinstance(document.data, dict) else {}
+    keys = []
+    for name in ("accessKey", "secretKey"):
+        key = fields.get(name)
+        if type(key) not in (str, int) or not str(key):
+            raise document.error(f"there is no {name}", name)
+        keys.append(str(key))
+    access_key, secret_key = keys
+    token = fields.get("securityToken")
+
+    def add(request: RemotingCommand) -> None:
+        sign(request, access_key, secret_key, None if token is None else str(token))
+
+    return add
+
+
+def _rules(config: NodeConfig) -> AclFiles | None:
+    if not config.acl.enabled:
+        return None
+    path = config.acl.file
+    if path is None:
+        reason = "not known where plain_acl.yml is: set this key, or the environment variable ROCKETMQ_HOME"
+        raise ConfigError(config.source, 0, "aclFile", reason)
+    files = AclFiles(path.absolute())
+    files.load()
+    return files

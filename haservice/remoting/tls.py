@@ -1,0 +1,200 @@
+"""TLS on the remoting ports: which connections are taken, and the certificates to show and to trust.
+
+    mode         plain connections   TLS
+    disabled     served              closed
+    permissive   served              served, when there is a certificate
+    enforcing    closed              served
+
+Server and client tell each other's kind by the first byte, which is 0x16 of every TLS connection and never
+of a plain one that is within its limits.  Where RocketMQ falls back to a certificate that nobody can check,
+we ask for a word: `tls.test.mode.enable`.  As there, nobody's host name is checked: brokers are known by
+their addresses.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from haservice.errors import ConfigError
+from haservice.security_settings import ClientAuth, TlsConfig, TlsMode
+
+logger = logging.getLogger(__name__)
+
+# The first byte of a TLS record with a handshake in it.
+HANDSHAKE = b"\x16"
+
+# How long a handshake may take, as in RocketMQ's Netty.
+HANDSHAKE_SECONDS = 10.0
+# How long the end of a TLS connection waits for the peer's own.
+SHUTDOWN_SECONDS = 5.0
+
+# A test certificate is for an afternoon; it lives as long as its process.
+SELF_SIGNED_DAYS = "365"
+SELF_SIGNED_SECONDS = 30.0
+
+_Look = tuple[tuple[str, int, int, int], ...]
+
+
+class ServerTls:
+    """What a server needs for TLS.  `context` is replaced by `poll` when the certificate's files change."""
+
+    def __init__(self, config: TlsConfig, source: str = "") -> None:
+        """Raises ConfigError naming the key of what cannot be used."""
+        self.enforcing = config.mode is TlsMode.enforcing
+        self._config = config
+        self._source = source
+        self._files = [path for path in (config.server_cert, config.server_key, config.server_trust) if path]
+        self._loaded = self._seen = self._look()
+        self.context = self._build()
+
+    def poll(self) -> None:
+        """Takes a renewed certificate for the connections to come; never raises.
+
+        Files are read when they have changed and then kept still until the next poll; while they are no good
+        the certificate before stays.
+        """
+        look = self._look()
+        settled, self._seen = look == self._seen, look
+        if look == self._loaded or not settled:
+            return
+        self._loaded = look
+        try:
+            self.context = self._build()
+        except ConfigError as error:
+            logger.error("certificate not renewed, the one before stays: %s", error)
+        else:
+            logger.info("certificate read again path=%s", self._config.server_cert)
+
+    def _look(self) -> _Look:
+        found = []
+        for path in self._files:
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)
+
+    def _build(self) -> ssl.SSLContext:
+        config = self._config
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if config.server_cert is None or config.server_key is None:
+            with tempfile.TemporaryDirectory(prefix="haservice-tls-") as directory:
+                cert, key = self_signed(Path(directory))
+                _load_chain(context, "tls.test.mode.enable", cert, key, None, self._source)
+            return context
+        key = config.server_key
+        _load_chain(
+            context, "tls.server.certPath", config.server_cert, key, config.server_key_password, self._source
+        )
+        if config.client_auth is not ClientAuth.none and config.auth_client:
+            required = config.client_auth is ClientAuth.require
+            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+            purpose, roots = ssl.Purpose.CLIENT_AUTH, config.server_trust
+            _load_roots(context, purpose, "tls.server.trustCertPath", roots, self._source)
+        return context
+
+
+def server_tls(config: TlsConfig, source: str = "") -> ServerTls | None:
+    """None when the ports take plain connections only.  Raises ConfigError naming the key."""
+    if config.mode is TlsMode.disabled:
+        return None
+    if (config.server_cert is None) is not (config.server_key is None):
+        missing = "tls.server.certPath" if config.server_cert is None else "tls.server.keyPath"
+        raise ConfigError(source, 0, missing, "certificate and key go together, this one is missing")
+    if config.server_cert is None and not config.test_mode:
+        if config.mode is TlsMode.enforcing:
+            raise ConfigError(
+                source,
+                0,
+                "tls.server.certPath",
+                "tls.server.mode=enforcing needs a certificate (or tls.test.mode.enable=true, for a try)",
+            )
+        logger.info("no TLS on this port: there is no tls.server.certPath (tls.server.mode=permissive)")
+        return None
+    if config.client_auth is ClientAuth.require and not config.auth_client:
+        raise ConfigError(
+            source,
+            0,
+            "tls.server.need.client.auth",
+            "require without tls.server.authClient=true would take any certificate at all",
+        )
+    if config.server_cert is None:
+        logger.warning("TLS with a certificate of our own making: nobody can tell us from another")
+    return ServerTls(config, source)
+
+
+def client_tls(config: TlsConfig, source: str = "") -> ssl.SSLContext | None:
+    """For calls out; None when they are plain.  Raises ConfigError naming the key of what cannot be used."""
+    if not config.calls and config.mode is not TlsMode.enforcing:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    if config.auth_server:
+        _load_roots(context, ssl.Purpose.SERVER_AUTH, "tls.client.trustCertPath", config.client_trust, source)
+    else:
+        context.verify_mode = ssl.CERT_NONE
+    if (config.client_cert is None) is not (config.client_key is None):
+        missing = "tls.client.certPath" if config.client_cert is None else "tls.client.keyPath"
+        raise ConfigError(source, 0, missing, "certificate and key go together, this one is missing")
+    if config.client_cert is not None and config.client_key is not None:
+        _load_chain(
+            context,
+            "tls.client.certPath",
+            config.client_cert,
+            config.client_key,
+            config.client_key_password,
+            source,
+        )
+    return context
+
+
+def self_signed(directory: Path) -> tuple[Path, Path]:
+    """Makes a certificate and its key in `directory` with the openssl command.  Raises ConfigError."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-subj", "/CN=haservice", "-days", SELF_SIGNED_DAYS, "-keyout", str(key), "-out", str(cert)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=SELF_SIGNED_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""
+        reason = said.decode(errors="replace").strip().rpartition("\n")[2] or str(error)
+        raise ConfigError("openssl", 0, "tls.test.mode.enable", f"no certificate made: {reason}") from None
+    return cert, key
+
+
+def _load_chain(
+    context: ssl.SSLContext, name: str, cert: Path, key: Path, password: str | None, source: str
+) -> None:
+    """Never asks at the terminal for the password of a key that is locked."""
+    unlock: Callable[[], str] = lambda: password or ""  # noqa: E731 - with its type
+    try:
+        context.load_cert_chain(cert, key, unlock)
+    except ssl.SSLError as error:
+        reason = f"no certificate with the key in {key}: {error.reason or error}"
+        raise ConfigError(source, 0, name, reason, str(cert)) from None
+    except (OSError, ValueError) as error:
+        path = next((path for path in (cert, key) if not path.is_file()), cert)
+        reason = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(source, 0, name, reason, str(cert)) from None
+
+
+def _load_roots(
+    context: ssl.SSLContext, purpose: ssl.Purpose, name: str, path: Path | None, source: str
+) -> None:
+    try:
+        if path is None:
+            context.load_default_certs(purpose)
+        else:
+            context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        reason = f"no certificates in it: {error.reason or error}"
+        raise ConfigError(source, 0, name, reason, str(path)) from None
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+        raise ConfigError(source, 0, name, reason, str(path)) from None

@@ -1,0 +1,97 @@
+"""YAML files that people write and programs change: read with the lines of what is in them, written whole.
+
+RocketMQ keeps its access control in YAML 1.1, read by SnakeYAML; PyYAML reads and writes the same.  A file
+is written in block style, beside the old one and then renamed: whoever reads meets the old or the new.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from haservice.config import read_text
+from haservice.errors import ConfigError
+
+
+class YamlDocument:
+    """One file as it was when it was read: `data` in plain Python values, None when there is none."""
+
+    def __init__(self, path: str | Path, text: str | None = None) -> None:
+        """Raises ConfigError, naming the line, when the file cannot be read or is not YAML.
+
+        With `text` the file is not looked at: its content is, or will be, this.
+        """
+        self.path = Path(path)
+        text = read_text(path) if text is None else text
+        try:
+            self._tree = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.data: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            problem = getattr(error, "problem", None) or "not YAML"
+            raise self._error(mark.line + 1 if mark else 0, problem) from None
+        except (ValueError, TypeError, RecursionError) as error:  # an impossible date, an unhashable key, …
+            raise self._error(0, f"not YAML that can be used: {type(error).__name__}: {error}") from None
+
+    def line_of(self, *keys: str | int) -> int:
+        """The line, from 1 on, of what `keys` lead to: names in mappings, numbers in lists.
+
+        As far as they lead: a line near by is better than none.
+        """
+        node, line = self._tree, 0
+        for key in keys:
+            if node is None:
+                break
+            line = node.start_mark.line + 1
+            found = None
+            if isinstance(node, yaml.MappingNode):
+                for name, value in node.value:
+                    if name.value == key:
+                        line, found = name.start_mark.line + 1, value
+            elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+                found = node.value[key]
+                line = found.start_mark.line + 1
+            node = found
+        return line
+
+    def error(self, reason: str, *keys: str | int) -> ConfigError:
+        """To be raised, or told: `reason`, at the place that `keys` lead to."""
+        return self._error(self.line_of(*keys), reason)
+
+    def _error(self, line: int, reason: str) -> ConfigError:
+        return ConfigError(str(self.path), line, "", reason)
+
+
+def yaml_text(data: Any) -> str:
+    """`data`, plain Python values, in block style and in its own order."""
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return text
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replaces the file at `path`, or where a link there leads, by `text`.  Raises OSError.
+
+    A power cut leaves the old or the new file.  Its mode is kept; a new file is its owner's alone.
+    """
+    target = path.resolve()
+    pending = target.with_name(target.name + ".tmp")
+    try:
+        mode = stat.S_IMODE(target.stat().st_mode)
+    except FileNotFoundError:
+        mode = 0o600
+    descriptor = os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(text.encode())
+        os.fchmod(file.fileno(), mode)
+        file.flush()
+        os.fsync(file.fileno())
+    pending.replace(target)
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
