@@ -10,14 +10,22 @@ import pytest
 
 from haservice.admin.pair import free_port_block
 from haservice.broker.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups import GroupConfig, Groups
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.deadline import Deadline
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import ConsumerOffsetWrapper, DataVersion, TopicConfigWrapper
+from haservice.remoting.bodies import (
+    ConsumerOffsetWrapper,
+    DataVersion,
+    DelayOffsetWrapper,
+    SubscriptionGroupWrapper,
+    TopicConfigWrapper,
+)
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
+from haservice.remoting.server import Listener, RemotingServer
 from haservice.service import Service
 from haservice.settings import BrokerConfig
 from tests.support.remoting import serving
@@ -27,11 +35,13 @@ OWN = "127.0.0.1:1"
 
 
 class Master:
-    """What a master answers to 21 and 43."""
+    """What a master answers to 21, 43, 45 and 201."""
 
     def __init__(self) -> None:
         self.topics = TopicConfigWrapper(DataVersion(7, 8), {"T": topic_config("T", 4, 6)})
         self.offsets: Mapping[str, Mapping[int, int]] = {"T@g": {0: 10, 1: 20}}
+        self.delays: Mapping[int, int] = {3: 7}
+        self.groups = SubscriptionGroupWrapper(DataVersion(3, 4), {"g": GroupConfig("g", retry_max_times=3)})
         self.topics_body: bytes | None = None
         self.asked = 0
 
@@ -39,6 +49,8 @@ class Master:
         return {
             RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.all_delays,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
         }
 
     def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -48,17 +60,49 @@ class Master:
     def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         return request.answer(body=ConsumerOffsetWrapper(self.offsets).encode())
 
+    def all_delays(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(body=DelayOffsetWrapper(self.delays).encode())
+
+    def all_groups(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(body=self.groups.encode())
+
+
+class Delays:
+    """What a slave keeps of the delay levels."""
+
+    def __init__(self) -> None:
+        self.table: Mapping[int, int] = {}
+
+    def replace(self, body: DelayOffsetWrapper) -> None:
+        self.table = body.offset_table
+
 
 class Slave:
     def __init__(self, directory: Path) -> None:
         self.topics = TopicTable(BrokerConfig(broker_name="a"), PersistedFile(directory / "t.json"))
         self.offsets = ConsumerOffsets(PersistedFile(directory / "o.json"))
+        self.groups = Groups(True, PersistedFile(directory / "g.json"))
+        self.delays = Delays()
         self.synced = 0
-        self.sync = SlaveSync(OWN, self.topics, self.offsets, on_synced=self.count, retry_s=0.05)
+        self.sync = SlaveSync(
+            OWN,
+            self.topics,
+            self.offsets,
+            self.groups,
+            delays=self.delays,
+            on_synced=self.count,
+            retry_s=0.05,
+        )
         self.service = Service("slave-sync", self.sync)
 
     def count(self) -> None:
         self.synced += 1
+
+    def sync_again(self) -> None:
+        """One more pass, begun after this call."""
+        before = self.synced
+        self.sync.wake()
+        wait_until(lambda: self.synced > before, "another pass")
 
 
 @pytest.fixture
@@ -77,13 +121,54 @@ def master_at() -> Iterator[tuple[Master, str]]:
         yield master, f"127.0.0.1:{server.ports[0]}"
 
 
-def test_topics_and_offsets_are_copied_as_soon_as_there_is_a_master(slave: Slave) -> None:
+@contextlib.contextmanager
+def serving_at(port: int, master: Master) -> Iterator[None]:
+    server = RemotingServer([Listener("127.0.0.1", port, master.handlers())])
+    server.start()
+    try:
+        yield
+    finally:
+        assert server.stop(10)
+
+
+def test_everything_is_copied_as_soon_as_there_is_a_master(slave: Slave) -> None:
     with master_at() as (_, addr):
         slave.sync.set_master_addr(addr)
         wait_until(lambda: slave.synced, "one pass")
     assert [topic.topic_name for topic in slave.topics] == ["T"]
     assert slave.topics.data_version == DataVersion(7, 8)
     assert slave.offsets.table() == {"T@g": {0: 10, 1: 20}}
+    assert slave.delays.table == {3: 7}
+    assert slave.groups.table() == {"g": GroupConfig("g", retry_max_times=3)}
+    assert slave.groups.data_version == DataVersion(3, 4)
+
+
+def test_a_reset_on_the_master_and_a_deleted_group_reach_the_slave(slave: Slave) -> None:
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced, "one pass")
+        master.offsets = {"T@g": {0: 4}}
+        slave.sync_again()
+        assert slave.offsets.table() == {"T@g": {0: 4}}
+        master.offsets = {}
+        slave.sync_again()
+        assert slave.offsets.table() == {}
+
+
+def test_a_master_that_returns_with_older_offsets_lowers_none(slave: Slave) -> None:
+    port = free_port_block(1)
+    master = Master()
+    with serving_at(port, master):
+        slave.sync.set_master_addr(f"127.0.0.1:{port}")
+        wait_until(lambda: slave.synced, "one pass")
+    master.offsets = {"T@g": {0: 4}}
+    with serving_at(port, master):
+        slave.sync_again()
+        assert slave.offsets.table() == {"T@g": {0: 10, 1: 20}}
+        # From here on it is followed again.
+        master.offsets = {"T@g": {0: 5}}
+        slave.sync_again()
+        assert slave.offsets.table() == {"T@g": {0: 5, 1: 20}}
 
 
 def test_what_clients_committed_here_is_never_lowered(slave: Slave) -> None:

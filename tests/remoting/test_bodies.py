@@ -223,6 +223,8 @@ def test_ha_status_as_a_5x_tool_reads_it() -> None:
         ),
         (TopicConfigWrapper, '{"dataVersion":7}', "DataVersion is a JSON int"),
         (ConsumerOffsetWrapper, '{"offsetTable":{"T@g":{"x":1}}}', "whole number"),
+        (ConsumerOffsetWrapper, '{"offsetTable":{"T@g":{0:9223372036854775808}}}', "64 bits"),
+        (ConsumerOffsetWrapper, '{"offsetTable":{"T@g":{0:1e30}}}', "64 bits"),
         (ConsumerOffsetWrapper, '{"offsetTable":[]}', "not an object"),
         (TopicStatsTable, '{"offsetTable":{"x":{}}}', "not JSON"),
         (TopicStatsTable, '{"offsetTable":{{"topic":"T"}:{}}}', "no member brokerName"),

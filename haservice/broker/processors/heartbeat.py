@@ -3,7 +3,6 @@
 34 HEART_BEAT                    a client's producers, consumers and their subscriptions
 35 UNREGISTER_CLIENT             it leaves one group of each kind
 38 GET_CONSUMER_LIST_BY_GROUP    client ids, which the clients share the queues out by
-46 CHECK_CLIENT_CONFIG           whether a subscription would be served; asked for SQL92 ones
 40 NOTIFY_CONSUMER_IDS_CHANGED   ours to them, oneway
 """
 
@@ -15,12 +14,9 @@ from collections.abc import Callable, Iterable
 
 from haservice.broker.consumers import ClientTable, Peer
 from haservice.broker.groups import Groups
-from haservice.broker.processors.pull import not_filtered
-from haservice.broker.tag_filter import TAG
 from haservice.broker.topics import RETRY_PREFIX, SYS_FLAG_UNIT_SUB, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies import (
-    CheckClientRequestBody,
     ConsumerData,
     ConsumerIdList,
     HeartbeatData,
@@ -63,7 +59,6 @@ class HeartbeatProcessor:
             RequestCode.HEART_BEAT: self.heartbeat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
-            RequestCode.CHECK_CLIENT_CONFIG: self.check_client,
         }
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -117,16 +112,6 @@ class HeartbeatProcessor:
         if not client_ids:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no consumer of group {name!r} is online")
         return command.answer(body=ConsumerIdList(client_ids).encode())
-
-    def check_client(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        try:
-            asked = CheckClientRequestBody.decode(command.body)
-        except ValueError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"body cannot be read: {error}") from None
-        subscription = asked.subscription_data
-        if subscription is not None and subscription.expression_type not in (None, "", TAG):
-            raise not_filtered(subscription.expression_type)
-        return command.answer()
 
 
 def _language_name(language: int) -> str:
