@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from commitlog.log import wall_clock_ms
 from haservice.persisted_file import PersistedFile
@@ -182,6 +182,24 @@ class TopicTable:
         )
         self.on_change()
 
+    def set_order_topics(self, ordered: Collection[str]) -> bool:
+        """Marks these topics as ordered, and no others, as a name server's order topics say; True if that
+        changed anything.
+        """
+        with self._lock:
+            changed = [
+                topic for topic in self._table.values() if topic.order != (topic.topic_name in ordered)
+            ]
+            for topic in changed:
+                self._table[topic.topic_name] = dataclasses.replace(topic, order=not topic.order)
+            if not changed:
+                return False
+            self._raise_version()
+        for topic in changed:
+            logger.info("topic is %s order topic topic=%s", "no" if topic.order else "an", topic.topic_name)
+        self.on_change()
+        return True
+
     def delete(self, topic: str) -> bool:
         """Takes `topic` out; False when it was not there.  Its consume queues are the caller's affair."""
         with self._lock:
@@ -205,6 +223,21 @@ class TopicTable:
         logger.info("topics replaced count=%d version=%s", len(self._table), wrapper.data_version)
         self.on_change()
         return True
+
+    def allow_creation(self, allowed: bool) -> None:
+        """Whether a send may create topics from now on: the template has the inherit bit, or has it not."""
+        with self._lock:
+            known = self._table.get(DEFAULT_TOPIC)
+            if known is None and not allowed:
+                return
+            template = known or topic_config(
+                DEFAULT_TOPIC, self._config.default_topic_queue_nums, PERM_READ | PERM_WRITE
+            )
+            perm = template.perm | PERM_INHERIT if allowed else template.perm & ~PERM_INHERIT
+            if known is not None and perm == known.perm:
+                return
+            self._put(dataclasses.replace(template, perm=perm))
+        self.on_change()
 
     def renew_version(self) -> None:
         """The same table under a new version, for name servers to learn it anew."""

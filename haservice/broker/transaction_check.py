@@ -1,0 +1,324 @@
+"""The transaction check: the thread that asks producers about half messages, on masters only.
+
+Every transactionCheckInterval one `Walk` over the half queue (haservice.broker.transactions has the rules).
+What it decides is carried out here: copies are appended, questions handed to the loop, which knows the
+producers' connections, and the progress is put into the table of consumer offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from commitlog.consume_queue import ConsumeQueue
+from commitlog.errors import CommitLogError, CorruptRecord, MessageIllegal, OffsetNotFound
+from commitlog.log import Appended, CommitLog, wall_clock_ms
+from commitlog.record import (
+    StoredMessage,
+    decode,
+    decode_properties,
+    encode,
+    offset_message_id,
+    stamp,
+)
+from commitlog.store import Store
+from haservice.broker.consumer_offsets import ConsumerOffsets
+from haservice.broker.redirect import restored
+from haservice.broker.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TopicTable
+from haservice.broker.transactions import (
+    ENDED_TAG,
+    GROUP,
+    PRODUCER_GROUP,
+    QUEUE_ID,
+    UNIQUE_KEY,
+    Check,
+    Discard,
+    Ends,
+    Op,
+    Rules,
+    Step,
+    Walk,
+    discarded,
+)
+from haservice.remoting.transaction_headers import CheckTransactionStateHeader
+
+logger = logging.getLogger(__name__)
+
+# Questions that are handed to the loop at a time: so many, or with bodies of so many bytes in all.
+QUESTIONS_MAX = 64
+QUESTION_BYTES_MAX = 1024 * 1024
+HAND_OVER_SECONDS = 5.0
+# Op records that a start reads, to know requests that come twice.
+ENDS_LOADED = 4096
+# One cause is told once in this time.
+WARN_AGAIN_S = 60.0
+
+
+class Question(NamedTuple):
+    """Request 39 for any producer of `group`; `body` is the encoded message."""
+
+    group: str
+    header: CheckTransactionStateHeader
+    body: bytes
+
+
+class TransactionCheck:
+    """Task of the thread `transaction-check`."""
+
+    def __init__(
+        self,
+        store: Store,
+        offsets: ConsumerOffsets,
+        topics: TopicTable,
+        rules: Rules,
+        *,
+        ends: Ends,
+        interval_s: float,
+        hand_over: Callable[[Sequence[Question], Callable[[], None]], None],
+        on_progress: Callable[[], None] = lambda: None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """`hand_over` asks the questions on the loop's thread and then calls what it is given."""
+        self._store = store
+        self._log = store.log
+        self._offsets = offsets
+        self._topics = topics
+        self._rules = rules
+        self._ends = ends
+        self._interval_s = interval_s
+        self._hand_over = hand_over
+        self._on_progress = on_progress
+        self._clock_ms = clock_ms
+        self._woken = threading.Event()
+        self._questions: list[Question] = []
+        self._question_bytes = 0
+        self._warned_s: dict[str, float] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._woken.wait(self._interval_s)
+            self._woken.clear()
+            while not stop.is_set() and self.round(stop):
+                pass
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def round(self, stop: threading.Event) -> bool:
+        """One walk; True if it ended for lack of time only."""
+        halves = self._store.queues.get(HALF_TOPIC, QUEUE_ID)
+        if halves is None:
+            return False
+        before = self._progress(HALF_TOPIC), self._progress(OP_HALF_TOPIC)
+        walk = Walk(
+            _Halves(halves, self._log),
+            _Ops(self._store.queues.get(OP_HALF_TOPIC, QUEUE_ID), self._log),
+            self._rules,
+            half_offset=before[0],
+            op_offset=before[1],
+            now_ms=self._clock_ms,
+            has_ended=self._ends.__contains__,
+        )
+        try:
+            for step in walk.steps():
+                self._do(step)
+                if stop.is_set():
+                    break
+            op_offset: int | None = walk.op_offset()
+        except (CommitLogError, OSError) as error:
+            self._warn("round", "transaction check stopped half_offset=%d reason=%s", walk.half_offset, error)
+            # What was copied has been passed, and must not be copied again.
+            op_offset = before[1]
+        after = walk.half_offset, op_offset
+        self._ask()
+        self._commit(before, after)
+        return walk.out_of_time
+
+    def _do(self, step: Step) -> None:
+        """Carries `step` out; raises LogNotWritable when it cannot be, for now."""
+        if isinstance(step, Discard):
+            self._discard(step)
+            return
+        try:
+            appended = self._log.append(step.copy)
+        except MessageIllegal as error:
+            # It cannot be stored with its marks: too large for what is allowed today.
+            reason = f"it cannot be put back: {error}"
+            self._discard(Discard(step.half, discarded(step.half), reason))
+            return
+        if isinstance(step, Check):
+            self._gather(step, appended)
+
+    def _discard(self, step: Discard) -> None:
+        half = step.half
+        logger.error(
+            "half message given up, moved to %s half_offset=%d id=%s reason=%s",
+            CHECK_MAX_TIME_TOPIC,
+            half.queue_offset,
+            half.message_id,
+            step.reason,
+        )
+        self._topics.find_or_create(CHECK_MAX_TIME_TOPIC, 1)
+        try:
+            self._log.append(step.copy)
+        except MessageIllegal as error:
+            logger.error(
+                "half message not moved, it stays in the log id=%s reason=%s", half.message_id, error
+            )
+
+    # Questions
+
+    def _gather(self, step: Check, appended: Appended) -> None:
+        try:
+            question = question_of(step, appended)
+        except ValueError as error:
+            logger.error("producer not asked reason=%s", error)
+            return
+        self._questions.append(question)
+        self._question_bytes += len(question.body)
+        if len(self._questions) >= QUESTIONS_MAX or self._question_bytes >= QUESTION_BYTES_MAX:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Hands over what was gathered, and waits until the loop has taken it."""
+        if not self._questions:
+            return
+        questions, self._questions = self._questions, []
+        self._question_bytes = 0
+        taken = threading.Event()
+        self._hand_over(questions, taken.set)
+        if not taken.wait(HAND_OVER_SECONDS):
+            self._warn("loop", "questions not taken in time count=%d", len(questions))
+
+    # Progress
+
+    def _progress(self, topic: str) -> int | None:
+        return self._offsets.query(GROUP, topic, QUEUE_ID)
+
+    def _commit(self, before: tuple[int | None, int | None], after: tuple[int, int | None]) -> None:
+        for topic, old, new in zip((HALF_TOPIC, OP_HALF_TOPIC), before, after, strict=True):
+            if new is not None and new != old:
+                self._offsets.commit(GROUP, topic, QUEUE_ID, new)
+        if before != after:
+            self._on_progress()
+
+    def _warn(self, cause: str, text: str, *args: object) -> None:
+        now_s = time.monotonic()
+        if now_s - self._warned_s.get(cause, -WARN_AGAIN_S) >= WARN_AGAIN_S:
+            self._warned_s[cause] = now_s
+            logger.warning(text, *args)
+
+
+def question_of(step: Check, appended: Appended) -> Question:
+    """What its producer is asked, with the message as it would be consumed, and the copy's place."""
+    half = step.half
+    message = restored(half)
+    message.properties = step.copy.properties
+    body = encode(message, half.store_host)
+    stamp(body, appended.queue_offset, appended.physical_offset, appended.store_timestamp_ms)
+    unique = step.properties.get(UNIQUE_KEY)
+    header = CheckTransactionStateHeader(
+        appended.queue_offset,
+        appended.physical_offset,
+        unique,
+        unique,
+        offset_message_id(half.store_host, appended.physical_offset),
+    )
+    return Question(step.properties[PRODUCER_GROUP], header, bytes(body))
+
+
+def load_ends(store: Store, ends: Ends) -> None:
+    """Remembers the ends that the last op records name."""
+    ops = _Ops(store.queues.get(OP_HALF_TOPIC, QUEUE_ID), store.log)
+    offset = max(ops.min_offset, ops.max_offset - ENDS_LOADED)
+    while offset < ops.max_offset:
+        for op in ops.read(offset, ENDS_LOADED):
+            offset = op.offset + 1
+            if op.half_offset is not None:
+                ends.add(op.half_offset)
+
+
+class _Halves:
+    """The half queue as a Walk reads it."""
+
+    def __init__(self, queue: ConsumeQueue, log: CommitLog) -> None:
+        self._queue = queue
+        self._log = log
+
+    @property
+    def min_offset(self) -> int:
+        return self._queue.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        return self._queue.max_offset
+
+    def read(self, offset: int) -> StoredMessage | None:
+        entries = self._queue.read(offset, 1)
+        return _record(self._log, entries[0].physical_offset) if entries and not entries[0].blank else None
+
+    def physical_offset(self, offset: int) -> int:
+        entries = self._queue.read(offset, 1)
+        return entries[0].physical_offset if entries else 0
+
+
+class _Ops:
+    """The op queue as a Walk reads it; there is none before the first end."""
+
+    def __init__(self, queue: ConsumeQueue | None, log: CommitLog) -> None:
+        self._queue = queue
+        self._log = log
+
+    @property
+    def min_offset(self) -> int:
+        return self._queue.min_offset if self._queue is not None else 0
+
+    @property
+    def max_offset(self) -> int:
+        return self._queue.max_offset if self._queue is not None else 0
+
+    def read(self, offset: int, count: int) -> Sequence[Op]:
+        assert self._queue is not None
+        entries = self._queue.read(offset, count)
+        if not entries:  # cut off meanwhile
+            return [Op(offset, None)]
+        return [
+            Op(offset + number, None if entry.blank else self._half_offset(entry.physical_offset))
+            for number, entry in enumerate(entries)
+        ]
+
+    def first_behind(self, physical_offset: int) -> int:
+        queue = self._queue
+        if queue is None:
+            return 0
+        offsets = range(queue.min_offset, queue.max_offset)
+
+        def place(offset: int) -> int:
+            entries = queue.read(offset, 1)
+            return entries[0].physical_offset if entries else physical_offset
+
+        return queue.min_offset + bisect_left(offsets, physical_offset, key=place)
+
+    def _half_offset(self, physical_offset: int) -> int | None:
+        record = _record(self._log, physical_offset)
+        if record is None or decode_properties(record.properties).get("TAGS") != ENDED_TAG:
+            return None
+        text = record.body.decode("ascii", "replace")
+        return int(text) if text.isdecimal() else None
+
+
+def _record(log: CommitLog, physical_offset: int) -> StoredMessage | None:
+    """None if it is gone, or damaged: then nothing can be done for it.  Raises StoreUnreadable."""
+    if physical_offset < log.start:
+        return None
+    try:
+        return decode(log.read_record(physical_offset))
+    except OffsetNotFound:
+        return None
+    except CorruptRecord as error:
+        logger.error("record of a transaction is damaged, passed over reason=%s", error)
+        return None

@@ -1,0 +1,394 @@
+"""The rules of the transaction check, on queues of this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from commitlog.record import (
+    Message,
+    StoredMessage,
+    decode,
+    decode_properties,
+    encode,
+    encode_properties,
+    stamp,
+)
+from haservice.broker.transactions import (
+    CHECK_TIMES,
+    IMMUNITY_SECONDS,
+    ORIGINAL,
+    Check,
+    Decision,
+    Discard,
+    Ends,
+    Op,
+    PutBack,
+    Rules,
+    Step,
+    Walk,
+    committed,
+    op_message,
+    resumed,
+)
+from tests.support.messages import BORN_HOST, STORE_HOST
+
+RULES = Rules(timeout_ms=6000, checks_max=15, reserved_ms=72 * 3_600_000)
+MINUTE = 60_000
+
+
+@dataclass
+class Half:
+    """One message of the half queue; `age` is since it was born, `stored` since it was stored."""
+
+    age_ms: int = MINUTE
+    stored_ms: int | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+    gone: bool = False
+
+
+class Store:
+    """Half messages and op records in the order in which they were stored."""
+
+    def __init__(self, now_ms: int = 10**12) -> None:
+        self.now_ms = now_ms
+        self.halves: list[StoredMessage | None] = []
+        self.half_places: list[int] = []
+        self.ops: list[tuple[int, int | None]] = []
+        self.min_offset = 0
+        self._place = 0
+
+    def clock(self) -> int:
+        return self.now_ms
+
+    def put(self, half: Half) -> int:
+        properties = {"REAL_TOPIC": "T", "REAL_QID": "3", "PGROUP": "G", "UNIQ_KEY": "u", **half.properties}
+        message = Message(
+            "RMQ_SYS_TRANS_HALF_TOPIC", 0, b"body", encode_properties(properties), 7, 0,
+            self.now_ms - half.age_ms, BORN_HOST, 2,
+        )  # fmt: skip
+        stored_ms = self.now_ms - (half.age_ms if half.stored_ms is None else half.stored_ms)
+        return self.put_message(message, stored_ms, gone=half.gone)
+
+    def put_message(self, message: Message, stored_ms: int, *, gone: bool = False) -> int:
+        record = encode(message, STORE_HOST)
+        offset = len(self.halves)
+        stamp(record, offset, self._place, stored_ms)
+        self.half_places.append(self._place)
+        self._place += 100
+        self.halves.append(None if gone else decode(record))
+        return offset
+
+    def end(self, half_offset: int | None) -> None:
+        self.ops.append((self._place, half_offset))
+        self._place += 100
+
+    def walk(self, half_offset: int | None = None, op_offset: int | None = None, **options: Any) -> Walk:
+        options = {"rules": RULES, "now_ms": self.clock, **options}
+        return Walk(_Halves(self), _Ops(self), half_offset=half_offset, op_offset=op_offset, **options)
+
+    def round(self, walk: Walk, *, fail_at: int | None = None) -> list[Step]:
+        """Carries the steps out as the thread does."""
+        done: list[Step] = []
+        for step in walk.steps():
+            if len(done) == fail_at:
+                break
+            if not isinstance(step, Discard):
+                self.put_message(step.copy, self.now_ms)
+            done.append(step)
+        return done
+
+
+@dataclass
+class _Halves:
+    store: Store
+
+    @property
+    def min_offset(self) -> int:
+        return self.store.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        return len(self.store.halves)
+
+    def read(self, offset: int) -> StoredMessage | None:
+        return self.store.halves[offset]
+
+    def physical_offset(self, offset: int) -> int:
+        return self.store.half_places[offset]
+
+
+@dataclass
+class _Ops:
+    store: Store
+    min_offset: int = 0
+
+    @property
+    def max_offset(self) -> int:
+        return len(self.store.ops)
+
+    def read(self, offset: int, count: int) -> list[Op]:
+        some = self.store.ops[offset : offset + min(count, 3)]
+        return [Op(offset + number, ended) for number, (_, ended) in enumerate(some)]
+
+    def first_behind(self, physical_offset: int) -> int:
+        return next(
+            (n for n, (place, _) in enumerate(self.store.ops) if place >= physical_offset), self.max_offset
+        )
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def checked(steps: list[Step]) -> list[tuple[str, int]]:
+    return [(type(step).__name__, step.half.queue_offset) for step in steps]
+
+
+RULE_TABLE: list[tuple[str, Half, list[tuple[str, int]], int]] = [
+    ("old enough to be asked about", Half(), [("Check", 0)], 1),
+    ("exactly as old as the timeout", Half(age_ms=6000), [("Check", 0)], 1),
+    ("younger than the timeout", Half(age_ms=5999), [], 0),
+    ("born in the future", Half(age_ms=-5000, stored_ms=MINUTE), [("Check", 0)], 1),
+    ("stored in this very round", Half(stored_ms=0), [], 0),
+    ("gone from the log", Half(gone=True), [], 1),
+    ("asked about once less than allowed", Half(properties={CHECK_TIMES: "14"}), [("Check", 0)], 1),
+    ("asked about as often as allowed", Half(properties={CHECK_TIMES: "15"}), [("Discard", 0)], 1),
+    ("checks that are no number", Half(properties={CHECK_TIMES: "many"}), [("Check", 0)], 1),
+    ("older than the log keeps messages", Half(age_ms=73 * 3_600_000), [("Discard", 0)], 1),
+    ("nobody to ask", Half(properties={"PGROUP": ""}), [("Discard", 0)], 1),
+    ("immune for longer than its age", Half(properties={IMMUNITY_SECONDS: "61"}), [("PutBack", 0)], 1),
+    ("immune no longer", Half(properties={IMMUNITY_SECONDS: "60"}), [("Check", 0)], 1),
+    ("immune for less than the timeout", Half(3000, properties={IMMUNITY_SECONDS: "2"}), [("Check", 0)], 1),
+    ("immunity that is no number", Half(3000, properties={IMMUNITY_SECONDS: "x"}), [("PutBack", 0)], 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("half", "steps", "passed"), [row[1:] for row in RULE_TABLE], ids=[row[0] for row in RULE_TABLE]
+)
+def test_what_becomes_of_an_open_message(
+    store: Store, half: Half, steps: list[tuple[str, int]], passed: int
+) -> None:
+    store.put(half)
+    walk = store.walk()
+    assert checked(store.round(walk)) == steps
+    assert walk.half_offset == passed
+
+
+@pytest.mark.parametrize("half", [row[1] for row in RULE_TABLE], ids=[row[0] for row in RULE_TABLE])
+def test_what_has_ended_is_passed_whatever_else_it_is(store: Store, half: Half) -> None:
+    store.put(half)
+    store.end(0)
+    walk = store.walk()
+    assert store.round(walk) == []
+    assert (walk.half_offset, walk.op_offset()) == (1, 1)
+
+
+def test_an_end_far_down_the_op_queue_is_found_before_a_message_counts_as_open(store: Store) -> None:
+    for _ in range(40):
+        store.put(Half())
+    for half_offset in reversed(range(40)):
+        store.end(half_offset)
+    walk = store.walk()
+    assert store.round(walk) == []
+    assert (walk.half_offset, walk.op_offset()) == (40, 40)
+
+
+def test_an_end_that_comes_during_the_round_counts(store: Store) -> None:
+    store.put(Half())
+    store.put(Half())
+    walk = store.walk()
+    steps = walk.steps()
+    first = next(steps)
+    assert checked([first]) == [("Check", 0)]
+    store.put_message(first.copy, store.now_ms)
+    store.end(1)
+    assert list(steps) == []
+    assert walk.half_offset == 2
+
+
+def test_an_end_not_in_the_queue_yet_counts(store: Store) -> None:
+    store.put(Half())
+    walk = store.walk(has_ended={0}.__contains__)
+    assert store.round(walk) == []
+    assert walk.half_offset == 1
+
+
+def test_a_copy_counts_its_checks_and_keeps_everything_else(store: Store) -> None:
+    store.put(Half(properties={"KEYS": "k", CHECK_TIMES: "2"}))
+    (step,) = store.round(store.walk())
+    assert isinstance(step, Check)
+    copy = store.halves[1]
+    assert copy is not None
+    assert decode_properties(copy.properties) == {
+        "REAL_TOPIC": "T", "REAL_QID": "3", "PGROUP": "G", "UNIQ_KEY": "u", "KEYS": "k",
+        CHECK_TIMES: "3", ORIGINAL: "0",
+    }  # fmt: skip
+    half = store.halves[0]
+    assert half is not None
+    assert (copy.body, copy.flag, copy.reconsume_times) == (half.body, half.flag, half.reconsume_times)
+    assert (copy.born_timestamp_ms, copy.born_host) == (half.born_timestamp_ms, half.born_host)
+
+
+def test_immunity_costs_no_checks(store: Store) -> None:
+    store.put(Half(properties={IMMUNITY_SECONDS: "3600"}))
+    (step,) = store.round(store.walk())
+    assert isinstance(step, PutBack)
+    assert CHECK_TIMES not in decode_properties(step.copy.properties)
+
+
+def test_the_round_in_which_it_is_asked_last_does_not_give_it_up(store: Store) -> None:
+    store.put(Half(properties={CHECK_TIMES: "14"}))
+    walk = store.walk()
+    assert checked(store.round(walk)) == [("Check", 0)]
+    store.now_ms += MINUTE
+    walk = store.walk(walk.half_offset, walk.op_offset())
+    assert checked(store.round(walk)) == [("Discard", 1)]
+    assert walk.half_offset == 2
+
+
+def rounds(
+    store: Store, count: int, between: Callable[[int], None] = lambda _: None
+) -> list[list[tuple[str, int]]]:
+    """So many rounds, a minute apart, each from the progress that the last one left."""
+    seen = []
+    half_offset = op_offset = None
+    for number in range(count):
+        walk = store.walk(half_offset, op_offset)
+        seen.append(checked(store.round(walk)))
+        half_offset, op_offset = walk.half_offset, walk.op_offset()
+        store.now_ms += MINUTE
+        between(number)
+    return seen
+
+
+def test_an_end_of_the_original_ends_its_copy(store: Store) -> None:
+    """The producer's own commit arrives when the check has copied the message already."""
+    store.put(Half(properties={IMMUNITY_SECONDS: "3600"}))
+
+    def commit(number: int) -> None:
+        if number == 0:
+            store.end(0)
+
+    assert rounds(store, 3, commit) == [[("PutBack", 0)], [], []]
+
+
+def test_an_end_of_the_original_is_remembered_until_its_copy_is_reached(store: Store) -> None:
+    """A younger message before the copy ends a round; the op record has to be there for the next."""
+    store.put(Half())
+    walk = store.walk()
+    steps = walk.steps()
+    step = next(steps)
+    assert store.put(Half(age_ms=0)) == 1
+    assert store.put_message(step.copy, store.now_ms) == 2
+    assert list(steps) == []
+    store.end(0)
+    store.now_ms += 1000
+    walk = store.walk(walk.half_offset, walk.op_offset())
+    assert store.round(walk) == []
+    assert (walk.half_offset, walk.op_offset()) == (1, 0)
+    store.now_ms += MINUTE
+    walk = store.walk(walk.half_offset, walk.op_offset())
+    assert checked(store.round(walk)) == [("Check", 1)], "the young one is asked about, the copy has ended"
+    assert walk.half_offset == 3
+
+
+def test_progress_stops_before_the_first_end_of_a_message_not_passed(store: Store) -> None:
+    store.put(Half())
+    store.put(Half(age_ms=0))
+    store.put(Half(age_ms=0))
+    store.end(0)
+    store.end(2)
+    store.end(None)
+    walk = store.walk()
+    assert store.round(walk) == []
+    assert (walk.half_offset, walk.op_offset()) == (1, 0)
+    store.end(1)
+    walk = store.walk(1, 0)
+    assert store.round(walk) == []
+    assert (walk.half_offset, walk.op_offset()) == (3, 4)
+
+
+def test_a_step_that_fails_is_not_passed(store: Store) -> None:
+    store.put(Half())
+    store.put(Half())
+    walk = store.walk()
+    assert checked(store.round(walk, fail_at=1)) == [("Check", 0)]
+    assert walk.half_offset == 1
+
+
+def test_more_messages_than_are_kept_in_memory(store: Store) -> None:
+    """Ends of 100 messages in a window of 8, in the least convenient order; some are open."""
+    for _ in range(100):
+        store.put(Half())
+    for half_offset in reversed(range(100)):
+        if half_offset % 10:
+            store.end(half_offset)
+    walk = store.walk(window=8)
+    assert checked(store.round(walk)) == [("Check", number) for number in range(0, 100, 10)]
+    assert walk.half_offset == 100
+    assert len(walk._finished) == 0
+
+
+@pytest.mark.parametrize(
+    ("half_offset", "first"),
+    [(None, 2), (0, 2), (3, 3), (50, 5)],
+    ids=["at first", "before what is left", "in the queue", "of another store"],
+)
+def test_where_a_round_begins(store: Store, half_offset: int | None, first: int) -> None:
+    for _ in range(5):
+        store.put(Half())
+    store.min_offset = 2
+    walk = store.walk(half_offset, 70)
+    assert walk.half_offset == first
+    assert [offset for _, offset in checked(store.round(walk))] == list(range(first, 5))
+
+
+def test_a_round_ends_in_time(store: Store) -> None:
+    for _ in range(5):
+        store.put(Half())
+    walk = store.walk()
+    for step in walk.steps():
+        store.put_message(step.copy, store.now_ms)
+        store.now_ms += RULES.round_ms // 2 + 1
+    assert walk.half_offset == 2
+    assert walk.out_of_time
+
+
+def test_the_final_record_is_what_rocketmq_writes(store: Store) -> None:
+    store.put(Half(properties={"TRAN_MSG": "true", "TAGS": "a"}))
+    half = store.halves[0]
+    assert half is not None
+    final = committed(half)
+    assert (final.topic, final.queue_id, final.sys_flag) == ("T", 3, int(Decision.COMMIT))
+    assert final.prepared_transaction_offset == half.physical_offset
+    assert final.properties == half.properties
+
+
+def test_an_op_record_names_the_half_message() -> None:
+    op = op_message(4711, STORE_HOST, 5)
+    assert (op.topic, op.queue_id, op.body) == ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0, b"4711")
+    assert decode_properties(op.properties) == {"TAGS": "d"}
+
+
+def test_a_resumed_message_is_a_new_one(store: Store) -> None:
+    store.put(Half(properties={CHECK_TIMES: "15", ORIGINAL: "7"}))
+    given_up = store.halves[0]
+    assert given_up is not None
+    again = decode_properties(resumed(given_up).properties)
+    assert again[CHECK_TIMES] == "0"
+    assert ORIGINAL not in again
+
+
+def test_ends_are_bounded_and_the_oldest_goes_first() -> None:
+    ends = Ends(3)
+    for number in range(4):
+        ends.add(number, Decision.COMMIT)
+    ends.add(3, Decision.ROLLBACK)
+    assert [number in ends for number in range(5)] == [False, True, True, True, False]
+    assert (len(ends), ends.decision(3), ends.decision(0)) == (3, Decision.ROLLBACK, None)
