@@ -14,6 +14,7 @@ from haservice.binding import ValuesRefused
 from haservice.config import BROKER_CLASSES, broker_from, in_force, load_broker, load_nameserver, options_of
 from haservice.errors import ConfigError
 from haservice.properties import parse
+from haservice.security_settings import TlsConfig
 from haservice.settings import BrokerConfig, BrokerRole, NameserverConfig, NodeConfig, local_name
 from tests.support import config_tables
 
@@ -277,10 +278,10 @@ def test_an_unknown_key_is_warned_of_with_the_nearest_known_one() -> None:
 
 
 def test_a_rocketmq_key_that_is_not_served_says_so() -> None:
-    assert broker("sendMessageThreadPoolNums=16\naclEnable=true").warnings == (
+    assert broker("sendMessageThreadPoolNums=16\nuseTLS=true").warnings == (
         "broker-a.properties:1: sendMessageThreadPoolNums: a RocketMQ key that is not served here, ignored",
-        "broker-a.properties:2: aclEnable: a RocketMQ key that is not served here, ignored "
-        "(NO access control is in force)",
+        "broker-a.properties:2: useTLS: a RocketMQ key that is not served here, ignored "
+        "(tls.enable is what makes calls out use TLS)",
     )
 
 
@@ -370,7 +371,7 @@ def test_what_is_in_force_on_a_name_server() -> None:
 def stated(file: Path) -> dict[str, tuple[str, bool]]:
     """key → (value, whether it is active) for every `key=value` and `#key=value` line."""
     found: dict[str, tuple[str, bool]] = {}
-    for match in re.finditer(r"^(#?)([A-Za-z0-9]+)=(.*)$", file.read_text(), re.M):
+    for match in re.finditer(r"^(#?)([A-Za-z0-9.]+)=(.*)$", file.read_text(), re.M):
         assert match[2] not in found, f"{file.name} has {match[2]} twice"
         found[match[2]] = (match[3], not match[1])
     return found
@@ -378,7 +379,7 @@ def stated(file: Path) -> dict[str, tuple[str, bool]]:
 
 @pytest.mark.parametrize("name", ["broker-a.properties", "broker-a-s.properties", "namesrv.properties"])
 def test_a_conf_file_has_every_key_with_its_default_and_no_other(name: str) -> None:
-    classes = (NameserverConfig,) if name == "namesrv.properties" else BROKER_CLASSES
+    classes = (NameserverConfig, TlsConfig) if name == "namesrv.properties" else BROKER_CLASSES
     options = {key: field for key, _, field in options_of(*classes)}
     lines = stated(CONF / name)
     assert lines.keys() == options.keys()

@@ -13,6 +13,7 @@ from typing import Any
 from commitlog.options import LogOptions
 from haservice.binding import option_text
 from haservice.config import options_of
+from haservice.security_settings import AclConfig, TlsConfig
 from haservice.settings import BrokerConfig, NameserverConfig, RemotingConfig, ReplicationConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -21,6 +22,8 @@ CLASSES: tuple[type[Any], ...] = (
     RemotingConfig,
     ReplicationConfig,
     LogOptions,
+    AclConfig,
+    TlsConfig,
     NameserverConfig,
 )
 # Defaults that depend on the machine, as a person would say them.
