@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from commitlog.dispatch import parse_delay_levels
 from commitlog.store import Store
+from haservice.broker import live_keys
 from haservice.broker.acl_files import AclFiles
 from haservice.broker.admission import Admission, Limits
 from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
+from haservice.broker.delay_offsets import DelayOffsets
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
@@ -22,16 +25,23 @@ from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMovedEvents
 from haservice.broker.processors.acl import AclProcessor
 from haservice.broker.processors.broker_state import StateProcessor
-from haservice.broker.processors.connections import ConnectionsProcessor
-from haservice.broker.processors.groups import GroupsProcessor
+from haservice.broker.processors.client_calls import ClientCallsProcessor
 from haservice.broker.processors.client_config import ClientConfigProcessor
+from haservice.broker.processors.connections import ConnectionsProcessor
+from haservice.broker.processors.consume_stats import ConsumeStatsProcessor
+from haservice.broker.processors.delay_offsets import DelayOffsetsProcessor, replicated_end
+from haservice.broker.processors.groups import GroupsProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor
+from haservice.broker.processors.housekeeping import HousekeepingProcessor
 from haservice.broker.processors.locks import LockProcessor
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
 from haservice.broker.processors.query import QueryProcessor
+from haservice.broker.processors.queue_inspection import QueueInspectionProcessor
 from haservice.broker.processors.reply import ReplyProcessor
+from haservice.broker.processors.reset_offsets import ResetOffsetsProcessor
 from haservice.broker.processors.send import Gates, SendProcessor
+from haservice.broker.processors.send_back import SendBackProcessor
 from haservice.broker.processors.topic_admin import TopicProcessor
 from haservice.broker.processors.transactions import TransactionProcessor
 from haservice.broker.queue_locks import QueueLocks
@@ -41,12 +51,18 @@ from haservice.broker.stats import Stats
 from haservice.broker.store_view import StoreView
 from haservice.broker.topics import TopicTable
 from haservice.broker.transactions import Ends
+from haservice.live_settings import LiveSettings
 from haservice.remoting.codes import RequestCode
+from haservice.remoting.config_requests import ConfigProcessor
 from haservice.remoting.server import BatchProcessor, Processor, RemotingServer
 from haservice.replication.service import HAService
 from haservice.settings import BrokerConfig, NodeConfig
 
 Processors = dict[int, Processor | BatchProcessor]
+
+
+class HasHandlers(Protocol):
+    def handlers(self) -> Mapping[int, Processor | BatchProcessor]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +77,7 @@ class Parts:
     clients: ClientTable
     filters: ConsumerFilters
     offsets: ConsumerOffsets
+    delays: DelayOffsets
     stats: Stats
     server: RemotingServer
     ha: HAService[Wait]
@@ -68,6 +85,7 @@ class Parts:
     long_polling: LongPolling
     transaction_ends: Ends
     gauges: Callable[[], Mapping[str, str]]
+    live: LiveSettings[NodeConfig]
     acl: AclFiles | None = None
 
     @property
@@ -76,14 +94,18 @@ class Parts:
 
 
 def sends_of(parts: Parts) -> SendProcessor:
-    return SendProcessor(
+    admission = _admission(parts)
+    sends = SendProcessor(
         _gates(parts.config.broker),
-        _admission(parts),
+        admission,
         parts.store.log,
         parts.durability,
         parts.stats,
         store_host=parts.store_host,
     )
+    parts.live.follow(live_keys.GATES, lambda config: sends.configure(_gates(config.broker)))
+    parts.live.follow(live_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
+    return sends
 
 
 def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
@@ -98,27 +120,41 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         file_entries=config.log.queue_file_size // 20,
         readable_end=parts.ha.readable_end,
     )
-    view = StoreView(store.queues, store.log)
     filters = MessageFilters(broker, parts.clients, parts.filters)
+    pulls = PullProcessor(
+        broker,
+        _readable_topics(parts),
+        parts.groups,
+        filters,
+        parts.offsets,
+        reader,
+        parts.long_polling,
+        parts.stats,
+        offload,
+        None
+        if parts.is_slave
+        else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
+    )
+    queries = QueryProcessor(
+        store.log,
+        store.index if config.log.index_enabled else None,
+        offload,
+        broker.default_query_max_num,
+    )
+    live = parts.live
+    live.follow(live_keys.PULLS, lambda config: pulls.configure(config.broker))
+    live.follow(live_keys.READS, lambda config: reader.configure(ReadLimits.of(config.broker)))
+    live.follow(live_keys.QUERIES, lambda config: queries.configure(config.broker.default_query_max_num))
     processors: Processors = {}
-    for part in (
+    parts_with_handlers: tuple[HasHandlers, ...] = (
         sends,
-        PullProcessor(
-            broker,
-            _readable_topics(parts),
-            parts.groups,
-            filters,
-            parts.offsets,
-            reader,
-            parts.long_polling,
-            parts.stats,
-            offload,
-            None
-            if parts.is_slave
-            else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
-        ),
+        pulls,
+        queries,
+        *admin_processors(parts),
         ClientConfigProcessor(filters),
         OffsetsProcessor(parts.offsets, store.log, store.queues.get, reader, offload),
+        DelayOffsetsProcessor(parts.delays, lambda: replicated_end(parts.ha.status())),
+        _send_back(parts, sends),
         HeartbeatProcessor(parts.clients, parts.groups, parts.topics, creates_topics=not parts.is_slave),
         ConnectionsProcessor(parts.clients),
         GroupsProcessor(parts.groups, parts.offsets, offload, is_slave=parts.is_slave),
@@ -139,29 +175,21 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             is_slave=parts.is_slave,
             unwritable=lambda: sends.refuse_all,
         ),
-        ReplyProcessor(
-            _gates(broker),
-            _admission(parts),
-            parts.clients,
-            store.log,
-            store_host=parts.store_host,
-            stores=broker.store_reply_message_enable,
-            unwritable=lambda: sends.refuse_all,
-        ),
-        QueryProcessor(
-            store.log,
-            store.index if config.log.index_enabled else None,
-            offload,
-            broker.default_query_max_num,
-        ),
-        TopicProcessor(
-            parts.topics,
-            store.queues,
-            view,
-            offload,
-            broker_name=broker.broker_name,
-            is_slave=parts.is_slave,
-        ),
+        _replies_of(parts, sends),
+    )
+    for part in parts_with_handlers:
+        processors.update(part.handlers())
+    return processors
+
+
+def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
+    """What people and their tools ask."""
+    config, store, offload = parts.config, parts.store, parts.server.offload
+    topics, clients, offsets, traffic = parts.topics, parts.clients, parts.offsets, parts.stats.traffic
+    name, is_slave = config.broker.broker_name, parts.is_slave
+    view = StoreView(store.queues, store.log)
+    return (
+        TopicProcessor(topics, store.queues, view, offload, broker_name=name, is_slave=is_slave),
         StateProcessor(
             parts.stats,
             store.log,
@@ -171,9 +199,54 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             gauges=parts.gauges,
             ha_status=parts.ha.status,
         ),
-    ):
-        processors.update(part.handlers())
-    return processors
+        ConfigProcessor(
+            parts.live,
+            offload,
+            update_code=RequestCode.UPDATE_BROKER_CONFIG,
+            get_code=RequestCode.GET_BROKER_CONFIG,
+        ),
+        ConsumeStatsProcessor(
+            topics,
+            clients,
+            offsets,
+            view,
+            traffic,
+            offload,
+            broker_name=name,
+            broker_addr=config.broker_addr,
+        ),
+        ResetOffsetsProcessor(topics, clients, offsets, view, offload, broker_name=name),
+        ClientCallsProcessor(clients, store.log, offload, broker_name=name),
+        QueueInspectionProcessor(topics, clients, offsets, view, traffic, offload, is_slave=is_slave),
+        HousekeepingProcessor(
+            topics,
+            offsets,
+            store.queues,
+            store.index,
+            view,
+            lambda: store.log.start,
+            store.retention.order_passes,
+            traffic,
+            offload,
+            is_slave=is_slave,
+        ),
+    )
+
+
+def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
+    admission = _admission(parts)
+    replies = ReplyProcessor(
+        _gates(parts.config.broker),
+        admission,
+        parts.clients,
+        parts.store.log,
+        store_host=parts.store_host,
+        stores=parts.config.broker.store_reply_message_enable,
+        unwritable=lambda: sends.refuse_all,
+    )
+    parts.live.follow(live_keys.GATES, lambda config: replies.configure(_gates(config.broker)))
+    parts.live.follow(live_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
+    return replies
 
 
 def vip_processors_of(processors: Processors) -> Processors:
@@ -188,16 +261,37 @@ def _readable_topics(parts: Parts) -> Topics:
     return ReadableTopics(parts.topics, lambda: (key for key, _ in queues.items()))
 
 
+def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:
+    broker = parts.config.broker
+    send_back = SendBackProcessor(
+        parts.store.log,
+        parts.topics,
+        parts.groups.find,
+        parts.durability,
+        parts.server.offload,
+        permission=broker.permission,
+        delay_level_max=len(parse_delay_levels(parts.config.log.message_delay_levels)),
+        is_slave=parts.is_slave,
+        unwritable=lambda: sends.refuse_all,
+        on_sent_back=parts.stats.traffic.sent_back,
+    )
+    parts.live.follow(live_keys.PERMISSION, lambda config: send_back.configure(config.broker.permission))
+    return send_back
+
+
 def _admission(parts: Parts) -> Admission:
-    config, broker = parts.config, parts.config.broker
-    limits = Limits(
+    return Admission(_limits(parts.config), parts.topics, parts.groups.find)
+
+
+def _limits(config: NodeConfig) -> Limits:
+    broker = config.broker
+    return Limits(
         broker.cluster_name,
         broker.permission,
         config.log.max_message_bytes,
         len(parse_delay_levels(config.log.message_delay_levels)),
         broker.reject_transaction_message,
     )
-    return Admission(limits, parts.topics, parts.groups.find)
 
 
 def _gates(broker: BrokerConfig) -> Gates:

@@ -25,13 +25,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from commitlog.dispatch import Arrival
+from commitlog.dispatch import Arrival, parse_delay_levels
 from commitlog.options import FlushDiskType
 from commitlog.record import encode_host
 from commitlog.store import Store
 from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
+from haservice.broker.delay_delivery import DelayDelivery
+from haservice.broker.delay_offsets import DelayOffsets, level_bounds
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.hand_back import HandBack
@@ -50,6 +52,7 @@ from haservice.broker.transaction_check import TransactionCheck, load_ends
 from haservice.broker.transactions import Ends, Rules
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
+from haservice.live_settings import LiveSettings, file_of
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.replication.service import HAService
@@ -87,6 +90,9 @@ class BrokerNode:
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
+        self.live: LiveSettings[NodeConfig] = LiveSettings(
+            config, path=file_of(config.source), black_list=config.broker.config_black_list
+        )
         # Names of threads that failed, and why.
         self.failures: dict[str, str] = {}
         # Set when the node has stopped, or has to be: its ports are gone.
@@ -150,6 +156,7 @@ class BrokerNode:
         if self._is_slave:
             self._run("slave-sync", self.slave_sync)
         else:
+            self._run("delay-delivery", self.delivery)
             self._run("transaction-check", self.transaction_check)
         if config.broker.namesrv_addrs:
             self._run("register", self.registration)
@@ -189,6 +196,8 @@ class BrokerNode:
             broker.auto_create_subscription_group, PersistedFile(directory / "subscriptionGroup.json")
         )
         self.groups.load()
+        self.delays = DelayOffsets(PersistedFile(directory / "delayOffset.json"))
+        self.delays.load(None if self._is_slave else level_bounds(self.store.queues.get))
         self.filters = ConsumerFilters(PersistedFile(directory / "consumerFilter.json"))
         self.filters.load()
         self.persistence = Persistence(
@@ -197,6 +206,7 @@ class BrokerNode:
                 "consumer offsets": self.offsets.persist,
                 "groups": self.groups.persist,
                 "consumer filters": self.filters.persist,
+                "delay offsets": self.delays.persist,
             },
             broker.flush_consumer_offset_interval_ms / 1000,
         )
@@ -271,6 +281,7 @@ class BrokerNode:
             self.topics,
             self.offsets,
             self.groups,
+            delays=self.delays,
             on_synced=self.persistence.soon,
             make_client=security.make_client,
         )
@@ -300,6 +311,35 @@ class BrokerNode:
             on_reachable=None if self._is_slave else hand_back.run,
             make_client=security.make_client,
         )
+        self._follow_settings()
+
+    def _follow_settings(self) -> None:
+        """What an administrator may change of these parts; the processors' settings follow in handlers."""
+        live = self.live
+        live.follow(live_keys.GROUPS, lambda c: self.groups.configure(c.broker.auto_create_subscription_group))
+        live.follow(live_keys.TOPICS, lambda c: self.topics.allow_creation(c.broker.auto_create_topic_enable))
+        live.follow(
+            live_keys.PERSISTENCE,
+            lambda c: self.persistence.configure(c.broker.flush_consumer_offset_interval_ms / 1000),
+        )
+        live.follow(live_keys.RETENTION, lambda c: self.store.retention.configure(c.log))
+        live.follow(
+            live_keys.DURABILITY,
+            lambda c: self.durability.configure(
+                flush_timeout_s=c.log.sync_flush_timeout_ms / 1000,
+                replica_timeout_s=c.replication.slave_timeout_ms / 1000,
+            ),
+        )
+        live.follow(
+            live_keys.REGISTRATION,
+            lambda c: self.registration.configure(
+                permission=c.broker.permission,
+                period_s=c.broker.register_period_ms / 1000,
+                timeout_s=c.broker.register_timeout_ms / 1000,
+            ),
+        )
+        # Under a new version, for name servers take no notice of what they know.
+        live.follow(live_keys.PERMISSION, lambda _: self.topics.renew_version())
 
     def _build_processors(self) -> None:
         config, broker, store = self.config, self.config.broker, self.store
@@ -308,7 +348,15 @@ class BrokerNode:
             notify_members(self.groups, enabled=broker.notify_consumer_ids_changed_enable), self.filters
         )
         self.long_polling = LongPolling()
-        store.dispatcher.on_arrival = self._arrived if self._is_slave else self.long_polling.on_arrival
+        self.delivery = DelayDelivery(
+            store.log,
+            store.queues.get,
+            self.delays,
+            parse_delay_levels(config.log.message_delay_levels),
+            held=lambda: self.sends.refuse_all or store.log.writable,
+            persist_s=broker.flush_delay_offset_interval_ms / 1000,
+        )
+        store.dispatcher.on_arrival = self._arrived
         ends = self._build_transactions()
         parts = Parts(
             config=config,
@@ -319,6 +367,7 @@ class BrokerNode:
             clients=self.clients,
             filters=self.filters,
             offsets=self.offsets,
+            delays=self.delays,
             stats=self.stats,
             server=self.server,
             ha=self.ha,
@@ -326,6 +375,7 @@ class BrokerNode:
             long_polling=self.long_polling,
             transaction_ends=ends,
             gauges=self._gauges,
+            live=self.live,
             acl=self.security.acl,
         )
         self.sends = sends_of(parts)
@@ -414,8 +464,11 @@ class BrokerNode:
         self.slave_sync.set_master_addr(master.broker_addr)
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
-        """On a slave: to whoever waits for messages, and to whoever fetches their topics."""
-        self.slave_sync.on_arrival(arrivals)
+        """To whoever waits for messages, to deliver them or, on a slave, to fetch their topics."""
+        if self._is_slave:
+            self.slave_sync.on_arrival(arrivals)
+        else:
+            self.delivery.on_arrival(arrivals)
         self.long_polling.on_arrival(arrivals)
 
     def _master_wanted(self) -> bool:
@@ -439,8 +492,9 @@ class BrokerNode:
 
     def _gauges(self) -> Mapping[str, str]:
         """Entries of request 28 that take several parts, and those of our own."""
-        broker = self.config.broker
+        broker = self.live.config.broker
         return {
+            **self.delivery.gauges(),
             "dispatchBehindBytes": str(self.store.dispatcher.behind),
             "startAcceptSendRequestTimeStamp": str(broker.start_accept_send_timestamp_ms),
             "sendThreadPoolQueueSize": str(self.sends.pending),

@@ -3,6 +3,8 @@
 `scan` decides from the queue's index alone and touches no message; `load` reads the bytes that a scan
 chose.  The first is cheap and for the loop; the second may meet a disk, and any thread may run it.
 
+`select` is for filters that look at a message's properties: it scans and loads in one go.
+
 The rules are RocketMQ's (broker-flows §9.2): statuses, corrected offsets, and where a batch ends.  "In
 memory" and "on disk" are guesses by distance from the log's end, against a share of this machine's
 memory, as they are there.
@@ -19,8 +21,8 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
-from commitlog.errors import CorruptRecord
-from commitlog.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2
+from commitlog.errors import CorruptRecord, OffsetNotFound
+from commitlog.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, parse_head
 from haservice.broker.tag_filter import TagCodes, lets_through
 from haservice.settings import BrokerConfig
 
@@ -33,7 +35,13 @@ CHUNK_ENTRIES = 128
 # Two messages closer than this are read in one go: 4 KiB copied cost less than one more call.
 GAP_BYTES_MAX = 4096
 
+# Whole messages are read to look at their properties, so many bytes of them for one pull at most.
+SELECT_BYTES_MAX = 16 * 1024 * 1024
+
 _HEAD = struct.Struct(">ii")
+
+# Judges a message by its encoded properties.
+Selector = Callable[[bytes], bool]
 
 
 class Log(Protocol):
@@ -137,6 +145,10 @@ class QueueReader:
         self._file_entries = file_entries
         self._readable_end = readable_end or (lambda: log.end)
 
+    def configure(self, limits: ReadLimits) -> None:
+        """Other limits, from the next read on."""
+        self._limits = limits
+
     def indexed_beyond(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether the queue has an entry at or after `offset`."""
         queue = self._find_queue(topic, queue_id)
@@ -149,30 +161,64 @@ class QueueReader:
     def scan(self, topic: str, queue_id: int, offset: int, count: int, codes: TagCodes) -> Scan:
         """Chooses up to `count` messages from `offset` on, at least one if there is a readable match."""
         queue = self._find_queue(topic, queue_id)
+        outside = self._outside_of(queue, offset)
+        if outside is not None:
+            return outside
+        assert queue is not None
+        choice = _Choice(self._log, self._limits, self._readable_end(), count, codes)
+        return self._inside(queue, offset, choice, max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX)))
+
+    def outside(self, topic: str, queue_id: int, offset: int) -> Scan | None:
+        """What a scan from `offset` comes to when the queue has no entry there; None when it has one."""
+        return self._outside_of(self._find_queue(topic, queue_id), offset)
+
+    def select(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        count: int,
+        codes: TagCodes,
+        selector: Selector,
+        entries_max: int = SCAN_ENTRIES_MAX,
+    ) -> tuple[Scan, bytes]:
+        """As `scan`, but of the messages that `selector` lets through as well, and with their records.
+
+        Reads each message to look at; for a work thread, unless `entries_max` are few and recent ones.
+        Raises CommitLogError when the log holds something else in a message's place.
+        """
+        queue = self._find_queue(topic, queue_id)
+        outside = self._outside_of(queue, offset)
+        if outside is not None:
+            return outside, b""
+        assert queue is not None
+        choice = _Selection(self._log, self._limits, self._readable_end(), count, codes, selector)
+        budget = max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX))
+        scan = self._inside(queue, offset, choice, min(budget, entries_max))
+        return scan, b"".join(choice.records)
+
+    def _outside_of(self, queue: Queue | None, offset: int) -> Scan | None:
         if queue is None:
             return self._outside(PullStatus.NO_MATCHED_LOGIC_QUEUE, offset, 0, 0, 0)
         low, high = queue.min_offset, queue.max_offset
+        if low <= offset < high:
+            return None
         if high == 0:
             return self._outside(PullStatus.NO_MESSAGE_IN_QUEUE, offset, 0, low, high)
         if offset < low:
             return self._outside(PullStatus.OFFSET_TOO_SMALL, offset, low, low, high)
         if offset == high:
             return self._outside(PullStatus.OFFSET_OVERFLOW_ONE, offset, offset, low, high)
-        if offset > high:
-            return self._outside(PullStatus.OFFSET_OVERFLOW_BADLY, offset, high, low, high)
-        return self._inside(queue, offset, count, codes)
+        return self._outside(PullStatus.OFFSET_OVERFLOW_BADLY, offset, high, low, high)
 
     def _outside(self, status: PullStatus, offset: int, corrected: int, low: int, high: int) -> Scan:
         return Scan(status, offset if self._keeps_offset else corrected, low, high)
 
-    def _inside(self, queue: Queue, offset: int, count: int, codes: TagCodes) -> Scan:
+    def _inside(self, queue: Queue, offset: int, choice: _Choice, budget: int) -> Scan:
         low, high = queue.min_offset, queue.max_offset
-        choice = _Choice(self._log, self._limits, self._readable_end(), count, codes)
-        budget = max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX))
-        chunk = choice.most if codes is None else CHUNK_ENTRIES
         position = offset
         while budget > 0 and not choice.full:
-            entries = queue.read(position, min(chunk, budget))
+            entries = queue.read(position, min(choice.chunk, budget))
             if not entries:
                 break
             budget -= len(entries)
@@ -235,7 +281,14 @@ class QueueReader:
 class _Choice:
     """What one scan has taken so far, and when it has enough."""
 
-    def __init__(self, log: Log, limits: ReadLimits, readable_end: int, count: int, codes: TagCodes) -> None:
+    def __init__(
+        self,
+        log: Log,
+        limits: ReadLimits,
+        readable_end: int,
+        count: int,
+        codes: TagCodes,
+    ) -> None:
         self.taken: list[Entry] = []
         self.size_bytes = 0
         self.full = False
@@ -245,6 +298,8 @@ class _Choice:
         self.last_seen = log.end
         self.in_memory_from = log.end - limits.memory_bytes
         self.most = max(1, min(count, limits.count_in_memory))
+        # How many entries to look at together: no more than may be taken, unless most may not.
+        self.chunk = self.most if codes is None else CHUNK_ENTRIES
         self._limits = limits
         self._log_start = log.start
         self._readable_end = readable_end
@@ -285,6 +340,54 @@ class _Choice:
         if physical_offset >= self.in_memory_from:
             return size_bytes > limits.bytes_in_memory
         return taken >= limits.count_on_disk or size_bytes > limits.bytes_on_disk
+
+
+class _Selection(_Choice):
+    """As _Choice, of the messages that a selector lets through; keeps their records."""
+
+    def __init__(
+        self,
+        log: Log,
+        limits: ReadLimits,
+        readable_end: int,
+        count: int,
+        codes: TagCodes,
+        selector: Selector,
+    ) -> None:
+        super().__init__(log, limits, readable_end, count, codes)
+        self.chunk = CHUNK_ENTRIES
+        self.records: list[bytes] = []
+        self._log = log
+        self._selector = selector
+        self._bytes_left = SELECT_BYTES_MAX
+
+    def look_at(self, entries: Sequence[Entry]) -> int:
+        for number, entry in enumerate(entries):
+            if not super().look_at((entry,)):
+                return number
+            if len(self.taken) > len(self.records) and not self._selects(entry):
+                self.taken.pop()
+                self.size_bytes -= entry.size
+                self.full = self._bytes_left <= 0
+            if self.full:
+                return number + 1
+        return len(entries)
+
+    def _selects(self, entry: Entry) -> bool:
+        """Looks at one message; keeps its record when it is taken."""
+        try:
+            record = self._log.read(entry.physical_offset, entry.size)
+        except OffsetNotFound:
+            self.status = PullStatus.MESSAGE_WAS_REMOVING
+            return False
+        _check(record, (entry,), entry.size)
+        self._bytes_left -= entry.size
+        head = parse_head(record)
+        if head is None or not self._selector(head.properties):
+            self.status = PullStatus.NO_MATCHED_MESSAGE
+            return False
+        self.records.append(record)
+        return True
 
 
 def _check(data: bytes, run: Sequence[Entry], size_bytes: int) -> None:

@@ -18,11 +18,14 @@ import orjson
 from commitlog.options import LogOptions
 from commitlog.record import Message, StoredMessage, decode, encode_host, encode_properties, record_size
 from commitlog.store import Store
+from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.groups import Groups
 from haservice.broker.long_polling import LongPolling
+from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMoved
+from haservice.broker.processors.client_config import ClientConfigProcessor
 from haservice.broker.processors.connections import ConnectionsProcessor
 from haservice.broker.processors.groups import GroupsProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
@@ -173,8 +176,10 @@ class ReadingBroker:
             PersistedFile(root / "config" / "subscriptionGroup.json"),
         )
         self.groups.load()
+        self.filters = ConsumerFilters(PersistedFile(root / "config" / "consumerFilter.json"))
+        self.filters.load()
         self.clients = ClientTable(
-            notify_members(self.groups, enabled=self.config.notify_consumer_ids_changed_enable)
+            notify_members(self.groups, enabled=self.config.notify_consumer_ids_changed_enable), self.filters
         )
         self.offsets = ConsumerOffsets(PersistedFile(root / "config" / "consumerOffset.json"))
         self.polling = LongPolling(held_max)
@@ -190,12 +195,14 @@ class ReadingBroker:
             file_entries=1000,
             readable_end=readable_end,
         )
+        filters = MessageFilters(self.config, self.clients, self.filters)
         processors = [
             PullProcessor(
-                self.config, topics=self.topics, groups=self.groups, clients=self.clients,
+                self.config, topics=self.topics, groups=self.groups, filters=filters,
                 offsets=self.offsets, reader=self.reader, long_polling=self.polling, stats=self.stats,
                 offload=self._offload, on_offset_moved=self.moved.append,
             ),
+            ClientConfigProcessor(filters),
             OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload),
             HeartbeatProcessor(
                 self.clients, self.groups, self.topics, creates_topics=not role.is_slave,

@@ -8,6 +8,9 @@
 Checks, their order and their codes are RocketMQ's (broker-flows §9.1), and so is what the answer says of
 offsets (§9.2).  A slave serves pulls whatever slaveReadEnable says.  A held pull that is woken runs through
 everything again, so that a topic deleted meanwhile answers its error then.
+
+A pull with a selector, which looks at messages and not only at their index, is scanned and loaded by a work
+thread.  When it is held, what has arrived is looked at once, on the loop, and not again by the next arrival.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ from typing import Any, Protocol
 
 from commitlog.errors import CommitLogError, OffsetNotFound
 from haservice.broker.consumer_offsets import ConsumerOffsets
-from haservice.broker.consumers import ClientTable
 from haservice.broker.groups import GroupConfig, Groups
 from haservice.broker.long_polling import HeldPull, LongPolling
+from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.readable_topics import Topics
-from haservice.broker.reader import PullStatus, QueueReader, Scan
+from haservice.broker.reader import PullStatus, QueueReader, Scan, Selector
 from haservice.broker.stats import Stats
-from haservice.broker.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
+from haservice.broker.tag_filter import TagCodes
 from haservice.broker.topics import PERM_READ
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -43,9 +46,11 @@ logger = logging.getLogger(__name__)
 # The request's sysFlag.
 FLAG_COMMIT_OFFSET = 0x1
 FLAG_SUSPEND = 0x2
-FLAG_SUBSCRIPTION = 0x4
 
 MASTER_ID = 0
+
+# So many messages that have just arrived a held pull looks at on the loop; the rest is a work thread's.
+HELD_ENTRIES = 32
 
 # One kind of damage is reported at most so often.
 WARN_AGAIN_S = 10.0
@@ -80,6 +85,7 @@ class _Pull:
     header: PullMessageHeader
     group: GroupConfig
     codes: TagCodes
+    selector: Selector | None
 
 
 class PullProcessor:
@@ -90,7 +96,7 @@ class PullProcessor:
         config: BrokerConfig,
         topics: Topics,
         groups: Groups,
-        clients: ClientTable,
+        filters: MessageFilters,
         offsets: ConsumerOffsets,
         reader: QueueReader,
         long_polling: LongPolling,
@@ -101,7 +107,7 @@ class PullProcessor:
         self._config = config
         self._topics = topics
         self._groups = groups
-        self._clients = clients
+        self._filters = filters
         self._offsets = offsets
         self._reader = reader
         self._long_polling = long_polling
@@ -115,6 +121,11 @@ class PullProcessor:
     def handlers(self) -> dict[int, Processor]:
         return {RequestCode.PULL_MESSAGE: self.pull}
 
+    def configure(self, config: BrokerConfig) -> None:
+        """Other settings, from the next pull on."""
+        self._config = config
+        self._keeps_offset = keeps_offset(config)
+
     def pull(
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
@@ -122,7 +133,13 @@ class PullProcessor:
         pull = self._checked(connection, command, header)
         if header.sys_flag & FLAG_COMMIT_OFFSET and not self._is_slave:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        scan = self._scan(pull)
+        if pull.selector is not None:
+            outside = self._reader.outside(header.topic, header.queue_id, header.queue_offset)
+            if outside is None:
+                return asyncio.ensure_future(self._selected(pull))
+            scan = outside
+        else:
+            scan = self._scan(pull)
         if header.sys_flag & FLAG_SUSPEND and self._code(scan, header) is ResponseCode.PULL_NOT_FOUND:
             held = self._hold(pull, scan)
             if held is not None:
@@ -154,38 +171,7 @@ class PullProcessor:
                 f"queueId {header.queue_id} is none of topic {header.topic},"
                 f" which has {topic.read_queue_nums} queues to read",
             )
-        if header.sys_flag & FLAG_SUBSCRIPTION:
-            codes = _codes_of_request(header)
-        else:
-            codes = self._codes_of_group(header, group)
-        return _Pull(connection, command, header, group, codes)
-
-    def _codes_of_group(self, header: PullMessageHeader, config: GroupConfig) -> TagCodes:
-        name = header.consumer_group
-        group = self._clients.group(name)
-        if group is None:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"no member of consumer group {name} is online"
-            )
-        if group.is_broadcasting and not config.consume_broadcast_enable:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION, f"consumer group {name} may not consume by broadcasting"
-            )
-        subscription = group.subscriptions.get(header.topic)
-        if subscription is None:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"consumer group {name} does not subscribe topic {header.topic}",
-            )
-        if subscription.version < header.sub_version:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_NOT_LATEST,
-                f"subscription {subscription.version} of group {name} is older than"
-                f" the pull's {header.sub_version}; the next heartbeat brings it",
-            )
-        if subscription.expression_type != TAG:
-            raise not_filtered(subscription.expression_type)
-        return subscription.codes
+        return _Pull(connection, command, header, group, *self._filters.of(header, group))
 
     # Holding
 
@@ -217,17 +203,22 @@ class PullProcessor:
         if future.done():
             return True
         header = first.header
-        if not final and not self._reader.indexed_beyond(header.topic, header.queue_id, header.queue_offset):
+        if not final and not self._reader.indexed_beyond(header.topic, header.queue_id, held.wanted):
             return False
+        answer: RemotingCommand | asyncio.Future[RemotingCommand] | None
         try:
             pull = self._checked(first.connection, first.command, header)
-            scan = self._scan(pull)
-            if not final and self._code(scan, header) is ResponseCode.PULL_NOT_FOUND:
-                held.below_mark = scan.below_mark
+            if pull.selector is None:
+                answer = self._scan_again(held, pull, final)
+            else:
+                answer = self._select_again(held, pull, pull.selector, final)
+            if answer is None:
                 return False
-            answer = self._answer(pull, scan)
         except RequestError as error:
             future.set_result(first.command.answer(error.code, error.remark))
+            return True
+        except CommitLogError as error:
+            future.set_result(self._damaged(first, error))
             return True
         except Exception as error:
             logger.exception("held pull failed topic=%s queue=%d", header.topic, header.queue_id)
@@ -239,6 +230,46 @@ class PullProcessor:
         else:
             answer.add_done_callback(lambda done: _pass_on(done, future))
         return True
+
+    def _scan_again(
+        self, held: HeldPull, pull: _Pull, final: bool
+    ) -> RemotingCommand | asyncio.Future[RemotingCommand] | None:
+        """The answer to a held pull; None when it is to be held on."""
+        scan = self._scan(pull)
+        if not final and self._code(scan, pull.header) is ResponseCode.PULL_NOT_FOUND:
+            held.below_mark = scan.below_mark
+            return None
+        return self._answer(pull, scan)
+
+    def _select_again(
+        self, held: HeldPull, pull: _Pull, selector: Selector, final: bool
+    ) -> RemotingCommand | None:
+        """As `_scan_again`; what was looked at in vain is remembered in `held`, and answered in the end."""
+        header = pull.header
+        begun_s = time.perf_counter()
+        scan, body = self._reader.select(
+            header.topic,
+            header.queue_id,
+            held.wanted,
+            header.max_msg_nums,
+            pull.codes,
+            selector,
+            HELD_ENTRIES,
+        )
+        if scan.entries:
+            return self._selected_answer(pull, scan, body, begun_s)
+        nothing_new = self._code(scan, header) is ResponseCode.PULL_NOT_FOUND
+        if not final and nothing_new:
+            held.below_mark = scan.below_mark
+            return None
+        if not final and scan.status is PullStatus.NO_MATCHED_MESSAGE and scan.next_offset >= scan.max_offset:
+            held.wanted = scan.next_offset
+            held.below_mark = False
+            return None
+        if nothing_new and held.wanted > header.queue_offset:
+            scan = scan._replace(status=PullStatus.NO_MATCHED_MESSAGE)
+        self._stats.get(0, 0)
+        return self._nothing(pull, scan)
 
     # Answering
 
@@ -262,8 +293,7 @@ class PullProcessor:
                 body = self._reader.load(scan.entries)
             except CommitLogError as error:
                 return self._unreadable(pull, scan, error)
-            self._stats.get(len(scan.entries), len(body), time.perf_counter() - begun_s)
-            return self._found(pull, scan, body)
+            return self._found(pull, scan, body, time.perf_counter() - begun_s)
         self._stats.get(0, 0)
         return self._nothing(pull, scan)
 
@@ -273,10 +303,40 @@ class PullProcessor:
             body = await self._offload(self._reader.load, scan.entries)
         except CommitLogError as error:
             return self._unreadable(pull, scan, error)
-        self._stats.get(len(scan.entries), len(body), time.perf_counter() - begun_s)
-        return self._found(pull, scan, body)
+        return self._found(pull, scan, body, time.perf_counter() - begun_s)
 
-    def _found(self, pull: _Pull, scan: Scan, body: bytes) -> RemotingCommand:
+    async def _selected(self, pull: _Pull) -> RemotingCommand:
+        """Looks at messages in a work thread; holds the pull when they are not readable yet."""
+        header = pull.header
+        begun_s = time.perf_counter()
+        try:
+            scan, body = await self._offload(
+                self._reader.select,
+                header.topic,
+                header.queue_id,
+                header.queue_offset,
+                header.max_msg_nums,
+                pull.codes,
+                pull.selector,
+            )
+        except CommitLogError as error:
+            return self._damaged(pull, error)
+        if scan.entries:
+            return self._selected_answer(pull, scan, body, begun_s)
+        if header.sys_flag & FLAG_SUSPEND and self._code(scan, header) is ResponseCode.PULL_NOT_FOUND:
+            held = self._hold(pull, scan)
+            if held is not None:
+                return await held
+        self._stats.get(0, 0)
+        return self._nothing(pull, scan)
+
+    def _selected_answer(self, pull: _Pull, scan: Scan, body: bytes, begun_s: float) -> RemotingCommand:
+        return self._found(pull, scan, body, time.perf_counter() - begun_s)
+
+    def _found(self, pull: _Pull, scan: Scan, body: bytes, seconds: float) -> RemotingCommand:
+        header, count, size = pull.header, len(scan.entries), len(body)
+        self._stats.get(count, size, seconds)
+        self._stats.traffic.got(header.topic, header.queue_id, header.consumer_group, count, size, seconds)
         ext = self._ext(scan, self._suggested(pull.group, scan))
         return pull.command.answer(ResponseCode.SUCCESS, PullStatus.FOUND.value, ext, body)
 
@@ -302,23 +362,28 @@ class PullProcessor:
     def _unreadable(self, pull: _Pull, scan: Scan, error: CommitLogError) -> RemotingCommand:
         """Retention was quicker than we: the client asks again.  Damage is an error, and said loudly."""
         header = pull.header
-        self._stats.get(0, 0)
         if not isinstance(error, OffsetNotFound):
-            now_s = time.monotonic()
-            if now_s - self._warned_s >= WARN_AGAIN_S:
-                self._warned_s = now_s
-                logger.error(
-                    "message cannot be served topic=%s queue=%d offset=%d reason=%s",
-                    header.topic,
-                    header.queue_id,
-                    header.queue_offset,
-                    error,
-                )
-            return pull.command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+            return self._damaged(pull, error)
+        self._stats.get(0, 0)
         again = scan._replace(
             status=PullStatus.MESSAGE_WAS_REMOVING, next_offset=header.queue_offset, entries=()
         )
         return self._nothing(pull, again)
+
+    def _damaged(self, pull: _Pull, error: CommitLogError) -> RemotingCommand:
+        header = pull.header
+        self._stats.get(0, 0)
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= WARN_AGAIN_S:
+            self._warned_s = now_s
+            logger.error(
+                "message cannot be served topic=%s queue=%d offset=%d reason=%s",
+                header.topic,
+                header.queue_id,
+                header.queue_offset,
+                error,
+            )
+        return pull.command.answer(ResponseCode.SYSTEM_ERROR, str(error))
 
     def _suggested(self, group: GroupConfig, scan: Scan) -> int:
         """Which broker of the pair the client should ask next."""
@@ -335,28 +400,6 @@ class PullProcessor:
 def keeps_offset(config: BrokerConfig) -> bool:
     """Whether this broker leaves a consumer's offset alone because its master knows better."""
     return config.role.is_slave and not config.offset_check_in_slave
-
-
-def not_filtered(expression_type: str) -> RequestError:
-    """The refusal of anything but tags."""
-    if expression_type == SQL92:
-        reason = "SQL92 filters are not enabled on this broker (enablePropertyFilter=false)"
-        return RequestError(ResponseCode.SYSTEM_ERROR, reason)
-    return RequestError(
-        ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {expression_type!r} is not known, TAG is"
-    )
-
-
-def _codes_of_request(header: PullMessageHeader) -> TagCodes:
-    expression_type = header.expression_type or TAG
-    if expression_type != TAG:
-        raise not_filtered(expression_type)
-    try:
-        return tag_codes(header.subscription or "")
-    except ExpressionFault as fault:
-        raise RequestError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"subscription cannot be read: {fault}"
-        ) from None
 
 
 def _pass_on(done: asyncio.Future[RemotingCommand], future: asyncio.Future[RemotingCommand]) -> None:
