@@ -23,6 +23,7 @@ from commitlog.record import (
 from haservice.broker.groups import GroupConfig
 from haservice.broker.redirect import (
     DLQ_QUEUE_NUMS,
+    SAYS_MAX_RECONSUME_TIMES,
     dead_letter_topic,
     delay_level,
     is_half,
@@ -51,8 +52,6 @@ _MARK = "\x01"
 _SEPARATOR = "\x02"
 _WAIT = "WAIT" + _MARK
 _UNUSUAL = ("DELAY" + _MARK, "TRAN_MSG" + _MARK, "CLUSTER" + _MARK)
-# Clients from 3.4.9 on say themselves how often a message is to be tried (MQVersion's ordinal).
-_SAYS_MAX_RECONSUME_TIMES = 121
 # What a message may ask for instead of a delay level.
 _HALF = -1
 
@@ -80,6 +79,10 @@ class Admission:
         self._topics = topics
         self._find_group = find_group
         self._cluster_property = f"CLUSTER{_MARK}{limits.cluster_name}".encode()
+
+    def configure(self, limits: Limits) -> None:
+        """Other limits, from the next message on; the cluster stays."""
+        self._limits = limits
 
     def message(
         self, born_host: bytes, request: RemotingCommand, unwritable: str | None
@@ -125,8 +128,8 @@ class Admission:
     def _is_dead(self, group: str, request: RemotingCommand, header: SendMessageHeader) -> bool:
         """Whether a message of this group's retry topic was tried as often as it may be.
 
-        Consumers send there themselves when the broker cannot, and orderly ones always: 310 with RECONSUME_TIME
-        and MAX_RECONSUME_TIMES, which their client turns into the header's fields.
+        Consumers send there themselves when the broker cannot, and orderly ones always: their client turns
+        RECONSUME_TIME and MAX_RECONSUME_TIMES into the header's fields.
         """
         config = self._find_group(group)
         if config is None:
@@ -134,7 +137,7 @@ class Admission:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
             )
         times_max = config.retry_max_times
-        if request.version >= _SAYS_MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
+        if request.version >= SAYS_MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
             times_max = header.max_reconsume_times
         return header.reconsume_times >= times_max and not header.batch
 

@@ -27,6 +27,8 @@ DLQ_PREFIX = "%DLQ%"
 DLQ_QUEUE_NUMS = 1
 # The first retry waits as long as this level says, each later one a level more.
 FIRST_RETRY_LEVEL = 3
+# Clients from 3.4.9 on say themselves how often a message is to be tried (MQVersion's ordinal).
+SAYS_MAX_RECONSUME_TIMES = 121
 
 DELAY = "DELAY"
 REAL_TOPIC = "REAL_TOPIC"
@@ -161,6 +163,11 @@ def sent_back(
         stored.reconsume_times + 1,
     )
     return message, level
+
+
+def consumed_topic(message: Message) -> str:
+    """The topic that a message which was sent back came from at first."""
+    return decode_properties(message.properties).get(RETRY_TOPIC, message.topic)
 
 
 def _elsewhere(

@@ -3,7 +3,6 @@
     14 QUERY_CONSUMER_OFFSET         22 when the group has none and must choose its start itself
     15 UPDATE_CONSUMER_OFFSET        any value is stored; accepted on a slave too
     43 GET_ALL_CONSUMER_OFFSET       the whole table, for slaves
-    45 GET_ALL_DELAY_OFFSET          an empty one: nothing is delayed here, but stock slaves ask
     29 SEARCH_OFFSET_BY_TIMESTAMP    the nearest index entry, not "the first not before"
     30 GET_MAX_OFFSET  31 GET_MIN_OFFSET      0 for what does not exist
     32 GET_EARLIEST_MSG_STORETIME    -1 for an empty queue
@@ -23,7 +22,6 @@ from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.processors.pull import Offload
 from haservice.broker.reader import Log, Queue, QueueReader
 from haservice.errors import RequestError
-from haservice.remoting.bodies import DelayOffsetWrapper
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
@@ -71,7 +69,6 @@ class OffsetsProcessor:
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
-            RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
             RequestCode.GET_MAX_OFFSET: self.max_offset,
             RequestCode.GET_MIN_OFFSET: self.min_offset,
@@ -126,9 +123,6 @@ class OffsetsProcessor:
 
     async def _all_offsets(self, command: RemotingCommand) -> RemotingCommand:
         return command.answer(body=await self._offload(self._offsets.encode))
-
-    def delay_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return command.answer(body=DelayOffsetWrapper().encode())
 
     # Of queues
 
