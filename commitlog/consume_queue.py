@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -430,6 +430,20 @@ class ConsumeQueues:
         for queue in queues:
             queue.delete()
         return len(queues)
+
+    def delete_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool]) -> int:
+        """Removes the queues whose messages all lie before `physical_offset`, but not those that
+        `is_spared(topic, queue id)`; how many there were.  One that never held a message stays.
+        """
+        gone = []
+        with self._lock:
+            for key, queue in list(self._table.items()):
+                if 0 < queue.max_physical_offset <= physical_offset and not is_spared(*key):
+                    gone.append(self._table.pop(key))
+            self.generation += bool(gone)
+        for queue in gone:
+            queue.delete()
+        return len(gone)
 
     def flush(self, least_pages: int = 0) -> None:
         """Makes entries durable, of queues with at least so many dirty pages; of all with 0.

@@ -2,7 +2,7 @@
 
     used space    over 90 %              appends are refused until it is less; old segments go at once
                   over 85 %              old segments go at once, of any age, if cleanFileForciblyEnable
-                  over diskMaxUsedSpaceRatio, or unknown
+                  over diskMaxUsedSpaceRatio, or unknown, or a person says so
                                          a pass runs at any hour, not only in those of deleteWhen
     a pass        from the oldest segment on, those last written fileReservedTime ago; it ends at the first
                   that stays, after ten, and before the last one
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 DISK_FULL_RATIO = 0.90
 CLEAN_AT_ONCE_RATIO = 0.85
 SEGMENTS_PER_PASS_MAX = 10
+# How many passes one order is worth, as in RocketMQ: each deletes a bounded number of files.
+ORDERED_PASSES = 20
 # So that unlinking gigabytes, which may stall a file system, comes in doses.
 _PAUSE_S = 0.1
 # A broker that has just started has better to do.
@@ -96,6 +98,8 @@ class Facts:
     local_hour: int
     used_ratio: float | None
     modified_s: Sequence[float]
+    ordered: bool = False
+    """A person wants a pass now."""
 
 
 def parse_hours(text: str) -> frozenset[int]:
@@ -118,7 +122,7 @@ def choose(facts: Facts, rules: Rules) -> int:
     """How many of the oldest segments go in this pass."""
     used = None if facts.used_ratio is None else _percent(facts.used_ratio)
     short = used is None or used > round(rules.max_used_ratio * 100)
-    if not short and facts.local_hour not in rules.hours:
+    if not short and not facts.ordered and facts.local_hour not in rules.hours:
         return 0
     at_once = rules.clean_forcibly and used is not None and used > round(CLEAN_AT_ONCE_RATIO * 100)
     count = 0
@@ -162,18 +166,29 @@ class Retention:
         self._signal = Signal()
         self._expired_to = -1
         self._trouble: str | None = None
+        # Passes that a person asked for and that have not been made yet.
+        self._ordered = 0
 
     def run(self, stop: threading.Event) -> None:
         first_pass_s = time.monotonic() + _FIRST_PASS_S
         while not stop.is_set():
             self.check_disk()
-            if time.monotonic() >= first_pass_s:
+            if time.monotonic() >= first_pass_s or self._ordered:
                 self.clean(stop)
             if not stop.is_set():
                 self._signal.take(self._interval_s)
 
     def wake(self) -> None:
         self._signal.give()
+
+    def order_passes(self, count: int = ORDERED_PASSES) -> None:
+        """The next passes, the first of them at once, run at any hour of the day.  Any thread."""
+        self._ordered = count
+        self.wake()
+
+    def configure(self, options: LogOptions) -> None:
+        """Other rules, from the next pass on.  Raises ValueError.  Any thread."""
+        self._rules = Rules.of(options)
 
     def check_disk(self) -> None:
         """Looks at the disk; holds appends while it is full."""
@@ -201,6 +216,7 @@ class Retention:
         """One pass; how many segments went."""
         try:
             gone = self._drop(choose(self._facts(), self._rules), stop)
+            self._ordered = max(0, self._ordered - 1)
             self._expire()
         except OSError as error:
             self._tell(f"deletion failed: {error}")
@@ -213,7 +229,7 @@ class Retention:
         modified_s = [
             segment.modified_s() for segment in self._log.segments.items[: SEGMENTS_PER_PASS_MAX + 1]
         ]
-        return Facts(now_s, self._local_hour(now_s), self.used_ratio, modified_s)
+        return Facts(now_s, self._local_hour(now_s), self.used_ratio, modified_s, self._ordered > 0)
 
     def _drop(self, count: int, stop: threading.Event) -> int:
         for gone in range(count):

@@ -242,7 +242,7 @@ def _tls(binder: Binder) -> TlsConfig:
     """The TLS keys of this file, and of the one that is for them alone."""
     values = binder.values(TlsConfig)
     path: Path = values.get("config_file", TLS_CONFIG_FILE)
-    if "config_file" in values or (path.is_file() and os.access(path, os.R_OK)):
+    if path != TLS_CONFIG_FILE or (path.is_file() and os.access(path, os.R_OK)):
         try:
             of_file = Binder(_read(path))
         except ConfigError as error:

@@ -10,19 +10,24 @@ The rules are those of java.util.Properties.load:
     escapes      \t \n \r \f \uXXXX; a backslash before anything else is dropped
     duplicates   the later one wins
 
+`rewritten` gives other values to some keys and leaves all else as it stands, comments and order included.
+
 Pure: no file is opened here, and no key means anything here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from haservice.errors import ConfigError
 
 BLANKS = " \t\f"
 SEPARATORS = "=:"
+_ENDINGS = re.compile("(\r\n|\r|\n)")
 ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPED = {char: f"\\{letter}" for letter, char in ESCAPES.items()} | {"\\": "\\\\"}
 
 
 class Entry(NamedTuple):
@@ -62,7 +67,7 @@ def parse(text: str, source: str) -> Properties:
     """
     entries: dict[str, Entry] = {}
     warnings: list[str] = []
-    for line, logical in _logical_lines(text):
+    for line, _, logical in _logical_lines(_lines(text)):
         raw_key, raw_value = _split(logical)
         key = _unescape(raw_key, source, line)
         value = _unescape(raw_value, source, line)
@@ -72,9 +77,38 @@ def parse(text: str, source: str) -> Properties:
     return Properties(entries, source, tuple(warnings))
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number of the first line, text) of each entry: comments left out, continuations joined."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+def rewritten(text: str, changes: Mapping[str, str]) -> str:
+    """The text with these values: where a key stands last, or in lines of their own at the end.
+
+    The keys are plain names.  Raises ConfigError for a text that `parse` refuses.
+    """
+    pieces = _ENDINGS.split(text)
+    lines, endings = pieces[0::2], [*pieces[1::2], ""]
+    places: dict[str, tuple[int, int]] = {}
+    for line, behind, logical in _logical_lines(lines):
+        key = _unescape(_split(logical)[0], "", line)
+        if key in changes:
+            places[key] = (line - 1, behind)
+    for key, (first, behind) in sorted(places.items(), key=lambda item: item[1], reverse=True):
+        lines[first:behind] = [f"{key}={_escape(changes[key])}"]
+        endings[first:behind] = [endings[behind - 1]]
+    out = "".join(line + ending for line, ending in zip(lines, endings, strict=True))
+    added = [f"{key}={_escape(value)}" for key, value in changes.items() if key not in places]
+    if not added:
+        return out
+    ending = endings[0] or "\n"
+    between = ending if out and not out.endswith(("\n", "\r")) else ""
+    return out + between + "".join(line + ending for line in added)
+
+
+def _lines(text: str) -> list[str]:
+    return _ENDINGS.split(text)[0::2]
+
+
+def _logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """(number of the first line from 1 on, of the last one, text) of each entry: comments left out,
+    continuations joined.
+    """
     number = 0
     while number < len(lines):
         first = number
@@ -89,7 +123,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             logical += lines[number].lstrip(BLANKS)
             number += 1
         if logical:
-            yield first + 1, logical
+            yield first + 1, number, logical
 
 
 def _continues(line: str) -> bool:
@@ -131,3 +165,18 @@ def _unescape(raw: str, source: str, line: int) -> str:
         position += 4
     # Java's chars are UTF-16: a pair of \u escapes is one character beyond U+FFFF.
     return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _escape(value: str) -> str:
+    """As Java stores a value: ASCII only, blanks at its beginning kept."""
+    out = []
+    for char in value:
+        if char in _ESCAPED:
+            out.append(_ESCAPED[char])
+        elif " " <= char <= "~":
+            out.append(char)
+        else:
+            units = char.encode("utf-16-be", "surrogatepass")
+            out += [f"\\u{units[at] << 8 | units[at + 1]:04X}" for at in range(0, len(units), 2)]
+    text = "".join(out)
+    return f"\\{text}" if text.startswith(" ") else text

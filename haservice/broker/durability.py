@@ -95,6 +95,11 @@ class Durability:
         self._arrived: deque[tuple[bool, Sequence[Wait], bool]] = deque()
         self._awakened = False
 
+    def configure(self, *, flush_timeout_s: float, replica_timeout_s: float) -> None:
+        """Other patience, from the next message on."""
+        self._flush_timeout_s = flush_timeout_s
+        self._replica_timeout_s = replica_timeout_s
+
     @property
     def waits(self) -> bool:
         """Whether any message has to wait for more than its append."""

@@ -82,6 +82,10 @@ class Groups:
         self._data_version = DataVersion(counter=0, timestamp=clock_ms())
         self._told_full = False
 
+    def configure(self, auto_create: bool) -> None:
+        """Whether unknown groups are made up on the spot, from now on."""
+        self._auto_create = auto_create
+
     # Reading
 
     def get(self, group: str) -> GroupConfig | None:

@@ -38,6 +38,7 @@ from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.hand_back import HandBack
 from haservice.broker.handlers import Parts, Processors, processors_of, sends_of, vip_processors_of
+from haservice.broker.live_keys import follow_settings
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.persistence import Persistence
 from haservice.broker.processors.heartbeat import notify_members
@@ -311,35 +312,15 @@ class BrokerNode:
             on_reachable=None if self._is_slave else hand_back.run,
             make_client=security.make_client,
         )
-        self._follow_settings()
-
-    def _follow_settings(self) -> None:
-        """What an administrator may change of these parts; the processors' settings follow in handlers."""
-        live = self.live
-        live.follow(live_keys.GROUPS, lambda c: self.groups.configure(c.broker.auto_create_subscription_group))
-        live.follow(live_keys.TOPICS, lambda c: self.topics.allow_creation(c.broker.auto_create_topic_enable))
-        live.follow(
-            live_keys.PERSISTENCE,
-            lambda c: self.persistence.configure(c.broker.flush_consumer_offset_interval_ms / 1000),
+        follow_settings(
+            self.live,
+            groups=self.groups,
+            topics=self.topics,
+            persistence=self.persistence,
+            retention=store.retention,
+            durability=self.durability,
+            registration=self.registration,
         )
-        live.follow(live_keys.RETENTION, lambda c: self.store.retention.configure(c.log))
-        live.follow(
-            live_keys.DURABILITY,
-            lambda c: self.durability.configure(
-                flush_timeout_s=c.log.sync_flush_timeout_ms / 1000,
-                replica_timeout_s=c.replication.slave_timeout_ms / 1000,
-            ),
-        )
-        live.follow(
-            live_keys.REGISTRATION,
-            lambda c: self.registration.configure(
-                permission=c.broker.permission,
-                period_s=c.broker.register_period_ms / 1000,
-                timeout_s=c.broker.register_timeout_ms / 1000,
-            ),
-        )
-        # Under a new version, for name servers take no notice of what they know.
-        live.follow(live_keys.PERMISSION, lambda _: self.topics.renew_version())
 
     def _build_processors(self) -> None:
         config, broker, store = self.config, self.config.broker, self.store

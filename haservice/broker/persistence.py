@@ -38,6 +38,10 @@ class Persistence:
     def wake(self) -> None:
         self._woken.set()
 
+    def configure(self, interval_s: float) -> None:
+        """Another interval, after the one that runs."""
+        self._interval_s = interval_s
+
     def soon(self) -> None:
         """Something changed that should not wait for the interval.  Any thread."""
         self._woken.set()

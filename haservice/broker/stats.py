@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from commitlog.log import wall_clock_ms
+from haservice.broker.traffic import Traffic
 
 TPS_WINDOWS_S = (10, 60, 600)
 
@@ -41,7 +42,7 @@ class Sample(NamedTuple):
 
 
 class Stats:
-    """Counts puts and gets of one broker since its start."""
+    """Counts puts and gets of one broker since its start; `traffic` does so by topic, queue and group."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Stats:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.boot_timestamp_ms = clock_ms()
+        self.traffic = Traffic(monotonic=monotonic)
         self.puts = 0
         self.put_bytes = 0
         self.puts_failed = 0
@@ -94,6 +96,7 @@ class Stats:
 
     def sample(self) -> None:
         """Remembers the counters for the rates, and their values at midnight."""
+        self.traffic.turn()
         self._samples.append(
             Sample(self._monotonic(), self.puts, self.gets_found, self.gets_missed, self.transferred)
         )

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
@@ -17,6 +17,14 @@ T = TypeVar("T")
 
 # More than this many jobs waiting means that clients will have given up before their turn.
 WAITING_MAX = 10_000
+
+
+
+class Offload(Protocol):
+    """Runs a function in a work thread; RemotingServer.offload.  On the loop only."""
+
+    def __call__(self, function: Callable[..., T], /, *args: Any) -> asyncio.Future[T]: ...
+
 
 _Job = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
 

@@ -13,12 +13,12 @@ import struct
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
-from haservice.broker.processors.pull import Offload
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.headers import QueryMessageHeader, QueryMessageResponseHeader, ViewMessageHeader
+from haservice.remoting.workers import Offload
 
 # A tool that asks for more gets so many; the answer has to fit a frame.
 QUERY_MESSAGES_MAX = 64
@@ -54,6 +54,10 @@ class QueryProcessor:
 
     def handlers(self) -> dict[int, Processor]:
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.query}
+
+    def configure(self, default_query_max_num: int) -> None:
+        """Another bound, from the next query on."""
+        self._default_query_max_num = default_query_max_num
 
     def view(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         header = ViewMessageHeader.decode(command.ext)

@@ -71,6 +71,11 @@ class Gates(NamedTuple):
     is_slave: bool
 
 
+def trace_of(gates: Gates) -> dict[str, str]:
+    """What every answer to a send tells, errors included."""
+    return {"MSG_REGION": gates.region_id, "TRACE_ON": "true" if gates.trace_on else "false"}
+
+
 class SendProcessor:
     """Answers sends; `refuse_all` is a reason to take none, set by the node when a part has failed."""
 
@@ -92,7 +97,7 @@ class SendProcessor:
         self._stats = stats
         self._clock_ms = clock_ms
         self._id_prefix = store_host.hex().upper()
-        self._trace = {"MSG_REGION": gates.region_id, "TRACE_ON": "true" if gates.trace_on else "false"}
+        self._trace = trace_of(gates)
         self.refuse_all: str | None = None
         # Sends whose answer waits for a proof.
         self.pending = 0
@@ -107,6 +112,11 @@ class SendProcessor:
         return dict.fromkeys(
             (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE), self
         )
+
+    def configure(self, gates: Gates) -> None:
+        """Other gates, from the next send on."""
+        self._gates = gates
+        self._trace = trace_of(gates)
 
     def process_batch(self, connection: Connection, requests: Sequence[RemotingCommand]) -> Answers:
         """The answers of these sends, in their order; None for those that are sent later, or never."""
@@ -200,12 +210,15 @@ class SendProcessor:
         began = time.monotonic()
         outcomes = self._log.append_many([message for _, _, message, _ in singles])
         count = size = 0
+        count_put = self._stats.traffic.put
         for (index, request, message, wait), outcome in zip(singles, outcomes, strict=True):
             if isinstance(outcome, CommitLogError):
                 stored.answers[index] = self._refuse(request, self._put_failed(outcome))
                 continue
             count += 1
-            size += outcome.end - outcome.physical_offset
+            stored_bytes = outcome.end - outcome.physical_offset
+            size += stored_bytes
+            count_put(message.topic, message.queue_id, 1, stored_bytes)
             answer = request.answer(
                 0,
                 None,
@@ -230,7 +243,9 @@ class SendProcessor:
         except CommitLogError as error:
             stored.answers[index] = self._refuse(request, self._put_failed(error))
             return
-        self._stats.put(outcome.count, outcome.end - outcome.physical_offset, time.monotonic() - began)
+        size = outcome.end - outcome.physical_offset
+        self._stats.put(outcome.count, size, time.monotonic() - began)
+        self._stats.traffic.put(message.topic, message.queue_id, outcome.count, size)
         answer = request.answer(
             0,
             None,
