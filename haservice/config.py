@@ -85,6 +85,14 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     )
 
 
+def load_tls(path: str | Path | None = None) -> TlsConfig:
+    """The TLS keys of a file that is for them; without one RocketMQ's own place for it, if it is there."""
+    binder = Binder(_read(path) if path is not None else Properties({}, "defaults"))
+    tls = _tls(binder)
+    binder.finish()
+    return tls
+
+
 def load_nameserver(path: str | Path | None = None) -> NameserverConfig:
     """The configuration of a name server; all defaults without a file."""
     return nameserver_from(_read(path) if path is not None else Properties({}, "defaults"))

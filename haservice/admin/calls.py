@@ -1,7 +1,8 @@
 """Questions to nameservers and brokers, each one request and its answer as a value.
 
-A command opens one `Admin` and asks.  An answer of any code but those expected is an AnswerError, and
-so reaches the person who typed the command.
+A command opens one `Admin` and asks: `ask` for a body, `tell` where success is all there is to know, and a
+method with a name for what several commands ask.  An answer of any code but those expected is an
+AnswerError, and so reaches the person who typed the command.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import click
 
+from haservice.admin.access import access
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies import (
     BrokerData,
@@ -28,6 +30,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import (
     ClusterHeader,
     CreateTopicHeader,
+    ExtHeader,
     OffsetResponseHeader,
     PullMessageHeader,
     PullMessageResponseHeader,
@@ -76,7 +79,7 @@ class Admin:
 
     def __init__(self, namesrv: Sequence[str] = ()) -> None:
         self._namesrv = tuple(namesrv)
-        self._client = BlockingClient()
+        self._client = BlockingClient(**access())
 
     def __enter__(self) -> Self:
         return self
@@ -87,6 +90,13 @@ class Admin:
         self._client.close()
 
     # -- the nameserver ----------------------------------------------------------------------------
+
+    @property
+    def nameservers(self) -> tuple[str, ...]:
+        """All of them, for what must be told to each; raises UsageError when none is known."""
+        if not self._namesrv:
+            raise click.UsageError("which nameserver?  Say -n host:port, or set NAMESRV_ADDR")
+        return self._namesrv
 
     def brokers(self, cluster: str | None = None) -> list[Broker]:
         """Every broker, or those of one cluster: by name, the master first."""
@@ -109,6 +119,14 @@ class Admin:
         if not masters:
             raise click.ClickException(f"cluster {cluster!r} has no master now; mqadmin clusterList shows it")
         return masters
+
+    def targets(self, broker: str | None, cluster: str | None, *, slaves: bool = False) -> list[Broker]:
+        """One broker by its address, or a cluster's masters, with their slaves if `slaves`."""
+        if broker is not None:
+            return [Broker("", "", MASTER_ID, broker)]
+        if cluster is None:
+            raise click.UsageError("where?  Say -b host:port, or -c CLUSTER with -n")
+        return self.brokers(cluster) if slaves else self.masters(cluster)
 
     def route(self, topic: str) -> TopicRouteData:
         """Where the topic's queues are; AnswerError 17 when it is unknown."""
@@ -148,17 +166,25 @@ class Admin:
         return self._decode(HARuntimeInfo, addr, answer)
 
     def topic_stats(self, addr: str, topic: str) -> TopicStatsTable:
-        answer = self.call(addr, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic).encode())
-        return self._decode(TopicStatsTable, addr, answer)
+        return self.ask(addr, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic), into=TopicStatsTable)
 
     def update_topic(self, addr: str, header: CreateTopicHeader) -> None:
-        self.call(addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header.encode())
+        self.tell(addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     def offset(self, addr: str, code: RequestCode, header: QueueHeader | SearchOffsetHeader) -> int:
         """30, 31 or 29: a queue offset."""
         return OffsetResponseHeader.decode(self.call(addr, code, header.encode()).ext).offset
 
-    def pull(self, addr: str, topic: str, queue_id: int, offset: int, count: int, group: str) -> Pulled:
+    def pull(
+        self,
+        addr: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        count: int,
+        group: str,
+        expression: str = "*",
+    ) -> Pulled:
         """11, without waiting for messages that are not there yet."""
         header = PullMessageHeader(
             consumer_group=group,
@@ -167,7 +193,7 @@ class Admin:
             queue_offset=offset,
             max_msg_nums=count,
             sys_flag=PULL_WITH_SUBSCRIPTION,
-            subscription="*",
+            subscription=expression,
             expression_type="TAG",
         )
         answer = self.call(
@@ -191,25 +217,53 @@ class Admin:
 
     # -- calls -------------------------------------------------------------------------------------
 
+    def ask(
+        self,
+        addr: str,
+        code: RequestCode,
+        header: ExtHeader | None = None,
+        *,
+        into: type[Body],
+        timeout_s: float = TIMEOUT_S,
+    ) -> Body:
+        """The answer's body.  Raises AnswerError and the other RemotingErrors, or BodyUnreadable."""
+        answer = self.call(addr, code, None if header is None else header.encode(), timeout_s=timeout_s)
+        return into.decode(answer.body)
+
+    def tell(
+        self, addr: str, code: RequestCode, header: ExtHeader | None = None, body: JSONBody | bytes = b""
+    ) -> None:
+        """A request whose success says all.  Raises AnswerError and the other RemotingErrors."""
+        data = body if isinstance(body, bytes) else body.encode()
+        self.call(addr, code, None if header is None else header.encode(), body=data)
+
     def call(
         self,
         addr: str,
         code: RequestCode,
         ext: dict[str, str] | None = None,
         expected: Sequence[int] = (ResponseCode.SUCCESS,),
+        *,
+        body: bytes = b"",
+        timeout_s: float = TIMEOUT_S,
+        language: int | None = None,
     ) -> RemotingCommand:
         """The answer when its code is one of `expected`.  Raises AnswerError and the other RemotingErrors."""
-        answer = self._client.call(addr, RemotingCommand.request(code, ext), TIMEOUT_S)
-        return expect(addr, answer, *expected)
+        command = RemotingCommand.request(code, ext, body)
+        if language is not None:
+            command.language = language
+        return expect(addr, self._client.call(addr, command, timeout_s), *expected)
+
+    def call_namesrv(self, code: RequestCode, header: ExtHeader | None = None) -> RemotingCommand:
+        """As `call`, of the first nameserver that answers."""
+        return self._ask_namesrv(code, None if header is None else header.encode())[1]
 
     def _ask_namesrv(
         self, code: RequestCode, ext: dict[str, str] | None = None
     ) -> tuple[str, RemotingCommand]:
         """The first nameserver that answers; so one that is down or frozen does no harm."""
-        if not self._namesrv:
-            raise click.UsageError("which nameserver?  Say -n host:port, or set NAMESRV_ADDR")
         failures: list[RemotingUnreachable | RemotingTimeout] = []
-        for addr in self._namesrv:
+        for addr in self.nameservers:
             try:
                 return addr, self.call(addr, code, ext)
             except (RemotingUnreachable, RemotingTimeout) as error:

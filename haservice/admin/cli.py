@@ -1,24 +1,80 @@
 """`mqadmin`: the group of all its commands.
 
-A command lives in the module of what it asks about: cluster, topics, messages, log_dump.  Here is only
-what they have in common: an error becomes one line and exit code 1.
+A command lives in the module of what it asks about.  Here is only what they have in common: their order in
+the help, and that an error becomes one line and exit code 1.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from commitlog.errors import CommitLogError
-from haservice.admin import cluster, log_dump, messages, topics
+from haservice.admin import (
+    acl_commands,
+    cluster,
+    config_commands,
+    connections,
+    consumer_status,
+    consumers,
+    exports,
+    groups,
+    housekeeping,
+    log_dump,
+    messages,
+    offsets,
+    printing,
+    probes,
+    queries,
+    queues,
+    topic_changes,
+    topic_stats,
+    topics,
+    trace,
+)
 from haservice.admin.explain import explain
 from haservice.admin.options import CONTEXT
 from haservice.errors import HAServiceError
 
+# As the help lists them.
+SECTIONS: dict[str, tuple[click.Command, ...]] = {
+    "Clusters and brokers": (
+        *cluster.COMMANDS,
+        *config_commands.BROKER_COMMANDS,
+        *housekeeping.COMMANDS,
+        *probes.COMMANDS,
+    ),
+    "Topics": (*topics.COMMANDS, *topic_stats.COMMANDS, *topic_changes.COMMANDS),
+    "Messages": (
+        *messages.COMMANDS,
+        *queries.COMMANDS,
+        *trace.COMMANDS,
+        *printing.COMMANDS,
+        *queues.COMMANDS,
+        log_dump.dump_log,
+    ),
+    "Consumers and producers": (
+        *consumers.COMMANDS,
+        *consumer_status.COMMANDS,
+        *connections.COMMANDS,
+        *groups.COMMANDS,
+        *offsets.COMMANDS,
+    ),
+    "Nameservers": config_commands.NAMESERVER_COMMANDS,
+    "Access control": acl_commands.COMMANDS,
+    "Exports": exports.COMMANDS,
+}
+
 
 class Commands(click.Group):
     """A group whose commands may raise what the layers below raise."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(one.name or "", one.get_short_help_str(100)) for one in commands])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -30,7 +86,15 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)
-def main() -> None:
+@click.option("--tls", is_flag=True, help="Calls use TLS, as with tls.enable=true.")
+@click.option(
+    "--tls-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="MQADMIN_TLS_CONFIG",
+    show_envvar=True,
+    help="A properties file with tls. keys.",
+)
+def main(tls: bool, tls_config: Path | None) -> None:
     """Asks a running pair, and tells it what to do.
 
     \b
@@ -38,6 +102,7 @@ def main() -> None:
       -n ADDR   a nameserver, or the environment variable NAMESRV_ADDR
       -b ADDR   one broker
       -c NAME   every broker of a cluster (needs a nameserver)
+    To brokers with access control requests are signed with the keys of $ROCKETMQ_HOME/conf/tools.yml.
     \b
     First steps:
       mqadmin clusterList -n 127.0.0.1:9876
@@ -45,8 +110,9 @@ def main() -> None:
       mqadmin sendMessage -n 127.0.0.1:9876 -t Greetings -p "hello"
       mqadmin consumeMessage -n 127.0.0.1:9876 -t Greetings
 
-    `mqadmin COMMAND --help` explains a command.
+    `mqadmin COMMAND --help` explains a command; -f json, or --format json, is for programs.
     """
+    del tls, tls_config  # haservice.admin.access takes them from the context
 
 
 @main.command("help")
@@ -64,5 +130,6 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         click.echo(found.get_help(asked))
 
 
-for _command in (*cluster.COMMANDS, *topics.COMMANDS, *messages.COMMANDS, log_dump.dump_log):
-    main.add_command(_command)
+for _commands in SECTIONS.values():
+    for _command in _commands:
+        main.add_command(_command)

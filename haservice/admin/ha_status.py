@@ -17,7 +17,7 @@ import click
 
 from commitlog.log import wall_clock_ms
 from haservice.admin.calls import MASTER_ID, Admin, Broker
-from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
+from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, human_bytes, human_rate, human_seconds, show
 from haservice.errors import RemotingError
 from haservice.remoting.bodies import (
@@ -213,7 +213,7 @@ def take(admin: Admin, broker: str | None, cluster: str | None) -> Table:
     return table_of(seen, wall_clock_ms())
 
 
-@click.command("haStatus", context_settings=CONTEXT)
+@command("haStatus")
 @namesrv_option
 @broker_option
 @cluster_option

@@ -1,4 +1,4 @@
-"""`mqadmin sendMessage`, `consumeMessage`, `queryMsgById`: messages in, and messages out."""
+"""`mqadmin sendMessage`, `consumeMessage`: messages in, and messages out."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 
 from commitlog import record
+from commitlog.log import wall_clock_ms
 from haservice.admin.calls import MASTER_ID, TOOLS_GROUP, Admin
 from haservice.admin.options import (
-    CONTEXT,
     address,
-    address_callback,
+    command,
     format_option,
     namesrv_option,
-    timestamp_callback,
+    time_option,
+    topic_option,
+    truth_option,
 )
-from haservice.admin.output import human_bytes, local_time, preview, show_pairs, to_json_line
+from haservice.admin.output import human_bytes, local_time, preview, to_json_line
 from haservice.admin.reading import body_of, from_queue, message_fields, readable_queues
 from haservice.admin.sending import (
     IN_FLIGHT,
@@ -34,8 +36,9 @@ from haservice.admin.sending import (
     Tally,
     lines_of,
     send_all,
+    unique_key,
 )
-from haservice.admin.topics import topic_option
+from haservice.admin.trace_entries import TRACE_TOPIC, sent_entry
 from haservice.errors import AnswerError
 from haservice.remoting.bodies import TopicRouteData
 from haservice.remoting.codes import ResponseCode
@@ -55,14 +58,19 @@ SENT_LINE = "{:<24} {:>5}  {:<20} {:>10}  {}"
 READ_LINE = "{:<20} {:>4} {:>10}  {:<32}  {:<23}  {:<12} {:<16} {}"
 
 broker_or_name_option = click.option(
-    "-b", "--broker", metavar="NAME|ADDR", help="One broker: its name (with -n), or host:port."
+    "-b",
+    "--broker",
+    "--brokerName",
+    "broker",
+    metavar="NAME|ADDR",
+    help="One broker: its name (with -n), or host:port.",
 )
 
 
 # -- sendMessage ---------------------------------------------------------------------------------------
 
 
-@click.command("sendMessage", context_settings=CONTEXT)
+@command("sendMessage")
 @click.argument("file", required=False, type=click.Path(allow_dash=True, dir_okay=False, path_type=Path))
 @namesrv_option
 @broker_or_name_option
@@ -71,6 +79,7 @@ broker_or_name_option = click.option(
 @click.option("-p", "--body", help="The body of one message, as UTF-8.")
 @click.option("-k", "--key", "keys", help="Keys, separated by blanks.")
 @click.option("-c", "--tags", help="The tag.")
+@truth_option("-m", "--msgTraceEnable", "traced", default=False, help="Write a trace of the message of -p.")
 @click.option(
     "--in-flight",
     type=click.IntRange(1, 4096),
@@ -88,6 +97,7 @@ def send_message(
     body: str | None,
     keys: str | None,
     tags: str | None,
+    traced: bool,
     in_flight: int,
     output_format: str,
 ) -> None:
@@ -112,8 +122,9 @@ def send_message(
     properties = {name: value for name, value in (("KEYS", keys), ("TAGS", tags)) if value}
     with Admin(namesrv) as admin:
         queues = writable_queues(admin, topic, broker, queue_id)
+        trace_queues = writable_queues(admin, TRACE_TOPIC, None, None) if traced and body else []
     if body is not None:
-        tally = _send_body(topic, queues, Outgoing(body.encode(), properties), output_format)
+        tally = _send_body(topic, queues, Outgoing(body.encode(), properties), output_format, trace_queues)
     else:
         assert file is not None
         tally = _send_lines(topic, queues, file, properties, in_flight, output_format)
@@ -170,10 +181,21 @@ async def _one(message: Outgoing) -> AsyncIterator[Outgoing]:
     yield message
 
 
-def _send_body(topic: str, queues: list[Queue], message: Outgoing, output_format: str) -> Tally:
+def _send_body(
+    topic: str,
+    queues: list[Queue],
+    message: Outgoing,
+    output_format: str,
+    trace_queues: Sequence[Queue] = (),
+) -> Tally:
     sent: list[Sent] = []
+    message.properties.setdefault("UNIQ_KEY", unique_key(wall_clock_ms()))
     tally = asyncio.run(send_all(topic, queues, _one(message), sent.append, in_flight=1))
     (one,) = sent
+    if trace_queues:
+        key = message.properties["UNIQ_KEY"]
+        trace = Outgoing(sent_entry(topic, message, one, tally.seconds).encode(), {"KEYS": key})
+        asyncio.run(send_all(TRACE_TOPIC, trace_queues, _one(trace), lambda _: None, in_flight=1))
     if output_format == "json":
         click.echo(to_json_line(_sent_object(one)))
     else:
@@ -294,20 +316,19 @@ def report(tally: Tally, output_format: str) -> None:
 # -- consumeMessage ------------------------------------------------------------------------------------
 
 
-@click.command("consumeMessage", context_settings=CONTEXT)
+@command("consumeMessage")
 @namesrv_option
 @broker_or_name_option
 @click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), help="One queue; else all, one by one.")
 @topic_option
 @click.option("-o", "--offset", type=click.IntRange(0), help="First queue offset; else the queue's first.")
-@click.option(
+@time_option(
     "-s",
     "--beginTimestamp",
     "begin_ms",
-    metavar="TIME",
-    callback=timestamp_callback,
     help="Only from this time on: now, milliseconds since 1970, yyyy-MM-dd or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
+@time_option("-e", "--endTimestamp", "end_ms", help="Only before this time.")
 @click.option("-c", "--MessageNumber", "count", type=click.IntRange(1), help="This many messages at most.")
 @click.option("-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True)
 @format_option
@@ -318,6 +339,7 @@ def consume_message(
     topic: str,
     offset: int | None,
     begin_ms: int | None,
+    end_ms: int | None,
     count: int | None,
     group: str,
     output_format: str,
@@ -345,7 +367,7 @@ def consume_message(
         for queue in queues:
             if shown == count:
                 break
-            for message in from_queue(admin, topic, queue, group, offset, begin_ms):
+            for message in from_queue(admin, topic, queue, group, offset, begin_ms, end_ms):
                 click.echo(_read_line(queue, message, output_format))
                 shown += 1
                 if shown == count:
@@ -375,72 +397,18 @@ def _read_line(queue: Queue, message: record.StoredMessage, output_format: str) 
     )
 
 
-# -- queryMsgById --------------------------------------------------------------------------------------
+# -- once more -----------------------------------------------------------------------------------------
 
 
-@click.command("queryMsgById", context_settings=CONTEXT)
-@click.option("-i", "--msgId", "message_id", required=True, help="The offset message id.")
-@click.option(
-    "-b",
-    "--brokerAddr",
-    "broker",
-    metavar="ADDR",
-    callback=address_callback,
-    help="Ask this broker, such as a slave, instead of the one in the id.",
-)
-@namesrv_option
-@format_option
-def query_message_by_id(
-    message_id: str, broker: str | None, namesrv: tuple[str, ...], output_format: str
-) -> None:
-    """Shows one message by its offset message id.
-
-    The id is what a send answers, 32 hex digits or 56 with IPv6: the broker's address, and where in its
-    log the message lies.  After a failover the slave has it at the same place: -b asks it.
-    """
-    del namesrv  # the id names the broker; -n is taken because stock users type it
-    try:
-        host, port, physical_offset = record.parse_message_id(message_id.strip())
-    except ValueError:
-        raise click.ClickException(
-            f"{message_id!r} is no offset message id: 32 or 56 hexadecimal digits, as sendMessage shows"
-        ) from None
-    if broker is None:
-        if not 0 < port < 65536 or physical_offset < 0:
-            raise click.ClickException(
-                f"{message_id} holds no broker address: it may be a client's unique key (UNIQ_KEY)"
-            )
-        broker = f"{host}:{port}"
-    with Admin() as admin:
-        message = record.decode(admin.view(broker, physical_offset))
-    if output_format == "json":
-        show_pairs(message_fields(message), "json")
-        return
-    show_pairs(_message_pairs(message), "table")
+def resend(admin: Admin, message: record.StoredMessage, output_format: str) -> None:
+    """Sends a stored message again, to any queue of its topic, with its properties and so its unique key."""
+    body = body_of(message)
+    if message.sys_flag & record.SYS_COMPRESSED and body == message.body:
+        raise click.ClickException(f"{message.message_id} is compressed in a way that cannot be undone here")
+    queues = writable_queues(admin, message.topic, None, None)
+    _send_body(
+        message.topic, queues, Outgoing(body, record.decode_properties(message.properties)), output_format
+    )
 
 
-def _message_pairs(message: record.StoredMessage) -> dict[str, Any]:
-    """The lines of stock mqadmin's queryMsgById, in its order."""
-    fields = message_fields(message)
-    properties = fields["properties"]
-    return {
-        "OffsetID": fields["msgId"],
-        "Topic": message.topic,
-        "Tags": properties.get("TAGS"),
-        "Keys": properties.get("KEYS"),
-        "Queue ID": message.queue_id,
-        "Queue Offset": message.queue_offset,
-        "CommitLog Offset": message.physical_offset,
-        "Reconsume Times": message.reconsume_times,
-        "Born Timestamp": local_time(message.born_timestamp_ms),
-        "Store Timestamp": local_time(message.store_timestamp_ms),
-        "Born Host": fields["bornHost"],
-        "Store Host": fields["storeHost"],
-        "System Flag": message.sys_flag,
-        "Properties": properties,
-        "Body Size": len(message.body),
-        "Body": preview(body_of(message), limit=2000),
-    }
-
-
-COMMANDS = (send_message, consume_message, query_message_by_id)
+COMMANDS = (send_message, consume_message)

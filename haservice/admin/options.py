@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from typing import Any, TypeVar
 
 import click
 
 from commitlog.log import wall_clock_ms
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+F = TypeVar("F", bound=Callable[..., Any])
 TIME_FORMS = ("%Y-%m-%d#%H:%M:%S:%f", "%Y-%m-%d#%H:%M:%S", "%Y-%m-%d#%H:%M", "%Y-%m-%d")
+
+
+class Command(click.Command):
+    """One command of mqadmin.  As in RocketMQ's tools one dash does for a long flag too: -topic T."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        long_names = {name for param in self.get_params(ctx) for name in param.opts if name.startswith("--")}
+        args = [
+            f"-{text}" if len(text) > 2 and f"-{text.partition('=')[0]}" in long_names else text
+            for text in args
+        ]
+        return super().parse_args(ctx, args)
+
+
+def command(name: str) -> Callable[[Callable[..., Any]], Command]:
+    """Makes a function the command of that name."""
+    return click.command(name, cls=Command, context_settings=CONTEXT)
 
 
 def address(text: str) -> str:
@@ -63,6 +83,29 @@ def timestamp_callback(_: click.Context, __: click.Parameter, value: str | None)
     return None if value is None else timestamp_ms(value)
 
 
+def truth_option(*names: str, default: bool | None, help: str) -> Callable[[F], F]:
+    """`-o true`, `-o false`, and `-o` alone for true."""
+    return click.option(
+        *names,
+        type=bool,
+        is_flag=False,
+        flag_value=True,
+        default=default,
+        show_default=default is not None,
+        metavar="true|false",
+        help=help,
+    )
+
+
+def time_option(*names: str, help: str) -> Callable[[F], F]:
+    """now, milliseconds since 1970, yyyy-MM-dd or yyyy-MM-dd#HH:mm:ss:SSS; the function gets ms or None."""
+    return click.option(*names, metavar="TIME", callback=timestamp_callback, help=help)
+
+
+def group_option(*names: str, required: bool = True, help: str = "The consumer group.") -> Callable[[F], F]:
+    return click.option("-g", *names, "group", metavar="GROUP", required=required, help=help)
+
+
 namesrv_option = click.option(
     "-n",
     "--namesrvAddr",
@@ -80,12 +123,21 @@ broker_option = click.option(
 
 cluster_option = click.option("-c", "--clusterName", "cluster", metavar="NAME", help="A cluster's brokers.")
 
-format_option = click.option(
-    "-f",
-    "--format",
-    "output_format",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="For a person, or for a program.",
-)
+topic_option = click.option("-t", "--topic", required=True, help="The topic.")
+
+
+def _format_option(*names: str) -> Callable[[F], F]:
+    return click.option(
+        *names,
+        "--format",
+        "output_format",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="For a person, or for a program.",
+    )
+
+
+format_option = _format_option("-f")
+# Where RocketMQ's tools have another -f.
+long_format_option = _format_option()

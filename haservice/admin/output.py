@@ -40,12 +40,13 @@ class Column:
 
 @dataclass(slots=True)
 class Table:
-    """Rows under columns.  `facts` stand above the rows: what is true of all of them."""
+    """Rows under columns.  `facts` stand beside the rows in JSON, `notes` are lines below them in text."""
 
     columns: Sequence[Column]
-    rows: list[Sequence[Any]] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "rows"
+    notes: Sequence[str] = ()
 
     def add(self, *values: Any) -> None:
         assert len(values) == len(self.columns), (len(values), len(self.columns))
@@ -77,6 +78,8 @@ def show(table: Table, output_format: str) -> None:
         click.echo(to_json({**table.facts, table.name: rows} if table.facts else rows))
         return
     click.echo(table.text())
+    if table.notes:
+        click.echo("\n" + "\n".join(table.notes))
 
 
 def show_pairs(pairs: Mapping[str, Any], output_format: str) -> None:
@@ -133,6 +136,38 @@ def local_time(timestamp_ms: int | None) -> str:
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{millis:03d}"
     except (OverflowError, ValueError, OSError):
         return f"{timestamp_ms} ms"  # a record from a broken clock is still worth a line
+
+
+def local_second(timestamp_ms: int | None) -> str:
+    """As local_time, without the milliseconds; 0 and None → "N/A", as RocketMQ's progress tables say."""
+    return local_time(timestamp_ms).rpartition(",")[0] or "N/A" if timestamp_ms else "N/A"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def perm_text(perm: int) -> str:
+    """6 → "RW-", as RocketMQ prints permissions."""
+    return ("R" if perm & 4 else "-") + ("W" if perm & 2 else "-") + ("X" if perm & 1 else "-")
+
+
+def version_text(version: int) -> str:
+    """409 → "V4_9_8": the ordinals of RocketMQ's releases, each of which follows its own SNAPSHOT.
+
+    From 4.0.0 on every minor version has ten of them, from 3.3 to 3.9 nine, without a .0.
+    """
+    release, snapshot = version + (version + 1) % 2, "" if version % 2 else "_SNAPSHOT"
+    if release >= 213:
+        minors, patch = divmod((release - 213) // 2, 10)
+        return f"V{4 + minors // 10}_{minors % 10}_{patch}{snapshot}"
+    if release >= 87:
+        minors, patch = divmod((release - 87) // 2, 9)
+        return f"V3_{3 + minors}_{patch + 1}{snapshot}"
+    if release >= 47:
+        minors, patch = divmod((release - 47) // 2, 10)
+        return f"V3_{1 + minors}_{patch}{snapshot}"
+    return f"V3_0_{(release - 15) // 2}{snapshot}" if release >= 17 else f"V3_0_0 ({version})"
 
 
 def shown_addr(addr: str) -> str:

@@ -15,13 +15,14 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 from commitlog.log import wall_clock_ms
 from commitlog.record import encode_properties
+from haservice.admin.access import access
 from haservice.errors import HAServiceError, RemotingError, RemotingTimeout
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -68,7 +69,7 @@ class Outgoing(NamedTuple):
     """One message, before it is sent."""
 
     body: bytes
-    properties: Mapping[str, str]
+    properties: dict[str, str]
 
 
 class Sent(NamedTuple):
@@ -195,7 +196,7 @@ async def send_all(
     turn = itertools.cycle(queues)
     lock = asyncio.Lock()  # an async generator serves one caller at a time
     over = asyncio.Event()
-    client = RemotingClient()
+    client = RemotingClient(**access())
 
     async def worker() -> None:
         while not over.is_set():

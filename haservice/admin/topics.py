@@ -1,17 +1,35 @@
-"""`mqadmin topicList`, `topicRoute`, `topicStatus`, `updateTopic`."""
+"""`mqadmin topicList`, `topicRoute`, `topicStatus`, `topicClusterList`, `allocateMQ`: where topics are."""
 
 from __future__ import annotations
 
+import itertools
+import sys
+from contextlib import suppress
+
 import click
 
-from haservice.admin.calls import Admin, Broker, readable_addr
-from haservice.admin.options import CONTEXT, broker_option, cluster_option, format_option, namesrv_option
-from haservice.admin.output import Column, Table, local_time, show, shown_addr, to_json
-from haservice.remoting.headers import CreateTopicHeader
+from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.each import ask_each
+from haservice.admin.group_calls import DLQ_PREFIX, RETRY_PREFIX
+from haservice.admin.options import broker_option, command, format_option, namesrv_option, topic_option
+from haservice.admin.output import Column, Table, local_time, perm_text, show, shown_addr, to_json
+from haservice.errors import RemotingError
+from haservice.remoting.admin_bodies import GroupList
+from haservice.remoting.bodies import MessageQueue, TopicRouteData
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers import TopicHeader
 
-topic_option = click.option("-t", "--topic", required=True, help="The topic.")
+# What -c without a name stands for.
+ALL_CLUSTERS = "*"
+PERM_READ = 4
 
 LIST_COLUMNS = (Column("#Topic", "topic"),)
+
+CLUSTER_COLUMNS = (
+    Column("#Cluster Name", "clusterName"),
+    Column("#Topic", "topic"),
+    Column("#Consumer Group", "group", lambda group: group or ""),
+)
 
 ROUTE_COLUMNS = (
     Column("#Cluster Name", "clusterName"),
@@ -31,20 +49,33 @@ STATUS_COLUMNS = (
     Column("#Last Updated", "lastUpdateTimestamp", local_time),
 )
 
+ALLOCATION_COLUMNS = (
+    Column("#Member", "member"),
+    Column("#Broker Name", "brokerName"),
+    Column("#QID", "queueId", right=True),
+)
 
-def perm_text(perm: int) -> str:
-    """6 → "RW-", as RocketMQ prints permissions."""
-    return ("R" if perm & 4 else "-") + ("W" if perm & 2 else "-") + ("X" if perm & 1 else "-")
 
-
-@click.command("topicList", context_settings=CONTEXT)
+@command("topicList")
 @namesrv_option
-@cluster_option
+@click.option(
+    "-c",
+    "--clusterModel",
+    "--clusterName",
+    "cluster",
+    is_flag=False,
+    flag_value=ALL_CLUSTERS,
+    metavar="[NAME]",
+    help="With each topic's cluster and consumer groups; with a NAME, that cluster's topics alone.",
+)
 @format_option
 def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str) -> None:
-    """Lists topics; those of one cluster with -c."""
+    """Lists topics."""
     table = Table(LIST_COLUMNS)
     with Admin(namesrv) as admin:
+        if cluster == ALL_CLUSTERS:
+            show(cluster_table(admin), output_format)
+            return
         if cluster is not None:
             admin.brokers(cluster)  # says so when there is no such cluster
         for topic in admin.topics(cluster):
@@ -52,15 +83,49 @@ def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str
     show(table, output_format)
 
 
-@click.command("topicRoute", context_settings=CONTEXT)
+def cluster_table(admin: Admin) -> Table:
+    """Every topic of users with its cluster and the groups that consume it; a topic in two clusters twice."""
+    table = Table(CLUSTER_COLUMNS)
+    for topic in admin.topics():
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            continue
+        try:
+            route = admin.route(topic)
+        except RemotingError:  # deleted since
+            continue
+        groups = topic_groups(admin, topic, route)
+        for cluster in clusters_of(route):
+            for group in groups or (None,):
+                table.add(cluster, topic, group)
+    return table
+
+
+def clusters_of(route: TopicRouteData) -> list[str]:
+    return sorted({data.cluster for data in route.broker_datas})
+
+
+def topic_groups(admin: Admin, topic: str, route: TopicRouteData) -> list[str]:
+    """Who consumes a topic, by all of its brokers that answer."""
+    groups: set[str] = set()
+    for data in route.broker_datas:
+        with suppress(RemotingError):
+            code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+            found = admin.ask(readable_addr(data), code, TopicHeader(topic), into=GroupList)
+            groups.update(found.group_list)
+    return sorted(groups)
+
+
+@command("topicRoute")
 @namesrv_option
 @topic_option
+@click.option("-l", "--list", "as_list", is_flag=True, help="As a list: it always is one here.")
 @format_option
-def topic_route(namesrv: tuple[str, ...], topic: str, output_format: str) -> None:
+def topic_route(namesrv: tuple[str, ...], topic: str, as_list: bool, output_format: str) -> None:
     """Shows which brokers hold a topic.
 
     It is what a client is told: addresses, numbers of queues, permission.
     """
+    del as_list  # stock users type it
     table = Table(ROUTE_COLUMNS)
     with Admin(namesrv) as admin:
         route = admin.route(topic)
@@ -82,7 +147,7 @@ def topic_route(namesrv: tuple[str, ...], topic: str, output_format: str) -> Non
     show(table, output_format)
 
 
-@click.command("topicStatus", context_settings=CONTEXT)
+@command("topicStatus")
 @namesrv_option
 @broker_option
 @topic_option
@@ -99,8 +164,8 @@ def topic_status(namesrv: tuple[str, ...], broker: str | None, topic: str, outpu
             addrs = [broker]
         else:
             addrs = [readable_addr(data) for data in admin.route(topic).broker_datas if data.broker_addrs]
-        offsets = [item for addr in addrs for item in admin.topic_stats(addr, topic).offset_table.items()]
-    for queue, offset in sorted(offsets):
+        found, complete = ask_each(addrs, lambda addr: admin.topic_stats(addr, topic).offset_table)
+    for queue, offset in sorted(item for _, offsets in found for item in offsets.items()):
         table.add(
             queue.broker_name,
             queue.queue_id,
@@ -109,76 +174,60 @@ def topic_status(namesrv: tuple[str, ...], broker: str | None, topic: str, outpu
             offset.last_update_timestamp,
         )
     show(table, output_format)
+    if not complete:
+        sys.exit(1)
 
 
-@click.command("updateTopic", context_settings=CONTEXT)
+@command("topicClusterList")
 @namesrv_option
-@broker_option
-@cluster_option
+@topic_option
+@format_option
+def topic_cluster_list(namesrv: tuple[str, ...], topic: str, output_format: str) -> None:
+    """Lists the clusters that hold a topic."""
+    with Admin(namesrv) as admin:
+        clusters = clusters_of(admin.route(topic))
+    click.echo(to_json(clusters) if output_format == "json" else "\n".join(clusters))
+
+
+@command("allocateMQ")
+@namesrv_option
 @topic_option
 @click.option(
-    "-r", "--readQueueNums", "read_queues", type=click.IntRange(1, 65536), default=8, show_default=True
+    "-i", "--ipList", "members", metavar="LIST", required=True, help="Members, separated by commas."
 )
-@click.option(
-    "-w", "--writeQueueNums", "write_queues", type=click.IntRange(1, 65536), default=8, show_default=True
-)
-@click.option(
-    "-p",
-    "--perm",
-    type=click.Choice(["2", "4", "6"]),
-    default="6",
-    show_default=True,
-    help="2 may be written, 4 may be read, 6 both.",
-)
-@click.option("-o", "--order", is_flag=True, help="An ordered topic.")
 @format_option
-def update_topic(
-    namesrv: tuple[str, ...],
-    broker: str | None,
-    cluster: str | None,
-    topic: str,
-    read_queues: int,
-    write_queues: int,
-    perm: str,
-    order: bool,
-    output_format: str,
-) -> None:
-    """Creates or changes a topic.
+def allocate_mq(namesrv: tuple[str, ...], topic: str, members: str, output_format: str) -> None:
+    """Shows who would consume which queues.
 
-    At one broker (-b), or at every master of a cluster (-c).
+    As consumers divide a topic among them by default: evenly, in order.
     """
-    if broker is None and cluster is None:
-        raise click.UsageError("where?  Say -b host:port, or -c CLUSTER with -n")
-    header = CreateTopicHeader(
-        topic=topic,
-        default_topic="TBW102",
-        read_queue_nums=read_queues,
-        write_queue_nums=write_queues,
-        perm=int(perm),
-        order=order,
-    )
     with Admin(namesrv) as admin:
-        targets = [Broker("", "", 0, broker)] if broker is not None else admin.masters(cluster or "")
-        for target in targets:
-            admin.update_topic(target.addr, header)
-            click.echo(f"create topic to {target.addr} success.", err=output_format == "json")
-    if output_format == "json":
-        click.echo(
-            to_json(
-                {
-                    "topic": topic,
-                    "brokerAddrs": [target.addr for target in targets],
-                    "readQueueNums": read_queues,
-                    "writeQueueNums": write_queues,
-                    "perm": int(perm),
-                    "order": order,
-                }
-            )
-        )
-        return
-    click.echo(
-        f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}"
+        route = admin.route(topic)
+    queues = sorted(
+        MessageQueue(topic, data.broker_name, number)
+        for data in route.queue_datas
+        if data.perm & PERM_READ
+        for number in range(data.read_queue_nums)
     )
+    names = [name.strip() for name in members.split(",") if name.strip()]
+    if not names:
+        raise click.BadParameter("names nobody", param_hint="-i")
+    shares = dict(zip(names, shared_evenly(queues, len(names)), strict=True))
+    if output_format == "json":
+        click.echo(to_json({"result": {name: [queue.tree() for queue in of] for name, of in shares.items()}}))
+        return
+    table = Table(ALLOCATION_COLUMNS)
+    for name, of in shares.items():
+        for queue in of:
+            table.add(name, queue.broker_name, queue.queue_id)
+    show(table, output_format)
 
 
-COMMANDS = (topic_list, topic_route, topic_status, update_topic)
+def shared_evenly(queues: list[MessageQueue], members: int) -> list[list[MessageQueue]]:
+    """Contiguous shares; the first members get one more where it does not come out even."""
+    size, more = divmod(len(queues), members)
+    starts = [index * size + min(index, more) for index in range(members + 1)]
+    return [queues[start:end] for start, end in itertools.pairwise(starts)]
+
+
+COMMANDS = (topic_list, topic_route, topic_status, topic_cluster_list, allocate_mq)

@@ -1,5 +1,5 @@
-"""The ext fields of what tools ask: groups, offsets, clients, statistics, access control (remoting
-specification, section 11).
+"""The ext fields of what tools ask: groups, offsets, clients, statistics (remoting specification, section
+11).
 
 As in `headers`, whose rules hold here too.  Requests of section 11 that are not here have none, or share a
 header with others: 203 is a ConsumerGroupHeader, 300 a TopicHeader.
@@ -149,46 +149,3 @@ class BrokerConfigResponseHeader(ExtHeader):
     """26; the JSON of a DataVersion."""
 
     version: str
-
-
-# Access control
-
-
-@dataclass(frozen=True, slots=True)
-class AccessConfigHeader(ExtHeader):
-    """50; permissions as `topic=PUB|SUB`, joined by commas."""
-
-    access_key: str
-    secret_key: str | None = None
-    white_remote_address: str | None = None
-    admin: bool = False
-    default_topic_perm: str | None = None
-    default_group_perm: str | None = None
-    topic_perms: str | None = None
-    group_perms: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AccessKeyHeader(ExtHeader):
-    """51."""
-
-    access_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalWhiteAddrsHeader(ExtHeader):
-    """53; address patterns, joined by commas."""
-
-    global_white_addrs: str
-    acl_file_full_path: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AclVersionResponseHeader(ExtHeader):
-    """52: the JSON of a DataVersion, and of an object that has one for each file."""
-
-    version: str
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    all_acl_file_version: str | None = None

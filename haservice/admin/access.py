@@ -1,0 +1,62 @@
+"""How the tools come to nameservers and brokers: with whose keys, and over TLS or plain.
+
+Keys are those of `conf/tools.yml` below ROCKETMQ_HOME, as for RocketMQ's own tools (accessKey and secretKey,
+a line each); MQADMIN_TOOLS_YML names another file.  Without one requests go out unsigned.  TLS is asked for
+by `mqadmin --tls`, or by tls.enable=true in the file of --tls-config or /etc/rocketmq/tls.properties.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import ssl
+from pathlib import Path
+from typing import TypedDict
+
+import click
+
+from haservice.broker.security import signing
+from haservice.config import load_tls
+from haservice.remoting.client import Sign
+from haservice.remoting.tls import client_tls
+
+FILE_ENV = "MQADMIN_TOOLS_YML"
+HOME_ENV = "ROCKETMQ_HOME"
+TOOLS_FILE = Path("conf", "tools.yml")
+
+
+class Access(TypedDict):
+    """What a client is made with."""
+
+    tls: ssl.SSLContext | None
+    sign: Sign | None
+
+
+def access() -> Access:
+    """For the command that runs now.  Raises ConfigError for a file that cannot be used."""
+    context = click.get_current_context(silent=True)
+    said = context.find_root().params if context is not None else {}
+    path = tools_file()
+    return Access(
+        tls=_tls(bool(said.get("tls")), said.get("tls_config")),
+        sign=None if path is None else signing(path),
+    )
+
+
+def tools_file() -> Path | None:
+    """The file that holds the keys, None where there is none; one that is named must be there."""
+    named = os.environ.get(FILE_ENV)
+    if named:
+        return Path(named)
+    home = os.environ.get(HOME_ENV)
+    path = Path(home) / TOOLS_FILE if home else None
+    return path if path is not None and path.is_file() else None
+
+
+@functools.cache
+def _tls(asked: bool, path: Path | None) -> ssl.SSLContext | None:
+    config = load_tls(path)
+    return client_tls(
+        dataclasses.replace(config, calls=True) if asked else config, "" if path is None else str(path)
+    )

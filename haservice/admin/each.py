@@ -1,0 +1,73 @@
+"""The same for each of several brokers: one that is down or refuses does not keep the others from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from haservice.admin.calls import Broker
+from haservice.admin.explain import explain
+from haservice.admin.output import shown_addr, to_json
+from haservice.errors import RemotingError
+
+T = TypeVar("T")
+
+
+def addrs_of(brokers: Iterable[Broker]) -> list[str]:
+    return [broker.addr for broker in brokers]
+
+
+def tell_each(
+    addrs: Sequence[str],
+    change: Callable[[str], object],
+    said: str,
+    output_format: str,
+    places: str = "brokerAddrs",
+    **facts: Any,
+) -> None:
+    """Does `change` at each address and says so as it happens, in the words of `said`: in them {addr} stands
+    for the address and {result} for what `change` gave.
+
+    As JSON one object: `facts`, under `places` those where it was done, under `failures` why the others did
+    not.  Then the exit code is 1.  Of one address alone, what it raises is raised.
+    """
+    done: list[str] = []
+    failures: dict[str, str] = {}
+    for addr in addrs:
+        try:
+            result = change(addr)
+        except RemotingError as error:
+            if len(addrs) == 1:
+                raise
+            failures[addr] = explain(error)
+            click.echo(f"Failed: {failures[addr]}", err=True)
+            continue
+        done.append(addr)
+        told = said.replace("{addr}", shown_addr(addr)).replace("{result}", str(result))
+        click.echo(told, err=output_format == "json")
+    if output_format == "json":
+        click.echo(to_json({**facts, places: done, **({"failures": failures} if failures else {})}))
+    if failures:
+        sys.exit(1)
+
+
+def ask_each(places: Sequence[T], ask: Callable[[T], Any]) -> tuple[list[tuple[T, Any]], bool]:
+    """Each place with its answer, and whether all answered; standard error says why one did not.
+
+    When none answers, what the first raised is raised.
+    """
+    found: list[tuple[T, Any]] = []
+    failures: list[RemotingError] = []
+    for place in places:
+        try:
+            found.append((place, ask(place)))
+        except RemotingError as error:
+            failures.append(error)
+    if failures and not found:
+        raise failures[0]
+    for failure in failures:
+        click.echo(f"Not shown: {explain(failure)}", err=True)
+    return found, not failures
