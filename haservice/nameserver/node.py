@@ -7,18 +7,23 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
+from haservice.live_settings import LiveSettings, file_of
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.processors import BrokerProcessors, KvProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
-from haservice.remoting.command import RemotingCommand
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.config_requests import ConfigProcessor
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.remoting.tls import server_tls
 from haservice.settings import EXPIRE_MS, NameserverConfig
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # RocketMQ's rhythm of looking for silent brokers.
 FIRST_SCAN_S = 5.0
@@ -35,7 +40,28 @@ class NameserverNode:
         self._brokers = BrokerProcessors(table, kv)
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
         values = KvProcessors(kv, self._offload)
-        processors = {**self._brokers.handlers(), **routes.handlers(), **values.handlers()}
+        # A name server without a file of its own stores where RocketMQ's does.
+        live: LiveSettings[NameserverConfig] = LiveSettings(
+            config,
+            path=file_of(config.source) or config.config_store_path,
+            black_list=config.config_black_list,
+        )
+        live.follow(
+            ("orderMessageEnable",),
+            lambda changed: routes.configure(order_message_enable=changed.order_message_enable),
+        )
+        settings = ConfigProcessor(
+            live,
+            self._offload,
+            update_code=RequestCode.UPDATE_NAMESRV_CONFIG,
+            get_code=RequestCode.GET_NAMESRV_CONFIG,
+        )
+        processors = {
+            **self._brokers.handlers(),
+            **routes.handlers(),
+            **values.handlers(),
+            **settings.handlers(),
+        }
         self._tls = server_tls(config.tls, config.source)
         self._server = RemotingServer(
             [Listener(config.bind_address, config.listen_port, processors, tls=self._tls)],
@@ -64,9 +90,7 @@ class NameserverNode:
         """Ends everything; may be called twice.  A thread that still runs at the deadline has been logged."""
         self._server.stop(deadline)
 
-    def _offload(
-        self, function: Callable[..., RemotingCommand], *args: object
-    ) -> asyncio.Future[RemotingCommand]:
+    def _offload(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
         return self._server.offload(function, *args)
 
     def _offload_quietly(self, function: Callable[[], None]) -> None:

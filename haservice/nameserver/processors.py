@@ -52,6 +52,10 @@ STANDARD_JSON_VERSION = 401
 # Brokers before 3.0.11 send the topic table bare.
 REGISTER_BODY_VERSION = 37
 
+# A topic's sys flag: it belongs to a unit, or a group that does consumes it.
+UNIT = 1
+UNIT_SUB = 2
+
 # Two masters that claim one id would say so with every registration.
 WARN_INTERVAL_S = 5.0
 
@@ -169,6 +173,11 @@ class RouteProcessors:
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.all_topics,
             RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self._listed(lambda flag: bool(flag & UNIT)),
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._listed(lambda flag: bool(flag & UNIT_SUB)),
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._listed(
+                lambda flag: bool(flag & UNIT_SUB) and not flag & UNIT
+            ),
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
@@ -202,6 +211,18 @@ class RouteProcessors:
         """Every cluster and broker has a topic of its name; the asker then asks the broker named here."""
         names = [name for cluster, brokers in self._table.clusters().items() for name in (cluster, *brokers)]
         return request.answer(body=TopicList(list(dict.fromkeys(names)), self._table.some_addr()).encode())
+
+    def configure(self, *, order_message_enable: bool) -> None:
+        """Whether routes carry the configuration of ordered topics, from now on."""
+        self._order_message_enable = order_message_enable
+
+    def _listed(self, is_wanted: Callable[[int], bool]) -> Processor:
+        """Answers with the topics whose sys flag is wanted."""
+
+        def answer(connection: Connection, request: RemotingCommand) -> Answer:
+            return request.answer(body=TopicList(self._table.topics_with(is_wanted)).encode())
+
+        return answer
 
     def wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> Answer:
         header = BrokerNameHeader.decode(request.ext)

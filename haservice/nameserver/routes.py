@@ -222,6 +222,14 @@ class RouteTable:
         names = {name for name, broker in self._brokers.items() if broker.cluster == cluster}
         return [topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)]
 
+    def topics_with(self, is_wanted: Callable[[int], bool]) -> list[str]:
+        """311, 312, 313: topics of which some broker's sys flag is wanted."""
+        return [
+            topic
+            for topic, queues in self._topics.items()
+            if any(is_wanted(there.sys_flag) for there in queues.values())
+        ]
+
     def some_addr(self) -> str | None:
         """The address of some live broker, a master if there is one."""
         brokers = self._brokers.values()
