@@ -22,7 +22,7 @@ from commitlog.record import Message, decode_host, decode_properties, encode_pro
 from haservice.broker.admission import Admission
 from haservice.broker.consumers import ClientTable
 from haservice.broker.processors.send import Gates, trace_of
-from haservice.errors import RemotingError, RequestError
+from haservice.errors import RemotingError, RemotingUnreachable, RequestError
 from haservice.remoting.calls import call
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import Body, RemotingCommand
@@ -137,9 +137,33 @@ class ReplyProcessor:
         asker = self._producer(client_id)
         if asker is None:
             return f"push reply message fail, channel of <{client_id}> not found."
+        push = self._push_header(connection, header, properties).encode()
+        try:
+            answer = await self._ask(client_id, asker, push, body)
+        except RemotingError as error:
+            return f"push reply message to {client_id} fail: {error}"
+        if answer.code != ResponseCode.SUCCESS:
+            return f"push reply message to {client_id} fail: it answered {answer.code} {answer.remark or ''}"
+        return None
+
+    async def _ask(
+        self, client_id: str, asker: Connection, push: dict[str, str], body: Body
+    ) -> RemotingCommand:
+        try:
+            return await _call(asker, push, body)
+        except RemotingUnreachable:
+            # Its connection ended just now; it may be here with a new one already.
+            again = self._producer(client_id)
+            if again is None or again is asker:
+                raise
+            return await _call(again, push, body)
+
+    def _push_header(
+        self, connection: Connection, header: SendMessageHeader, properties: dict[str, str]
+    ) -> ReplyMessageHeader:
         now_ms = self._clock_ms()
         properties[PUSH_REPLY_TIME] = str(now_ms)
-        push = ReplyMessageHeader(
+        return ReplyMessageHeader(
             header.producer_group,
             header.topic,
             header.default_topic,
@@ -155,14 +179,6 @@ class ReplyProcessor:
             header.reconsume_times,
             header.unit_mode,
         )
-        request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.encode(), body)
-        try:
-            answer = await call(asker, request, PUSH_SECONDS, PUSHES_MAX)
-        except RemotingError as error:
-            return f"push reply message to {client_id} fail: {error}"
-        if answer.code != ResponseCode.SUCCESS:
-            return f"push reply message to {client_id} fail: it answered {answer.code} {answer.remark or ''}"
-        return None
 
     def _producer(self, client_id: str) -> Connection | None:
         """The connection on which a producer of this client was heard last."""
@@ -200,6 +216,13 @@ class ReplyProcessor:
             self._warned_s = now_s
             logger.warning("replies are passed on, but not stored topic=%s reason=%s", message.topic, reason)
         return None
+
+
+async def _call(asker: Connection, push: dict[str, str], body: Body) -> RemotingCommand:
+    if asker.congested:
+        raise RemotingUnreachable(asker.peer, "it does not take what it is sent")
+    request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)
+    return await call(asker, request, PUSH_SECONDS, PUSHES_MAX)
 
 
 def _address(host: bytes) -> str:
