@@ -240,9 +240,10 @@ class ReadingBroker:
         tag: str = "",
         keys: str = "",
         unique: str = "",
+        **more: str,
     ) -> int:
-        """Appends one message; returns its physical offset."""
-        properties = {"TAGS": tag, "KEYS": keys, "UNIQ_KEY": unique}
+        """Appends one message, with `more` properties; returns its physical offset."""
+        properties = {"TAGS": tag, "KEYS": keys, "UNIQ_KEY": unique, **more}
         message = Message(
             topic, queue, body, encode_properties({k: v for k, v in properties.items() if v}),
             born_timestamp_ms=time.time_ns() // 1_000_000,

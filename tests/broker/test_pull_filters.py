@@ -1,0 +1,245 @@
+"""Pulls by SQL92: which messages come, what is refused, and how a held one is woken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import orjson
+import pytest
+
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.settings import BrokerRole
+from tests.support.reading_broker import Caller, ReadingBroker, bodies
+from tests.support.waiting import wait_until
+
+Make = Callable[..., ReadingBroker]
+SQL = {"expressionType": "SQL92", "subscription": "a > 5"}
+RETRIES = "%RETRY%G"
+
+
+@pytest.fixture
+def broker(reading_broker: Make) -> ReadingBroker:
+    return reading_broker(enable_property_filter=True)
+
+
+def put(broker: ReadingBroker, *numbers: int, **message: Any) -> None:
+    """A message `aN` with the property a=N for each."""
+    for number in numbers:
+        broker.put(b"a%d" % number, a=str(number), **message)
+    broker.dispatch()
+
+
+def subscribe(caller: Caller, expression: str, *, version: int = 1, topics: tuple[str, ...] = ("T",)) -> None:
+    data = [
+        {"topic": topic, "subString": expression, "expressionType": "SQL92", "subVersion": version}
+        for topic in topics
+    ]
+    caller.heartbeat("c1", {"G": {}}, subscriptionDataSet=data)
+
+
+def held(broker: ReadingBroker, caller: Caller, offset: int, **fields: Any) -> Future[RemotingCommand]:
+    """A pull that waits at the broker."""
+    before = broker.held()
+    future = caller.begin_pull(offset, sysFlag=6, **fields)
+    wait_until(lambda: broker.held() == before + 1, "the pull is held")
+    return future
+
+
+def test_a_pull_brings_the_messages_that_its_expression_takes(broker: ReadingBroker) -> None:
+    put(broker, 1, 6, 2, 7, 3)
+    broker.put(b"without")
+    broker.dispatch()
+    caller = broker.caller()
+    answer = caller.pull(0, **SQL)
+    assert (answer.code, bodies(answer), answer.ext["nextBeginOffset"]) == (0, [b"a6", b"a7"], "6")
+    answer = caller.pull(0, maxMsgNums=1, **SQL)
+    assert (bodies(answer), answer.ext["nextBeginOffset"]) == ([b"a6"], "2")
+    answer = caller.pull(4, **SQL)
+    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (20, "NO_MATCHED_MESSAGE", "6")
+    for offset, code in ((6, 19), (7, 21)):
+        assert caller.pull(offset, **SQL).code == code
+
+
+def test_tags_are_a_property_like_others(broker: ReadingBroker) -> None:
+    broker.put(b"one", tag="A")
+    broker.put(b"two", tag="B", keys="k1")
+    broker.dispatch()
+    caller = broker.caller()
+    for expression in ("TAGS = 'B'", "TAGS IN ('B', 'C') AND KEYS IS NOT NULL", "NOT (TAGS = 'A')"):
+        assert bodies(caller.pull(0, expressionType="SQL92", subscription=expression)) == [b"two"]
+
+
+def test_a_look_ends_after_as_many_messages_as_one_by_tags(broker: ReadingBroker) -> None:
+    put(broker, *([1] * 900), 9)
+    caller = broker.caller()
+    answer = caller.pull(0, **SQL)
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "800")
+    assert bodies(caller.pull(800, **SQL)) == [b"a9"]
+
+
+def test_messages_are_looked_at_off_the_loop(broker: ReadingBroker) -> None:
+    put(broker, 1, 6)
+    caller = broker.caller()
+    before = broker.offloaded
+    caller.pull(0, **SQL)
+    assert broker.offloaded == before + 1
+    caller.pull(0, subscription="*")
+    caller.pull(2, **SQL)
+    assert broker.offloaded == before + 1
+
+
+def test_batches_keep_their_limits(reading_broker: Make) -> None:
+    broker = reading_broker(enable_property_filter=True)
+    put(broker, *range(100))
+    answer = broker.caller().pull(0, maxMsgNums=64, **SQL)
+    assert bodies(answer) == [b"a%d" % number for number in range(6, 38)]
+    assert answer.ext["nextBeginOffset"] == "38"
+
+
+def test_a_record_that_is_not_what_the_index_says_is_an_error(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    queue = broker.store.queues.get("T", 0)
+    assert queue is not None
+    read = queue.read
+    queue.read = lambda *where: [entry._replace(size=entry.size - 1) for entry in read(*where)]  # type: ignore[method-assign]
+    answer = broker.caller().pull(0, **SQL)
+    assert (answer.code, "queue says" in (answer.remark or "")) == (1, True)
+
+
+# Held
+
+
+def test_a_held_pull_wakes_for_what_it_wants_and_sleeps_on_for_the_rest(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    future = held(broker, caller, 1, **SQL)
+    put(broker, 1, 2)
+    put(broker, 3)
+    assert broker.held() == 1
+    put(broker, 8)
+    answer = future.result(10)
+    assert (bodies(answer), answer.ext["nextBeginOffset"]) == ([b"a8"], "5")
+    assert broker.held() == 0
+
+
+def test_a_held_pull_that_saw_nothing_it_wants_goes_on_behind_that(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    future = held(broker, caller, 1, suspendTimeoutMillis=700, **SQL)
+    put(broker, 1, 2)
+    answer = future.result(10)
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "3")
+
+
+def test_more_than_a_few_arrivals_are_a_work_threads(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    future = held(broker, caller, 1, **SQL)
+    put(broker, *([1] * 100), 7)
+    answer = future.result(10)
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "33")
+    assert bodies(caller.pull(33, **SQL)) == [b"a7"]
+
+
+def test_a_held_pull_is_judged_by_the_subscription_of_its_group_as_it_is_when_it_wakes(
+    broker: ReadingBroker,
+) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5")
+    future = caller.begin_pull(1, sysFlag=2, subVersion=1)
+    wait_until(lambda: broker.held() == 1, "the pull is held")
+    subscribe(caller, "a < 5", version=2)
+    put(broker, 9)
+    put(broker, 3)
+    assert bodies(future.result(10)) == [b"a3"]
+
+
+# Below the mark
+
+
+def test_what_is_not_readable_yet_is_waited_for(reading_broker: Make) -> None:
+    mark = 0
+    broker = reading_broker(enable_property_filter=True, readable_end=lambda: mark)
+    put(broker, 6)
+    caller = broker.caller()
+    future = held(broker, caller, 0, **SQL)
+    mark = broker.log.end
+    broker.polling.on_mark()
+    assert bodies(future.result(10)) == [b"a6"]
+
+
+# Refused
+
+
+def test_without_enable_property_filter_all_is_refused(reading_broker: Make) -> None:
+    broker = reading_broker()
+    put(broker, 6)
+    caller = broker.caller()
+    answer = caller.pull(0, **SQL)
+    assert (answer.code, answer.remark) == (
+        1,
+        "this broker does not filter messages by SQL92 (enablePropertyFilter=false)",
+    )
+    subscribe(caller, "a > 5")
+    assert caller.pull(0, sysFlag=0, subVersion=1).code == 1
+
+
+def check(caller: Caller, expression: str, expression_type: str = "SQL92") -> RemotingCommand:
+    data = {"topic": "T", "subString": expression, "expressionType": expression_type}
+    return caller.call(46, body=orjson.dumps({"clientId": "c", "group": "G", "subscriptionData": data}))
+
+
+def test_a_bad_expression_is_told_before_a_consumer_starts_and_when_it_pulls(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    assert [check(caller, text).code for text in ("a > 5", "a >", "")] == [0, 23, 23]
+    assert "expected a value" in (check(caller, "a >").remark or "")
+    assert [check(caller, "x", kind).code for kind in ("TAG", "", "REGEX")] == [0, 0, 23]
+    assert caller.pull(0, expressionType="SQL92", subscription="a >").code == 23
+    assert caller.pull(0, expressionType="REGEX", subscription="a").code == 23
+    subscribe(caller, "a >")
+    answer = caller.pull(0, sysFlag=0, subVersion=1)
+    assert (answer.code, "may be wrong: a >" in (answer.remark or "")) == (
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        True,
+    )
+
+
+def test_a_filter_older_than_the_pull_is_refused(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5")
+    assert bodies(caller.pull(0, sysFlag=0, subVersion=1)) == [b"a6"]
+    assert caller.pull(0, sysFlag=0, subVersion=2).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    # The group's subscription is newer than what is known of its filter: it does not compile.
+    subscribe(caller, "a > 6", version=2)
+    subscribe(caller, "a >", version=3)
+    assert caller.pull(0, sysFlag=0, subVersion=3).code == ResponseCode.FILTER_DATA_NOT_EXIST
+
+
+# Retries
+
+
+@pytest.mark.parametrize("supports", [False, True])
+def test_a_message_that_was_sent_back_is_judged_by_its_old_topic_only_if_so_configured(
+    reading_broker: Make, supports: bool
+) -> None:
+    broker = reading_broker(enable_property_filter=True, filter_support_retry=supports)
+    caller = broker.caller()
+    subscribe(caller, "a > 5", topics=("T", "U"))
+    put(broker, 1, 6, topic=RETRIES, RETRY_TOPIC="T")
+    put(broker, 2, topic=RETRIES, RETRY_TOPIC="Elsewhere")
+    wanted = [b"a6", b"a2"] if supports else [b"a1", b"a6", b"a2"]
+    assert bodies(caller.pull(0, topic=RETRIES)) == wanted
+    # Tags go on counting.
+    assert caller.pull(0, topic=RETRIES, subscription="none").code == 20
+
+
+def test_a_slave_filters_alike(reading_broker: Make) -> None:
+    broker = reading_broker(role=BrokerRole.SLAVE, enable_property_filter=True)
+    put(broker, 1, 6)
+    assert bodies(broker.caller().pull(0, **SQL)) == [b"a6"]
