@@ -42,7 +42,8 @@ class YamlDocument:
 
         As far as they lead: a line near by is better than none.
         """
-        node, line = self._tree, 0
+        node = self._tree
+        line = 0 if node is None else node.start_mark.line + 1
         for key in keys:
             if node is None:
                 break
@@ -83,13 +84,17 @@ def replace_file(path: Path, text: str) -> None:
         mode = stat.S_IMODE(target.stat().st_mode)
     except FileNotFoundError:
         mode = 0o600
-    descriptor = os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(text.encode())
-        os.fchmod(file.fileno(), mode)
-        file.flush()
-        os.fsync(file.fileno())
-    pending.replace(target)
+    try:
+        descriptor = os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(text.encode())
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        pending.replace(target)
+    except BaseException:
+        pending.unlink(missing_ok=True)
+        raise
     directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

@@ -1,0 +1,212 @@
+"""A broker with access control, from outside: both ports, tools, changes of the file, a slave that signs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from haservice.broker.node import BrokerNode
+from haservice.errors import ConfigError
+from haservice.remoting.client import BlockingClient
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.signature import sign
+from haservice.security_settings import AclConfig
+from tests.support.brokers import node_config, send_request
+from tests.support.remoting import Peer
+from tests.support.waiting import wait_until
+
+ADMIN, USER, SECRET = "admins-key", "users-key", "secret-key"
+RULES = f"""\
+accounts:
+  - {{accessKey: {ADMIN}, secretKey: {SECRET}, admin: true}}
+  - {{accessKey: {USER}, secretKey: {SECRET}, topicPerms: [T=PUB]}}
+"""
+
+
+@pytest.fixture
+def acl_file(tmp_path: Path) -> Path:
+    path = tmp_path / "conf" / "plain_acl.yml"
+    path.parent.mkdir()
+    path.write_text(RULES)
+    return path
+
+
+def guarded(root: Path, acl_file: Path | None, **kw: object) -> BrokerNode:
+    config = node_config(root, **kw)  # type: ignore[arg-type]
+    return BrokerNode(dataclasses.replace(config, acl=AclConfig(enabled=True, file=acl_file)))
+
+
+@pytest.fixture
+def node(tmp_path: Path, acl_file: Path) -> Iterator[BrokerNode]:
+    made = guarded(tmp_path / "store", acl_file)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client() -> Iterator[BlockingClient]:
+    with BlockingClient() as made:
+        yield made
+
+
+def signed(request: RemotingCommand, access_key: str = USER, secret: str = SECRET) -> RemotingCommand:
+    sign(request, access_key, secret)
+    return request
+
+
+def admin(code: int, **ext: str) -> RemotingCommand:
+    return signed(RemotingCommand.request(code, ext), ADMIN)
+
+
+def vip(node: BrokerNode) -> str:
+    return f"127.0.0.1:{node.config.remoting.vip_port}"
+
+
+def test_both_ports_ask_for_credentials(node: BrokerNode, client: BlockingClient) -> None:
+    for addr in (node.config.broker_addr, vip(node)):
+        assert client.call(addr, signed(send_request("T"))).code == 0
+        refused = client.call(addr, send_request("T"))
+        assert (refused.code, "No accessKey is configured" in str(refused.remark)) == (1, True)
+        assert client.call(addr, signed(send_request("T"), secret="wrong-secret")).code == 1
+        assert "topic:U" in str(client.call(addr, signed(send_request("U"))).remark)
+        assert "No accessKey" in str(client.call(addr, RemotingCommand.request(26)).remark)
+
+
+def test_of_several_sends_in_one_read_only_the_bad_ones_are_refused(node: BrokerNode) -> None:
+    good = [signed(send_request("T")) for _ in range(3)]
+    requests = [good[0], send_request("T"), good[1], signed(send_request("U")), good[2]]
+    for number, request in enumerate(requests):
+        request.opaque = number
+    with Peer(node.config.remoting.listen_port) as peer:
+        peer.send(*requests)
+        answers = {answer.opaque: answer for answer in (peer.receive() for _ in requests)}
+    assert [answers[number].code for number in range(5)] == [0, 1, 0, 1, 0]
+    offsets = sorted(int(answers[number].ext["queueOffset"]) for number in (0, 2, 4))
+    assert offsets == [0, 1, 2], "what was refused was not stored"
+
+
+def test_a_oneway_request_without_credentials_does_nothing(node: BrokerNode) -> None:
+    with Peer(node.config.remoting.listen_port) as peer:
+        request = send_request("T")
+        request.flag = 2
+        peer.send(request)
+        answer = peer.ask(*_call(signed(send_request("T"))))
+    assert answer.ext["queueOffset"] == "0"
+
+
+def _call(request: RemotingCommand) -> tuple[int, dict[str, str], bytes]:
+    return int(request.code), request.ext, bytes(request.body)
+
+
+def test_a_new_account_in_the_file_counts_without_a_restart(
+    node: BrokerNode, client: BlockingClient, acl_file: Path
+) -> None:
+    addr = node.config.broker_addr
+    request = signed(send_request("T"), "newcomers-key")
+    assert "No acl config for newcomers-key" in str(client.call(addr, request).remark)
+    acl_file.write_text(RULES + f"  - {{accessKey: newcomers-key, secretKey: {SECRET}, admin: true}}\n")
+    wait_until(lambda: client.call(addr, request).code == 0, "the account counts")
+
+
+def test_tools_change_accounts(node: BrokerNode, client: BlockingClient, acl_file: Path) -> None:
+    addr = node.config.broker_addr
+    fields = {
+        "accessKey": "newcomers-key",
+        "secretKey": SECRET,
+        "admin": "false",
+        "topicPerms": "T=PUB,U=SUB",
+    }
+    put = admin(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, **fields)
+    assert (client.call(addr, put).code, client.call(addr, put).remark) == (0, None)
+    assert client.call(addr, signed(send_request("T"), "newcomers-key")).code == 0
+    assert client.call(addr, signed(send_request("U"), "newcomers-key")).code == 1
+
+    answer = client.call(addr, admin(RequestCode.GET_BROKER_CLUSTER_ACL_INFO))
+    assert (answer.ext["brokerName"], answer.ext["clusterName"]) == ("broker-a", "C")
+    assert answer.ext["brokerAddr"] == addr
+    assert orjson.loads(answer.ext["version"])["counter"] == 2
+    assert orjson.loads(answer.ext["allAclFileVersion"]).keys() == {str(acl_file)}
+
+    white = admin(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, globalWhiteAddrs="10.0.0.1,127.0.0.*")
+    assert client.call(addr, white).code == 0
+    assert client.call(addr, send_request("anything")).code == 0
+    white = admin(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, globalWhiteAddrs="")
+    assert client.call(addr, white).code == 0
+
+    delete = admin(RequestCode.DELETE_ACL_CONFIG, accessKey="newcomers-key")
+    assert client.call(addr, delete).code == 0
+    assert client.call(addr, signed(send_request("T"), "newcomers-key")).code == 1
+    assert client.call(addr, delete).code == 210
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "answered", "remark"),
+    [
+        (50, {"accessKey": "k", "secretKey": SECRET}, 209, "accessKey has 1 characters"),
+        (50, {"accessKey": "long-enough"}, 209, "secretKey has 0 characters"),
+        (
+            50,
+            {"accessKey": "long-enough", "secretKey": SECRET, "topicPerms": "T=ALL"},
+            209,
+            "permission 'ALL'",
+        ),
+        (50, {"accessKey": "long-enough", "secretKey": SECRET, "whiteRemoteAddress": "x"}, 209, "no address"),
+        (50, {"secretKey": SECRET}, 1, "accessKey"),
+        (51, {"accessKey": "nobodys-key"}, 210, "nobodys-key"),
+        (53, {"globalWhiteAddrs": "10.0.0.900"}, 211, "not an address"),
+        (53, {"globalWhiteAddrs": "*", "aclFileFullPath": "/etc/passwd"}, 211, "none of the files"),
+    ],
+)
+def test_what_tools_ask_for_and_cannot_be_is_refused(
+    node: BrokerNode,
+    client: BlockingClient,
+    acl_file: Path,
+    code: int,
+    ext: dict[str, str],
+    answered: int,
+    remark: str,
+) -> None:
+    answer = client.call(node.config.broker_addr, admin(code, **ext))
+    assert answer.code == answered
+    assert remark.replace("no address", "is not an address") in str(answer.remark)
+    assert acl_file.read_text() == RULES
+
+
+@pytest.mark.parametrize("code", [50, 51, 53])
+def test_only_an_admin_changes_the_rules(node: BrokerNode, client: BlockingClient, code: int) -> None:
+    request = signed(RemotingCommand.request(code, {"accessKey": USER, "globalWhiteAddrs": "*"}))
+    assert "Need admin permission" in str(client.call(node.config.broker_addr, request).remark)
+
+
+def test_without_access_control_tools_are_told_so(tmp_path: Path, client: BlockingClient) -> None:
+    plain = BrokerNode(node_config(tmp_path / "store"))
+    plain.start()
+    try:
+        answers = [
+            client.call(plain.config.broker_addr, RemotingCommand.request(code, {"accessKey": "k"})).code
+            for code in (50, 51, 52, 53)
+        ]
+    finally:
+        plain.stop()
+    assert answers == [209, 210, 1, 211]
+
+
+@pytest.mark.parametrize(("text", "reason"), [(None, "nobody"), ("", "nobody"), ("accounts: [", ":1")])
+def test_a_broker_does_not_start_without_good_rules(tmp_path: Path, text: str | None, reason: str) -> None:
+    path = tmp_path / "plain_acl.yml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        guarded(tmp_path / "store", path).start()
+    assert not (tmp_path / "store").exists(), "nothing was opened"
+
+
+def test_a_broker_that_cannot_know_where_the_rules_are_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"aclFile.*ROCKETMQ_HOME"):
+        guarded(tmp_path / "store", None).start()
