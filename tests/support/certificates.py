@@ -1,0 +1,59 @@
+"""Certificates for tests, made by the openssl command once per run: a root, and what it has signed."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+PASSWORD = "open sesame"
+
+
+class Certificates(NamedTuple):
+    """All PEM.  `locked_key` is the server's, locked with PASSWORD; `stranger` is signed by itself."""
+
+    root: Path
+    server: Path
+    server_key: Path
+    locked_key: Path
+    client: Path
+    client_key: Path
+    stranger: Path
+    stranger_key: Path
+
+
+def _openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=30)
+
+
+def _self_signed(cert: Path, key: Path, name: str) -> None:
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", 2)
+    _openssl("req", "-x509", *curve, "-subj", f"/CN={name}", "-keyout", key, "-out", cert)
+
+
+def _signed(cert: Path, key: Path, name: str, root: Path, root_key: Path) -> None:
+    request = cert.with_suffix(".csr")
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    _openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+    signing = ("-CA", root, "-CAkey", root_key, "-CAcreateserial", "-days", 2)
+    _openssl("x509", "-req", "-in", request, *signing, "-out", cert)
+
+
+@functools.cache
+def certificates() -> Certificates:
+    directory = Path(tempfile.mkdtemp(prefix="haservice-certificates-"))
+    made = Certificates(
+        *(directory / f"{name}.pem" for name in (
+            "root", "server", "server-key", "locked-key", "client", "client-key", "stranger", "stranger-key"
+        ))
+    )  # fmt: skip
+    root_key = directory / "root-key.pem"
+    _self_signed(made.root, root_key, "root")
+    _signed(made.server, made.server_key, "server", made.root, root_key)
+    _signed(made.client, made.client_key, "client", made.root, root_key)
+    _self_signed(made.stranger, made.stranger_key, "stranger")
+    locking = ("-topk8", "-passout", f"pass:{PASSWORD}")
+    _openssl("pkcs8", "-in", made.server_key, *locking, "-out", made.locked_key)
+    return made
