@@ -71,7 +71,7 @@ class SlaveSync:
         offsets: OffsetTable,
         groups: Groups,
         *,
-        delays: DelayTable | None = None,
+        delays: DelayTable,
         on_synced: Callable[[], None] = lambda: None,
         retry_s: float = RETRY_S,
         make_client: Callable[[], RemotingClient] = RemotingClient,
@@ -201,8 +201,6 @@ class SlaveSync:
         self._looked_over = now
 
     async def _sync_delays(self, client: RemotingClient, addr: str) -> None:
-        if self._delays is None:
-            return
         body = await _fetch(client, addr, RequestCode.GET_ALL_DELAY_OFFSET)
         self._delays.replace(DelayOffsetWrapper.decode(body))
 

@@ -186,6 +186,7 @@ def test_groups_go_on_at_a_master_that_returns_where_they_were_on_the_slave(
         naming = {"namesrv_addrs": (f"127.0.0.1:{namesrv.port}",)}
         port = free_port_block(4) + 2
         master = start("m", broker=naming, port=port)
+        master.groups.find("g")
         for _ in range(20):
             send(client, addr_of(master))
         commit(client, addr_of(master), 3)
