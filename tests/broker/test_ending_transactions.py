@@ -13,7 +13,7 @@ from commitlog.errors import LogNotWritable
 from commitlog.record import Message, decode_properties
 from haservice.broker.node import BrokerNode
 from haservice.broker.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from haservice.broker.transactions import CHECK_TIMES, GROUP, IMMUNITY_SECONDS
+from haservice.broker.transactions import CHECK_TIMES, GROUP
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -222,7 +222,7 @@ def test_a_young_message_is_not_asked_about(start: Starter) -> None:
     node = start()
     with TransactionPeer(node) as peer:
         peer.send_half(age_ms=0)
-        peer.send_half(body=b"immune", age_ms=7000, **{IMMUNITY_SECONDS: "3600"})
+        peer.send_half(body=b"immune", age_ms=7000, CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
         check(node)
         assert peer.request(RequestCode.GET_BROKER_RUNTIME_INFO).code == 0
         assert peer.asked == []
@@ -248,7 +248,7 @@ def test_a_commit_under_immunity_counts_for_the_copy(start: Starter) -> None:
     """RocketMQ forgets it, asks once the immunity is over, and delivers a second time."""
     node = start()
     with TransactionPeer(node) as peer:
-        half = peer.send_half(**{IMMUNITY_SECONDS: "3600"})
+        half = peer.send_half(CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
         check(node)
         assert len(halves_of(node)) == 2
         assert peer.end(half, COMMIT).code == 0

@@ -322,7 +322,7 @@ class PullConsumer(Client):
     ) -> Pulled:
         """`block` waits at the broker for a message (long polling)."""
         found = self.call(
-            "pull", queue=queue.fields(), offset=offset, expression=expression, max=maximum,
+            "pull_messages", queue=queue.fields(), offset=offset, expression=expression, max=maximum,
             sql=sql, block=block,
         )  # fmt: skip
         return Pulled(

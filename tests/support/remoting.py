@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from haservice.remoting.command import RemotingCommand, decode, encode
 from haservice.remoting.frame import ANSWER_HEADER_BYTES_MAX, FRAME_BYTES_MAX, LENGTHS, FrameReader
@@ -59,7 +59,7 @@ class Peer:
     def close(self) -> None:
         self.socket.close()
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -28,7 +28,7 @@ final class PullConsumers implements Driver.Handle {
                 return Driver.queues(consumer.fetchSubscribeMessageQueues(request.getString("topic")));
             case "balanced":
                 return Driver.queues(consumer.fetchMessageQueuesInBalance(request.getString("topic")));
-            case "pull":
+            case "pull_messages":
                 return pull(request);
             case "offset":
                 return consumer.fetchConsumeOffset(Driver.queue(request), request.getBooleanValue("from_store"));
