@@ -10,6 +10,9 @@ master, and so before consumers and slaves do, it asks the slaves of its broker 
 and takes those offsets that are further than its own.  RocketMQ does not ask; its slaves overwrite what
 was committed to them 10 s later, and the messages are consumed again.  Stock slaves answer the same.
 
+A name server that was out of reach and still lists this master is no reason to ask again: nobody was sent
+to a slave by it, and offsets that were reset here meanwhile would move forward again.
+
 All of it has `PATIENCE_S`.  What goes wrong is logged, and the master registers all the same.
 """
 
@@ -61,6 +64,8 @@ class HandBack:
         self._end_of = end_of
         self._on_taken = on_taken
         self._patience_s = patience_s
+        # Name servers that have been asked since this process began.
+        self._asked: set[str] = set()
 
     async def run(self, client: RemotingClient, namesrv_addr: str) -> None:
         """Never raises but when cancelled."""
@@ -78,6 +83,10 @@ class HandBack:
         body = await self._ask(client, namesrv_addr, RequestCode.GET_BROKER_CLUSTER_INFO)
         broker = ClusterInfo.decode(body).broker_addr_table.get(self._broker_name)
         if broker is None:
+            return []
+        never_away = namesrv_addr in self._asked and broker.broker_addrs.get(MASTER_ID) == self._own_addr
+        self._asked.add(namesrv_addr)
+        if never_away:
             return []
         slaves = [addr for number, addr in broker.broker_addrs.items() if number != MASTER_ID]
         return [addr for addr in slaves if addr != self._own_addr][:SLAVES_MAX]

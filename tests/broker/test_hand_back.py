@@ -129,6 +129,21 @@ def test_what_is_further_is_taken_of_groups_that_exist_and_inside_the_queues(tmp
     assert master.taken == 1
 
 
+def test_slaves_are_asked_again_only_by_a_master_that_a_name_server_had_dropped(tmp_path: Path) -> None:
+    master = Master(tmp_path)
+    with other_side() as side:
+        master.run(side.addr)
+        assert side.asked == [106, 201, 43]
+        master.offsets.commit("g", "T", 0, 2)  # a reset
+        master.run(side.addr)
+        assert side.asked[3:] == [106]
+        assert master.offsets.query("g", "T", 0) == 2
+        side.slaves = {1: side.addr}
+        master.run(side.addr)
+        assert side.asked[4:] == [106, 201, 43]
+        assert master.offsets.query("g", "T", 0) == 50
+
+
 def test_what_goes_wrong_is_told_and_nothing_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +151,7 @@ def test_what_goes_wrong_is_told_and_nothing_is_taken(
     master = Master(tmp_path, patience_s=0.3)
     before = master.offsets.table()
     with other_side() as side:
+        side.slaves = {1: side.addr}
         side.offsets = b'{"offsetTable":['
         master.run(side.addr)
         side.offsets = None  # no answer

@@ -110,7 +110,7 @@ class HeartbeatProcessor:
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
         client_ids = self._clients.consumer_ids(name)
         if not client_ids:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no consumer of group {name!r} is online")
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
         return command.answer(body=ConsumerIdList(client_ids).encode())
 
 
