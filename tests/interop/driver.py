@@ -31,7 +31,7 @@ CALL_SECONDS = 60.0
 END_SECONDS = 10.0
 
 # Java reads these once, for all clients of the process.
-PROPERTIES = ("-Drocketmq.client.rebalance.waitInterval=2000", "-Drocketmq.client.logUseSlf4j=true")
+PROPERTIES = ("-Drocketmq.client.rebalance.waitInterval=2000",)
 
 
 class JavaError(Exception):
@@ -358,6 +358,7 @@ class JavaDriver:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # What clients log themselves is in home/logs/rocketmqlogs/rocketmq_client.log.
         self.log = directory / "driver.log"
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -369,7 +370,7 @@ class JavaDriver:
         home = self.directory / "home"
         write_home(home)
         command = java_command("Driver", home=home, heap_mb=512)
-        command[1:1] = PROPERTIES
+        command[1:1] = [*PROPERTIES, f"-Dlogback.configurationFile={home}/conf/logback_tools.xml"]
         with self.log.open("ab") as errors:
             self._popen = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self.directory,

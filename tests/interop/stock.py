@@ -169,9 +169,12 @@ def write_home(home: Path) -> None:
     """What a stock process wants to find in its ROCKETMQ_HOME; files that are there stay."""
     conf = home / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    for name in ("logback_namesrv.xml", "logback_broker.xml", "logback_tools.xml"):
-        if not (conf / name).exists():
-            (conf / name).write_text(_LOGBACK)
+    # Tools are heard by what they print, not by what they log.
+    logbacks = {"namesrv": _LOGBACK, "broker": _LOGBACK, "tools": "<configuration/>\n"}
+    for name, text in logbacks.items():
+        file = conf / f"logback_{name}.xml"
+        if not file.exists():
+            file.write_text(text)
 
 
 class Nameserver(Server):

@@ -91,7 +91,8 @@ public class Driver {
         } catch (Throwable thrown) {
             answer.put("error", error(thrown));
         }
-        String text = JSON.toJSONString(answer, SerializerFeature.DisableCircularReferenceDetect);
+        String text = JSON.toJSONString(answer, SerializerFeature.DisableCircularReferenceDetect,
+            SerializerFeature.WriteMapNullValue);
         synchronized (answers) {
             answers.println(text);
             answers.flush();
