@@ -49,7 +49,7 @@ from haservice.broker.readable_topics import ReadableTopics, Topics
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.stats import Stats
 from haservice.broker.store_view import StoreView
-from haservice.broker.topics import TopicTable
+from haservice.broker.topics import TRACE_TOPIC, TopicTable
 from haservice.broker.transactions import Ends
 from haservice.live_settings import LiveSettings
 from haservice.remoting.codes import RequestCode
@@ -204,6 +204,11 @@ def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
             offload,
             update_code=RequestCode.UPDATE_BROKER_CONFIG,
             get_code=RequestCode.GET_BROKER_CONFIG,
+            fixed={
+                "filterServerNums": "0",
+                "msgTraceTopicName": TRACE_TOPIC,
+                "useTLS": "true" if config.tls.calls else "false",
+            },
         ),
         ConsumeStatsProcessor(
             topics,
