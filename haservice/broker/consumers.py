@@ -98,6 +98,10 @@ class ClientTable:
         group = self.consumers.get(name)
         return [] if group is None else group.client_ids()
 
+    def memberships(self, connection: Peer) -> int:
+        """How many groups, of both kinds, were named on `connection` and have not been left."""
+        return sum(map(len, self._groups_of.get(connection, ())))
+
     def subscribers(self, topic: str) -> list[str]:
         """The groups that are online and subscribe `topic`."""
         return [name for name, group in self.consumers.items() if topic in group.subscriptions]

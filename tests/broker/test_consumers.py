@@ -280,6 +280,17 @@ def test_a_heartbeat_that_is_none_is_refused_and_the_connection_lives(
     assert caller.heartbeat("c1", {"G": {"T": "*"}}).code == 0
 
 
+def test_a_connection_that_names_ever_new_groups_is_refused_at_last(reading_broker: Make) -> None:
+    broker = reading_broker()
+    caller = broker.caller()
+    codes = []
+    for turn in range(5):
+        named = [{"groupName": f"P{turn}-{number}"} for number in range(1024)]
+        codes.append(caller.call(34, body=orjson.dumps({"clientID": "c", "producerDataSet": named})).code)
+    assert codes == [0, 0, 0, 0, 1]
+    assert len(broker.clients.producers) == 4096
+
+
 def test_sql_is_refused_before_a_consumer_starts_and_when_it_pulls(reading_broker: Make) -> None:
     broker = reading_broker()
     broker.fill(1)

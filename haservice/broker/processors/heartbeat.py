@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 # More than any real client names at once.
 GROUPS_MAX = 1024
 SUBSCRIPTIONS_MAX = 4096
+# Of one connection, in all its heartbeats: clients of one process may share it.
+MEMBERSHIPS_MAX = 4 * GROUPS_MAX
 
 
 class HeartbeatProcessor:
@@ -70,6 +72,12 @@ class HeartbeatProcessor:
         if named > GROUPS_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"heartbeat names {named} groups, at most {GROUPS_MAX} are kept"
+            )
+        known = self._clients.memberships(connection)
+        if known + named > MEMBERSHIPS_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"this connection is in {known} groups and names {named}, at most {MEMBERSHIPS_MAX} are kept",
             )
         for consumer in data.consumer_data_set:
             wanted = len(consumer.subscription_data_set)
