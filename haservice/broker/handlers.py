@@ -43,14 +43,15 @@ from haservice.broker.processors.reset_offsets import ResetOffsetsProcessor
 from haservice.broker.processors.send import Gates, SendProcessor
 from haservice.broker.processors.send_back import SendBackProcessor
 from haservice.broker.processors.topic_admin import TopicProcessor
-from haservice.broker.processors.transactions import TransactionProcessor
+from haservice.broker.processors.transactions import ProducerQuestions, TransactionProcessor
 from haservice.broker.queue_locks import QueueLocks
 from haservice.broker.readable_topics import ReadableTopics, Topics
 from haservice.broker.reader import QueueReader, ReadLimits
 from haservice.broker.stats import Stats
 from haservice.broker.store_view import StoreView
 from haservice.broker.topics import TRACE_TOPIC, TopicTable
-from haservice.broker.transactions import Ends
+from haservice.broker.transaction_check import TransactionCheck, load_ends
+from haservice.broker.transactions import Ends, Rules
 from haservice.live_settings import LiveSettings
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.config_requests import ConfigProcessor
@@ -238,6 +239,33 @@ def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
     )
 
 
+def transaction_check_of(
+    parts: Parts, sends: SendProcessor, on_progress: Callable[[], None]
+) -> TransactionCheck:
+    """What asks producers by itself; a slave's is never run."""
+    if not parts.is_slave:
+        load_ends(parts.store, parts.transaction_ends)
+    questions = ProducerQuestions(parts.clients)
+    check = TransactionCheck(
+        parts.store,
+        parts.offsets,
+        parts.topics,
+        Rules.of(parts.config),
+        ends=parts.transaction_ends,
+        interval_s=parts.config.broker.transaction_check_interval_ms / 1000,
+        hand_over=lambda some, asked: parts.server.call_soon(questions.ask, some, asked),
+        held=lambda: sends.refuse_all or parts.store.log.writable,
+        on_progress=on_progress,
+    )
+    parts.live.follow(
+        live_keys.TRANSACTIONS,
+        lambda config: check.configure(
+            Rules.of(config), config.broker.transaction_check_interval_ms / 1000
+        ),
+    )
+    return check
+
+
 def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
     admission = _admission(parts)
     replies = ReplyProcessor(
@@ -249,7 +277,10 @@ def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
         stores=parts.config.broker.store_reply_message_enable,
         unwritable=lambda: sends.refuse_all,
     )
-    parts.live.follow(live_keys.GATES, lambda config: replies.configure(_gates(config.broker)))
+    parts.live.follow(
+        live_keys.REPLIES,
+        lambda config: replies.configure(_gates(config.broker), config.broker.store_reply_message_enable),
+    )
     parts.live.follow(live_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
     return replies
 

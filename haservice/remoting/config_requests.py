@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from commitlog.log import wall_clock_ms
@@ -36,12 +37,15 @@ class ConfigProcessor:
         *,
         update_code: RequestCode,
         get_code: RequestCode,
+        fixed: Mapping[str, str] = MappingProxyType({}),
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
+        """`fixed` are keys that are not served, with what is true of them all the same: tools read them."""
         self._settings = settings
         self._offload = offload
         self._update_code = update_code
         self._get_code = get_code
+        self._fixed = "".join(f"{key}={value}\n" for key, value in fixed.items())
         self._clock_ms = clock_ms
         self._version = DataVersion(0, clock_ms())
 
@@ -51,7 +55,7 @@ class ConfigProcessor:
     def get(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """26 tells the version of the configuration as well; who does not expect it takes no notice."""
         ext = BrokerConfigResponseHeader(self._version.encode().decode()).encode()
-        return request.answer(ext=ext, body=self._settings.lines().encode())
+        return request.answer(ext=ext, body=(self._settings.lines() + self._fixed).encode())
 
     def update(
         self, connection: Connection, request: RemotingCommand

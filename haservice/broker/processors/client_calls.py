@@ -36,13 +36,11 @@ class ClientCallsProcessor:
         offload: Offload,
         *,
         broker_name: str,
-        call_seconds: float = CALL_SECONDS,
     ) -> None:
         self._clients = clients
         self._log = log
         self._offload = offload
         self._broker_name = broker_name
-        self._call_seconds = call_seconds
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -85,7 +83,7 @@ class ClientCallsProcessor:
         self, request: RemotingCommand, member: Connection, relayed: RemotingCommand, group: str
     ) -> RemotingCommand:
         try:
-            answer = await call(member, relayed, self._call_seconds)
+            answer = await call(member, relayed, CALL_SECONDS)
         except RemotingTimeout as error:
             raise RequestError(
                 ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{member.peer}> Timeout: {error}"
