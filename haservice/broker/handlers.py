@@ -132,9 +132,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         parts.long_polling,
         parts.stats,
         offload,
-        None
-        if parts.is_slave
-        else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
+        None if parts.is_slave else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
     )
     queries = QueryProcessor(
         store.log,
@@ -259,9 +257,7 @@ def transaction_check_of(
     )
     parts.live.follow(
         live_keys.TRANSACTIONS,
-        lambda config: check.configure(
-            Rules.of(config), config.broker.transaction_check_interval_ms / 1000
-        ),
+        lambda config: check.configure(Rules.of(config), config.broker.transaction_check_interval_ms / 1000),
     )
     return check
 

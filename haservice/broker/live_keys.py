@@ -24,7 +24,12 @@ GATES = frozenset(
         "maxPendingSends",
     }
 )
+REPLIES = GATES | {"storeReplyMessageEnable"}
 ADMISSION = frozenset({"brokerPermission", "rejectTransactionMessage"})
+# Open transactions, of which the oldest are given up with the log.
+TRANSACTIONS = frozenset(
+    {"transactionTimeOut", "transactionCheckMax", "transactionCheckInterval", "fileReservedTime"}
+)
 # Pulls.
 PULLS = frozenset(
     {

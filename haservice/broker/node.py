@@ -37,20 +37,25 @@ from haservice.broker.delay_offsets import DelayOffsets, level_bounds
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
 from haservice.broker.hand_back import HandBack
-from haservice.broker.handlers import Parts, Processors, processors_of, sends_of, vip_processors_of
+from haservice.broker.handlers import (
+    Parts,
+    Processors,
+    processors_of,
+    sends_of,
+    transaction_check_of,
+    vip_processors_of,
+)
 from haservice.broker.live_keys import follow_settings
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.persistence import Persistence
 from haservice.broker.processors.heartbeat import notify_members
-from haservice.broker.processors.transactions import ProducerQuestions
 from haservice.broker.readable_topics import unlisted_topics
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.security import security_of
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.stats import Stats
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
-from haservice.broker.transaction_check import TransactionCheck, load_ends
-from haservice.broker.transactions import Ends, Rules
+from haservice.broker.transactions import Ends
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.live_settings import LiveSettings, file_of
@@ -338,7 +343,6 @@ class BrokerNode:
             persist_s=broker.flush_delay_offset_interval_ms / 1000,
         )
         store.dispatcher.on_arrival = self._arrived
-        ends = self._build_transactions()
         parts = Parts(
             config=config,
             store=store,
@@ -354,7 +358,7 @@ class BrokerNode:
             ha=self.ha,
             durability=self.durability,
             long_polling=self.long_polling,
-            transaction_ends=ends,
+            transaction_ends=Ends(),
             gauges=self._gauges,
             live=self.live,
             acl=self.security.acl,
@@ -362,29 +366,7 @@ class BrokerNode:
         self.sends = sends_of(parts)
         self._processors.update(processors_of(parts, self.sends))
         self._vip_processors.update(vip_processors_of(self._processors))
-
-    def _build_transactions(self) -> Ends:
-        """The check of open transactions; what it shares with those who end them."""
-        config, broker = self.config, self.config.broker
-        ends = Ends()
-        if not self._is_slave:
-            load_ends(self.store, ends)
-        questions = ProducerQuestions(self.clients)
-        self.transaction_check = TransactionCheck(
-            self.store,
-            self.offsets,
-            self.topics,
-            Rules(
-                broker.transaction_timeout_ms,
-                broker.transaction_check_max,
-                config.log.file_reserved_hours * 3_600_000,
-            ),
-            ends=ends,
-            interval_s=broker.transaction_check_interval_ms / 1000,
-            hand_over=lambda some, asked: self.server.call_soon(questions.ask, some, asked),
-            on_progress=self.persistence.soon,
-        )
-        return ends
+        self.transaction_check = transaction_check_of(parts, self.sends, self.persistence.soon)
 
     # Running
 

@@ -79,10 +79,13 @@ class TransactionCheck:
         ends: Ends,
         interval_s: float,
         hand_over: Callable[[Sequence[Question], Callable[[], None]], None],
+        held: Callable[[], str | None] = lambda: None,
         on_progress: Callable[[], None] = lambda: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`hand_over` asks the questions on the loop's thread and then calls what it is given."""
+        """`hand_over` asks the questions on the loop's thread and then calls what it is given; `held` is why
+        nothing can be stored now, or None.
+        """
         self._store = store
         self._log = store.log
         self._offsets = offsets
@@ -91,6 +94,7 @@ class TransactionCheck:
         self._ends = ends
         self._interval_s = interval_s
         self._hand_over = hand_over
+        self._held = held
         self._on_progress = on_progress
         self._clock_ms = clock_ms
         self._woken = threading.Event()
@@ -98,12 +102,21 @@ class TransactionCheck:
         self._question_bytes = 0
         self._warned_s: dict[str, float] = {}
 
+    def configure(self, rules: Rules, interval_s: float) -> None:
+        """Other rules from the next round on, another interval at once.  Any thread."""
+        self._rules = rules
+        self._interval_s = interval_s
+        self._woken.set()
+
     def run(self, stop: threading.Event) -> None:
+        last_s = time.monotonic()
         while not stop.is_set():
-            self._woken.wait(self._interval_s)
-            self._woken.clear()
-            while not stop.is_set() and self.round(stop):
+            if self._woken.wait(max(0.0, last_s + self._interval_s - time.monotonic())):
+                self._woken.clear()  # it is to stop, or has another interval
+                continue
+            while not stop.is_set() and self._held() is None and self.round(stop):
                 pass
+            last_s = time.monotonic()
 
     def wake(self) -> None:
         self._woken.set()

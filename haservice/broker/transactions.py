@@ -46,6 +46,7 @@ from commitlog.record import (
 )
 from haservice.broker.redirect import REAL_TOPIC, restored
 from haservice.broker.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from haservice.settings import NodeConfig
 
 GROUP = "CID_RMQ_SYS_TRANS"
 # RocketMQ puts every half message into this queue.
@@ -221,6 +222,15 @@ class Rules:
     checks_max: int
     reserved_ms: int
     round_ms: int = ROUND_MS
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> Rules:
+        broker = config.broker
+        return cls(
+            broker.transaction_timeout_ms,
+            broker.transaction_check_max,
+            config.log.file_reserved_hours * 3_600_000,
+        )
 
 
 class PutBack(NamedTuple):

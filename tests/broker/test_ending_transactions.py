@@ -350,8 +350,9 @@ def test_a_copy_that_cannot_be_stored_is_tried_again(start: Starter, monkeypatch
         peer.question()
 
 
-def test_the_thread_asks_by_itself(start: Starter) -> None:
-    node = start(broker={"transaction_check_interval_ms": 20})
+def test_the_thread_asks_by_itself_as_often_as_the_configuration_says_now(start: Starter) -> None:
+    node = start()
+    node.server.call_soon(node.live.apply, node.live.change("transactionCheckInterval=20"))
     with TransactionPeer(node) as peer:
         peer.send_half()
         header, _ = peer.question()

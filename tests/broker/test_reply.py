@@ -122,6 +122,9 @@ def test_replies_need_not_be_stored(
     answer = reply(client, node)
     assert (answer.code, answer.ext["msgId"], len(asker.got)) == (0, "0", 1)
     assert messages_of(node, REPLY_TOPIC) == []
+    node.server.call_soon(node.live.apply, node.live.change("storeReplyMessageEnable=true"))
+    assert reply(client, node).code == 0
+    assert len(messages_of(node, REPLY_TOPIC)) == 1
 
 
 def test_a_reply_that_cannot_be_stored_still_reaches_who_asked(

@@ -83,9 +83,10 @@ class ReplyProcessor:
         self._known: dict[str, tuple[str, Connection]] = {}
         self._warned_s = -WARN_AGAIN_S
 
-    def configure(self, gates: Gates) -> None:
-        """Other gates, from the next reply on."""
+    def configure(self, gates: Gates, stores: bool) -> None:
+        """Other gates and another storeReplyMessageEnable, from the next reply on."""
         self._gates = gates
+        self._stores = stores
         self._trace = trace_of(gates)
 
     def handlers(self) -> dict[int, Processor]:
