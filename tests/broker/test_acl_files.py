@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,16 @@ def test_the_files_below_acl_count_too_and_the_first_of_two_accounts(
     assert keys(files) == {"key-of-b", "key-of-c", "accounts-key"}
     assert files.rules.accounts["accounts-key"].secret_key == "other-secret"
     assert "counts as it stands in" in caplog.text
+
+
+def test_the_file_in_conf_is_good_once_its_signs_are_taken_away(main: Path) -> None:
+    conf = Path(__file__).parents[2] / "conf" / "plain_acl.yml"
+    assert "nobody would be let in" in refusal(main, conf.read_text())
+    files = loaded(
+        main,
+        re.sub(r"(?m)^#(?=\S| {2})", "", conf.read_text().partition("\n\n")[2].replace("# Addr", "## Addr")),
+    )
+    assert keys(files) == {"admins-key", "orders-service"}
 
 
 # ---- read again
