@@ -3,7 +3,7 @@
 import pytest
 
 from haservice.errors import ConfigError
-from haservice.properties import parse
+from haservice.properties import parse, rewritten
 
 
 def values(text: str) -> dict[str, str]:
@@ -111,3 +111,27 @@ def test_the_later_duplicate_wins_and_is_warned_of() -> None:
     properties = parse("a=1\nb=2\na=3\n", "t.properties")
     assert properties["a"] == ("3", 3)
     assert properties.warnings == ("t.properties:3: a: overrides line 1",)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "expected"),
+    [
+        ("", {"a": "1"}, "a=1\n"),
+        ("x=1", {"a": "1"}, "x=1\na=1\n"),
+        ("x=1\r\n", {"a": "1"}, "x=1\r\na=1\r\n"),
+        ("# a=0\n a : 1 \nb=2\n", {"a": "3"}, "# a=0\na=3\nb=2\n"),
+        ("a=1\nb=2\na=3", {"a": "4"}, "a=1\nb=2\na=4"),
+        ("a=1,\\\n  2\n\nb=3\n", {"a": "", "b": "4"}, "a=\n\nb=4\n"),
+        ("a=1\n", {}, "a=1\n"),
+    ],
+)
+def test_values_are_changed_where_they_stand(text: str, changes: dict[str, str], expected: str) -> None:
+    assert rewritten(text, changes) == expected
+    assert {key: parse(expected, "t.properties")[key].value for key in changes} == changes
+
+
+@pytest.mark.parametrize(
+    "value", [" led by a blank", "a\\b", "tab\there", "two\nlines", "S\u00fcd \U0001f600", "="]
+)
+def test_a_value_that_was_written_is_read_as_it_was(value: str) -> None:
+    assert values(rewritten("a=1\n", {"a": value})) == {"a": value}

@@ -444,7 +444,20 @@ def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:
     assert fill(queues, 150, 151).read(150, 1) == [entry(150)]
 
 
-def test_more_queues_than_descriptors(tmp_path: Path) -> None:
+def test_queues_whose_messages_are_gone_are_deleted_but_not_those_spared(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    for queue_id, count in enumerate((5, 5, 6)):
+        fill(queues, 0, count, queue_id)
+    queues.find_or_create("New", 0)
+    end = queues.find_or_create("T", 0).max_physical_offset
+    assert queues.delete_expired(end - 1, lambda *_: False) == 0
+    assert queues.delete_expired(end, lambda topic, queue_id: (topic, queue_id) == ("T", 1)) == 1
+    assert queues.get("T", 0) is None
+    assert all(queues.get(*key) is not None for key in (("T", 1), ("T", 2), ("New", 0)))
+
+
+def test_more_queues_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commitlog.descriptors.resource.getrlimit", lambda _: (1024, 4096))
     queues = open_queues(tmp_path)
     for _ in range(2):
         for queue_id in range(300):

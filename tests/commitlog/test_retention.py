@@ -234,3 +234,8 @@ def test_a_long_interval_does_not_delay_the_end(tmp_path: Path) -> None:
     bench.retention.wake()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_person_may_order_passes_at_any_hour() -> None:
+    assert choose(Facts(NOW_S, 3, 0.5, [OLD, OLD, YOUNG], ordered=True), RULES) == 2
+    assert choose(Facts(NOW_S, 3, 0.5, [YOUNG, YOUNG], ordered=True), RULES) == 0

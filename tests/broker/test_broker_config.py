@@ -1,0 +1,164 @@
+"""The configuration of a running broker, asked for and changed over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+import pytest
+
+from haservice.admin.pair import free_port_block
+from haservice.broker.node import BrokerNode
+from haservice.config import load_broker
+from haservice.nameserver.node import NameserverNode
+from haservice.remoting.bodies import TopicConfigWrapper, TopicRouteData
+from haservice.remoting.client import BlockingClient
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.settings import NameserverConfig
+from tests.support.brokers import addr_of, send
+from tests.support.waiting import wait_until
+
+
+class Served(NamedTuple):
+    node: BrokerNode
+    file: Path
+    namesrv: str
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A broker that was started with a file, and its name server."""
+    names = NameserverNode(
+        NameserverConfig(
+            bind_address="127.0.0.1", listen_port=0, kv_config_path=tmp_path / "kv.json",
+            config_store_path=tmp_path / "namesrv.properties",
+        )
+    )  # fmt: skip
+    names.start()
+    namesrv = f"127.0.0.1:{names.port}"
+    file = tmp_path / "broker.properties"
+    file.write_text(
+        "# a broker of a test\nbrokerName=broker-a\nbrokerIP1=127.0.0.1\nbrokerIP2=127.0.0.1\n"
+        f"bindAddress=127.0.0.1\nlistenPort={free_port_block(4) + 2}\nnamesrvAddr={namesrv}\n"
+        f"storePathRootDir={tmp_path / 'store'}\nmappedFileSizeCommitLog=65536\nmaxMessageSize=16384\n"
+        "mappedFileSizeConsumeQueue=2000\nmaxHashSlotNum=100\nmaxIndexNum=400\n"
+    )
+    node = BrokerNode(load_broker(file, environ={}))
+    try:
+        node.start()
+        yield Served(node, file, namesrv)
+    finally:
+        node.stop()
+        names.stop()
+
+
+def update(client: BlockingClient, addr: str, text: str) -> RemotingCommand:
+    return client.call(addr, RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG, {}, text.encode()))
+
+
+def config(client: BlockingClient, addr: str) -> tuple[dict[str, int], dict[str, str]]:
+    answer = client.call(addr, RemotingCommand.request(RequestCode.GET_BROKER_CONFIG))
+    lines = bytes(answer.body).decode().splitlines()
+    return orjson.loads(answer.ext["version"]), dict(line.split("=", 1) for line in lines)
+
+
+def test_a_change_is_in_force_stored_and_has_a_version(served: Served, client: BlockingClient) -> None:
+    addr = addr_of(served.node)
+    version, lines = config(client, addr)
+    assert (version["counter"], lines["traceOn"], lines["listenPort"]) == (0, "true", addr.split(":")[1])
+    assert version["timestamp"] > 0
+    answer = update(client, addr, "traceOn=false\nmaxMessageSize=1024\n")
+    assert answer.code == 0
+    assert answer.remark == (
+        f"in force now: traceOn; from the next start on: maxMessageSize; stored in {served.file}"
+    )
+    after, lines = config(client, addr)
+    assert (after["counter"], lines["traceOn"], lines["maxMessageSize"]) == (1, "false", "16384")
+    assert after["timestamp"] >= version["timestamp"]
+    assert send(client, addr, "T").ext["TRACE_ON"] == "false"
+    stored = load_broker(served.file, environ={})
+    assert (stored.broker.trace_on, stored.log.max_message_bytes) == (False, 1024)
+    assert served.file.read_text().startswith("# a broker of a test\n")
+
+
+def test_what_tools_want_to_read_is_there(served: Served, client: BlockingClient) -> None:
+    _, lines = config(client, addr_of(served.node))
+    assert (lines["filterServerNums"], lines["msgTraceTopicName"], lines["useTLS"]) == (
+        "0", "RMQ_SYS_TRACE_TOPIC", "false",
+    )  # fmt: skip
+
+
+def test_a_changed_permission_is_told_to_the_name_server(served: Served, client: BlockingClient) -> None:
+    addr = addr_of(served.node)
+    send(client, addr, "T")
+
+    def route_perm() -> int | None:
+        answer = client.call(
+            served.namesrv, RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
+        )
+        return TopicRouteData.decode(answer.body).queue_datas[0].perm if answer.code == 0 else None
+
+    wait_until(lambda: route_perm() == 6, "the topic has a route")
+    assert update(client, addr, "brokerPermission=4").code == 0
+    wait_until(lambda: route_perm() == 4, "the route is read only")
+    own = client.call(addr, RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG))
+    assert TopicConfigWrapper.decode(own.body).topic_config_table["T"].perm == 6
+    assert update(client, addr, "brokerPermission=2").code == 0
+    pull = {
+        "consumerGroup": "G", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "1",
+        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*",
+        "subVersion": "0",
+    }  # fmt: skip
+    refused = client.call(addr, RemotingCommand.request(RequestCode.PULL_MESSAGE, pull))
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert update(client, addr, "brokerPermission=6").code == 0
+    wait_until(lambda: route_perm() == 6, "the route is as before")
+
+
+def test_creation_of_topics_and_groups_is_switched(served: Served, client: BlockingClient) -> None:
+    addr = addr_of(served.node)
+    assert update(client, addr, "autoCreateTopicEnable=false\nautoCreateSubscriptionGroup=false").code == 0
+    assert send(client, addr, "New").code == ResponseCode.TOPIC_NOT_EXIST
+    assert served.node.groups.find("NewGroup") is None
+    assert update(client, addr, "autoCreateTopicEnable=true\nautoCreateSubscriptionGroup=true").code == 0
+    assert send(client, addr, "New").code == 0
+    assert served.node.groups.find("NewGroup") is not None
+
+
+def test_sends_begin_when_they_are_said_to(served: Served, client: BlockingClient) -> None:
+    addr = addr_of(served.node)
+    assert update(client, addr, f"startAcceptSendRequestTimeStamp={2**60}").code == 0
+    answer = send(client, addr, "T")
+    assert (answer.code, "broker unable to service" in (answer.remark or "")) == (1, True)
+    assert update(client, addr, "startAcceptSendRequestTimeStamp=0").code == 0
+    assert send(client, addr, "T").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("configBlackList=x", 16, "Can not update config in black list."),
+        ("brokerConfigPath=/x", 16, "black list"),
+        ("traceOn=perhaps", 1, "neither true nor false"),
+        ("tracOn=true", 1, "nearest known key is traceOn"),
+        ("traceOn=false\n" + "x" * 70_000, 1, "bytes"),
+        ("traceOn=\\u1", 1, "hexadecimal"),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    served: Served, client: BlockingClient, text: str, code: int, said: str
+) -> None:
+    before = served.file.read_bytes()
+    answer = update(client, addr_of(served.node), text)
+    assert answer.code == code
+    assert said in (answer.remark or "")
+    assert served.file.read_bytes() == before
+    assert config(client, addr_of(served.node))[0]["counter"] == 0
+
+
+def test_an_empty_change_is_none(served: Served, client: BlockingClient) -> None:
+    assert update(client, addr_of(served.node), "\n").code == 0
+    assert config(client, addr_of(served.node))[0]["counter"] == 0
