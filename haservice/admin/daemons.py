@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -43,6 +44,9 @@ LOOK_SECONDS = 1.0
 # A message makes a handful of objects that all die with its answer, and no cycles.  Python's 700 lets the
 # collector look every few dozen messages, over and over at what lives for ever: it shows in the p99 of sends.
 GC_THRESHOLDS = (50_000, 20, 50)
+
+# What Java gives itself as well, where the hard limit allows it.
+FILES_MAX = 65_536
 
 
 class Node(Protocol):
@@ -116,6 +120,7 @@ def mqbroker(
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
+        allow_many_files()
         with store_key_named(node_config):
             run(BrokerNode(node_config))
 
@@ -137,7 +142,16 @@ def mqnamesrv(config_file: Path | None, print_config: bool, logging_file: Path |
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
+        allow_many_files()
         run(NameserverNode(node_config))
+
+
+def allow_many_files() -> None:
+    """As many open files as this process may give itself: queues of many topics, and many clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(FILES_MAX, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def run(node: Node) -> None:

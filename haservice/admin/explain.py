@@ -33,7 +33,12 @@ ADVICE_BY_CODE = {
     16: "brokerPermission or the topic's perm forbids it; mqadmin updateTopic -p 6 allows both ways",
     17: "mqadmin topicList shows what there is, mqadmin updateTopic makes a topic",
     22: "nothing of that name or id is stored there",
+    26: "mqadmin updateSubGroup makes a group; getConsumerConfig shows what there is",
+    206: "nobody of that group is connected now; consumerProgress -g shows how far it came",
+    207: "the client was asked, and did not answer its broker in time",
 }
+# What a broker with access control says first to whom it does not let in.
+ACL_REFUSAL = "AclException"
 
 
 def explain(error: Explainable) -> str:
@@ -92,6 +97,10 @@ def advise(error: Explainable) -> str | None:
         case RemotingTimeout():
             return (
                 f"{error.addr} is connected but silent: a wrong port, a stopped process, or a very busy one"
+            )
+        case AnswerError(remark=str() as said) if ACL_REFUSAL in said:
+            return (
+                "the keys of tools are in $ROCKETMQ_HOME/conf/tools.yml, or the file MQADMIN_TOOLS_YML names"
             )
         case AnswerError():
             return ADVICE_BY_CODE.get(error.code)

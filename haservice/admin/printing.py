@@ -89,10 +89,10 @@ def print_msg(
     """
     with Admin(namesrv) as admin:
         for queue in readable_queues(admin, topic, None, None):
-            for message in from_queue(admin, topic, queue, TOOLS_GROUP, None, begin_ms, end_ms, expression):
-                click.echo(line_of(message, charset, with_body, output_format))
             if output_format == "table":
                 click.echo(f"-------- {queue.broker_name} at {queue.addr}, queue {queue.queue_id} --------")
+            for message in from_queue(admin, topic, queue, TOOLS_GROUP, None, begin_ms, end_ms, expression):
+                click.echo(line_of(message, charset, with_body, output_format))
 
 
 @command("printMsgByQueue")

@@ -301,7 +301,7 @@ def consume_directly(
     click.echo(
         f"ConsumeMessageDirectlyResult [order={str(result.order).lower()}, "
         f"autoCommit={str(result.auto_commit).lower()}, consumeResult={result.consume_result}, "
-        f"remark={result.remark}, spentTimeMills={result.spent_time_mills}]"
+        f"remark={result.remark or 'null'}, spentTimeMills={result.spent_time_mills}]"
     )
 
 

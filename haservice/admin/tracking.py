@@ -27,9 +27,8 @@ class Track(NamedTuple):
     failure: str | None = None
 
     def __str__(self) -> str:
-        return (
-            f"MessageTrack [consumerGroup={self.group}, trackType={self.kind}, exceptionDesc={self.failure}]"
-        )
+        failure = self.failure or "null"
+        return f"MessageTrack [consumerGroup={self.group}, trackType={self.kind}, exceptionDesc={failure}]"
 
 
 def tracks(admin: Admin, message: StoredMessage) -> list[Track]:
