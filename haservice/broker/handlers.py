@@ -253,6 +253,7 @@ def transaction_check_of(
         interval_s=parts.config.broker.transaction_check_interval_ms / 1000,
         hand_over=lambda some, asked: parts.server.call_soon(questions.ask, some, asked),
         held=lambda: sends.refuse_all or parts.store.log.writable,
+        replicated_end=lambda: replicated_end(parts.ha.status()),
         on_progress=on_progress,
     )
     parts.live.follow(

@@ -1,8 +1,12 @@
 """The transaction check: the thread that asks producers about half messages, on masters only.
 
 Every transactionCheckInterval one `Walk` over the half queue (haservice.broker.transactions has the rules).
-What it decides is carried out here: copies are appended, questions handed to the loop, which knows the
-producers' connections, and the progress is put into the table of consumer offsets.
+What it decides is carried out here: copies are appended, and questions handed to the loop, which knows the
+producers' connections.
+
+The progress goes into the table of consumer offsets, and with it to the disk and to slaves, once the log up
+to there is on the disk and every connected slave has it: after a power cut or a change of master, a message
+may be asked about again, but none is passed whose copy no log holds.  (RocketMQ writes it at once.)
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import logging
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -54,8 +59,15 @@ QUESTION_BYTES_MAX = 1024 * 1024
 HAND_OVER_SECONDS = 5.0
 # Op records that a start reads, to know requests that come twice.
 ENDS_LOADED = 4096
+# How often progress that is not safe yet is looked at, and of how many rounds it is kept.
+SETTLE_SECONDS = 1.0
+UNSAFE_MAX = 100
 # One cause is told once in this time.
 WARN_AGAIN_S = 60.0
+
+
+# Offsets in half and op queue; None for one that never was.
+Progress = tuple[int | None, int | None]
 
 
 class Question(NamedTuple):
@@ -80,11 +92,13 @@ class TransactionCheck:
         interval_s: float,
         hand_over: Callable[[Sequence[Question], Callable[[], None]], None],
         held: Callable[[], str | None] = lambda: None,
+        replicated_end: Callable[[], int] | None = None,
         on_progress: Callable[[], None] = lambda: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         """`hand_over` asks the questions on the loop's thread and then calls what it is given; `held` is why
-        nothing can be stored now, or None.
+        nothing can be stored now, or None; `replicated_end` is up to where all connected slaves have the log,
+        -1 without one.
         """
         self._store = store
         self._log = store.log
@@ -95,12 +109,17 @@ class TransactionCheck:
         self._interval_s = interval_s
         self._hand_over = hand_over
         self._held = held
+        self._slaves_have = replicated_end
         self._on_progress = on_progress
         self._clock_ms = clock_ms
         self._woken = threading.Event()
         self._questions: list[Question] = []
         self._question_bytes = 0
         self._warned_s: dict[str, float] = {}
+        # Where the next round begins; None: where the table of offsets says.
+        self._reached: Progress | None = None
+        # Progress that is not in the table yet, and where the log ended then.
+        self._unsafe: deque[tuple[Progress, int]] = deque()
 
     def configure(self, rules: Rules, interval_s: float) -> None:
         """Other rules from the next round on, another interval at once.  Any thread."""
@@ -111,12 +130,18 @@ class TransactionCheck:
     def run(self, stop: threading.Event) -> None:
         last_s = time.monotonic()
         while not stop.is_set():
-            if self._woken.wait(max(0.0, last_s + self._interval_s - time.monotonic())):
+            pause_s = last_s + self._interval_s - time.monotonic()
+            if self._unsafe:
+                pause_s = min(pause_s, SETTLE_SECONDS)
+            if self._woken.wait(max(0.0, pause_s)):
                 self._woken.clear()  # it is to stop, or has another interval
                 continue
-            while not stop.is_set() and self._held() is None and self.round(stop):
-                pass
-            last_s = time.monotonic()
+            self.settle()
+            if time.monotonic() - last_s >= self._interval_s:
+                while not stop.is_set() and self._held() is None and self.round(stop):
+                    pass
+                last_s = time.monotonic()
+        self._settle_at_end()
 
     def wake(self) -> None:
         self._woken.set()
@@ -126,7 +151,7 @@ class TransactionCheck:
         halves = self._store.queues.get(HALF_TOPIC, QUEUE_ID)
         if halves is None:
             return False
-        before = self._progress(HALF_TOPIC), self._progress(OP_HALF_TOPIC)
+        before = self._reached or (self._progress(HALF_TOPIC), self._progress(OP_HALF_TOPIC))
         walk = Walk(
             _Halves(halves, self._log),
             _Ops(self._store.queues.get(OP_HALF_TOPIC, QUEUE_ID), self._log),
@@ -146,9 +171,12 @@ class TransactionCheck:
             self._warn("round", "transaction check stopped half_offset=%d reason=%s", walk.half_offset, error)
             # What was copied has been passed, and must not be copied again.
             op_offset = before[1]
-        after = walk.half_offset, op_offset
         self._ask()
-        self._commit(before, after)
+        self._reached = walk.half_offset, op_offset
+        if self._reached != before:
+            if len(self._unsafe) >= UNSAFE_MAX:
+                self._unsafe.pop()
+            self._unsafe.append((self._reached, self._log.end))
         return walk.out_of_time
 
     def _do(self, step: Step) -> None:
@@ -209,15 +237,37 @@ class TransactionCheck:
 
     # Progress
 
+    def _replicated_end(self) -> int:
+        end = self._slaves_have() if self._slaves_have is not None else -1
+        return end if end >= 0 else self._log.end
+
     def _progress(self, topic: str) -> int | None:
         return self._offsets.query(GROUP, topic, QUEUE_ID)
 
-    def _commit(self, before: tuple[int | None, int | None], after: tuple[int, int | None]) -> None:
-        for topic, old, new in zip((HALF_TOPIC, OP_HALF_TOPIC), before, after, strict=True):
-            if new is not None and new != old:
-                self._offsets.commit(GROUP, topic, QUEUE_ID, new)
-        if before != after:
-            self._on_progress()
+    def settle(self) -> None:
+        """Puts progress into the table as far as it is safe now."""
+        if self._unsafe:
+            self._settle(min(self._log.flushed, self._replicated_end()))
+
+    def _settle_at_end(self) -> None:
+        """A clean stop leaves nothing to do again."""
+        if not self._unsafe:
+            return
+        try:
+            self._settle(self._log.flush())
+        except (CommitLogError, OSError) as error:
+            logger.warning("progress of the transaction check not kept reason=%s", error)
+
+    def _settle(self, safe_end: int) -> None:
+        safe: Progress | None = None
+        while self._unsafe and self._unsafe[0][1] <= safe_end:
+            safe, _ = self._unsafe.popleft()
+        if safe is None:
+            return
+        for topic, offset in zip((HALF_TOPIC, OP_HALF_TOPIC), safe, strict=True):
+            if offset is not None and offset != self._progress(topic):
+                self._offsets.commit(GROUP, topic, QUEUE_ID, offset)
+        self._on_progress()
 
     def _warn(self, cause: str, text: str, *args: object) -> None:
         now_s = time.monotonic()

@@ -42,6 +42,8 @@ def check(node: BrokerNode) -> None:
     now_ms = time.time_ns() // 1_000_000
     wait_until(lambda: time.time_ns() // 1_000_000 > now_ms, "the next millisecond")
     assert node.transaction_check.round(threading.Event()) is False
+    node.store.log.flush()
+    node.transaction_check.settle()
 
 
 def bodies(node: BrokerNode, topic: str = "T", queue_id: int = 1) -> list[bytes]:
@@ -403,6 +405,38 @@ def test_a_promoted_slave_goes_on_with_them(start: Starter) -> None:
         asked = [peer.question()[1].body for _ in range(1)]
     assert asked == [b"asked"]
     assert bodies(promoted) == [b"open"]
+
+
+def test_progress_is_kept_once_the_log_is_on_the_disk_and_with_the_slave(start: Starter) -> None:
+    node = start(log={"flush_interval_ms": 3_600_000, "flush_thorough_interval_ms": 3_600_000})
+    slaves = [-1]
+    node.transaction_check._slaves_have = lambda: slaves[0]
+    with TransactionPeer(node) as peer:
+        peer.send_half()
+    wait_until(lambda: node.store.dispatcher.behind == 0, "all is dispatched")
+    wait_until(
+        lambda: not node.transaction_check.round(threading.Event()) and len(halves_of(node)) == 2, "it"
+    )
+    settle = node.transaction_check.settle
+    settle()
+    assert node.offsets.query(GROUP, HALF_TOPIC, 0) is None, "the copy is not on the disk"
+    node.store.log.flush()
+    slaves[0] = node.store.log.end - 1
+    settle()
+    assert node.offsets.query(GROUP, HALF_TOPIC, 0) is None, "the slave does not have it"
+    slaves[0] += 1
+    settle()
+    assert node.offsets.query(GROUP, HALF_TOPIC, 0) == 1
+
+
+def test_a_clean_stop_keeps_progress(start: Starter) -> None:
+    node = start(broker={"transaction_check_interval_ms": 20}, log={"flush_interval_ms": 3_600_000})
+    with TransactionPeer(node) as peer:
+        peer.send_half()
+        header, _ = peer.question()
+        peer.end(place_of(header), ROLLBACK)
+    node.stop()
+    assert node.offsets.query(GROUP, HALF_TOPIC, 0)
 
 
 def test_a_slave_ends_nothing(start: Starter, client: BlockingClient) -> None:
