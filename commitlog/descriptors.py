@@ -6,6 +6,7 @@ it is used, so that neither the limit nor a deletion closes it under a reader.
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,8 +15,14 @@ from pathlib import Path
 
 from commitlog.files import Files
 
-# Below the usual limit of 1,024 descriptors a process, with room for sockets and segments.
-DESCRIPTORS_MAX = 256
+# So much of what a process may open; the rest is for sockets and segments.
+DESCRIPTORS_SHARE = 4
+
+
+def descriptors_max() -> int:
+    """How many files to keep open: 256 where the limit is the usual 1,024."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, soft // DESCRIPTORS_SHARE)
 
 
 class BorrowedFile:
@@ -33,9 +40,9 @@ class BorrowedFile:
 class Descriptors:
     """Opens, keeps and closes.  Any thread."""
 
-    def __init__(self, files: Files, limit: int = DESCRIPTORS_MAX) -> None:
+    def __init__(self, files: Files, limit: int | None = None) -> None:
         self._files = files
-        self._limit = limit
+        self._limit = descriptors_max() if limit is None else limit
         # Guards the order below and the files' fd, users and gone.
         self._lock = threading.Lock()
         self._open: OrderedDict[BorrowedFile, None] = OrderedDict()

@@ -42,10 +42,12 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 
 _PIECE_BYTES = 1 << 20
-# After a small pass the next one waits this long: arrivals gather, and appends find nobody to wake.
-# RocketMQ looks every millisecond, too.
+# Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
+# every millisecond, too.  While nobody waits for arrivals, they may gather longer: a pass over many messages
+# costs less than half for each, and it is the interpreter that sends need, too.
 _LINGER_S = 0.001
-_SMALL_PASS_BYTES = 64 << 10
+_UNAWAITED_LINGER_S = 0.01
+_LEVEL_BYTES = 64 << 10
 # How long nothing comes before the index gives its memory back.
 _REST_AFTER_S = 5.0
 _WAIT_MAX_S = 3600.0
@@ -131,6 +133,8 @@ class Dispatcher:
         self.failed: str | None = None
         self.on_arrival: Callable[[list[Arrival]], None] | None = None
         """Called after each pass, in this thread: per queue and tags code the offset behind the last one."""
+        self.awaited: Callable[[], bool] = lambda: True
+        """Whether somebody waits for messages to arrive, who is not to wait longer than need be."""
         self._log = log
         self._queues = queues
         self._index = index
@@ -179,8 +183,9 @@ class Dispatcher:
             self._clear_trouble()
             if moved == 0:
                 self._wait(stop)
-            elif moved < _SMALL_PASS_BYTES:
-                stop.wait(_LINGER_S)
+            elif self.behind < _LEVEL_BYTES:
+                self._patience_s = _FLOOD_MAX_S
+                stop.wait(_LINGER_S if self.awaited() else _UNAWAITED_LINGER_S)
             elif self._yields:
                 self._let_flood_pass(stop)
 

@@ -343,6 +343,7 @@ class BrokerNode:
             persist_s=broker.flush_delay_offset_interval_ms / 1000,
         )
         store.dispatcher.on_arrival = self._arrived
+        store.dispatcher.awaited = lambda: len(self.long_polling) > 0
         parts = Parts(
             config=config,
             store=store,

@@ -74,6 +74,7 @@ class HAConnection:
     """One slave.
 
     `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
+    `linger_s` is how long new bytes are left to gather before a slave that is level gets them.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class HAConnection:
         group: GroupTransferService[Any],
         growth: Growth,
         on_closed: Callable[[HAConnection, Exception | None], None],
+        linger_s: float = 0.0,
     ) -> None:
         self.peer = peer
+        self._linger_s = linger_s
         self.progress = SlaveProgress(identity, peer)
         self.connected_s = time.monotonic()
         self.rate = RateMeter(self.connected_s)
@@ -224,7 +227,9 @@ class HAConnection:
                 last_write_s = now_s
             end = log.end
             if end <= progress.sent:
-                log.wait_beyond(progress.sent, last_write_s + self._heartbeat_s)
+                end = log.wait_beyond(progress.sent, last_write_s + self._heartbeat_s)
+                if self._linger_s and end > progress.sent:
+                    stop.wait(self._linger_s)
                 continue
             growth.note(end, now_s)
             window = log.transfer_window(progress.sent, window_bytes)

@@ -469,7 +469,7 @@ def test_a_flood_that_does_not_end_is_yielded_to_for_half_a_minute_in_all(
 ) -> None:
     clock_s = 0.0
     monkeypatch.setattr("commitlog.dispatch.time", SimpleNamespace(monotonic=lambda: clock_s))
-    for name, value in {"_FLOOD_BYTES": 4096, "_PIECE_BYTES": 4096, "_SMALL_PASS_BYTES": 1}.items():
+    for name, value in {"_FLOOD_BYTES": 4096, "_PIECE_BYTES": 4096, "_LEVEL_BYTES": 0}.items():
         monkeypatch.setattr(f"commitlog.dispatch.{name}", value)
     bench = Bench(tmp_path, replica=True, segment_bytes=64 << 20)
     dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS, yields=True)
@@ -537,3 +537,24 @@ def test_queues_go_on_while_there_is_no_room_for_an_index_file(tmp_path: Path) -
         wait_until(lambda: bench.find("late") != [])
         wait_until(lambda: bench.dispatcher.trouble is None)
     assert len(bench.find("k499")) == 1
+
+
+def test_arrivals_gather_longer_while_nobody_waits_for_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS)
+    waits: list[float | None] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            self.set()
+            return True
+
+    for awaited in (True, False):
+        bench.log.append(message())
+        dispatcher.awaited = lambda awaited=awaited: awaited
+        dispatcher.run(Stop())
+    soon, later = waits
+    assert soon is not None
+    assert later is not None
+    assert 0 < soon < later <= 0.01
