@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -157,6 +158,12 @@ def test_what_is_refused_changes_nothing(
     assert said in (answer.remark or "")
     assert served.file.read_bytes() == before
     assert config(client, addr_of(served.node))[0]["counter"] == 0
+
+
+def test_the_page_lists_the_keys_that_are_live(served: Served) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    listed = page.partition("<!-- live -->")[2].partition("<!-- /live -->")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == served.node.live.live_keys
 
 
 def test_an_empty_change_is_none(served: Served, client: BlockingClient) -> None:
