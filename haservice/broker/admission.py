@@ -131,15 +131,19 @@ class Admission:
         Consumers send there themselves when the broker cannot, and orderly ones always: their client turns
         RECONSUME_TIME and MAX_RECONSUME_TIMES into the header's fields.
         """
+        config = self._group(group)
+        times_max = config.retry_max_times
+        if request.version >= SAYS_MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
+            times_max = header.max_reconsume_times
+        return header.reconsume_times >= times_max and not header.batch
+
+    def _group(self, group: str) -> GroupConfig:
         config = self._find_group(group)
         if config is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}"
             )
-        times_max = config.retry_max_times
-        if request.version >= SAYS_MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
-            times_max = header.max_reconsume_times
-        return header.reconsume_times >= times_max and not header.batch
+        return config
 
     def _redirected(self, message: Message, asked: int, dead: bool, batch: bool) -> Message:
         """Where the message goes first.  RequestError for what cannot go there."""
@@ -196,7 +200,8 @@ class Admission:
                 SYS_FLAG_UNIT if header.unit_mode else 0,
             )
         if topic is None and name.startswith(RETRY_PREFIX):
-            topic = self._topics.find_or_create(name, 1, PERM_READ | PERM_WRITE)
+            queues = self._group(name.removeprefix(RETRY_PREFIX)).retry_queue_nums
+            topic = self._topics.find_or_create(name, max(1, queues), PERM_READ | PERM_WRITE)
         if topic is None:
             raise RequestError(
                 ResponseCode.TOPIC_NOT_EXIST,

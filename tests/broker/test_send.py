@@ -51,7 +51,7 @@ GATES = Gates(
 
 
 def find_group(group: str) -> GroupConfig | None:
-    return GroupConfig(group, retry_max_times=5) if group == "known" else None
+    return GroupConfig(group, retry_max_times=5, retry_queue_nums=2) if group == "known" else None
 
 
 class Peer:
@@ -485,7 +485,10 @@ def test_what_is_refused_stores_nothing_and_hurts_no_neighbour(
 def test_the_retry_topic_of_a_known_group_takes_messages(make: Callable[..., Bench]) -> None:
     bench = make()
     assert bench.send_one(request("%RETRY%known", default_topic="none")).code == 0
-    assert bench.topics.get("%RETRY%known").write_queue_nums == 1  # type: ignore[union-attr]
+    assert bench.topics.get("%RETRY%known").write_queue_nums == 2  # type: ignore[union-attr]
+    answer = bench.send_one(request("%RETRY%stranger", default_topic="none"))
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert bench.topics.get("%RETRY%stranger") is None
 
 
 def test_a_slave_refuses_and_creates_no_topic(make: Callable[..., Bench]) -> None:
