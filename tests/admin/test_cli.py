@@ -8,11 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from commitlog import record
 from haservice.admin import calls, sending
@@ -40,31 +40,9 @@ from haservice.remoting.headers import (
     SendMessageHeader,
     SendMessageResponseHeader,
 )
+from tests.admin.asking import Serve, body, route, run, stored
 from tests.admin.conftest import Answers
 from tests.support.waiting import PATIENCE_S, wait_until
-
-Serve = Callable[[Answers], str]
-STORE_HOST = record.encode_host("127.0.0.1", 10911)
-
-
-def run(*arguments: str, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(main, arguments, input=stdin)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def body(data: bytes) -> Callable[[RemotingCommand], RemotingCommand]:
-    return lambda request: request.answer(body=data)
-
-
-def route(addr: str, perm: int = 6) -> TopicRouteData:
-    return TopicRouteData((QueueData("broker-a", 2, 2, perm),), (BrokerData("broker-a", "C", {0: addr}),))
-
-
-def stored(queue_offset: int, data: bytes) -> bytes:
-    made = record.encode(record.Message("T", 1, data, record.encode_properties({"TAGS": "x"})), STORE_HOST)
-    record.stamp(made, queue_offset, 1000 * queue_offset, 1_700_000_000_000)
-    return bytes(made)
 
 
 class Sends:

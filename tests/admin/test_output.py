@@ -97,3 +97,28 @@ def test_an_ipv6_address_is_shown_in_brackets_and_taken_so() -> None:
     assert output.shown_addr("::1:10911") == "[::1]:10911"
     assert output.shown_addr("127.0.0.1:10911") == "127.0.0.1:10911"
     assert options.address("[::1]:10911") == options.address("::1:10911") == "::1:10911"
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (29, "V3_0_7"),
+        (28, "V3_0_7_SNAPSHOT"),
+        (37, "V3_0_11"),
+        (47, "V3_1_0"),
+        (63, "V3_1_8"),
+        (62, "V3_1_8_SNAPSHOT"),
+        (85, "V3_2_9"),
+        (87, "V3_3_1"),
+        (121, "V3_4_9"),
+        (211, "V3_9_9"),
+        (213, "V4_0_0"),
+        (232, "V4_1_0_SNAPSHOT"),
+        (317, "V4_5_2"),
+        (409, "V4_9_8"),
+        (413, "V5_0_0"),
+        (433, "V5_1_0"),
+    ],
+)
+def test_versions_are_shown_as_rocketmq_names_them(version: int, text: str) -> None:
+    assert output.version_text(version) == text

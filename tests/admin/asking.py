@@ -1,0 +1,36 @@
+"""Commands as a user types them, and answers for the broker they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from click.testing import CliRunner, Result
+
+from commitlog import record
+from haservice.admin.cli import main
+from haservice.remoting.bodies import BrokerData, QueueData, TopicRouteData
+from haservice.remoting.command import RemotingCommand
+from tests.admin.conftest import Answers
+
+Serve = Callable[[Answers], str]
+STORE_HOST = record.encode_host("127.0.0.1", 10911)
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(main, arguments, input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def body(data: bytes) -> Callable[[RemotingCommand], RemotingCommand]:
+    return lambda request: request.answer(body=data)
+
+
+def route(addr: str, perm: int = 6) -> TopicRouteData:
+    return TopicRouteData((QueueData("broker-a", 2, 2, perm),), (BrokerData("broker-a", "C", {0: addr}),))
+
+
+def stored(queue_offset: int, data: bytes) -> bytes:
+    made = record.encode(record.Message("T", 1, data, record.encode_properties({"TAGS": "x"})), STORE_HOST)
+    record.stamp(made, queue_offset, 1000 * queue_offset, 1_700_000_000_000)
+    return bytes(made)

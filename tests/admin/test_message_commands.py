@@ -1,0 +1,137 @@
+"""Looking messages up, printing and tracing them: what the broker answers, and what is shown of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from commitlog import record
+from haservice.admin.queries import has_key
+from haservice.admin.reading import wanted_tags
+from haservice.admin.sending import Outgoing, Queue, Sent
+from haservice.admin.trace_entries import entries_of, sent_entry
+from haservice.admin.tracking import wanted
+from haservice.remoting.admin_bodies import ConsumeQueueBody, ConsumeQueueEntry, ConsumerConnection
+from haservice.remoting.bodies import SubscriptionData
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import QueryMessageHeader
+from tests.admin.asking import STORE_HOST, Serve, body, route, run
+
+
+def message(number: int, **properties: str) -> bytes:
+    made = record.encode(
+        record.Message("T", 1, f"body {number}".encode(), record.encode_properties(properties)), STORE_HOST
+    )
+    record.stamp(made, number, 1000 * number, 1_700_000_000_000 + number)
+    return bytes(made)
+
+
+def index(serve: Serve, *found: bytes) -> tuple[str, list[RemotingCommand]]:
+    """A nameserver, and the questions that its one broker got; it answers each with all of `found`."""
+    asked: list[RemotingCommand] = []
+
+    def answer(request: RemotingCommand) -> RemotingCommand:
+        asked.append(request)
+        return request.answer(body=b"".join(found)) if found else request.answer(22, "can not find message")
+
+    broker = serve({RequestCode.QUERY_MESSAGE: answer})
+    return serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(route(broker).encode())}), asked
+
+
+def test_hits_of_the_index_that_have_another_key_are_left_out(serve: Serve) -> None:
+    namesrv, asked = index(
+        serve,
+        message(2, KEYS="k1 k2", UNIQ_KEY="U2"),
+        message(1, KEYS="k1", UNIQ_KEY="U1"),
+        message(3, KEYS="k11"),
+    )
+    rows = json.loads(run("queryMsgByKey", "-n", namesrv, "-t", "T", "-k", "k1", "-f", "json").stdout)
+    assert [row["msgId"] for row in rows] == ["U1", "U2"]
+    (request,) = asked
+    assert QueryMessageHeader.decode(request.ext).max_num == 64
+    assert request.ext["_UNIQUE_KEY_QUERY"] == "false"
+
+
+def test_a_unique_key_is_asked_for_as_one_and_the_oldest_is_shown(serve: Serve) -> None:
+    namesrv, asked = index(serve, message(2, UNIQ_KEY="U"), message(1, UNIQ_KEY="U"), message(3, KEYS="U"))
+    arguments = ("queryMsgByUniqueKey", "-n", namesrv, "-t", "T", "-i", "U")
+    assert json.loads(run(*arguments, "-f", "json").stdout)["body"] == "body 1"
+    assert run(*arguments, "-a").output.count("OffsetID") == 2
+    assert asked[0].ext["_UNIQUE_KEY_QUERY"] == "true"
+
+
+def test_a_message_that_is_not_found_is_an_error_that_says_so(serve: Serve) -> None:
+    namesrv, _ = index(serve)
+    result = run("queryMsgByUniqueKey", "-n", namesrv, "-t", "T", "-i", "U")
+    assert result.exit_code == 1
+    assert "has no message U" in result.output
+
+
+@pytest.mark.parametrize(
+    ("key", "unique", "found"),
+    [("a", False, True), ("b", False, True), ("U", False, True), ("a", True, False), ("U", True, True)],
+)
+def test_which_key_a_message_has(key: str, unique: bool, found: bool) -> None:
+    assert has_key(record.decode(message(0, KEYS="a b", UNIQ_KEY="U")), key, unique) is found
+
+
+@pytest.mark.parametrize(
+    ("tags", "takes"), [((), True), (("*",), True), (("A", "B"), True), (("B",), False), (None, True)]
+)
+def test_whether_a_group_takes_a_message_follows_its_tags(tags: tuple[str, ...] | None, takes: bool) -> None:
+    table = {} if tags is None else {"T": SubscriptionData("T", tags_set=tags)}
+    members = ConsumerConnection((), table)
+    assert wanted(members, record.decode(message(0, TAGS="A"))) is takes
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [("*", set()), ("", set()), ("A", {"A"}), ("A || B", {"A", "B"}), (" A||B ", {"A", "B"})],
+)
+def test_tags_of_an_expression(expression: str, tags: set[str]) -> None:
+    assert wanted_tags(expression) == tags
+
+
+def test_a_trace_of_ours_reads_as_it_was_written() -> None:
+    sent = Sent(Queue("a", "10.0.0.1:10911", 0), "SEND_OK", None, b"x", "7F00", 0, 3)
+    text = sent_entry("T", Outgoing(b"x", {"UNIQ_KEY": "U", "KEYS": "k"}), sent, 0.25)
+    (entry,) = entries_of(text, "U", "10.0.0.9")
+    assert (entry.kind, entry.group, entry.cost_ms, entry.status) == ("Pub", "TOOLS_PRODUCER", 250, "success")
+    assert list(entries_of(text, "V", "10.0.0.9")) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "group", "status"),
+    [
+        ("SubAfter req U 7 true keys", None, "success"),
+        ("SubAfter req U 7 false keys 0 1700000000000 readers", "readers", "failed"),
+    ],
+)
+def test_traces_of_consumers_old_and_new(fields: str, group: str | None, status: str) -> None:
+    (entry,) = entries_of("\x01".join(fields.split()) + "\x02", "U", "h")
+    assert (entry.kind, entry.group, entry.cost_ms, entry.status) == ("Sub", group, 7, status)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\x02", "Pub", "Pub\x01x\x01r\x01g\x01T\x01U", "SubAfter\x01r\x01U\x01x\x01true\x02"]
+)
+def test_traces_that_cannot_be_read_are_passed_over(text: str) -> None:
+    assert list(entries_of(text, "U", "h")) == []
+
+
+def test_entries_of_a_queue_are_numbered_from_the_index(serve: Serve) -> None:
+    found = ConsumeQueueBody((ConsumeQueueEntry(100, 50, 9), ConsumeQueueEntry(150, 60)), 0, 20)
+    addr = serve({RequestCode.QUERY_CONSUME_QUEUE: body(found.encode())})
+    arguments = ("queryCq", "-b", addr, "-t", "T", "-q", "0", "-i", "7")
+    shown = json.loads(run(*arguments, "-f", "json").stdout)
+    assert [(row["index"], row["physicOffset"]) for row in shown["queueData"]] == [(7, 100), (8, 150)]
+    assert "max: 20, min: 0" in run(*arguments).output
+
+
+def test_an_index_behind_the_queue_is_an_error(serve: Serve) -> None:
+    addr = serve({RequestCode.QUERY_CONSUME_QUEUE: lambda r: r.answer(0, "Index 7 is not exist!")})
+    result = run("queryCq", "-b", addr, "-t", "T", "-q", "0", "-i", "7")
+    assert result.exit_code == 1
+    assert "has no entry 7" in result.output
