@@ -12,7 +12,6 @@ from typing import NamedTuple
 import orjson
 import pytest
 
-from haservice.errors import HAServiceError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.command import RemotingCommand
 from tests.interop.driver import JavaDriver, JavaError, Producer, PullConsumer, message
@@ -87,7 +86,8 @@ def pulls_by_sql(pull: PullConsumer, topic: str) -> bool:
     try:
         pull.pull(pull.queues(topic)[0], 0, expression="TRUE", sql=True)
     except JavaError as error:
-        assert "does not upgrade" in error.text
+        if "does not upgrade" not in error.text:
+            raise
         return False
     return True
 
@@ -318,30 +318,27 @@ def test_who_is_far_behind_reads_from_the_slave(
     assert gets(cluster.far_slave) > before
 
 
-def test_consumers_go_on_at_the_slave_while_the_master_is_down_and_come_back(
+def test_a_consumer_reads_from_the_slave_while_the_master_is_down_and_comes_back(
     cluster: Cluster, java: JavaDriver, producer: Producer
 ) -> None:
     topic = make_topic(java, cluster, "Failover", cluster.near)
-    consumer = java.push(cluster.namesrv, "failover-group", topic)
-    send(producer, topic, "0", "1", "2", "3")
-    wait_until(lambda: consumer.count() == 4, "the master serves", 30)
-    consumer.suspend()
-    send(producer, topic, "4", "5", "6", "7")
+    send(producer, topic, *(f"{number}" for number in range(8)))
     end = int(runtime(cluster.near)["commitLogMaxOffset"])
     wait_until(lambda: int(runtime(cluster.near_slave)["commitLogMaxOffset"]) >= end, "the slave has all")
+    with java.push(cluster.namesrv, "failover-group", topic) as before:
+        wait_until(lambda: before.count() == 8, "the master serves", 30)
     cluster.near.kill()
-    consumer.resume()
+    # A pull that the dead broker held would be waited for by the client for 30 s: this one is new.
+    consumer = java.push(cluster.namesrv, "failover-late", topic)
     wanted = {f"{number}".encode() for number in range(8)}
-    wait_until(lambda: set(consumer.bodies()) == wanted, "the slave serves the group", FAILOVER_SECONDS)
-    late = java.push(cluster.namesrv, "failover-late", topic)
-    wait_until(lambda: set(late.bodies()) == wanted, "and a group that comes now", FAILOVER_SECONDS)
+    wait_until(lambda: set(consumer.bodies()) == wanted, "the slave serves", FAILOVER_SECONDS)
 
     cluster.near.start()
     wait_until(lambda: sends(producer, topic, "back"), "the producer is back", FAILOVER_SECONDS)
-    # With the slave gone, only the master can have given it.
-    with contextlib.suppress(HAServiceError):
-        cluster.near_slave.kill()
-    wait_until(lambda: sends(producer, topic, "alone"), "the master goes on alone")
-    wait_until(lambda: {b"back", b"alone"} <= set(consumer.bodies()), "at the master", FAILOVER_SECONDS)
-    wait_until(lambda: {b"back", b"alone"} <= set(late.bodies()), "both groups", FAILOVER_SECONDS)
-    cluster.near_slave.start()
+    wait_until(lambda: b"back" in consumer.bodies(), "what is new comes", FAILOVER_SECONDS)
+    # The slave, which held the pulls, sends the consumer back with its next answer.
+    send(producer, topic, "again 0", "again 1", "again 2", "again 3")
+    send(producer, topic, "once 0", "once 1", "once 2", "once 3")
+    wait_until(lambda: gets(cluster.near) > 0, "it pulls from the master", FAILOVER_SECONDS)
+    again = {f"{word} {number}".encode() for word in ("again", "once") for number in range(4)}
+    wait_until(lambda: again <= set(consumer.bodies()), "and gets all there", FAILOVER_SECONDS)
