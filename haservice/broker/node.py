@@ -8,6 +8,7 @@
     clients' ports  remoting-loop, remoting-work everything above
     persistence     broker-persist               the tables
     slave sync      slave-sync                   a slave's; the tables
+    delays          delay-delivery               a master's; the store, delayOffset.json
     transactions    transaction-check            a master's; the store, the tables, the ports
     registration    register                     open ports, for a route leads here from now on
 
