@@ -142,6 +142,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
     )
     live = parts.live
     live.follow(live_keys.PULLS, lambda config: pulls.configure(config.broker))
+    live.follow(live_keys.FILTERS, lambda config: filters.configure(config.broker))
     live.follow(live_keys.READS, lambda config: reader.configure(ReadLimits.of(config.broker)))
     live.follow(live_keys.QUERIES, lambda config: queries.configure(config.broker.default_query_max_num))
     processors: Processors = {}

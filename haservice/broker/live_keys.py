@@ -49,6 +49,7 @@ READS = frozenset(
         "maxTransferCountOnMessageInDisk",
     }
 )
+FILTERS = frozenset({"enablePropertyFilter", "filterSupportRetry"})
 QUERIES = frozenset({"defaultQueryMaxNum"})
 # Tables.
 GROUP_TABLE = frozenset({"autoCreateSubscriptionGroup"})

@@ -35,10 +35,14 @@ class MessageFilters:
     """Finds the filter of a pull; raises RequestError with the code that says why there is none."""
 
     def __init__(self, config: BrokerConfig, clients: ClientTable, filters: ConsumerFilters) -> None:
-        self._enabled = config.enable_property_filter
-        self._retries = config.filter_support_retry
         self._clients = clients
         self._filters = filters
+        self.configure(config)
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Takes what may change while the broker runs."""
+        self._enabled = config.enable_property_filter
+        self._retries = config.filter_support_retry
 
     def of(self, header: PullMessageHeader, group: GroupConfig) -> MessageFilter:
         if header.sys_flag & FLAG_SUBSCRIPTION:
