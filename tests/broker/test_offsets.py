@@ -204,11 +204,6 @@ def test_the_whole_table_goes_to_slaves(reading_broker: Make) -> None:
     assert ConsumerOffsetWrapper.decode(answer.body).offset_table == {"T@G": {0: 7, 3: 8}}
 
 
-def test_a_stock_slave_that_asks_for_delay_offsets_gets_an_empty_table(reading_broker: Make) -> None:
-    answer = reading_broker().caller().call(45)
-    assert (answer.code, bytes(answer.body)) == (0, b'{"offsetTable":{}}')
-
-
 # Queues
 
 
