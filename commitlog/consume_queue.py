@@ -150,9 +150,9 @@ class ConsumeQueue:
                 start = self._pending_start
                 if self._anew is not None:
                     self._drop(self._anew)
-                    if not self._files.count:
-                        blanks = start % (self._files.file_bytes // UNIT_BYTES)
-                        start, data = start - blanks, PRE_BLANK * blanks + data
+                if not self._files.count:
+                    blanks = start % (self._files.file_bytes // UNIT_BYTES)
+                    start, data = start - blanks, PRE_BLANK * blanks + data
                 self._files.write(start * UNIT_BYTES, data)
                 self._publish()
         self._anew = None
@@ -266,6 +266,18 @@ class ConsumeQueue:
                 return 0
             self.correct_min_offset(physical_offset)
             return self._files.drop_below(self.min_offset * UNIT_BYTES)
+
+    def empty(self, physical_offset: int) -> bool:
+        """Deletes all files if every message lies before `physical_offset`; True if there were any.
+
+        The next message gets the next number, and a file of its own.
+        """
+        with self._lock:
+            if self._deleted or not self._files.count or self.max_physical_offset > physical_offset:
+                return False
+            self._cuts += 1
+            self.min_offset = self._flushed_offset = self.max_offset
+            return self._files.cut(0)
 
     def delete(self) -> None:
         """Removes the queue's files; whoever still has this object finds it empty."""
@@ -431,19 +443,11 @@ class ConsumeQueues:
             queue.delete()
         return len(queues)
 
-    def delete_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool]) -> int:
-        """Removes the queues whose messages all lie before `physical_offset`, but not those that
-        `is_spared(topic, queue id)`; how many there were.  One that never held a message stays.
+    def empty_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool]) -> int:
+        """Deletes the files of queues whose messages all lie before `physical_offset`, but not of those
+        that `is_spared(topic, queue id)`; of how many.  Until a restart they go on with their numbers.
         """
-        gone = []
-        with self._lock:
-            for key, queue in list(self._table.items()):
-                if 0 < queue.max_physical_offset <= physical_offset and not is_spared(*key):
-                    gone.append(self._table.pop(key))
-            self.generation += bool(gone)
-        for queue in gone:
-            queue.delete()
-        return len(gone)
+        return sum([queue.empty(physical_offset) for key, queue in self.items() if not is_spared(*key)])
 
     def flush(self, least_pages: int = 0) -> None:
         """Makes entries durable, of queues with at least so many dirty pages; of all with 0.

@@ -444,16 +444,37 @@ def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:
     assert fill(queues, 150, 151).read(150, 1) == [entry(150)]
 
 
-def test_queues_whose_messages_are_gone_are_deleted_but_not_those_spared(tmp_path: Path) -> None:
+def test_files_of_queues_whose_messages_are_gone_are_deleted_but_not_of_those_spared(tmp_path: Path) -> None:
     queues = open_queues(tmp_path)
-    for queue_id, count in enumerate((5, 5, 6)):
+    for queue_id, count in enumerate((150, 150, 151)):
         fill(queues, 0, count, queue_id)
     queues.find_or_create("New", 0)
     end = queues.find_or_create("T", 0).max_physical_offset
-    assert queues.delete_expired(end - 1, lambda *_: False) == 0
-    assert queues.delete_expired(end, lambda topic, queue_id: (topic, queue_id) == ("T", 1)) == 1
-    assert queues.get("T", 0) is None
-    assert all(queues.get(*key) is not None for key in (("T", 1), ("T", 2), ("New", 0)))
+    assert queues.empty_expired(end - 1, lambda *_: False) == 0
+    assert queues.empty_expired(end, lambda topic, queue_id: (topic, queue_id) == ("T", 1)) == 1
+    assert queues.empty_expired(end, lambda topic, queue_id: (topic, queue_id) == ("T", 1)) == 0
+    emptied = queues.get("T", 0)
+    assert emptied is not None
+    assert (emptied.min_offset, emptied.max_offset, emptied.read(0, 200)) == (150, 150, [])
+    assert not list((tmp_path / "T" / "0").iterdir())
+    assert all((tmp_path / "T" / str(queue_id)).exists() for queue_id in (1, 2))
+
+
+def test_a_queue_goes_on_with_its_numbers_after_its_files_were_deleted(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 150)
+    queue.empty(queue.max_physical_offset)
+    fill(queues, 150, 155)
+    assert (queue.min_offset, queue.max_offset) == (150, 155)
+    assert queue.read(150, 9) == [entry(number) for number in range(150, 155)]
+    queues.flush()
+    queues.close()
+    again = open_queues(tmp_path)
+    again.load()
+    found = again.get("T", 0)
+    assert found is not None
+    assert (found.min_offset, found.max_offset) == (150, 155)
+    assert found.read(150, 1) == [entry(150)]
 
 
 def test_more_queues_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

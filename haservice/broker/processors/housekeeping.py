@@ -4,9 +4,10 @@
     316 CLEAN_UNUSED_TOPIC           queues of topics that do not exist any more
     329 DELETE_EXPIRED_COMMITLOG     segments older than fileReservedTime, at any hour
 
-306 removes whole queues only where no group has an offset: RocketMQ numbers such a queue from 0 again, and a
-group that was further on would be moved to its end, past messages it never saw.  A slave's topics come from
-its master a little after their messages, so there 316 spares queues with messages of the last ten minutes.
+306 empties whole queues only where no group has an offset: RocketMQ numbers such a queue from 0 again, we do
+so from the next start on, and a group that was further on would be moved to its end, past messages it never
+saw.  A slave's topics come from its master a little after their messages, so there 316 spares queues with
+messages of the last ten minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Queues(Protocol):
 
     def delete_topic(self, topic: str, /) -> int: ...
 
-    def delete_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool], /) -> int: ...
+    def empty_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool], /) -> int: ...
 
     def expire(self, physical_offset: int, /) -> int: ...
 
@@ -130,7 +131,7 @@ class HousekeepingProcessor:
     # In a work thread
 
     def _drop_expired(self) -> tuple[int, int, int]:
-        """(where the log begins, queues that went, files that went of the others)."""
+        """(where the log begins, queues that were emptied, files that went of the others)."""
         start = self._log_start()
         consumed = {
             (key.rpartition(SEPARATOR)[0], queue_id)
@@ -138,16 +139,18 @@ class HousekeepingProcessor:
             for queue_id, offset in queues.items()
             if offset > 0
         }
-        removed = self._queues.delete_expired(
+        removed = self._queues.empty_expired(
             start, lambda topic, queue_id: topic in SPARED_TOPICS or (topic, queue_id) in consumed
         )
         files = self._queues.expire(start) + self._index.expire(start)
         return start, removed, files
 
     def _drop_unused(self) -> list[str]:
-        gone = sorted(self._unused())
-        for topic in gone:
-            self._queues.delete_topic(topic)
+        gone = []
+        for topic in sorted(self._unused()):
+            if self._topics.get(topic) is None:  # a send may have made it anew meanwhile
+                self._queues.delete_topic(topic)
+                gone.append(topic)
         return gone
 
     def _unused(self) -> Iterator[str]:
