@@ -28,7 +28,7 @@ from haservice.admin.reading import body_of, decode_all, message_fields
 from haservice.admin.tracking import tracks
 from haservice.errors import RemotingError
 from haservice.remoting.admin_bodies import ConsumeDirectlyResult
-from haservice.remoting.admin_headers import ConsumeDirectlyHeader
+from haservice.remoting.admin_headers import ConsumeDirectlyHeader, ResumeHalfMessageHeader
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import QueryMessageHeader
 
@@ -305,4 +305,29 @@ def consume_directly(
     )
 
 
-COMMANDS = (query_message_by_id, query_message_by_key, query_message_by_unique_key, query_message_by_offset)
+@command("resumeCheckHalfMessage")
+@namesrv_option
+@click.option("-i", "--msgId", "message_id", metavar="ID", required=True, help="The offset message id.")
+@format_option
+def resume_check_half_message(namesrv: tuple[str, ...], message_id: str, output_format: str) -> None:
+    """Lets a given-up transaction be asked about again.
+
+    A half message that nobody decided lies in TRANS_CHECK_MAX_TIME_TOPIC; its broker puts it back, as if it
+    had never been asked about.
+    """
+    addr, _ = _place(message_id)
+    with Admin(namesrv) as admin:
+        admin.tell(addr, RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeHalfMessageHeader(message_id))
+    if output_format == "json":
+        show_pairs({"msgId": message_id, "brokerAddr": addr}, output_format)
+    else:
+        click.echo(f"resume check half message [{message_id}] at {addr} success.")
+
+
+COMMANDS = (
+    query_message_by_id,
+    query_message_by_key,
+    query_message_by_unique_key,
+    query_message_by_offset,
+    resume_check_half_message,
+)

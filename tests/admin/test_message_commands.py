@@ -13,6 +13,7 @@ from haservice.admin.sending import Outgoing, Queue, Sent
 from haservice.admin.trace_entries import entries_of, sent_entry
 from haservice.admin.tracking import wanted
 from haservice.remoting.admin_bodies import ConsumeQueueBody, ConsumeQueueEntry, ConsumerConnection
+from haservice.remoting.admin_headers import ResumeHalfMessageHeader
 from haservice.remoting.bodies import SubscriptionData
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
@@ -135,3 +136,16 @@ def test_an_index_behind_the_queue_is_an_error(serve: Serve) -> None:
     result = run("queryCq", "-b", addr, "-t", "T", "-q", "0", "-i", "7")
     assert result.exit_code == 1
     assert "has no entry 7" in result.output
+
+
+def test_a_half_message_is_put_back_by_the_broker_in_its_id(serve: Serve) -> None:
+    asked: list[RemotingCommand] = []
+
+    def answer(request: RemotingCommand) -> RemotingCommand:
+        asked.append(request)
+        return request.answer()
+
+    host, port = serve({RequestCode.RESUME_CHECK_HALF_MESSAGE: answer}).split(":")
+    message_id = record.offset_message_id(record.encode_host(host, int(port)), 4096)
+    assert run("resumeCheckHalfMessage", "-i", message_id).exit_code == 0
+    assert ResumeHalfMessageHeader.decode(asked[0].ext).msg_id == message_id

@@ -23,6 +23,7 @@ from tests.interop.stock import (
     nameserver,
     requires_stock,
     servers,
+    write_home,
 )
 from tests.support.waiting import wait_until
 
@@ -350,3 +351,29 @@ def test_a_group_that_is_online_is_sent_back(stage: Stage) -> None:
     rows = stage.json("resetOffsetByTime", "-g", GROUP, "-t", TOPIC, "-s", "0")
     assert [(row["offset"], row["online"]) for row in rows] == [(0, True)] * QUEUES
     wait_until(lambda: stage.consumer.count() >= seen + MESSAGES, "it consumes them again", 60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accounts_are_changed_by_who_may(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers() as start:
+        namesrv = nameserver("ours", tmp_path)
+        master = broker(kind, tmp_path, namesrv=namesrv, aclEnable=True)
+        write_home(master.home)
+        (master.home / "conf" / "plain_acl.yml").write_text(
+            "accounts:\n- accessKey: rocketmq2\n  secretKey: 12345678\n  admin: true\n"
+        )
+        start(namesrv, master)
+        where = ("-b", master.addr)
+        assert "conf/tools.yml" in run("updateTopic", *where, "-t", "T", code=1).output
+        (master.home / "conf" / "tools.yml").write_text("accessKey: rocketmq2\nsecretKey: 12345678\n")
+        monkeypatch.setenv("ROCKETMQ_HOME", str(master.home))
+        run("updateTopic", *where, "-t", "T")
+        run("updateAclConfig", *where, "-a", "newcomer", "-s", "87654321", "-t", "T=PUB,U=SUB", "-i", "DENY")
+        run("updateGlobalWhiteAddr", *where, "-g", "10.10.103.*,192.168.0.*")
+        (row,) = json.loads(run("clusterAclConfigVersion", *where, "-f", "json").stdout)
+        assert (row["brokerName"], Path(row["aclFilePath"]).name) == ("broker-a", "plain_acl.yml")
+        written = (master.home / "conf" / "plain_acl.yml").read_text()
+        assert "newcomer" in written
+        assert "10.10.103.*" in written
+        run("deleteAclConfig", *where, "-a", "newcomer")
+        assert "newcomer" not in (master.home / "conf" / "plain_acl.yml").read_text()
