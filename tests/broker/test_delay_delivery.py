@@ -175,6 +175,21 @@ def test_what_is_delivered_is_what_was_sent(make: Callable[..., Bench]) -> None:
     assert queue.read(0, 1)[0].tags_code == 2598919  # of TagA
 
 
+def test_a_waiting_record_is_as_long_as_a_stock_brokers_and_lies_where_it_would(
+    make: Callable[..., Bench],
+) -> None:
+    """A message that a stock 4.9.8 broker was given, of which it made a record of 217 bytes."""
+    unique = "0A010203000018B4AAC20000000A0000"
+    properties = {"KEYS": "k1 k2", "UNIQ_KEY": unique, "TAGS": "TagA", "DELAY": "3"}
+    bench = make()
+    bench.put(3, b"delay", queue_id=1, properties=properties, reconsume_times=2)
+    (waiting,) = bench.delivered(topic=SCHEDULE, queue_id=2)
+    assert (waiting.size, waiting.body_crc, len(waiting.properties)) == (217, 0x329A809B, 102)
+    queue = bench.store.queues.get(SCHEDULE, 2)
+    assert queue is not None
+    assert queue.read(0, 1) == [Entry(0, 217, STORE_MS + 10_000)]
+
+
 def test_levels_do_not_wait_for_each_other(make: Callable[..., Bench]) -> None:
     bench = make()
     for level in (5, 1, 2, 1):
