@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -186,6 +187,16 @@ def test_without_enable_property_filter_all_is_refused(reading_broker: Make) -> 
     )
     subscribe(caller, "a > 5")
     assert caller.pull(0, sysFlag=0, subVersion=1).code == 1
+
+
+def test_it_may_be_enabled_while_consumers_ask(reading_broker: Make) -> None:
+    broker = reading_broker()
+    put(broker, 1, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5")
+    assert caller.pull(0, sysFlag=0, subVersion=1).code == 1
+    broker.message_filters.configure(dataclasses.replace(broker.config, enable_property_filter=True))
+    assert bodies(caller.pull(0, sysFlag=0, subVersion=1)) == [b"a6"]
 
 
 def check(caller: Caller, expression: str, expression_type: str = "SQL92") -> RemotingCommand:

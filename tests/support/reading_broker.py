@@ -195,14 +195,14 @@ class ReadingBroker:
             file_entries=1000,
             readable_end=readable_end,
         )
-        filters = MessageFilters(self.config, self.clients, self.filters)
+        self.message_filters = MessageFilters(self.config, self.clients, self.filters)
         processors = [
             PullProcessor(
-                self.config, topics=self.topics, groups=self.groups, filters=filters,
+                self.config, topics=self.topics, groups=self.groups, filters=self.message_filters,
                 offsets=self.offsets, reader=self.reader, long_polling=self.polling, stats=self.stats,
                 offload=self._offload, on_offset_moved=self.moved.append,
             ),
-            ClientConfigProcessor(filters),
+            ClientConfigProcessor(self.message_filters),
             OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload),
             HeartbeatProcessor(
                 self.clients, self.groups, self.topics, creates_topics=not role.is_slave,
