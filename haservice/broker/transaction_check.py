@@ -163,9 +163,9 @@ class TransactionCheck:
         )
         try:
             for step in walk.steps():
-                self._do(step)
                 if stop.is_set():
                     break
+                self._do(step)
             op_offset: int | None = walk.op_offset()
         except (CommitLogError, OSError) as error:
             self._warn("round", "transaction check stopped half_offset=%d reason=%s", walk.half_offset, error)
