@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,6 +87,8 @@ class Parts:
     long_polling: LongPolling
     transaction_ends: Ends
     gauges: Callable[[], Mapping[str, str]]
+    # Done when the name servers know the topics of now.
+    told: Callable[[], Future[None]]
     live: LiveSettings[NodeConfig]
     acl: AclFiles | None = None
 
@@ -189,7 +192,9 @@ def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
     name, is_slave = config.broker.broker_name, parts.is_slave
     view = StoreView(store.queues, store.log)
     return (
-        TopicProcessor(topics, store.queues, view, offload, broker_name=name, is_slave=is_slave),
+        TopicProcessor(
+            topics, store.queues, view, offload, broker_name=name, is_slave=is_slave, told=parts.told
+        ),
         StateProcessor(
             parts.stats,
             store.log,

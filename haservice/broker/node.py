@@ -362,6 +362,7 @@ class BrokerNode:
             long_polling=self.long_polling,
             transaction_ends=Ends(),
             gauges=self._gauges,
+            told=self.registration.told,
             live=self.live,
             acl=self.security.acl,
         )

@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
@@ -114,6 +115,8 @@ class Registration:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._announced: dict[str, asyncio.Event] = {}
+        # Who waits until name servers know the topics of now: those still to be told, of each.
+        self._untold: list[tuple[set[str], Future[None]]] = []
 
     # For other threads
 
@@ -126,6 +129,16 @@ class Registration:
     def announce(self) -> None:
         """Topics have changed: register again soon."""
         self._post(self._mark_announced)
+
+    def told(self) -> Future[None]:
+        """Done when each name server was told of the topics as they are now, or could not be."""
+        done: Future[None] = Future()
+        if self._addrs:
+            self._untold.append((set(self._addrs), done))
+            self._post(self._mark_announced)
+        else:
+            done.set_result(None)
+        return done
 
     def wake(self) -> None:
         self._post(self._notice_stop)
@@ -179,6 +192,18 @@ class Registration:
                 pass
 
     async def _register(self, client: RemotingClient, addr: str) -> None:
+        expecting = list(self._untold)
+        try:
+            await self._register_now(client, addr)
+        finally:
+            for one in expecting:
+                addrs, done = one
+                addrs.discard(addr)
+                if not addrs and one in self._untold:
+                    self._untold.remove(one)
+                    done.set_result(None)
+
+    async def _register_now(self, client: RemotingClient, addr: str) -> None:
         if self._on_reachable is not None and addr not in self._masters:
             await self._on_reachable(client, addr)
         # Cleared before the table is read: a later change announces itself again.

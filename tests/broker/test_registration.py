@@ -126,6 +126,29 @@ def test_a_new_topic_is_announced_at_once(
     assert found.queue_datas[0].write_queue_nums == 3
 
 
+def test_who_waits_is_told_when_every_name_server_knows_a_new_topic(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    addrs = [addr_of(start_namesrv()), addr_of(start_namesrv())]
+    registered = register(MASTER, addrs)
+    for number in range(10):
+        registered.topics.update(topic_config(f"T{number}", 3, 6))
+        registered.registration.told().result(10)
+        assert all(route(client, addr, f"T{number}") is not None for addr in addrs)
+
+
+def test_who_waits_is_told_soon_though_a_name_server_is_away(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    there, away = start_namesrv(), start_namesrv()
+    registered = register(MASTER, [addr_of(there), addr_of(away)])
+    assert registered.registration.first_round.wait(10)
+    away.stop()
+    registered.topics.update(topic_config("T", 3, 6))
+    registered.registration.told().result(10)
+    assert route(client, addr_of(there), "T") is not None
+
+
 def test_a_broker_that_may_not_be_written_registers_its_topics_so(
     register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
 ) -> None:

@@ -10,6 +10,8 @@ answer is then a future.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 from haservice.broker.store_view import StoreView
@@ -28,6 +30,8 @@ SLAVE_REMARK = (
 # The most queues that a topic of ours may have: each is a directory with a file of its own.
 QUEUE_NUMS_MAX = 65536
 PERM_PRIORITY = 8
+# How long the answer to a change waits for name servers that do not answer.
+TOLD_SECONDS = 2.0
 PERM_BITS = PERM_PRIORITY | PERM_READ | PERM_WRITE | PERM_INHERIT
 
 
@@ -49,7 +53,10 @@ class TopicProcessor:
         *,
         broker_name: str,
         is_slave: bool,
+        told: Callable[[], Future[None]],
     ) -> None:
+        """`told` is done when the name servers know the topics of now."""
+        self._told = told
         self._topics = topics
         self._queues = queues
         self._view = view
@@ -67,7 +74,7 @@ class TopicProcessor:
         }
 
     def update(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """17.  Answered when the table is on the disk."""
+        """17.  Answered when the table is on the disk, and name servers that answer soon know of it."""
         header = CreateTopicHeader.decode(request.ext)
         self._check_changeable(header.topic)
         for what, value, most in (
@@ -86,7 +93,7 @@ class TopicProcessor:
             topic_sys_flag=header.topic_sys_flag,
         )
         self._topics.update(topic)
-        return asyncio.ensure_future(self._persisted(request))
+        return asyncio.ensure_future(self._updated(request))
 
     def delete(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """215.  The topic and its queues go; its records stay in the log until retention takes them."""
@@ -120,6 +127,11 @@ class TopicProcessor:
             raise RequestError(ResponseCode.SYSTEM_ERROR, fault)
         if self._topics.is_system(name):
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
+
+    async def _updated(self, request: RemotingCommand) -> RemotingCommand:
+        answer = await self._persisted(request)
+        await asyncio.wait([asyncio.wrap_future(self._told())], timeout=TOLD_SECONDS)
+        return answer
 
     async def _persisted(self, request: RemotingCommand) -> RemotingCommand:
         try:
