@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from haservice.admin.calls import Admin
-from haservice.errors import HAServiceError
+from haservice.errors import AnswerError, HAServiceError
 from haservice.remoting.headers import CreateTopicHeader
 from tests.interop import our_client
 from tests.interop.stock import Broker, Kind, Nameserver, broker, logs_equal, nameserver, servers
@@ -59,8 +59,16 @@ class MixedPair:
             return False
 
     def end(self, at: Broker) -> int:
-        """Of its log."""
-        return int(self.admin.runtime_info(at.addr)["commitLogMaxOffset"])
+        """Of its log.  A stock broker in its first second has no numbers yet, and answers 1."""
+        told: list[str] = []
+
+        def is_told() -> bool:
+            with contextlib.suppress(AnswerError):
+                told.append(self.admin.runtime_info(at.addr)["commitLogMaxOffset"])
+            return bool(told)
+
+        wait_until(is_told, f"{at.name} tells the end of its log")
+        return int(told[0])
 
     def is_level(self) -> bool:
         """The slave holds, and has dispatched, all that the master holds, and reports so."""
