@@ -34,6 +34,10 @@ DELAY = "DELAY"
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 TRANSACTION_PREPARED = "TRAN_MSG"
+# What the check writes into its copies of a half message: how often the producer was asked, and the queue
+# offset of the first one.
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+ORIGINAL = "TRAN_PREPARED_QUEUE_OFFSET"
 WAIT = "WAIT"
 RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
@@ -85,10 +89,12 @@ def to_half(message: Message) -> Redirected:
     """`message` on its way into the half topic, where no consumer sees it.
 
     Its delay is taken off, as Java clients do before they send: a stock broker would put the half message
-    itself off, and throw it away when its time has come.
+    itself off, and throw it away when its time has come.  So are the marks of an earlier transaction, which
+    who passes a consumed message on sends along: this one is nobody's copy, and was not asked about yet.
     """
     properties = decode_properties(message.properties)
-    properties.pop(DELAY, None)
+    for name in (DELAY, CHECK_TIMES, ORIGINAL):
+        properties.pop(name, None)
     return _elsewhere(message, HALF_TOPIC, 0, properties, message.sys_flag & ~SYS_TRANSACTION_MASK)
 
 

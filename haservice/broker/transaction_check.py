@@ -48,6 +48,7 @@ from haservice.broker.transactions import (
     Step,
     Walk,
     discarded,
+    number_of,
 )
 from haservice.remoting.transaction_headers import CheckTransactionStateHeader
 
@@ -370,8 +371,8 @@ class _Ops:
         record = _record(self._log, physical_offset)
         if record is None or decode_properties(record.properties).get("TAGS") != ENDED_TAG:
             return None
-        text = record.body.decode("ascii", "replace")
-        return int(text) if text.isdecimal() else None
+        half_offset = number_of(record.body.decode("ascii", "replace"), -1)
+        return half_offset if half_offset >= 0 else None
 
 
 def _record(log: CommitLog, physical_offset: int) -> StoredMessage | None:

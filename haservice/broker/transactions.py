@@ -44,7 +44,7 @@ from commitlog.record import (
     decode_properties,
     encode_properties,
 )
-from haservice.broker.redirect import REAL_TOPIC, restored
+from haservice.broker.redirect import CHECK_TIMES, ORIGINAL, REAL_TOPIC, restored
 from haservice.broker.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from haservice.settings import NodeConfig
 
@@ -56,15 +56,15 @@ _OP_PROPERTIES = encode_properties({"TAGS": ENDED_TAG})
 
 PRODUCER_GROUP = "PGROUP"
 UNIQUE_KEY = "UNIQ_KEY"
-CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-ORIGINAL = "TRAN_PREPARED_QUEUE_OFFSET"
 
 # Half messages whose ends are kept in memory at a time; the walk goes on behind them when they are passed.
 WINDOW = 131_072
 # Ends that are remembered for copies and for requests that come twice; the oldest is forgotten first.
 ENDS_MAX = 65_536
 OPS_PER_READ = 1024
+# Of Java's largest long.
+DIGITS_MAX = 19
 # A round that takes longer ends where it is; the next one goes on from there.
 ROUND_MS = 60_000
 
@@ -79,10 +79,17 @@ class Decision(IntEnum):
 # -- messages --------------------------------------------------------------------------------------
 
 
+def number_of(text: str, default: int) -> int:
+    """A count or offset as a property or an op record has it; `default` for anything else.
+
+    Python itself refuses digits by the thousand, which a property has room for.
+    """
+    return int(text) if len(text) <= DIGITS_MAX and text.isdecimal() else default
+
+
 def original_of(half: StoredMessage, properties: dict[str, str]) -> int:
     """The queue offset at which this half message was stored first."""
-    text = properties.get(ORIGINAL, "")
-    return int(text) if text.isdecimal() else half.queue_offset
+    return number_of(properties.get(ORIGINAL, ""), half.queue_offset)
 
 
 def committed(half: StoredMessage) -> Message:
@@ -347,8 +354,7 @@ class Walk:
         """What is to be done with an open message; None if it is too young, as are all behind it."""
         rules = self._rules
         age_ms = self._now_ms() - half.born_timestamp_ms
-        text = properties.get(CHECK_TIMES, "")
-        checks = int(text) if text.isdecimal() else 0
+        checks = number_of(properties.get(CHECK_TIMES, ""), 0)
         if checks >= rules.checks_max:
             return Discard(half, discarded(half), f"asked about {checks} times")
         if age_ms > rules.reserved_ms:
@@ -359,7 +365,7 @@ class Walk:
         immunity = properties.get(IMMUNITY_SECONDS)
         if immunity is not None:
             # RocketMQ takes what is no number for transactionTimeOut.
-            seconds = int(immunity) if immunity.isdecimal() else -1
+            seconds = number_of(immunity, -1)
             if 0 <= age_ms < (seconds * 1000 if seconds >= 0 else rules.timeout_ms):
                 return PutBack(half, half_copy(half, copied))
         elif 0 <= age_ms < rules.timeout_ms:

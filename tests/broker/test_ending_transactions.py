@@ -12,8 +12,9 @@ import pytest
 from commitlog.errors import LogNotWritable
 from commitlog.record import Message, decode_properties
 from haservice.broker.node import BrokerNode
+from haservice.broker.redirect import CHECK_TIMES
 from haservice.broker.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from haservice.broker.transactions import CHECK_TIMES, GROUP
+from haservice.broker.transactions import GROUP
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand

@@ -371,7 +371,14 @@ def test_a_transactional_message_is_half_until_its_transaction_has_ended(make: C
         request(
             queue_id=3,
             sys_flag=SYS_TRANSACTION_PREPARED | 0x301,
-            properties=properties(TRAN_MSG="true", PGROUP="g", WAIT="true", DELAY="2"),
+            properties=properties(
+                TRAN_MSG="true",
+                PGROUP="g",
+                WAIT="true",
+                DELAY="2",
+                TRANSACTION_CHECK_TIMES="15",
+                TRAN_PREPARED_QUEUE_OFFSET="7",
+            ),
         )
     )
     (half,) = bench.stored()

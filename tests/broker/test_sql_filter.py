@@ -191,6 +191,13 @@ def test_ints_and_doubles_are_read_as_java_reads_them() -> None:
             double_of(text)
 
 
+def test_a_long_text_that_is_nearly_a_number_is_read_once() -> None:
+    # Tried in every split of its digits, it would take hours, and the loop with it.
+    with pytest.raises(EvaluationFault):
+        double_of("1" * 1_000_000 + "x")
+    assert double_of("1." + "0" * 30_000) == 1.0
+
+
 def test_nan_and_zeros_are_ordered_as_java_orders_them() -> None:
     def decides(expression: str, a: str, b: str) -> bool:
         return compile_filter(expression).matches({"a": a, "b": b}.get)

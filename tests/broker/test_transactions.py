@@ -17,10 +17,9 @@ from commitlog.record import (
     encode_properties,
     stamp,
 )
+from haservice.broker.redirect import CHECK_TIMES, ORIGINAL
 from haservice.broker.transactions import (
-    CHECK_TIMES,
     IMMUNITY_SECONDS,
-    ORIGINAL,
     Check,
     Decision,
     Discard,
@@ -149,6 +148,9 @@ def checked(steps: list[Step]) -> list[tuple[str, int]]:
     return [(type(step).__name__, step.half.queue_offset) for step in steps]
 
 
+# More than Python reads as a number.
+DIGITS = "9" * 5000
+
 RULE_TABLE: list[tuple[str, Half, list[tuple[str, int]], int]] = [
     ("old enough to be asked about", Half(), [("Check", 0)], 1),
     ("exactly as old as the timeout", Half(age_ms=6000), [("Check", 0)], 1),
@@ -159,12 +161,15 @@ RULE_TABLE: list[tuple[str, Half, list[tuple[str, int]], int]] = [
     ("asked about once less than allowed", Half(properties={CHECK_TIMES: "14"}), [("Check", 0)], 1),
     ("asked about as often as allowed", Half(properties={CHECK_TIMES: "15"}), [("Discard", 0)], 1),
     ("checks that are no number", Half(properties={CHECK_TIMES: "many"}), [("Check", 0)], 1),
+    ("checks of thousands of digits", Half(properties={CHECK_TIMES: DIGITS}), [("Check", 0)], 1),
     ("older than the log keeps messages", Half(age_ms=73 * 3_600_000), [("Discard", 0)], 1),
     ("nobody to ask", Half(properties={"PGROUP": ""}), [("Discard", 0)], 1),
     ("immune for longer than its age", Half(properties={IMMUNITY_SECONDS: "61"}), [("PutBack", 0)], 1),
     ("immune no longer", Half(properties={IMMUNITY_SECONDS: "60"}), [("Check", 0)], 1),
     ("immune for less than the timeout", Half(3000, properties={IMMUNITY_SECONDS: "2"}), [("Check", 0)], 1),
     ("immunity that is no number", Half(3000, properties={IMMUNITY_SECONDS: "x"}), [("PutBack", 0)], 1),
+    ("immunity of thousands of digits", Half(properties={IMMUNITY_SECONDS: DIGITS}), [("Check", 0)], 1),
+    ("an original of thousands of digits", Half(properties={ORIGINAL: DIGITS}), [("Check", 0)], 1),
 ]
 
 
