@@ -162,14 +162,17 @@ class QueueFiles:
 
     def write(self, position: int, data: bytes) -> None:
         """Writes `data`, making files as needed.  Raises OSError; the same write may then be tried again."""
-        view = memoryview(data)
-        while view:
+        while data:
             file = self._file_at(position) or self._create(self.file_start(position))
-            some = view[: file.start + self.file_bytes - position]
-            with self._descriptors.borrow(file) as fd:
+            room = file.start + self.file_bytes - position
+            some = data if len(data) <= room else data[:room]
+            fd = self._descriptors.take(file)
+            try:
                 self._files.pwrite(fd, some, position - file.start)
+            finally:
+                self._descriptors.give(file)
             position += len(some)
-            view = view[len(some) :]
+            data = data[len(some) :]
 
     def _create(self, start: int) -> QueueFile:
         assert not self._list or start == self.limit, "files follow one another"
