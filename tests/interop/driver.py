@@ -211,12 +211,14 @@ class Producer(Client):
         """As a client's createTopic does: from the route of TBW102, at every master."""
         self.call("create_topic", key="TBW102", topic=topic, queues=queues)
 
-    def start_load(self, topic: str, *, count: int, queues: int, size: int = 128) -> None:
-        """A thread per queue id 0…queues-1 sends "QUEUE-NUMBER xxx" until `count` in all are acknowledged.
+    def start_load(
+        self, topic: str, *, count: int, queues: int, size: int = 128, first_queue: int = 0
+    ) -> None:
+        """A thread per queue sends "QUEUE-NUMBER xxx" until `count` in all are acknowledged.
 
         A send that is not answered SEND_OK is not repeated: its number is given up, and the next one follows.
         """
-        self.call("load", topic=topic, count=count, queues=queues, bytes=size)
+        self.call("load", topic=topic, count=count, queues=queues, bytes=size, first_queue=first_queue)
 
     def load_state(self) -> dict[str, Any]:
         """{"ok": acknowledged, "running": threads, "outcomes": {"SEND_OK": …, "MQBrokerException": …}}"""
@@ -250,7 +252,10 @@ class PushConsumer(Client):
         return [Received.of(one) for one in self.call("received", since=since)]
 
     def received_fields(self, fields: Sequence[str], since: int = 0) -> list[list[Any]]:
-        """The same, only some of the Java side's fields (queueId, queueOffset, body in base64, …)."""
+        """The same, only some of the Java side's fields, cheaply.
+
+        queueId, queueOffset; head: the body's first word; sequence: one order for all consumers.
+        """
         found: list[list[Any]] = self.call("received", since=since, fields=list(fields))
         return found
 

@@ -185,12 +185,14 @@ class Producers implements Driver.Handle {
         private final AtomicInteger ok = new AtomicInteger();
         private final String topic;
         private final int threads;
+        private final int firstQueue;
         private final int count;
         private final int bytes;
 
         Load(JSONObject request) {
             topic = request.getString("topic");
             threads = request.getIntValue("queues");
+            firstQueue = request.getIntValue("first_queue");
             count = request.getIntValue("count");
             bytes = request.getIntValue("bytes");
             done = new CountDownLatch(threads);
@@ -198,10 +200,10 @@ class Producers implements Driver.Handle {
 
         void start() {
             for (int i = 0; i < threads; i++) {
-                final int queueId = i;
+                final int queueId = firstQueue + i;
                 final List<Integer> mine = java.util.Collections.synchronizedList(new ArrayList<>());
                 acked.put(queueId, mine);
-                Thread thread = new Thread(() -> run(queueId, mine), "load-" + i);
+                Thread thread = new Thread(() -> run(queueId, mine), "load-" + queueId);
                 thread.setDaemon(true);
                 thread.start();
             }

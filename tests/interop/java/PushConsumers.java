@@ -5,6 +5,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
@@ -27,10 +28,14 @@ import org.apache.rocketmq.common.message.MessageExt;
  * a prefix.  What was received counts each delivery, failed ones included.
  */
 final class PushConsumers implements Driver.Handle {
+    /** Of all consumers together: one order for what several members of a group were given. */
+    private static final AtomicLong deliveries = new AtomicLong();
+
     private final DefaultMQPushConsumer consumer;
     private final DefaultMQProducer replies;
     private final List<MessageExt> received = new ArrayList<>();
     private final List<Long> times = new ArrayList<>();
+    private final List<Long> sequence = new ArrayList<>();
     private final Map<String, Integer> failures = new ConcurrentHashMap<>();
     private final int failTimes;
     private final String failPrefix;
@@ -96,6 +101,7 @@ final class PushConsumers implements Driver.Handle {
             for (MessageExt message : messages) {
                 received.add(message);
                 times.add(System.currentTimeMillis());
+                sequence.add(deliveries.incrementAndGet());
             }
         }
         if (pauseMs > 0) {
@@ -169,14 +175,16 @@ final class PushConsumers implements Driver.Handle {
     private JSONArray snapshot(int since, JSONArray fields) {
         List<MessageExt> messages;
         List<Long> at;
+        List<Long> order;
         synchronized (received) {
             messages = new ArrayList<>(received.subList(Math.min(since, received.size()), received.size()));
             at = new ArrayList<>(times.subList(Math.min(since, times.size()), times.size()));
+            order = new ArrayList<>(sequence.subList(Math.min(since, sequence.size()), sequence.size()));
         }
         JSONArray seen = new JSONArray(messages.size());
         for (int i = 0; i < messages.size(); i++) {
             if (fields != null) {
-                seen.add(brief(messages.get(i), fields));
+                seen.add(brief(messages.get(i), order.get(i), fields));
                 continue;
             }
             JSONObject one = Driver.received(messages.get(i));
@@ -186,10 +194,27 @@ final class PushConsumers implements Driver.Handle {
         return seen;
     }
 
-    private static Object brief(MessageExt message, JSONArray fields) {
-        JSONObject seen = Driver.received(message);
+    private static Object brief(MessageExt message, long sequence, JSONArray fields) {
         JSONArray values = new JSONArray(fields.size());
-        fields.forEach(field -> values.add(seen.get(field)));
+        for (Object field : fields) {
+            switch ((String) field) {
+                case "queueId":
+                    values.add(message.getQueueId());
+                    break;
+                case "queueOffset":
+                    values.add(message.getQueueOffset());
+                    break;
+                case "sequence":
+                    values.add(sequence);
+                    break;
+                case "head":
+                    String body = new String(message.getBody(), StandardCharsets.UTF_8);
+                    values.add(body.substring(0, (body + " ").indexOf(' ')));
+                    break;
+                default:
+                    values.add(Driver.received(message).get(field));
+            }
+        }
         return values;
     }
 
