@@ -17,6 +17,7 @@ that arrived before it ran.  Each wait is settled exactly once: by its proofs, b
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import time
@@ -126,6 +127,17 @@ class Durability:
             return wait.status
         self._waits[wait] = None
         return None
+
+    async def proof(self, end: int) -> PutStatus:
+        """The status of what ends at `end`, when it is known: no later than a send would be answered."""
+        known: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+
+        def settled(status: PutStatus) -> None:
+            if not known.done():  # who waited may have been given up
+                known.set_result(status)
+
+        status = self.put_status(end, settled)
+        return await known if status is None else status
 
     def flushed(self, waits: Sequence[Wait], ok: bool) -> None:
         """Called by log-flush: these waits' ends are on the disk, or will not be in time."""

@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from haservice.binding import check_address
 from haservice.errors import RequestError
@@ -44,6 +43,7 @@ from haservice.remoting.headers import (
     RouteHeader,
     WipeWritePermResponseHeader,
 )
+from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +60,6 @@ UNIT_SUB = 2
 WARN_INTERVAL_S = 5.0
 
 Answer = RemotingCommand | asyncio.Future[RemotingCommand]
-
-
-class Offload(Protocol):
-    """RemotingServer.offload."""
-
-    def __call__(
-        self, function: Callable[..., RemotingCommand], *args: object
-    ) -> asyncio.Future[RemotingCommand]: ...
 
 
 class BrokerProcessors:

@@ -19,7 +19,6 @@ T = TypeVar("T")
 WAITING_MAX = 10_000
 
 
-
 class Offload(Protocol):
     """Runs a function in a work thread; RemotingServer.offload.  On the loop only."""
 

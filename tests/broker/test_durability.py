@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -113,6 +114,23 @@ def test_a_missing_slave_overrides_the_flush_that_is_awaited_all_the_same(flush_
     bench.durability.flushed(bench.flush.take(), flush_ok)
     bench.loop.run()
     assert bench.settled == [NO_SLAVE]
+
+
+def test_who_awaits_a_proof_gets_its_status_and_may_give_up() -> None:
+    bench = Bench(sync_flush=True, sync_master=False)
+
+    async def wait() -> None:
+        patient, hasty = (asyncio.ensure_future(bench.durability.proof(end)) for end in (1, 2))
+        await asyncio.sleep(0)
+        hasty.cancel()
+        await asyncio.sleep(0)
+        bench.durability.flushed(bench.flush.take(), False)
+        bench.loop.run()
+        assert (await patient, hasty.cancelled()) == (DISK, True)
+        bench.flush.reached = 3
+        assert await bench.durability.proof(3) is OK
+
+    asyncio.run(wait())
 
 
 def test_many_proofs_wake_the_loop_once() -> None:

@@ -64,11 +64,17 @@ def test_a_delayed_message_goes_round_and_its_progress_is_told(
     (delivered,) = stored(node, "T", 1)
     assert delivered.body == b"1"
     assert delivered.store_timestamp_ms >= waiting.store_timestamp_ms + 1000
-    answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO))
-    assert KVTable.decode(answer.body).table["scheduleMessageOffset_1"] == "1,1"
+
+    def told() -> str | None:
+        answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+        return KVTable.decode(answer.body).table.get("scheduleMessageOffset_1")
+
+    wait_until(lambda: told() == "1,1", "the progress is told")
     path = node.config.log.root / "config" / "delayOffset.json"
-    wait_until(path.exists, "the progress is written soon")
-    assert DelayOffsetWrapper.decode(path.read_bytes()).offset_table == {1: 1}
+    wait_until(
+        lambda: path.exists() and DelayOffsetWrapper.decode(path.read_bytes()).offset_table == {1: 1},
+        "the progress is written soon",
+    )
 
 
 def test_a_slave_delivers_nothing_and_knows_how_far_its_master_is(

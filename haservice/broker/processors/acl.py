@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import orjson
 
@@ -29,11 +28,11 @@ from haservice.remoting.acl_headers import (
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 
 _Answer = asyncio.Future[RemotingCommand]
-_Offload = Callable[..., _Answer]
 
 _NOT_ENABLED = "access control is off here: aclEnable=false"
 
@@ -44,7 +43,7 @@ class AclProcessor:
     def __init__(
         self,
         files: AclFiles | None,
-        offload: _Offload,
+        offload: Offload,
         *,
         cluster_name: str,
         broker_name: str,

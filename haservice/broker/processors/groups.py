@@ -14,13 +14,13 @@ import logging
 
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups import GroupConfig, Groups
-from haservice.broker.processors.pull import Offload
 from haservice.broker.processors.topic_admin import SLAVE_REMARK
 from haservice.errors import RequestError
 from haservice.remoting.admin_headers import DeleteSubscriptionGroupHeader
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from typing import Protocol
 from commitlog.errors import CommitLogError
 from commitlog.record import store_timestamp_ms
 from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
-from haservice.broker.processors.pull import Offload
 from haservice.broker.reader import Log, Queue, QueueReader
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -33,6 +32,7 @@ from haservice.remoting.headers import (
     TimestampResponseHeader,
     UpdateConsumerOffsetHeader,
 )
+from haservice.remoting.workers import Offload
 
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255

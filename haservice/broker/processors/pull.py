@@ -20,7 +20,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from commitlog.errors import CommitLogError, OffsetNotFound
 from haservice.broker.consumer_offsets import ConsumerOffsets
@@ -39,6 +38,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader
 from haservice.remoting.server import Processor
+from haservice.remoting.workers import Offload
 from haservice.settings import BrokerConfig
 
 logger = logging.getLogger(__name__)
@@ -68,12 +68,6 @@ _CODE_OF = {
     PullStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
 }
 _EMPTY = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
-
-
-class Offload(Protocol):
-    """Runs a function in a work thread; RemotingServer.offload."""
-
-    def __call__(self, function: Callable[..., Any], /, *args: Any) -> asyncio.Future[Any]: ...
 
 
 @dataclass(slots=True)

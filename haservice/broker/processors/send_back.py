@@ -22,7 +22,6 @@ from commitlog.log import Appended
 from commitlog.record import Message, decode
 from haservice.broker.durability import Durability, PutStatus
 from haservice.broker.groups import GroupConfig
-from haservice.broker.processors.pull import Offload
 from haservice.broker.processors.query import record_at
 from haservice.broker.redirect import (
     DLQ_QUEUE_NUMS,
@@ -39,6 +38,7 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.retry_headers import SendBackHeader
+from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,9 @@ class SendBackProcessor:
         self._check_writable()
         appended = self._append(self._on_its_way(header.group, message, level))
         self._on_sent_back(consumed_topic(message), header.group)
-        await self._proof(appended.end)
+        status = await self._durability.proof(appended.end)
+        if status is not PutStatus.PUT_OK:
+            logger.debug("message sent back without its proof status=%s end=%d", status.name, appended.end)
         return command.answer()
 
     def _on_its_way(self, group: str, message: Message, level: int) -> Message:
@@ -160,11 +162,3 @@ class SendBackProcessor:
             elif isinstance(error, MessageIllegal):
                 status = "MESSAGE_ILLEGAL"
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"{status}: {error}") from None
-
-    async def _proof(self, end: int) -> None:
-        """Waits for the proof of what ends at `end` if it can be had, and no longer than a send would."""
-        settled: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
-        if self._durability.put_status(end, settled.set_result) is None:
-            status = await settled
-            if status is not PutStatus.PUT_OK:
-                logger.debug("message sent back without its proof status=%s end=%d", status.name, end)

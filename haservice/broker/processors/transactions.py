@@ -26,8 +26,7 @@ from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
 from commitlog.log import Appended, wall_clock_ms
 from commitlog.record import Message, StoredMessage, decode, decode_properties, parse_message_id
 from haservice.broker.consumers import ClientTable
-from haservice.broker.durability import Durability, PutStatus
-from haservice.broker.processors.pull import Offload
+from haservice.broker.durability import Durability
 from haservice.broker.processors.query import record_at
 from haservice.broker.topics import HALF_TOPIC
 from haservice.broker.transaction_check import Question
@@ -46,6 +45,7 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.transaction_headers import EndTransactionHeader, ResumeCheckHalfMessageHeader
+from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +117,17 @@ class TransactionProcessor:
     ) -> RemotingCommand:
         record: bytes | None = await self._offload(record_at, self._log, header.commit_log_offset)
         half, properties = _checked(record, header)
-        reason = self._unwritable()
-        if reason is not None:
-            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {reason}")
+        self._check_writable()
         # From here to the records nothing waits, so that two requests for one message do not overtake.
         end = self._settle(half, properties, decision)
         if end is not None and not command.is_oneway and self._durability.waits:
-            await self._proven(end)
+            await self._durability.proof(end)
         return command.answer()
+
+    def _check_writable(self) -> None:
+        reason = self._unwritable()
+        if reason is not None:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {reason}")
 
     def _settle(self, half: StoredMessage, properties: dict[str, str], decision: Decision) -> int | None:
         """Stores what the decision asks for; the end of it in the log, None if there was nothing to do."""
@@ -163,16 +166,6 @@ class TransactionProcessor:
         except (CommitLogError, ValueError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"message not stored: {error}") from None
 
-    async def _proven(self, end: int) -> None:
-        proof: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
-
-        def settled(status: PutStatus) -> None:
-            if not proof.done():
-                proof.set_result(status)
-
-        if self._durability.put_status(end, settled) is None:
-            await proof
-
     # 323
 
     def resume(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
@@ -187,6 +180,7 @@ class TransactionProcessor:
         record: bytes | None = await self._offload(record_at, self._log, offset)
         if record is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}")
+        self._check_writable()
         try:
             self._log.append(resumed(decode(record)))
         except CommitLogError as error:
