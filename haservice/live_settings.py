@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from haservice import rocketmq_keys
 from haservice.binding import Binder
 from haservice.config import FILE_BYTES_MAX, broker_from, in_force, nameserver_from, options_of
 from haservice.errors import ConfigError
+from haservice.persisted_file import replace_file
 from haservice.properties import Entry, Properties, parse, rewritten
 from haservice.settings import NameserverConfig, NodeConfig
 
@@ -37,7 +37,7 @@ NEVER_CHANGED: Mapping[type, frozenset[str]] = {
     NameserverConfig: frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}),
 }
 # Secrets and what guards them are a person's at the machine.
-NEVER_CHANGED_PREFIXES = ("tls.", "aclFile")
+NEVER_CHANGED_PREFIXES = ("tls.", "acl")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -151,7 +151,7 @@ class LiveSettings(Generic[C]):
             content = (_BOM if data.startswith(_BOM) else b"") + new.encode(encoding)
             if len(content) > FILE_BYTES_MAX:
                 raise ConfigError(str(path), 0, "", f"would have more than {FILE_BYTES_MAX} bytes")
-            _replace_file(path, content)
+            replace_file(path, content)
         except OSError as error:
             raise ConfigError(str(path), 0, "", f"cannot be written: {error.strerror or error}") from None
         return path
@@ -190,21 +190,3 @@ def _decoded(data: bytes) -> tuple[str, str]:
         return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
         return data.decode("latin-1"), "latin-1"
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    """In one step, with the rights that the file had; a crash leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pending = path.with_name(path.name + ".tmp")
-    with pending.open("wb") as file:
-        if path.exists():
-            os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    pending.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -1,8 +1,8 @@
-"""PersistedFile: a small file that is replaced whole and atomically, and its backup.
+"""Small files that are replaced whole and atomically; PersistedFile is one with a backup.
 
-The order of a save, after RocketMQ's `MixAll.string2File`: write `<file>.tmp`, copy the previous
-content to `<file>.bak`, rename.  Unlike RocketMQ we sync the new content before the rename, so a
-power cut leaves the old or the new file, never an empty one, and the main file is never missing.
+`replace_file` writes `<file>.tmp`, syncs it and renames it, so a power cut leaves the old or the new file,
+never an empty one.  PersistedFile copies the previous content to `<file>.bak` first, as RocketMQ's
+`MixAll.string2File` does; unlike there the main file is never missing.
 
 A load reads the main file; if it is missing, empty or does not parse, the `.bak`; with neither
 there is nothing, which is a first start.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -65,16 +66,9 @@ class PersistedFile:
             content = encode()
             if content == self._saved:
                 return False
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            pending = self._beside(".tmp")
-            with open(pending, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
             if self.path.exists() and not self._main_unfit:
                 shutil.copyfile(self.path, self._beside(".bak"))
-            pending.replace(self.path)
-            _sync_directory(self.path.parent)
+            replace_file(self.path, content, mode=0o666)
             self._saved = content
             self._main_unfit = False
             return True
@@ -83,9 +77,29 @@ class PersistedFile:
         return self.path.with_name(self.path.name + suffix)
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Replaces the file at `path`, or where a link there leads, in one step.  Raises OSError.
+
+    It keeps its rights; a new file, in a directory that is made if need be, gets `mode` less the umask:
+    without one it is its owner's alone.
+    """
+    target = path.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pending = target.with_name(target.name + ".tmp")
+    pending.unlink(missing_ok=True)  # a crash may have left one, with other rights
     try:
-        os.fsync(descriptor)
+        with open(os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        pending.replace(target)
+    except BaseException:
+        pending.unlink(missing_ok=True)
+        raise
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
     finally:
-        os.close(descriptor)
+        os.close(directory)

@@ -1,13 +1,10 @@
 """YAML files that people write and programs change: read with the lines of what is in them, written whole.
 
-RocketMQ keeps its access control in YAML 1.1, read by SnakeYAML; PyYAML reads and writes the same.  A file
-is written in block style, beside the old one and then renamed: whoever reads meets the old or the new.
+RocketMQ keeps its access control in YAML 1.1, read by SnakeYAML; PyYAML reads and writes the same.
 """
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -71,32 +68,3 @@ def yaml_text(data: Any) -> str:
     """`data`, plain Python values, in block style and in its own order."""
     text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=False)
     return text
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replaces the file at `path`, or where a link there leads, by `text`.  Raises OSError.
-
-    A power cut leaves the old or the new file.  Its mode is kept; a new file is its owner's alone.
-    """
-    target = path.resolve()
-    pending = target.with_name(target.name + ".tmp")
-    try:
-        mode = stat.S_IMODE(target.stat().st_mode)
-    except FileNotFoundError:
-        mode = 0o600
-    try:
-        descriptor = os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(text.encode())
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        pending.replace(target)
-    except BaseException:
-        pending.unlink(missing_ok=True)
-        raise
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -98,7 +98,15 @@ def test_what_a_start_would_refuse_changes_nothing(tmp_path: Path, text: str, sa
 
 @pytest.mark.parametrize(
     "key",
-    ["configBlackList", "brokerConfigPath", "rocketmqHome", "regionId", "tls.server.keyPath", "aclFile"],
+    [
+        "configBlackList",
+        "brokerConfigPath",
+        "rocketmqHome",
+        "regionId",
+        "tls.server.keyPath",
+        "aclFile",
+        "aclEnable",
+    ],
 )
 def test_keys_of_the_black_list_are_not_changed(tmp_path: Path, key: str) -> None:
     path = tmp_path / "broker.properties"

@@ -23,7 +23,8 @@ from commitlog.log import wall_clock_ms
 from haservice.broker.acl import Account, Rules
 from haservice.broker.acl_accounts import ACCOUNTS, DATA_VERSION, WHITE_ADDRESSES, AclFile, parse_file
 from haservice.errors import ConfigError
-from haservice.yaml_document import YamlDocument, replace_file, yaml_text
+from haservice.persisted_file import replace_file
+from haservice.yaml_document import YamlDocument, yaml_text
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +204,7 @@ class AclFiles:
         data[DATA_VERSION] = [{"counter": old.counter + 1, "timestamp": self._clock_ms()}]
         text = yaml_text(data)
         whole = self._combined({**self._read, str(path): parse_file(YamlDocument(path, text))})
-        replace_file(path, text)
+        replace_file(path, text.encode())
         self._adopt(whole)
         self._loaded = self._seen = self._look()
 
