@@ -72,6 +72,7 @@ def jars() -> Path:
 @functools.cache
 def classes() -> Path:
     """The directory of our compiled Java programs."""
+    libraries = jars()
     sources = sorted(SOURCES.glob("*.java"))
     total = hashlib.sha256()
     for source in sources:
@@ -81,7 +82,7 @@ def classes() -> Path:
         with tempfile.TemporaryDirectory(dir=cache()) as scratch:
             fresh = Path(scratch) / "classes"
             _run(
-                ["javac", "-nowarn", "-encoding", "UTF-8", "-cp", f"{jars()}/*", "-d", str(fresh)]
+                ["javac", "-nowarn", "-encoding", "UTF-8", "-cp", f"{libraries}/*", "-d", str(fresh)]
                 + [str(source) for source in sources],
                 COMPILE_SECONDS,
             )
