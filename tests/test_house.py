@@ -264,3 +264,21 @@ def test_wire_spelling_stays_at_the_wire() -> None:
                 if re.match(r"_?[a-z]+[A-Z]", name):
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {module}: {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_docs_claim_has_the_tests_that_they_name() -> None:
+    """`file::test` below tests/; `…::test` is of the file named before; a file alone counts for itself."""
+    missing = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        named = ""
+        for path, test in re.findall(r"`([\w/…]+(?:\.py)?)(?:::(\w+))?`", page.read_text()):
+            if not path.endswith(".py") and path != "…":
+                continue
+            if path.endswith(".py"):
+                if not test and "test_" not in path:
+                    continue
+                named = path
+            file = ROOT / "tests" / named.removeprefix("tests/")
+            if not file.is_file() or (test and f"def {test}(" not in file.read_text()):
+                missing.append(f"{page.name}: {named}::{test}")
+    assert missing == []
