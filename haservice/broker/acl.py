@@ -11,8 +11,8 @@
 
 The order and the remarks are RocketMQ 4.9's; a refusal is code 1.  A group is kept as its retry topic, so
 that topics and groups share one table.  Where 4.9 leaves a door open we close it: a batch needs what each of
-its messages would, a send to a retry topic needs SUB on that topic's group, to change the rules takes an
-admin.
+its messages would, a send to a retry topic needs SUB on that topic's group, a reply to another topic than the
+clusters' needs what a send would, to change the rules takes an admin.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from haservice.broker.acl_addresses import NOWHERE, AddressPattern
-from haservice.broker.topics import RETRY_PREFIX
+from haservice.broker.redirect import retry_topic
+from haservice.broker.topics import REPLY_SUFFIX, RETRY_PREFIX, TRACE_TOPIC
 from haservice.errors import RequestError
 from haservice.remoting.bodies import HeartbeatData
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import ACCESS_KEY, SIGNATURE, content, signature
 
-DENY, ANY, PUB, SUB = 1, 2, 4, 8
-
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+DENY, PUB, SUB = 1, 4, 8
 
 # The last three are ours: in RocketMQ 4.9 any account can make itself an admin.
 ADMIN_CODES = frozenset(
@@ -82,7 +81,7 @@ class Account:
         owned = self.perms.get(resource)
         if owned is None:
             owned = self.default_group if resource.startswith(RETRY_PREFIX) else self.default_topic
-        return not owned & DENY and bool(owned & (PUB | SUB if needed & ANY else needed))
+        return not owned & DENY and bool(owned & needed)
 
 
 class Rules:
@@ -149,11 +148,6 @@ def needs_of(request: RemotingCommand) -> Sequence[Need]:
     return needs(request) if needs is not None else ()
 
 
-def retry_topic(group: str) -> str:
-    """The name under which a group stands among the resources."""
-    return RETRY_PREFIX + group
-
-
 def _send(field_name: str) -> Callable[[RemotingCommand], Sequence[Need]]:
     def needs(request: RemotingCommand) -> Sequence[Need]:
         topic = request.ext.get(field_name)
@@ -162,6 +156,14 @@ def _send(field_name: str) -> Callable[[RemotingCommand], Sequence[Need]]:
         return ((topic, SUB if topic.startswith(RETRY_PREFIX) else PUB),)
 
     return needs
+
+
+def _reply(field_name: str) -> Callable[[RemotingCommand], Sequence[Need]]:
+    """Whoever was asked may answer; a reply to another topic is stored there as a send would be."""
+    as_a_send = _send(field_name)
+    return lambda request: (
+        () if request.ext.get(field_name, "").endswith(REPLY_SUFFIX) else as_a_send(request)
+    )
 
 
 def _read(topic_field: str = "", group_field: str = "") -> Callable[[RemotingCommand], Sequence[Need]]:
@@ -191,6 +193,8 @@ _NEEDS: Mapping[int, Callable[[RemotingCommand], Sequence[Need]]] = {
     RequestCode.SEND_MESSAGE: _send("topic"),
     RequestCode.SEND_MESSAGE_V2: _send("b"),
     RequestCode.SEND_BATCH_MESSAGE: _send("b"),
+    RequestCode.SEND_REPLY_MESSAGE: _reply("topic"),
+    RequestCode.SEND_REPLY_MESSAGE_V2: _reply("b"),
     RequestCode.CONSUMER_SEND_MSG_BACK: _read(group_field="group"),
     RequestCode.PULL_MESSAGE: _read("topic", "consumerGroup"),
     RequestCode.QUERY_MESSAGE: _read("topic"),

@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from haservice.broker.acl import DENY, PUB, SUB, Account, retry_topic
+from haservice.broker.acl import DENY, PUB, SUB, Account
 from haservice.broker.acl_addresses import AddressPattern, parse_pattern
+from haservice.broker.redirect import retry_topic
 from haservice.yaml_document import YamlDocument
 
 WHITE_ADDRESSES = "globalWhiteRemoteAddresses"

@@ -15,6 +15,7 @@ from haservice.broker.consumer_filters import ConsumerFilters, compiled
 from haservice.broker.consumers import ClientTable, Subscription
 from haservice.broker.groups import GroupConfig
 from haservice.broker.reader import Selector
+from haservice.broker.redirect import RETRY_TOPIC
 from haservice.broker.sql_filter import SqlFault, SqlFilter
 from haservice.broker.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
 from haservice.broker.topics import RETRY_PREFIX
@@ -24,9 +25,6 @@ from haservice.remoting.headers import PullMessageHeader
 from haservice.settings import BrokerConfig
 
 FLAG_SUBSCRIPTION = 0x4
-# Where a message that was sent back came from.
-RETRY_TOPIC = "RETRY_TOPIC"
-
 
 MessageFilter = tuple[TagCodes, Selector | None]
 

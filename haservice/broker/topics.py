@@ -32,6 +32,8 @@ SYS_FLAG_UNIT = 1
 SYS_FLAG_UNIT_SUB = 2
 DEFAULT_TOPIC = "TBW102"
 RETRY_PREFIX = "%RETRY%"
+# Of a cluster's topic for replies to requests, behind its name.
+REPLY_SUFFIX = "_REPLY_TOPIC"
 MULTI_TAG = "MULTI_TAG"
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -86,7 +88,7 @@ class TopicTable:
             topic.topic_name: topic for topic in _start_topics(config, delay_levels)
         }
         self._data_version = DataVersion(counter=0, timestamp=clock_ms())
-        names = {config.cluster_name, config.broker_name, f"{config.cluster_name}_REPLY_TOPIC"}
+        names = {config.cluster_name, config.broker_name, config.cluster_name + REPLY_SUFFIX}
         self._system = SYSTEM_TOPICS | names
 
     # Reading
@@ -289,7 +291,7 @@ def _start_topics(config: BrokerConfig, delay_levels: int) -> list[TopicConfig]:
         topic_config(config.broker_name, 1, every if config.broker_topic_enable else PERM_INHERIT),
         topic_config(OFFSET_MOVED_TOPIC, 1, read_write),
         topic_config(SCHEDULE_TOPIC, delay_levels, read_write),
-        topic_config(f"{config.cluster_name}_REPLY_TOPIC", 1, read_write),
+        topic_config(config.cluster_name + REPLY_SUFFIX, 1, read_write),
         topic_config(HALF_TOPIC, 1, read_write),
     ]
     if config.auto_create_topic_enable:

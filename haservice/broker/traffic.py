@@ -72,7 +72,7 @@ class Counter:
 
     def since(self, window: int, first: int) -> tuple[int, int, int, int]:
         """What was counted from slot `first` of a window on."""
-        rows = self.rows[window]
+        rows = self.rows[window][:]  # tools ask in work threads, and `turn` cuts
         for at in range(0, len(rows), ROW):
             if rows[at] >= first:
                 _, count, size, times, millis = rows[at : at + ROW]

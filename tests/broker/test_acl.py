@@ -5,8 +5,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from haservice.broker.acl import DENY, PUB, SUB, Account, AclRefused, Rules, needs_of, retry_topic
+from haservice.broker.acl import DENY, PUB, SUB, Account, AclRefused, Rules, needs_of
 from haservice.broker.acl_addresses import parse_pattern
+from haservice.broker.redirect import retry_topic
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
@@ -194,6 +195,11 @@ def test_a_group_cannot_be_named_so_that_it_is_another_one() -> None:
         (37, {"producerGroup": "p"}, []),
         (41, {}, []),
         (310, {}, []),
+        (324, {"topic": "C_REPLY_TOPIC"}, []),
+        (325, {"b": "C_REPLY_TOPIC"}, []),
+        (324, {"topic": "T"}, [("T", PUB)]),
+        (325, {"b": "T"}, [("T", PUB)]),
+        (325, {"b": "%RETRY%g"}, [("%RETRY%g", SUB)]),
         (21, {}, []),
     ],
 )

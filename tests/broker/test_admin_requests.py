@@ -122,9 +122,9 @@ def test_a_group_that_is_online_is_told_by_what_it_subscribes(
     assert {queue.topic for queue in ConsumeStats.decode(answer.body).offset_table} == {"T"}
     groups = ask(client, node, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T")
     assert GroupList.decode(groups.body).group_list == ("G",)
-    commit(node, 1, group="H")
+    commit(node, 1, group="H@1")
     groups = ask(client, node, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T")
-    assert GroupList.decode(groups.body).group_list == ("G", "H")
+    assert GroupList.decode(groups.body).group_list == ("G", "H@1")
 
 
 def test_messages_per_second_are_those_pulled(start: Start, client: BlockingClient) -> None:

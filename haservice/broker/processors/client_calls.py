@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
+from commitlog.record import parse_message_id
 from haservice.broker.consumers import Client, ClientTable
 from haservice.broker.processors.query import Records, record_at
 from haservice.errors import RemotingTimeout, RemotingUnreachable, RequestError
@@ -64,7 +65,11 @@ class ClientCallsProcessor:
         header = ConsumeDirectlyHeader.decode(request.ext)
         if not header.msg_id:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "field msgId of the request header is missing")
-        offset = offset_of(header.msg_id)
+        try:
+            _, _, offset = parse_message_id(header.msg_id)
+        except ValueError:
+            said = f"msgId {header.msg_id[:64]!r} is no offset message id"
+            raise RequestError(ResponseCode.SYSTEM_ERROR, said) from None
         member, client = self._member(header.consumer_group, header.client_id)
         ext = {**request.ext, "clientId": client.client_id, "brokerName": self._broker_name}
         return asyncio.ensure_future(
@@ -113,14 +118,3 @@ def check_version(client: Client, least: int) -> None:
             f"The Consumer <{client.client_id}> Version <{client.version}> too low to finish,"
             f" it has to be {least} or above",
         )
-
-
-def offset_of(message_id: str) -> int:
-    """The physical offset that an offset message id names: ip 4 or 16, port 4, offset 8 bytes in hex."""
-    try:
-        data = bytes.fromhex(message_id)
-    except ValueError:
-        data = b""
-    if len(data) not in (16, 28):
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"msgId {message_id[:64]!r} is no offset message id")
-    return int.from_bytes(data[-8:], "big", signed=True)

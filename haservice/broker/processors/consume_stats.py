@@ -90,8 +90,7 @@ class ConsumeStatsProcessor:
     def by_whom(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """300."""
         topic = TopicHeader.decode(request.ext).topic
-        online = {group.name for group in self._clients.consumers.values() if topic in group.subscriptions}
-        groups = online.union(groups_of(self._offsets, topic))
+        groups = {*self._clients.subscribers(topic), *self._offsets.groups_of(topic)}
         return request.answer(body=GroupList(sorted(groups)).encode())
 
     def time_spans(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
@@ -115,7 +114,7 @@ class ConsumeStatsProcessor:
     async def _of_group(
         self, request: RemotingCommand, group: str, topic: str, subscribed: Collection[str] | None
     ) -> RemotingCommand:
-        topics = [topic] if topic else topics_of(self._offsets, group)
+        topics = [topic] if topic else self._offsets.topics_of(group)
         stats = await self._offload(self._progress, group, topics, subscribed)
         return request.answer(body=stats.encode())
 
@@ -195,15 +194,3 @@ class ConsumeStatsProcessor:
                 )
             )
         return spans
-
-
-def topics_of(offsets: ConsumerOffsets, group: str) -> list[str]:
-    """The topics that a group has offsets of."""
-    pairs = (key.rpartition(SEPARATOR) for key in offsets.table())
-    return sorted(topic for topic, _, name in pairs if name == group)
-
-
-def groups_of(offsets: ConsumerOffsets, topic: str) -> list[str]:
-    """The groups that have offsets of a topic."""
-    pairs = (key.rpartition(SEPARATOR) for key in offsets.table())
-    return sorted(group for name, _, group in pairs if name == topic)

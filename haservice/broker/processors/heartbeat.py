@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 
 from haservice.broker.consumers import ClientTable, Peer
 from haservice.broker.groups import Groups
-from haservice.broker.topics import RETRY_PREFIX, SYS_FLAG_UNIT_SUB, TopicTable, name_fault
+from haservice.broker.redirect import retry_topic
+from haservice.broker.topics import SYS_FLAG_UNIT_SUB, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies import (
     ConsumerData,
@@ -101,7 +102,7 @@ class HeartbeatProcessor:
         """
         name = consumer.group_name
         group = self._groups.find(name)
-        topic = RETRY_PREFIX + name
+        topic = retry_topic(name)
         # A group that is served but not kept gets no topic, or those would grow without bound instead.
         if group is None or not self._creates_topics or self._groups.get(name) is None:
             return

@@ -134,7 +134,7 @@ class HousekeepingProcessor:
         """(where the log begins, queues that were emptied, files that went of the others)."""
         start = self._log_start()
         consumed = {
-            (key.rpartition(SEPARATOR)[0], queue_id)
+            (key.partition(SEPARATOR)[0], queue_id)
             for key, queues in self._offsets.table().items()
             for queue_id, offset in queues.items()
             if offset > 0

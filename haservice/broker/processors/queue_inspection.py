@@ -18,7 +18,6 @@ import logging
 from commitlog.consume_queue import Entry
 from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.consumers import ClientTable
-from haservice.broker.processors.consume_stats import topics_of
 from haservice.broker.processors.topic_admin import SLAVE_REMARK
 from haservice.broker.readable_topics import Topics
 from haservice.broker.store_view import StoreView
@@ -127,7 +126,7 @@ class QueueInspectionProcessor:
         table = self._offsets.table()
         least: dict[int, int] = {}
         for key, queues in table.items():
-            topic, _, group = key.rpartition(SEPARATOR)
+            topic, _, group = key.partition(SEPARATOR)
             if topic != header.topic or group in left_out:
                 continue
             for queue_id, offset in queues.items():
@@ -147,7 +146,7 @@ class QueueInspectionProcessor:
         source = self._clients.group(header.src_group)
         subscribed = source.subscriptions if source is not None and not header.offline else None
         table = self._offsets.table()
-        topics = [header.topic] if header.topic else topics_of(self._offsets, header.src_group)
+        topics = [header.topic] if header.topic else self._offsets.topics_of(header.src_group)
         for topic in topics:
             if self._topics.get(topic) is None or (subscribed and topic not in subscribed):
                 continue
