@@ -1,8 +1,9 @@
 """ConsumerOffsets: how far each group has consumed, and `config/consumerOffset.json`.
 
 `topic@group` → queue id → the offset of the next message to consume.  Any value is stored, as in
-RocketMQ: whether a topic or group exists is not asked.  The table is changed by the loop (commits) and,
-on a slave, by the thread that copies the master's.
+RocketMQ: whether a topic or group exists is not asked, but names cost a peer nothing to make up, so there is
+a bound.  The table is changed by the loop (commits), by the threads that look after transactions and that
+take offsets back and, on a slave, by the one that copies the master's.
 """
 
 from __future__ import annotations
@@ -19,27 +20,45 @@ __all__ = ["SEPARATOR", "ConsumerOffsets"]
 
 logger = logging.getLogger(__name__)
 
+# Queues of all groups together, several times as many as real brokers have; the table is written whole.
+OFFSETS_MAX = 500_000
+
 
 class ConsumerOffsets:
     """The table, and the file it outlives the process in."""
 
-    def __init__(self, stored: PersistedFile) -> None:
+    def __init__(self, stored: PersistedFile, *, offsets_max: int = OFFSETS_MAX) -> None:
         self._stored = stored
+        self._offsets_max = offsets_max
         # Guards the table's structure: a copy is taken while the loop commits.
         self._lock = threading.Lock()
         self._table: OffsetTable = {}
+        self._count = 0
+        self._told_full = False
         # Of a slave: the last look at its master's table.
         self._looked: dict[str, dict[int, Look]] = {}
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remembers `offset`, whatever it is; a group may go back on purpose."""
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Remembers `offset`, whatever it is: a group may go back on purpose.  False for want of room."""
         key = f"{topic}{SEPARATOR}{group}"
         with self._lock:
             queues = self._table.get(key)
-            if queues is None:
-                self._table[key] = {queue_id: offset}
-            else:
+            if queues is not None and queue_id in queues:
                 queues[queue_id] = offset
+                return True
+            if self._count < self._offsets_max:
+                self._table.setdefault(key, {})[queue_id] = offset
+                self._count += 1
+                return True
+            news, self._told_full = not self._told_full, True
+        if news:
+            logger.error("no more offsets are kept count=%d first=%s queue=%d", self._count, key, queue_id)
+        return False
+
+    def _recount(self) -> None:
+        assert self._lock.locked()
+        self._count = sum(map(len, self._table.values()))
+        self._told_full = False
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """What was committed last; None if nothing was."""
@@ -69,6 +88,7 @@ class ConsumerOffsets:
             gone = [key for key in self._table if key.partition(SEPARATOR)[2] == group]
             for key in gone:
                 del self._table[key]
+            self._recount()
         if gone:
             logger.info("consumer offsets removed group=%s topics=%d", group, len(gone))
         return len(gone)
@@ -96,6 +116,7 @@ class ConsumerOffsets:
             for key, before in last.items():
                 moved += self._forget(key, before, looked.get(key, {}))
             self._looked = looked
+            self._recount()
         return moved
 
     def _forget(self, key: str, before: Mapping[int, Look], now: Mapping[int, Look]) -> int:
@@ -128,6 +149,7 @@ class ConsumerOffsets:
                 if further:
                     self._table.setdefault(key, {}).update(further)
                     moved += len(further)
+            self._recount()
         return moved
 
     def load(self) -> None:
@@ -137,6 +159,7 @@ class ConsumerOffsets:
             return
         with self._lock:
             self._table = {key: dict(queues) for key, queues in body.offset_table.items()}
+            self._recount()
         logger.info("consumer offsets loaded groups=%d", len(body.offset_table))
 
     def warn_of_ends_passed(self, end_of: Callable[[str, int], int | None]) -> None:

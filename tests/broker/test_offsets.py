@@ -101,6 +101,18 @@ def test_offsets_made_on_another_store_are_told_of_once_with_the_worst(
     assert warning.endswith("count=2 largest: topic@group=Old@G queue=0 offset=8 queue_end=5")
 
 
+def test_offsets_are_bounded_and_known_queues_move_on(tmp_path: Path) -> None:
+    offsets = ConsumerOffsets(PersistedFile(tmp_path / "c.json"), offsets_max=2)
+    assert offsets.commit("g", "T", 0, 1)
+    assert offsets.commit("g", "T", 1, 1)
+    assert not offsets.commit("g", "T", 2, 1)
+    assert not offsets.commit("h", "T", 0, 1)
+    assert offsets.commit("g", "T", 1, 5)
+    assert offsets.table() == {"T@g": {0: 1, 1: 5}}
+    offsets.remove_group("g")
+    assert offsets.commit("h", "T", 0, 1)
+
+
 def test_copies_are_whole_while_others_commit(tmp_path: Path) -> None:
     offsets = table(tmp_path)
     stop = threading.Event()

@@ -1,7 +1,7 @@
 """Offsets: what a group has consumed, and what a queue holds.
 
     14 QUERY_CONSUMER_OFFSET         22 when the group has none and must choose its start itself
-    15 UPDATE_CONSUMER_OFFSET        any value is stored; accepted on a slave too
+    15 UPDATE_CONSUMER_OFFSET        any value is stored, while there is room; accepted on a slave too
     43 GET_ALL_CONSUMER_OFFSET       the whole table, for slaves
     29 SEARCH_OFFSET_BY_TIMESTAMP    the nearest index entry, not "the first not before"
     30 GET_MAX_OFFSET  31 GET_MIN_OFFSET      0 for what does not exist
@@ -18,8 +18,9 @@ from typing import Protocol
 
 from commitlog.errors import CommitLogError
 from commitlog.record import store_timestamp_ms
-from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
+from haservice.broker.consumer_offsets import OFFSETS_MAX, SEPARATOR, ConsumerOffsets
 from haservice.broker.reader import Log, Queue, QueueReader
+from haservice.broker.store_view import HEAD_BYTES, UNKNOWN_MS
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -36,9 +37,6 @@ from haservice.remoting.workers import Offload
 
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
-NO_MESSAGE_TIMESTAMP_MS = -1
-# What of a record is read to learn its store time; a whole one is never shorter.
-HEAD_BYTES = 91
 
 
 class TimedQueue(Queue, Protocol):
@@ -113,7 +111,9 @@ class OffsetsProcessor:
                 f"no offset is kept for topic {header.topic[:TOPIC_LENGTH_MAX]!r}"
                 f" and group {header.consumer_group[:GROUP_LENGTH_MAX]!r}",
             )
-        self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        group, topic = header.consumer_group, header.topic
+        if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no more offsets are kept: {OFFSETS_MAX} are")
         return command.answer()
 
     def all_offsets(
@@ -157,7 +157,7 @@ class OffsetsProcessor:
         header = QueueHeader.decode(command.ext)
         queue = self._find_queue(header.topic, header.queue_id)
         if queue is None:
-            return command.answer(ext=TimestampResponseHeader(NO_MESSAGE_TIMESTAMP_MS).encode())
+            return command.answer(ext=TimestampResponseHeader(UNKNOWN_MS).encode())
         return asyncio.ensure_future(self._earliest(command, queue))
 
     async def _earliest(self, command: RemotingCommand, queue: Queue) -> RemotingCommand:
@@ -169,9 +169,9 @@ def earliest_store_time(queue: Queue, log: Log) -> int:
     """When the oldest message of `queue` was stored, in ms; -1 when there is none."""
     first = queue.read(queue.min_offset, 1)
     if not first:
-        return NO_MESSAGE_TIMESTAMP_MS
+        return UNKNOWN_MS
     try:
         return store_timestamp_ms(log.read(first[0].physical_offset, HEAD_BYTES))
     except CommitLogError:
         # Retention took it just now.
-        return NO_MESSAGE_TIMESTAMP_MS
+        return UNKNOWN_MS
