@@ -35,6 +35,7 @@ from haservice.broker.delay_levels import BATCH_MESSAGES, due, queue_of
 from haservice.broker.delay_offsets import DelayOffsets
 from haservice.broker.redirect import restored
 from haservice.broker.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from haservice.news import News
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,6 @@ RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 # How soon after a delivery its offset is written, and the most often.
 PERSIST_S = 1.0
-WARN_AGAIN_S = 60.0
 
 
 class Queue(Protocol):
@@ -79,7 +79,7 @@ class Log(Protocol):
 class _Level:
     """What the thread knows of one level."""
 
-    __slots__ = ("delay_ms", "empty", "failures", "number", "retry_at_s", "warned_s")
+    __slots__ = ("delay_ms", "empty", "failures", "number", "retry_at_s")
 
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
@@ -88,7 +88,6 @@ class _Level:
         self.empty = False
         self.failures = 0
         self.retry_at_s = 0.0
-        self.warned_s = -WARN_AGAIN_S
 
 
 class DelayDelivery:
@@ -113,7 +112,7 @@ class DelayDelivery:
         self._held = held
         self._persist_s = min(persist_s, PERSIST_S)
         self._persisted_s = 0.0
-        self._persist_warned_s = -WARN_AGAIN_S
+        self._news = News()  # of levels by their number, and of the file
         self._clock_ms = clock_ms
         self._woken = threading.Event()
 
@@ -239,8 +238,7 @@ class DelayDelivery:
         wait_s: float = min(RETRY_FIRST_S * 2 ** min(level.failures, 10), RETRY_MAX_S)
         level.failures += 1
         level.retry_at_s = now_s + wait_s
-        if now_s - level.warned_s >= WARN_AGAIN_S:
-            level.warned_s = now_s
+        if self._news.is_news(level.number):
             reason = error or "the log takes nothing now"
             logger.warning("delayed messages not delivered level=%d: %s; trying on", level.number, reason)
         return wait_s
@@ -271,7 +269,5 @@ class DelayDelivery:
         try:
             self._offsets.persist()
         except OSError as error:
-            now_s = time.monotonic()
-            if now_s - self._persist_warned_s >= WARN_AGAIN_S:
-                self._persist_warned_s = now_s
+            if self._news.is_news():
                 logger.error("delay offsets not written: %s; trying on", error)

@@ -16,6 +16,7 @@ from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
 from commitlog.record import Message, encode_properties
 from haservice.broker.topics import OFFSET_MOVED_TOPIC
+from haservice.news import News
 from haservice.remoting.bodies import MessageQueue
 from haservice.remoting.fastjson import dumps
 
@@ -51,18 +52,12 @@ class OffsetMovedEvents:
         self._append = append
         self._broker_name = broker_name
         self._host = host
-        self._clock_s = clock_s
         self._clock_ms = clock_ms
-        self._told_s: dict[tuple[str, str, int], float] = {}
+        self._news = News(REPEAT_AFTER_S, causes_max=TOLD_MAX, clock_s=clock_s)
 
     def __call__(self, moved: OffsetMoved) -> None:
-        key = moved[:3]
-        now_s = self._clock_s()
-        if now_s - self._told_s.get(key, -REPEAT_AFTER_S) < REPEAT_AFTER_S:
+        if not self._news.is_news(moved[:3]):
             return
-        if len(self._told_s) >= TOLD_MAX:
-            self._told_s.clear()
-        self._told_s[key] = now_s
         try:
             self._append(self._message(moved))
         except CommitLogError as error:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
+
+from haservice.news import News
 
 logger = logging.getLogger(__name__)
 
-# One cause is told once in this time.
-WARN_AGAIN_S = 60.0
 # Changes that come together are written together: a table is written whole.
 GATHER_S = 0.1
 
@@ -26,7 +25,7 @@ class Persistence:
         self._tables = tables
         self._interval_s = interval_s
         self._woken = threading.Event()
-        self._warned_s: dict[str, float] = {}
+        self._news = News()
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -52,7 +51,5 @@ class Persistence:
             try:
                 persist()
             except OSError as error:
-                now = time.monotonic()
-                if now - self._warned_s.get(name, -WARN_AGAIN_S) >= WARN_AGAIN_S:
-                    self._warned_s[name] = now
+                if self._news.is_news(name):
                     logger.error("not written table=%s reason=%s; trying on", name, error)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -31,6 +30,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
 from haservice.errors import RemotingError
+from haservice.news import News
 from haservice.remoting.bodies import KVTable, RegisterBrokerBody, body_crc32
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
@@ -46,8 +46,6 @@ MASTER_WANTED_S = 1.0
 # Changes that come together are told together.
 GATHER_S = 0.05
 UNREGISTER_TIMEOUT_S = 1.0
-# One cause is told once in this time.
-WARN_AGAIN_S = 60.0
 
 
 class Identity(NamedTuple):
@@ -107,7 +105,7 @@ class Registration:
         self._believed = NO_MASTER
         # Where this broker may still be known, and unregisters when it stops.
         self._known_at: set[str] = set()
-        self._warned_s: dict[str, float] = {}
+        self._news = News()
         self._attempted: set[str] = set()
         # Set when every name server was asked once, with whatever outcome.
         self.first_round = threading.Event()
@@ -182,7 +180,7 @@ class Registration:
             )
             await retrying(self._register, client, addr)
             self._attempt_ended(addr)
-            self._warned_s.pop(addr, None)
+            self._news.ended(addr)
             announced = self._announced[addr]
             try:
                 pause = MASTER_WANTED_S if self._master_wanted() else self._period_s
@@ -282,9 +280,7 @@ class Registration:
     def _failed(self, addr: str, state: RetryCallState) -> None:
         self._attempt_ended(addr)
         self._disbelieve(addr)
-        now = time.monotonic()
-        if now - self._warned_s.get(addr, -WARN_AGAIN_S) >= WARN_AGAIN_S:
-            self._warned_s[addr] = now
+        if self._news.is_news(addr):
             outcome = state.outcome
             logger.warning(
                 "not registered namesrv=%s reason=%s; trying on",

@@ -3,6 +3,8 @@
     guard         before every request of both ports, when aclEnable=true
     tls           which connections these ports take
     make_client   calls out: to name servers, and to the other brokers of the pair
+
+What is wrong there ends the start.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -27,6 +26,7 @@ from commitlog.dispatch import Arrival
 from haservice.broker.groups import Groups
 from haservice.broker.topics import TopicTable
 from haservice.errors import RemotingError
+from haservice.news import News
 from haservice.remoting.bodies import (
     ConsumerOffsetWrapper,
     DelayOffsetWrapper,
@@ -44,7 +44,6 @@ PERIOD_S = 10.0
 # After a failure the master may be back any moment; a refused connection costs nothing.
 RETRY_S = 2.0
 TIMEOUT_S = 3.0
-WARN_AGAIN_S = 60.0
 # Topics whose arrival has woken us; what a master itself does not know does so once.
 STRANGERS_MAX = 1000
 
@@ -90,7 +89,7 @@ class SlaveSync:
         # Of the thread: the connection that the offsets came over last.  The same one leads to the same
         # run of the master; one that returns is on another.
         self._looked_over: Connection | None = None
-        self._warned_s = -WARN_AGAIN_S
+        self._news = News()
         self._strangers: set[str] = set()  # of the dispatcher's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
@@ -184,7 +183,7 @@ class SlaveSync:
                 self._warn(addr, error)
         self._on_synced()
         if good:
-            self._warned_s = -WARN_AGAIN_S
+            self._news.ended()
         return good
 
     async def _sync_topics(self, client: RemotingClient, addr: str) -> None:
@@ -209,9 +208,7 @@ class SlaveSync:
         self._groups.replace_all(SubscriptionGroupWrapper.decode(body))
 
     def _warn(self, addr: str, error: Exception) -> None:
-        now = time.monotonic()
-        if now - self._warned_s >= WARN_AGAIN_S:
-            self._warned_s = now
+        if self._news.is_news():
             logger.warning("metadata not copied master=%s reason=%s; trying on", addr, error)
 
 

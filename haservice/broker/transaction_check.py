@@ -50,6 +50,7 @@ from haservice.broker.transactions import (
     discarded,
     number_of,
 )
+from haservice.news import News
 from haservice.remoting.transaction_headers import CheckTransactionStateHeader
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,6 @@ ENDS_LOADED = 4096
 # How often progress that is not safe yet is looked at, and of how many rounds it is kept.
 SETTLE_SECONDS = 1.0
 UNSAFE_MAX = 100
-# One cause is told once in this time.
-WARN_AGAIN_S = 60.0
 
 
 # Offsets in half and op queue; None for one that never was.
@@ -116,7 +115,7 @@ class TransactionCheck:
         self._woken = threading.Event()
         self._questions: list[Question] = []
         self._question_bytes = 0
-        self._warned_s: dict[str, float] = {}
+        self._news = News()
         # Where the next round begins; None: where the table of offsets says.
         self._reached: Progress | None = None
         # Progress that is not in the table yet, and where the log ended then.
@@ -271,9 +270,7 @@ class TransactionCheck:
         self._on_progress()
 
     def _warn(self, cause: str, text: str, *args: object) -> None:
-        now_s = time.monotonic()
-        if now_s - self._warned_s.get(cause, -WARN_AGAIN_S) >= WARN_AGAIN_S:
-            self._warned_s[cause] = now_s
+        if self._news.is_news(cause):
             logger.warning(text, *args)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Mapping
 
 from haservice.binding import check_address
 from haservice.errors import RequestError
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
 from haservice.nameserver.routes import MASTER_ID, Queues, Registration, RouteTable
+from haservice.news import News
 from haservice.remoting.bodies import (
     DataVersion,
     KVTable,
@@ -68,7 +68,7 @@ class BrokerProcessors:
     def __init__(self, table: RouteTable, kv: KvConfig) -> None:
         self._table = table
         self._kv = kv
-        self._warned_s = -WARN_INTERVAL_S
+        self._news = News(WARN_INTERVAL_S)
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -138,9 +138,7 @@ class BrokerProcessors:
                 channel.close("the broker said nothing for too long")
 
     def _warn_moved(self, told: Registration, replaced: str) -> None:
-        now = time.monotonic()
-        if now - self._warned_s >= WARN_INTERVAL_S:
-            self._warned_s = now
+        if self._news.is_news():
             logger.warning(
                 "broker id moved name=%s id=%s from=%s to=%s; if both run, they claim the same id",
                 told.broker_name,

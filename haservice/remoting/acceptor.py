@@ -19,6 +19,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from haservice.news import News
 from haservice.remoting.tls import HANDSHAKE, HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, ServerTls
 
 logger = logging.getLogger(__name__)
@@ -30,9 +31,8 @@ ACCEPTS_PER_TURN = 64
 PAUSE_S = 1.0
 WARNING_INTERVAL_S = 10.0
 
-# One address that does not come as it should is told of this often, and no more of them are remembered.
+# One address that does not come as it should is told of this often.
 COMPLAINT_INTERVAL_S = 5.0
-COMPLAINTS_MAX = 1000
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -55,10 +55,10 @@ class Acceptor:
         self._idle_seconds = idle_seconds
         # Connections that have said nothing yet, with TLS only.
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._complained: dict[str, float] = {}
+        self._complaints = News(COMPLAINT_INTERVAL_S, clock_s=loop.time)
+        self._shortages = News(WARNING_INTERVAL_S, clock_s=loop.time)
         self._opening: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
-        self._warned_at = -WARNING_INTERVAL_S
 
     def start(self) -> None:
         self._pause = None
@@ -159,20 +159,13 @@ class Acceptor:
             host, port = sock.getpeername()[:2]
         except OSError:
             host, port = "?", 0
-        now = self._loop.time()
-        news = now - self._complained.get(host, -COMPLAINT_INTERVAL_S) >= COMPLAINT_INTERVAL_S
-        if news:
-            if len(self._complained) >= COMPLAINTS_MAX:
-                self._complained.clear()
-            self._complained[host] = now
-        logger.log(logging.WARNING if news else logging.DEBUG, "closing peer=%s:%s: %s", host, port, reason)
+        level = logging.WARNING if self._complaints.is_news(host) else logging.DEBUG
+        logger.log(level, "closing peer=%s:%s: %s", host, port, reason)
 
     def _rest(self, error: OSError) -> None:
         self._loop.remove_reader(self._listening.fileno())
         self._pause = self._loop.call_later(PAUSE_S, self.start)
-        now = self._loop.time()
-        if now - self._warned_at >= WARNING_INTERVAL_S:
-            self._warned_at = now
+        if self._shortages.is_news():
             logger.warning(
                 "cannot accept port=%s: %s; trying again every %g s",
                 self._listening.getsockname()[1],

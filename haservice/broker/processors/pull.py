@@ -33,6 +33,7 @@ from haservice.broker.stats import Stats
 from haservice.broker.tag_filter import TagCodes
 from haservice.broker.topics import PERM_READ
 from haservice.errors import RequestError
+from haservice.news import News
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
@@ -110,7 +111,7 @@ class PullProcessor:
         self._on_offset_moved = on_offset_moved
         self._is_slave = config.role.is_slave
         self._keeps_offset = keeps_offset(config)
-        self._warned_s = -WARN_AGAIN_S
+        self._news = News(WARN_AGAIN_S)
 
     def handlers(self) -> dict[int, Processor]:
         return {RequestCode.PULL_MESSAGE: self.pull}
@@ -367,9 +368,7 @@ class PullProcessor:
     def _damaged(self, pull: _Pull, error: CommitLogError) -> RemotingCommand:
         header = pull.header
         self._stats.get(0, 0)
-        now_s = time.monotonic()
-        if now_s - self._warned_s >= WARN_AGAIN_S:
-            self._warned_s = now_s
+        if self._news.is_news():
             logger.error(
                 "message cannot be served topic=%s queue=%d offset=%d reason=%s",
                 header.topic,

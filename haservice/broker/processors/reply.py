@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,6 +22,7 @@ from haservice.broker.admission import Admission
 from haservice.broker.consumers import ClientTable
 from haservice.broker.processors.send import Gates, trace_of
 from haservice.errors import RemotingError, RemotingUnreachable, RequestError
+from haservice.news import News
 from haservice.remoting.calls import call
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import Body, RemotingCommand
@@ -41,8 +41,6 @@ PUSH_SECONDS = 10.0
 PUSHES_MAX = 4096
 # Askers whose connection is remembered.
 KNOWN_MAX = 10_000
-# One cause is told once in this time.
-WARN_AGAIN_S = 60.0
 
 _SEND_CODES = {
     RequestCode.SEND_REPLY_MESSAGE: RequestCode.SEND_MESSAGE,
@@ -81,7 +79,7 @@ class ReplyProcessor:
         self._trace = trace_of(gates)
         # Client id → a producer group of it, and its connection.
         self._known: dict[str, tuple[str, Connection]] = {}
-        self._warned_s = -WARN_AGAIN_S
+        self._news = News()
 
     def configure(self, gates: Gates, stores: bool) -> None:
         """Other gates and another storeReplyMessageEnable, from the next reply on."""
@@ -212,9 +210,7 @@ class ReplyProcessor:
                 return self._log.append(message)
             except CommitLogError as error:
                 reason = str(error)
-        now_s = time.monotonic()
-        if now_s - self._warned_s >= WARN_AGAIN_S:
-            self._warned_s = now_s
+        if self._news.is_news():
             logger.warning("replies are passed on, but not stored topic=%s reason=%s", message.topic, reason)
         return None
 

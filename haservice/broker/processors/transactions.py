@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -41,6 +40,7 @@ from haservice.broker.transactions import (
     resumed,
 )
 from haservice.errors import RequestError
+from haservice.news import News
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
@@ -50,8 +50,6 @@ from haservice.remoting.workers import Offload
 logger = logging.getLogger(__name__)
 
 UNKNOWN = 0
-# One cause is told once in this time.
-WARN_AGAIN_S = 60.0
 
 
 class Log(Protocol):
@@ -214,7 +212,7 @@ class ProducerQuestions:
     def __init__(self, clients: ClientTable) -> None:
         self._clients = clients
         self._turns = itertools.count()
-        self._warned_s: dict[str, float] = {}
+        self._news = News()
 
     def ask(self, questions: Sequence[Question], asked: Callable[[], None]) -> None:
         """Sends each to one producer of its group; without one the next round asks again."""
@@ -222,7 +220,10 @@ class ProducerQuestions:
             for question in questions:
                 producer = self._producer(question.group)
                 if producer is None:
-                    self._warn(question.group)
+                    if self._news.is_news(question.group):
+                        logger.warning(
+                            "no producer can be asked about its transactions group=%s", question.group
+                        )
                     continue
                 producer.send(
                     RemotingCommand.request(
@@ -245,12 +246,3 @@ class ProducerQuestions:
             if not peer.closed and not peer.congested:
                 return peer
         return None
-
-    def _warn(self, group: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._warned_s.get(group, -WARN_AGAIN_S) < WARN_AGAIN_S:
-            return
-        if len(self._warned_s) > 1000:
-            self._warned_s.clear()
-        self._warned_s[group] = now_s
-        logger.warning("no producer can be asked about its transactions group=%s", group)
