@@ -4,9 +4,8 @@
     <directory>/plain_acl.yml           the main file, whatever its name: new accounts go there
 
 Of an access key in two files the first counts; the white lists of all files count.  `poll` is called about
-once a second: a file is read when it has changed and then kept still until the next look, so that one that an
-editor is still writing is not taken for whole.  When anything in the new files is wrong, or nobody would be
-let in any more, all the rules stay as they were and an ERROR names file and line.
+once a second and reads what has changed and come to rest.  When anything in the new files is wrong, or nobody
+would be let in any more, all the rules stay as they were and an ERROR names file and line, once.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from haservice.broker.acl import Account, Rules
 from haservice.broker.acl_accounts import ACCOUNTS, DATA_VERSION, WHITE_ADDRESSES, AclFile, parse_file
 from haservice.errors import ConfigError
 from haservice.persisted_file import replace_file
+from haservice.watched_files import Look, WatchedFiles
 from haservice.yaml_document import YamlDocument, yaml_text
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,6 @@ SUFFIXES = (".yml", ".yaml")
 # mqadmin's own credentials, which stand beside the rules in many set-ups.
 CREDENTIALS = "tools.yml"
 
-# What tells that a file has changed: path, inode, size, time of change.
-_Look = tuple[tuple[str, int, int, int], ...]
 # As the files keep it: plain values out of YAML.
 _Fields = dict[str, Any]
 
@@ -68,31 +66,29 @@ class AclFiles:
         self._clock_ms = clock_ms
         self._read: dict[str, AclFile] = {}
         self._owners: dict[str, str] = {}  # access key → path of the file that it counts in
-        self._loaded: _Look | None = None
-        self._seen: _Look | None = None
+        self._watched = WatchedFiles(self._paths)
         # Guards reading and writing: a poll and a request never mix.
         self._lock = threading.Lock()
 
     def load(self) -> None:
         """The first reading.  Raises ConfigError when a file is wrong or nobody would be let in."""
         with self._lock:
-            self._load(self._look())
+            self._load(self._watched.look())
 
     def poll(self) -> None:
         """Reads the files again when they have changed; never raises."""
         with self._lock:
             try:
-                look = self._look()
+                look = self._watched.changed()
             except OSError as error:
                 self._complain(f"{self.main.parent}: cannot be looked through: {error.strerror or error}")
                 return
-            settled, self._seen = look == self._seen, look
-            if look == self._loaded or not settled:
+            if look is None:
                 return
-            self._loaded = look  # a broken file is told of once, not every second
             try:
                 self._load(look)
             except (ConfigError, OSError) as error:
+                self._watched.refused()
                 self._complain(str(error))
                 return
             logger.info("access control read again accounts=%d", len(self.rules.accounts))
@@ -142,16 +138,6 @@ class AclFiles:
 
     # Under the lock
 
-    def _look(self) -> _Look:
-        found = []
-        for path in self._paths():
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue
-            found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
-        return tuple(found)
-
     def _paths(self) -> list[Path]:
         directory = self.main.parent / "acl"
         paths = []
@@ -161,7 +147,7 @@ class AclFiles:
                 raise OSError(f"more than {FILES_MAX} files in {directory}")
         return [*sorted(path for path in paths if path != self.main), self.main]
 
-    def _load(self, look: _Look) -> None:
+    def _load(self, look: Look) -> None:
         found = {path: parse_file(YamlDocument(path)) for path, *_ in look}
         blank = [path for path, one in found.items() if one.blank]
         for path in blank:
@@ -171,7 +157,7 @@ class AclFiles:
         if str(self.main) in self._read and str(self.main) not in found:
             raise ConfigError(str(self.main), 0, "", "is gone")
         self._adopt(self._combined(found))
-        self._loaded = self._seen = look
+        self._watched.taken(look)
 
     def _combined(self, found: Mapping[str, AclFile]) -> _Whole:
         accounts: dict[str, Account] = {}
@@ -206,7 +192,7 @@ class AclFiles:
         whole = self._combined({**self._read, str(path): parse_file(YamlDocument(path, text))})
         replace_file(path, text.encode())
         self._adopt(whole)
-        self._loaded = self._seen = self._look()
+        self._watched.taken(self._watched.look())
 
     def _complain(self, trouble: str) -> None:
         if trouble != self.trouble:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from haservice.errors import ConfigError
 from haservice.security_settings import ClientAuth, TlsConfig, TlsMode
+from haservice.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,6 @@ SHUTDOWN_SECONDS = 5.0
 SELF_SIGNED_DAYS = "365"
 SELF_SIGNED_SECONDS = 30.0
 
-_Look = tuple[tuple[str, int, int, int], ...]
-
 
 class ServerTls:
     """What a server needs for TLS.  `context` is replaced by `poll` when the certificate's files change."""
@@ -48,37 +47,31 @@ class ServerTls:
         self.enforcing = config.mode is TlsMode.enforcing
         self._config = config
         self._source = source
-        self._files = [path for path in (config.server_cert, config.server_key, config.server_trust) if path]
-        self._loaded = self._seen = self._look()
+        files = [path for path in (config.server_cert, config.server_key, config.server_trust) if path]
+        self._watched = WatchedFiles(lambda: files)
+        self._watched.taken(self._watched.look())
+        self._trouble = ""
         self.context = self._build()
 
     def poll(self) -> None:
         """Takes a renewed certificate for the connections to come; never raises.
 
-        Files are read when they have changed and then kept still until the next poll; while they are no good
-        the certificate before stays.
+        While its files are no good the certificate before stays.
         """
-        look = self._look()
-        settled, self._seen = look == self._seen, look
-        if look == self._loaded or not settled:
+        look = self._watched.changed()
+        if look is None:
             return
-        self._loaded = look
         try:
             self.context = self._build()
         except ConfigError as error:
-            logger.error("certificate not renewed, the one before stays: %s", error)
+            self._watched.refused()
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                logger.error("certificate not renewed, the one before stays: %s", error)
         else:
+            self._watched.taken(look)
+            self._trouble = ""
             logger.info("certificate read again path=%s", self._config.server_cert)
-
-    def _look(self) -> _Look:
-        found = []
-        for path in self._files:
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
-        return tuple(found)
 
     def _build(self) -> ssl.SSLContext:
         config = self._config

@@ -8,10 +8,12 @@ import re
 import stat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
+from haservice.broker import acl_files
 from haservice.broker.acl import DENY, PUB, SUB, AclRefused
 from haservice.broker.acl_files import AclFiles
 from haservice.errors import ConfigError
@@ -233,6 +235,22 @@ def test_a_broken_new_file_leaves_the_rules_as_they_were_and_says_so_once(
     assert reason in files.trouble
     changed(main, ONE.replace("accounts-key", "another-key"))
     files.poll()
+    files.poll()
+    assert keys(files) == {"another-key"}
+    assert files.trouble == ""
+
+
+def test_a_change_that_could_not_be_read_for_a_moment_is_not_missed(
+    main: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = loaded(main)
+    changed(main, ONE.replace("accounts-key", "another-key"))
+    with monkeypatch.context() as shortage:
+        error = ConfigError(str(main), 0, "", "cannot be read: Too many open files")
+        shortage.setattr(acl_files, "YamlDocument", Mock(side_effect=error))
+        files.poll()
+        files.poll()
+    assert "Too many open files" in files.trouble
     files.poll()
     assert keys(files) == {"another-key"}
     assert files.trouble == ""
