@@ -10,12 +10,12 @@ from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.each import ask_each
 from haservice.admin.group_calls import consumer_connection
 from haservice.admin.options import (
-    address_callback,
     broker_option,
     command,
     format_option,
     group_option,
     namesrv_option,
+    one_broker_option,
     topic_option,
 )
 from haservice.admin.output import Column, Table, local_time, show, to_json, version_text
@@ -106,16 +106,7 @@ def producer_connections(namesrv: tuple[str, ...], group: str, topic: str, outpu
 
 @command("producer")
 @namesrv_option
-@click.option(
-    "-b",
-    "--broker",
-    "--brokerAddr",
-    "broker",
-    metavar="ADDR",
-    required=True,
-    callback=address_callback,
-    help="One broker, host:port.",
-)
+@one_broker_option("--broker", "--brokerAddr", required=True)
 @format_option
 def producer(namesrv: tuple[str, ...], broker: str, output_format: str) -> None:
     """Shows every producer that a broker knows."""

@@ -12,11 +12,11 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.group_calls import RETRY_PREFIX, consume_stats, consumer_connection, queue_owners
 from haservice.admin.options import (
-    address_callback,
     command,
     format_option,
     group_option,
     namesrv_option,
+    one_broker_option,
     truth_option,
 )
 from haservice.admin.output import Column, Table, local_second, number, show, version_text
@@ -134,15 +134,7 @@ def groups_table(admin: Admin, groups: list[str]) -> Table:
 
 @command("brokerConsumeStats")
 @namesrv_option
-@click.option(
-    "-b",
-    "--brokerAddr",
-    "broker",
-    metavar="ADDR",
-    required=True,
-    callback=address_callback,
-    help="One broker, host:port.",
-)
+@one_broker_option("--brokerAddr", required=True)
 @click.option("-l", "--level", default=0, show_default=True, help="Only queues with at least this Diff.")
 @truth_option("-o", "--order", default=False, help="Only order topics.")
 @click.option(

@@ -106,6 +106,14 @@ def group_option(*names: str, required: bool = True, help: str = "The consumer g
     return click.option("-g", *names, "group", metavar="GROUP", required=required, help=help)
 
 
+def one_broker_option(
+    *names: str, required: bool = False, help: str = "One broker, host:port."
+) -> Callable[[F], F]:
+    return click.option(
+        "-b", *names, "broker", metavar="ADDR", callback=address_callback, required=required, help=help
+    )
+
+
 namesrv_option = click.option(
     "-n",
     "--namesrvAddr",
@@ -117,9 +125,7 @@ namesrv_option = click.option(
     help="Nameservers, host:port;host:port.",
 )
 
-broker_option = click.option(
-    "-b", "--brokerAddr", "broker", metavar="ADDR", callback=address_callback, help="One broker, host:port."
-)
+broker_option = one_broker_option("--brokerAddr")
 
 cluster_option = click.option("-c", "--clusterName", "cluster", metavar="NAME", help="A cluster's brokers.")
 

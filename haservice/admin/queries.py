@@ -15,11 +15,11 @@ from haservice.admin.calls import TOOLS_GROUP, Admin, readable_addr
 from haservice.admin.each import ask_each
 from haservice.admin.messages import resend
 from haservice.admin.options import (
-    address_callback,
     command,
     format_option,
     group_option,
     namesrv_option,
+    one_broker_option,
     topic_option,
     truth_option,
 )
@@ -66,14 +66,7 @@ _client_option = click.option(
     required=True,
     help="The offset message id, or some, parted by commas.",
 )
-@click.option(
-    "-b",
-    "--brokerAddr",
-    "broker",
-    metavar="ADDR",
-    callback=address_callback,
-    help="Ask this broker, such as a slave, instead of the one in the id.",
-)
+@one_broker_option("--brokerAddr", help="Ask this broker, such as a slave, instead of the one in the id.")
 @_consumer_option
 @_client_option
 @truth_option("-s", "--sendMessage", "send_again", default=False, help="Send the message once more.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from haservice.admin.calls import Admin, readable_addr
-from haservice.admin.options import address_callback, command, format_option, namesrv_option, topic_option
+from haservice.admin.options import command, format_option, namesrv_option, one_broker_option, topic_option
 from haservice.admin.output import Column, Table, show
 from haservice.remoting.admin_bodies import ConsumeQueueBody
 from haservice.remoting.admin_headers import ConsumeQueueHeader
@@ -23,14 +23,8 @@ COLUMNS = (
 
 @command("queryCq")
 @namesrv_option
-@click.option(
-    "-b",
-    "--broker",
-    "--brokerAddr",
-    "broker",
-    metavar="ADDR",
-    callback=address_callback,
-    help="One broker, host:port; else the first of the topic's route.",
+@one_broker_option(
+    "--broker", "--brokerAddr", help="One broker, host:port; else the first of the topic's route."
 )
 @topic_option
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), required=True, help="The queue's number.")
