@@ -120,6 +120,7 @@ class TransactionCheck:
         self._reached: Progress | None = None
         # Progress that is not in the table yet, and where the log ended then.
         self._unsafe: deque[tuple[Progress, int]] = deque()
+        self._built_from = store.log.end
 
     def configure(self, rules: Rules, interval_s: float) -> None:
         """Other rules from the next round on, another interval at once.  Any thread."""
@@ -147,7 +148,13 @@ class TransactionCheck:
         self._woken.set()
 
     def round(self, stop: threading.Event) -> bool:
-        """One walk; True if it ended for lack of time only."""
+        """One walk; True if it ended for lack of time only.
+
+        None after a crash, until the queues have what the log had then: an end may be among it, of a message
+        that would count as open.
+        """
+        if self._store.dispatcher.position < self._built_from:
+            return False
         halves = self._store.queues.get(HALF_TOPIC, QUEUE_ID)
         if halves is None:
             return False

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from commitlog.errors import LogNotWritable
 from commitlog.record import Message, decode_properties
+from commitlog.store import Store
 from haservice.broker.node import BrokerNode
 from haservice.broker.redirect import CHECK_TIMES
 from haservice.broker.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from haservice.broker.transactions import GROUP
+from haservice.broker.transaction_check import Question, TransactionCheck
+from haservice.broker.transactions import GROUP, Ends, Rules
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -406,6 +409,36 @@ def test_a_promoted_slave_goes_on_with_them(start: Starter) -> None:
         asked = [peer.question()[1].body for _ in range(1)]
     assert asked == [b"asked"]
     assert bodies(promoted) == [b"open"]
+
+
+def test_nothing_counts_as_open_while_queues_lack_what_a_crash_left_in_the_log(start: Starter) -> None:
+    node = start()
+    with TransactionPeer(node) as peer:
+        peer.send_half()
+    assert len(halves_of(node)) == 1
+    behind = SimpleNamespace(
+        log=node.store.log, queues=node.store.queues, dispatcher=SimpleNamespace(position=0)
+    )
+    asked: list[Question] = []
+
+    def hand_over(questions: Sequence[Question], taken: Callable[[], None]) -> None:
+        asked.extend(questions)
+        taken()
+
+    transactions = TransactionCheck(
+        cast(Store, behind),
+        node.offsets,
+        node.topics,
+        Rules.of(node.config),
+        ends=Ends(),
+        interval_s=60,
+        hand_over=hand_over,
+    )
+    transactions.round(threading.Event())
+    assert (asked, len(halves_of(node))) == ([], 1)
+    behind.dispatcher.position = node.store.log.end
+    transactions.round(threading.Event())
+    assert (len(asked), len(halves_of(node))) == (1, 2)
 
 
 def test_progress_is_kept_once_the_log_is_on_the_disk_and_with_the_slave(start: Starter) -> None:
