@@ -48,6 +48,8 @@ class ConfigProcessor:
         self._fixed = "".join(f"{key}={value}\n" for key, value in fixed.items())
         self._clock_ms = clock_ms
         self._version = DataVersion(0, clock_ms())
+        # What is in force last is what the file says last.
+        self._one_at_a_time = asyncio.Lock()
 
     def handlers(self) -> dict[int, Processor]:
         return {self._update_code: self.update, self._get_code: self.get}
@@ -72,13 +74,14 @@ class ConfigProcessor:
         return asyncio.ensure_future(self._update(connection, request, text))
 
     async def _update(self, connection: Connection, request: RemotingCommand, text: str) -> RemotingCommand:
-        try:
-            change = await self._offload(self._settings.change, text)
-        except KeyForbidden as error:
-            raise RequestError(ResponseCode.NO_PERMISSION, error.reason) from None
-        except ConfigError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        self._settings.apply(change)
+        async with self._one_at_a_time:
+            try:
+                change = await self._offload(self._settings.change, text)
+            except KeyForbidden as error:
+                raise RequestError(ResponseCode.NO_PERMISSION, error.reason) from None
+            except ConfigError as error:
+                raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+            self._settings.apply(change)
         self._version = DataVersion(self._version.counter + 1, self._clock_ms())
         logger.info("configuration update by=%s %s", connection.peer, change.told())
         return request.answer(ResponseCode.SUCCESS, change.told())

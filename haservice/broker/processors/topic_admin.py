@@ -101,9 +101,9 @@ class TopicProcessor:
         self._check_changeable(name)
         return asyncio.ensure_future(self._deleted(request, name))
 
-    def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def all_topics(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """21."""
-        return request.answer(body=self._topics.wrapper().encode())
+        return asyncio.ensure_future(self._all_topics(request))
 
     def topic_stats(
         self, connection: Connection, request: RemotingCommand
@@ -127,6 +127,9 @@ class TopicProcessor:
             raise RequestError(ResponseCode.SYSTEM_ERROR, fault)
         if self._topics.is_system(name):
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
+
+    async def _all_topics(self, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(body=await self._offload(self._topics.wrapper().encode))
 
     async def _updated(self, request: RemotingCommand) -> RemotingCommand:
         answer = await self._persisted(request)
