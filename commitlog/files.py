@@ -24,7 +24,10 @@ IOV_MAX = 1024
 
 
 class DiskUsage(NamedTuple):
-    """Of the file system that holds a path: bytes in all, and bytes that an ordinary user may still write."""
+    """Of the file system that holds a path: bytes used or free, and those that a user may still write.
+
+    What a file system keeps back for root, or behind a quota, is neither, as for df and RocketMQ.
+    """
 
     total_bytes: int
     free_bytes: int
@@ -203,4 +206,5 @@ class OSFiles:
 
     def disk_usage(self, path: Path) -> DiskUsage:
         stat = os.statvfs(path)
-        return DiskUsage(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+        used = stat.f_blocks - stat.f_bfree
+        return DiskUsage((used + stat.f_bavail) * stat.f_frsize, stat.f_bavail * stat.f_frsize)

@@ -239,3 +239,11 @@ def test_a_long_interval_does_not_delay_the_end(tmp_path: Path) -> None:
 def test_a_person_may_order_passes_at_any_hour() -> None:
     assert choose(Facts(NOW_S, 3, 0.5, [OLD, OLD, YOUNG], ordered=True), RULES) == 2
     assert choose(Facts(NOW_S, 3, 0.5, [YOUNG, YOUNG], ordered=True), RULES) == 0
+
+
+def test_space_kept_for_root_is_neither_used_nor_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = os.statvfs_result((4096, 4096, 1000, 800, 300, 10, 10, 10, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    assert OSFiles().disk_usage(tmp_path).used_ratio == pytest.approx(200 / (200 + 300))
