@@ -25,7 +25,7 @@ from typing import Protocol
 from commitlog.dispatch import Arrival
 from haservice.broker.groups import Groups
 from haservice.broker.topics import TopicTable
-from haservice.errors import RemotingError
+from haservice.errors import AnswerError, RemotingError
 from haservice.news import News
 from haservice.remoting.bodies import (
     ConsumerOffsetWrapper,
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 10.0
 # After a failure the master may be back any moment; a refused connection costs nothing.
 RETRY_S = 2.0
+# What a master with access control leaves to be done.
+ACL_HINT = " (set aclCredentialsFile here, or white-list this broker's address in the master's plain_acl.yml)"
 TIMEOUT_S = 3.0
 # Topics whose arrival has woken us; what a master itself does not know does so once.
 STRANGERS_MAX = 1000
@@ -209,7 +211,8 @@ class SlaveSync:
 
     def _warn(self, addr: str, error: Exception) -> None:
         if self._news.is_news():
-            logger.warning("metadata not copied master=%s reason=%s; trying on", addr, error)
+            hint = ACL_HINT if isinstance(error, AnswerError) and "AclException" in str(error) else ""
+            logger.warning("metadata not copied master=%s reason=%s%s; trying on", addr, error, hint)
 
 
 async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> bytes:

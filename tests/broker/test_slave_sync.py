@@ -14,6 +14,7 @@ from haservice.broker.groups import GroupConfig, Groups
 from haservice.broker.slave_sync import SlaveSync
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.deadline import Deadline
+from haservice.errors import RequestError
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import (
     ConsumerOffsetWrapper,
@@ -22,7 +23,7 @@ from haservice.remoting.bodies import (
     SubscriptionGroupWrapper,
     TopicConfigWrapper,
 )
-from haservice.remoting.codes import RequestCode
+from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
@@ -206,6 +207,21 @@ def test_a_master_that_is_down_is_told_once_and_its_successor_used_at_once(
     with master_at() as (_, addr):
         slave.sync.set_master_addr(addr)
         wait_until(lambda: slave.topics.get("T") is not None, "topics copied")
+
+
+def test_a_refusal_by_access_control_names_what_lets_the_slave_in(
+    slave: Slave, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Connection, __: RemotingCommand) -> RemotingCommand:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR, "org.apache.rocketmq.acl.common.AclException: No accessKey"
+        )
+
+    caplog.set_level(logging.WARNING, "haservice.broker.slave_sync")
+    with serving(dict.fromkeys(Master().handlers(), refuse)) as server:
+        slave.sync.set_master_addr(f"127.0.0.1:{server.ports[0]}")
+        wait_until(lambda: "not copied" in caplog.text, "a refusal")
+    assert "set aclCredentialsFile here" in caplog.text
 
 
 def test_no_master_and_oneself_are_not_asked(slave: Slave) -> None:
