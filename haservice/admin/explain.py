@@ -92,7 +92,7 @@ def advise(error: Explainable) -> str | None:
         case RemotingUnreachable():
             return (
                 f"does a program listen at {error.addr}?  "
-                "-n names a nameserver (port 9876), -b a broker (port 10911)"
+                "-n names a nameserver (port 9876), -b a broker (port 10911); --tls if it takes only TLS"
             )
         case RemotingTimeout():
             return (
@@ -115,7 +115,7 @@ def advise(error: Explainable) -> str | None:
         case FileExistsError() | NotADirectoryError():
             return "a file stands where a directory is wanted: move it, or choose another path"
         case OSError(errno=errno.EADDRINUSE):
-            return "another process listens there: stop it, or choose another listenPort"
+            return "another process listens there: stop it, or choose another port"
         case OSError(errno=errno.EADDRNOTAVAIL):
             return "this machine has no such address: check bindAddress"
         case OSError(errno=errno.EACCES):

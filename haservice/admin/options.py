@@ -33,7 +33,7 @@ def command(name: str) -> Callable[[Callable[..., Any]], Command]:
     return click.command(name, cls=Command, context_settings=CONTEXT)
 
 
-def address(text: str) -> str:
+def address(text: str, example: str = "127.0.0.1:10911") -> str:
     """host:port, split at the last colon as RocketMQ does; IPv6 with brackets or without.
 
     Raises click.BadParameter.
@@ -42,13 +42,13 @@ def address(text: str) -> str:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise click.BadParameter(f"{text!r} is not host:port, for instance 127.0.0.1:10911")
+        raise click.BadParameter(f"{text!r} is not host:port, for instance {example}")
     return f"{host}:{port}"
 
 
 def addresses(text: str) -> tuple[str, ...]:
     """host:port;host:port, the form of namesrvAddr."""
-    found = tuple(address(part) for part in text.split(";") if part.strip())
+    found = tuple(address(part, "127.0.0.1:9876") for part in text.split(";") if part.strip())
     if not found:
         raise click.BadParameter("no address given")
     return found

@@ -179,7 +179,8 @@ class RemotingClient:
         except ssl.SSLError as error:
             raise RemotingUnreachable(addr, f"no TLS: {error.reason or error}") from None
         except OSError as error:
-            raise RemotingUnreachable(addr, error.strerror or str(error)) from None
+            reason = error.strerror or str(error) or "closed before TLS was agreed on: does it speak TLS?"
+            raise RemotingUnreachable(addr, reason) from None
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
         self._connections[addr] = connection

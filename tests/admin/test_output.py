@@ -122,3 +122,10 @@ def test_an_ipv6_address_is_shown_in_brackets_and_taken_so() -> None:
 )
 def test_versions_are_shown_as_rocketmq_names_them(version: int, text: str) -> None:
     assert output.version_text(version) == text
+
+
+def test_an_example_has_the_port_of_what_is_asked_for() -> None:
+    with pytest.raises(click.BadParameter, match=r"127\.0\.0\.1:9876"):
+        options.addresses("127.0.0.1")
+    with pytest.raises(click.BadParameter, match=r"127\.0\.0\.1:10911"):
+        options.address("127.0.0.1")

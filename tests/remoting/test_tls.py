@@ -311,6 +311,7 @@ def test_a_tls_call_to_a_plain_server_says_what_is_wrong() -> None:
         with pytest.raises(RemotingUnreachable) as unreachable:
             client.call(addr(server), RemotingCommand.request(ECHO), 5.0)
         assert addr(server) in str(unreachable.value)
+        assert "TLS" in unreachable.value.reason
 
 
 def test_calls_are_plain_unless_they_are_asked_to_be_otherwise(certs: Certificates) -> None:
