@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from haservice.admin.calls import Admin
-from haservice.admin.group_calls import RETRY_PREFIX, consume_stats, consumer_connection, queue_owners
+from haservice.admin.group_calls import consume_stats, consumer_connection, queue_owners
 from haservice.admin.options import (
     command,
     format_option,
@@ -20,6 +20,7 @@ from haservice.admin.options import (
     truth_option,
 )
 from haservice.admin.output import Column, Table, local_second, number, show, version_text
+from haservice.broker.topics import RETRY_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.admin_bodies import ConsumerConnection, ConsumeStats, ConsumeStatsList, QueueProgress
 from haservice.remoting.admin_headers import BrokerConsumeStatsHeader

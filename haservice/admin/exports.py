@@ -14,18 +14,18 @@ import click
 
 from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
-from haservice.admin.group_calls import DLQ_PREFIX, RETRY_PREFIX, consumer_connection
+from haservice.admin.group_calls import consumer_connection
 from haservice.admin.options import broker_option, cluster_option, command, long_format_option, namesrv_option
 from haservice.admin.output import show_pairs, to_json, version_text
 from haservice.admin.topic_stats import TOPIC_PUT_NUMS, traffic
+from haservice.broker.redirect import DLQ_PREFIX
+from haservice.broker.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from haservice.errors import RemotingError
 from haservice.remoting.bodies import SubscriptionGroupWrapper, TopicConfigWrapper, TopicList
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import VERSION
 
 DEFAULT_DIRECTORY = "/tmp/rocketmq/export"
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 # Groups that every stock broker has; they belong to no user.
 SYSTEM_GROUPS = frozenset(

@@ -8,14 +8,12 @@ from functools import partial
 
 from haservice.admin.calls import MASTER_ID, Admin, readable_addr
 from haservice.admin.each import ask_each
+from haservice.broker.redirect import retry_topic
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.admin_bodies import ConsumerConnection, ConsumerRunningInfo, ConsumeStats
 from haservice.remoting.admin_headers import ConsumerRunningInfoHeader, ConsumeStatsHeader
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import ConsumerGroupHeader
-
-RETRY_PREFIX = "%RETRY%"
-DLQ_PREFIX = "%DLQ%"
 
 # As stock mqadmin waits for them: a broker looks through every queue, a client writes its stacks.
 STATS_TIMEOUT_S = 15.0
@@ -28,7 +26,7 @@ def group_addrs(admin: Admin, group: str) -> list[str]:
     A group that only broadcasts, or pulls, has no retry topic.
     """
     try:
-        datas = admin.route(RETRY_PREFIX + group).broker_datas
+        datas = admin.route(retry_topic(group)).broker_datas
         addrs = [readable_addr(data) for data in datas if data.broker_addrs]
     except AnswerError as error:
         if error.code != ResponseCode.TOPIC_NOT_EXIST:

@@ -9,7 +9,6 @@ import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.each import addrs_of, ask_each, tell_each
-from haservice.admin.group_calls import DLQ_PREFIX, RETRY_PREFIX
 from haservice.admin.options import (
     broker_option,
     cluster_option,
@@ -21,6 +20,7 @@ from haservice.admin.options import (
 )
 from haservice.admin.output import plain, to_json
 from haservice.admin.topic_changes import delete_topic_everywhere
+from haservice.broker.redirect import dead_letter_topic, retry_topic
 from haservice.remoting.admin_headers import DeleteSubscriptionGroupHeader
 from haservice.remoting.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from haservice.remoting.codes import RequestCode
@@ -117,7 +117,7 @@ def delete_sub_group(
     header = DeleteSubscriptionGroupHeader(group, remove_offset)
     with Admin(namesrv) as admin:
         targets = admin.targets(broker, cluster)
-        topics = [RETRY_PREFIX + group, DLQ_PREFIX + group] if broker is None else []
+        topics = [retry_topic(group), dead_letter_topic(group)] if broker is None else []
         tell_each(
             addrs_of(targets),
             lambda addr: admin.tell(addr, RequestCode.DELETE_SUBSCRIPTIONGROUP, header),

@@ -38,7 +38,8 @@ from haservice.admin.sending import (
     send_all,
     unique_key,
 )
-from haservice.admin.trace_entries import TRACE_TOPIC, sent_entry
+from haservice.admin.trace_entries import sent_entry
+from haservice.broker.topics import PERM_WRITE, TRACE_TOPIC
 from haservice.errors import AnswerError
 from haservice.remoting.bodies import TopicRouteData
 from haservice.remoting.codes import ResponseCode
@@ -47,7 +48,6 @@ from haservice.remoting.codes import ResponseCode
 TEMPLATE_TOPIC = "TBW102"
 AUTO_CREATED_QUEUES = 4
 BROKER_CHOOSES = -1
-PERM_WRITE = 2
 INTERRUPTED = 130  # as shells count an end by SIGINT
 
 # The bar is drawn so many times; of a pipe, whose length nobody knows, once per so many bytes.

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import click
 
 from haservice.admin.calls import MASTER_ID, Admin
-from haservice.admin.group_calls import DLQ_PREFIX, RETRY_PREFIX, consume_stats
+from haservice.admin.group_calls import consume_stats
 from haservice.admin.options import command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, number, show
 from haservice.admin.topics import topic_groups
+from haservice.broker.redirect import DLQ_PREFIX
+from haservice.broker.topics import RETRY_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.admin_bodies import BrokerStatsData
 from haservice.remoting.admin_headers import BrokerStatsHeader

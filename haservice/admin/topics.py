@@ -10,9 +10,10 @@ import click
 
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.each import ask_each
-from haservice.admin.group_calls import DLQ_PREFIX, RETRY_PREFIX
 from haservice.admin.options import broker_option, command, format_option, namesrv_option, topic_option
 from haservice.admin.output import Column, Table, local_time, perm_text, show, shown_addr, to_json
+from haservice.broker.redirect import DLQ_PREFIX
+from haservice.broker.topics import PERM_READ, RETRY_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.admin_bodies import GroupList
 from haservice.remoting.bodies import MessageQueue, TopicRouteData
@@ -21,7 +22,6 @@ from haservice.remoting.headers import TopicHeader
 
 # What -c without a name stands for.
 ALL_CLUSTERS = "*"
-PERM_READ = 4
 
 LIST_COLUMNS = (Column("#Topic", "topic"),)
 

@@ -13,7 +13,8 @@ from haservice.admin.options import command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, local_second, show
 from haservice.admin.queries import MATCHES_MAX, query
 from haservice.admin.reading import body_of, host_text
-from haservice.admin.trace_entries import TRACE_TOPIC, Entry, entries_of
+from haservice.admin.trace_entries import Entry, entries_of
+from haservice.broker.topics import TRACE_TOPIC
 
 COLUMNS = (
     Column("#Type", "type"),

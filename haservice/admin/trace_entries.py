@@ -19,7 +19,6 @@ from typing import NamedTuple
 from commitlog.log import wall_clock_ms
 from haservice.admin.sending import GROUP, SEND_OK, Outgoing, Sent
 
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 REGION = "DefaultRegion"
 ENTRY_END = "\x02"
 FIELD_END = "\x01"

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from haservice.remoting.bodies import MessageQueue, SubscriptionData
-from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX
 from haservice.remoting.json_body import JSONBody, named
 
 # Who is connected
@@ -217,27 +215,6 @@ class ConsumeDirectlyResult(JSONBody):
     auto_commit: bool = True
     remark: str | None = None
     spent_time_mills: int = 0
-
-
-# Locks of ordered queues
-
-
-@dataclass(frozen=True, slots=True)
-class LockBatchBody(JSONBody):
-    """41 and 42."""
-
-    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
-
-    consumer_group: str | None = None
-    client_id: str | None = None
-    mq_set: Sequence[MessageQueue] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LockedQueues(JSONBody):
-    """41's answer."""
-
-    locked: Sequence[MessageQueue] = field(default=(), metadata=named("lockOKMQSet"))
 
 
 # Statistics and queues of a broker
