@@ -160,7 +160,13 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         _send_back(parts, sends),
         HeartbeatProcessor(parts.clients, parts.groups, parts.topics, creates_topics=not parts.is_slave),
         ConnectionsProcessor(parts.clients),
-        GroupsProcessor(parts.groups, parts.offsets, offload, is_slave=parts.is_slave),
+        GroupsProcessor(
+            parts.groups,
+            parts.offsets,
+            offload,
+            is_slave=parts.is_slave,
+            on_deleted=parts.stats.traffic.forget_group,
+        ),
         LockProcessor(QueueLocks()),
         AclProcessor(
             parts.acl,
@@ -193,7 +199,14 @@ def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
     view = StoreView(store.queues, store.log)
     return (
         TopicProcessor(
-            topics, store.queues, view, offload, broker_name=name, is_slave=is_slave, told=parts.told
+            topics,
+            store.queues,
+            view,
+            offload,
+            broker_name=name,
+            is_slave=is_slave,
+            told=parts.told,
+            on_deleted=traffic.forget_topic,
         ),
         StateProcessor(
             parts.stats,

@@ -151,6 +151,23 @@ def test_messages_per_second_are_those_pulled(start: Start, client: BlockingClie
     assert (missing.code, missing.remark) == (1, "The stats <TOPIC_PUT_NUMS> <U> not exist")
 
 
+def test_statistics_go_with_their_topic_and_group(start: Start, client: BlockingClient) -> None:
+    node = start()
+    fill(client, node, 1)
+    node.stats.traffic.sent_back("U", "G")
+
+    def known(name: str, key: str) -> bool:
+        fields = {"statsName": name, "statsKey": key}
+        return ask(client, node, RequestCode.VIEW_BROKER_STATS_DATA, **fields).code == 0
+
+    assert known("TOPIC_PUT_NUMS", "T")
+    assert known("SNDBCK_PUT_NUMS", "U@G")
+    assert ask(client, node, RequestCode.DELETE_TOPIC_IN_BROKER, topic="T").code == 0
+    assert not known("TOPIC_PUT_NUMS", "T")
+    assert ask(client, node, RequestCode.DELETE_SUBSCRIPTIONGROUP, groupName="G").code == 0
+    assert not known("SNDBCK_PUT_NUMS", "U@G")
+
+
 def test_every_group_is_told_at_once(start: Start, client: BlockingClient) -> None:
     node = start()
     fill(client, node, 3)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups import GroupConfig, Groups
@@ -26,11 +27,20 @@ logger = logging.getLogger(__name__)
 
 
 class GroupsProcessor:
-    def __init__(self, groups: Groups, offsets: ConsumerOffsets, offload: Offload, *, is_slave: bool) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        offsets: ConsumerOffsets,
+        offload: Offload,
+        *,
+        is_slave: bool,
+        on_deleted: Callable[[str], None] = lambda group: None,
+    ) -> None:
         self._groups = groups
         self._offsets = offsets
         self._offload = offload
         self._is_slave = is_slave
+        self._on_deleted = on_deleted
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -59,6 +69,7 @@ class GroupsProcessor:
         self._refuse_on_slave()
         header = DeleteSubscriptionGroupHeader.decode(command.ext)
         known = self._groups.delete(header.group_name)
+        self._on_deleted(header.group_name)
         topics = self._offsets.remove_group(header.group_name) if header.remove_offset else 0
         logger.info(
             "group deletion asked for peer=%s group=%s known=%s offsets_of_topics=%d",

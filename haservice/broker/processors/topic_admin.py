@@ -54,9 +54,11 @@ class TopicProcessor:
         broker_name: str,
         is_slave: bool,
         told: Callable[[], Future[None]],
+        on_deleted: Callable[[str], None],
     ) -> None:
         """`told` is done when the name servers know the topics of now."""
         self._told = told
+        self._on_deleted = on_deleted
         self._topics = topics
         self._queues = queues
         self._view = view
@@ -152,6 +154,7 @@ class TopicProcessor:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the queues of topic[{name}] cannot be deleted: {error}"
             ) from None
+        self._on_deleted(name)
         return await self._persisted(request)
 
     def _take_out(self, name: str) -> None:
