@@ -18,6 +18,7 @@ from haservice.remoting.command import Body, RemotingCommand
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
+_CREDENTIALS = frozenset({ACCESS_KEY, SIGNATURE, SECURITY_TOKEN})
 
 # RocketMQ's clients add the second one to a query after they have signed it.
 _UNSIGNED = frozenset({SIGNATURE, "_UNIQUE_KEY_QUERY"})
@@ -43,6 +44,11 @@ def sign(
     if security_token is not None:
         ext[SECURITY_TOKEN] = security_token
     ext[SIGNATURE] = signature(secret_key, content(ext, command.body))
+
+
+def without_credentials(ext: Mapping[str, str]) -> dict[str, str]:
+    """The ext fields of a request that is passed on to somebody else."""
+    return {name: value for name, value in ext.items() if name not in _CREDENTIALS}
 
 
 def _java_order(name: str) -> bytes:

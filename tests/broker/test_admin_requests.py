@@ -35,6 +35,8 @@ from tests.support.waiting import wait_until
 
 Start = Callable[..., BrokerNode]
 Q = "broker-a"
+# A tool's, which no consumer gets to see.
+CREDENTIALS = {"AccessKey": "administrator", "Signature": "c2lnbmVk", "SecurityToken": "token"}
 
 
 @pytest.fixture
@@ -208,7 +210,7 @@ def test_a_consumer_tells_of_itself_through_its_broker(
     join(other, "c2")
     tool = peers(node)
     fields = {"consumerGroup": "G", "clientId": "c1", "jstackEnable": "true"}
-    tool.send(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, opaque=77))
+    tool.send(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, {**fields, **CREDENTIALS}, opaque=77))
     asked = relayed(peer, RequestCode.GET_CONSUMER_RUNNING_INFO)
     assert asked.ext == fields
     answer = asked.answer(body=b'{"properties":{}}')
@@ -259,7 +261,7 @@ def test_a_message_is_consumed_by_one_consumer_on_request(
     peer, tool = peers(node), peers(node)
     join(peer, "c1")
     fields = {"consumerGroup": "G", "msgId": answer.ext["msgId"]}
-    tool.send(RemotingCommand(RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, opaque=5))
+    tool.send(RemotingCommand(RequestCode.CONSUME_MESSAGE_DIRECTLY, {**fields, **CREDENTIALS}, opaque=5))
     asked = relayed(peer, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     assert asked.ext == {**fields, "clientId": "c1", "brokerName": Q}
     assert bytes(asked.body) == node.store.log.read_record(0)

@@ -20,6 +20,7 @@ from haservice.remoting.calls import call
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.signature import without_credentials
 from haservice.remoting.workers import Offload
 
 CALL_SECONDS = 10.0
@@ -55,7 +56,7 @@ class ClientCallsProcessor:
         """307."""
         header = ConsumerRunningInfoHeader.decode(request.ext)
         member, _ = self._member(header.consumer_group, header.client_id)
-        relayed = RemotingCommand.request(request.code, dict(request.ext), bytes(request.body))
+        relayed = RemotingCommand.request(request.code, without_credentials(request.ext), bytes(request.body))
         return asyncio.ensure_future(self._relay(request, member, relayed, header.consumer_group))
 
     def consume_directly(
@@ -71,7 +72,8 @@ class ClientCallsProcessor:
             said = f"msgId {header.msg_id[:64]!r} is no offset message id"
             raise RequestError(ResponseCode.SYSTEM_ERROR, said) from None
         member, client = self._member(header.consumer_group, header.client_id)
-        ext = {**request.ext, "clientId": client.client_id, "brokerName": self._broker_name}
+        ext = without_credentials(request.ext)
+        ext.update(clientId=client.client_id, brokerName=self._broker_name)
         return asyncio.ensure_future(
             self._consume_directly(request, member, ext, offset, header.consumer_group)
         )
