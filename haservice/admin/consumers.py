@@ -79,7 +79,13 @@ def consumer_progress(
         stats, complete = consume_stats(admin, group)
         owners = queue_owners(admin, group) if show_owners else None
     show(progress_table(stats, owners), output_format)
-    if not complete:
+    if complete and not stats.offset_table:
+        click.echo(
+            f"no broker has an offset of group {group!r}: it has consumed nothing, or its name is another\n"
+            "  mqadmin consumerProgress lists the groups",
+            err=True,
+        )
+    if not complete or not stats.offset_table:
         sys.exit(1)
 
 

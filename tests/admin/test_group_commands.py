@@ -75,6 +75,13 @@ def test_progress_of_the_brokers_that_answer_is_shown_and_the_exit_code_is_1(ser
     assert down in result.stderr
 
 
+def test_a_group_without_any_offset_is_said_to_have_none(serve: Serve) -> None:
+    none = serve({RequestCode.GET_CONSUME_STATS: body(stats("a").encode())})
+    result = run("consumerProgress", "-n", two_brokers(serve, none, none), "-g", "orders-typo")
+    assert result.exit_code == 1
+    assert "no broker has an offset of group 'orders-typo'" in result.stderr
+
+
 def test_a_group_without_a_retry_topic_is_looked_for_at_every_master(serve: Serve) -> None:
     broker = serve({RequestCode.GET_CONSUME_STATS: body(stats("a", (4, 1)).encode())})
     info = ClusterInfo({"a": BrokerData("a", "C", {0: broker, 1: "127.0.0.1:1"})}, {"C": ("a",)})
