@@ -177,7 +177,10 @@ def _link_to_master(
         state += f", master last heard {human_seconds(heard_s)} ago"
     state += ahead
     if client.last_error:
-        state += f"; {client.last_error}"
+        # Not what is the matter now where the link stands again and the master was not heard yet.
+        state += (
+            f"; before: {client.last_error}" if state.startswith("TRANSFER") else f"; {client.last_error}"
+        )
     return Link(
         peer=client.master_addr or None,
         ack_offset=one.log_end,

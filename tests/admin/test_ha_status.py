@@ -66,6 +66,13 @@ def test_a_slave_shows_its_master_and_its_lag_behind_the_masters_log() -> None:
     assert row["state"] == "TRANSFER, master last heard 0.4 s ago"
 
 
+def test_what_was_the_matter_before_is_not_told_as_the_state_of_a_link_that_stands() -> None:
+    _, row = rows(master(), slave(state="TRANSFER", last_error="Connection refused"))
+    assert str(row["state"]).endswith("; before: Connection refused")
+    _, row = rows(master(), slave(state="READY", last_error="Connection refused"))
+    assert str(row["state"]).endswith("READY; Connection refused")
+
+
 def test_a_slave_asked_alone_takes_the_masters_end_from_its_own_link() -> None:
     (row,) = rows(slave(master_flush_offset=4500))
     assert row["lagBytes"] == 500
