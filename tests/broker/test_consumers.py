@@ -268,6 +268,8 @@ def test_a_consumer_gets_a_retry_topic_from_a_master_only(reading_broker: Make) 
         b"\xff\xfe",
         b"[" * 100_000,
         b'{"clientID":"c","producerDataSet":[' + b'{"groupName":"P"},' * 2000 + b'{"groupName":"P"}]}',
+        b'{"clientID":"c","producerDataSet":[{"groupName":"' + b"P" * 256 + b'"}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"' + b"P" * 256 + b'"}]}',
     ],
 )
 def test_a_heartbeat_that_is_none_is_refused_and_the_connection_lives(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from haservice.broker.consumers import ClientTable, Peer
-from haservice.broker.groups import Groups
+from haservice.broker.groups import GROUP_LENGTH_MAX, Groups
 from haservice.broker.redirect import retry_topic
 from haservice.broker.topics import SYS_FLAG_UNIT_SUB, TopicTable, name_fault
 from haservice.errors import RequestError
@@ -74,6 +74,13 @@ class HeartbeatProcessor:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"heartbeat names {named} groups, at most {GROUPS_MAX} are kept"
             )
+        for one in (*data.producer_data_set, *data.consumer_data_set):
+            if len(one.group_name) > GROUP_LENGTH_MAX:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"heartbeat names a group of {len(one.group_name)} characters, at most"
+                    f" {GROUP_LENGTH_MAX} are kept",
+                )
         known = self._clients.memberships(connection)
         if known + named > MEMBERSHIPS_MAX:
             raise RequestError(

@@ -19,8 +19,10 @@ from typing import Protocol
 from commitlog.errors import CommitLogError
 from commitlog.record import store_timestamp_ms
 from haservice.broker.consumer_offsets import OFFSETS_MAX, SEPARATOR, ConsumerOffsets
+from haservice.broker.groups import GROUP_LENGTH_MAX
 from haservice.broker.reader import Log, Queue, QueueReader
 from haservice.broker.store_view import HEAD_BYTES, UNKNOWN_MS
+from haservice.broker.topics import TOPIC_LENGTH_MAX
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -34,9 +36,6 @@ from haservice.remoting.headers import (
     UpdateConsumerOffsetHeader,
 )
 from haservice.remoting.workers import Offload
-
-TOPIC_LENGTH_MAX = 127
-GROUP_LENGTH_MAX = 255
 
 
 class TimedQueue(Queue, Protocol):
