@@ -69,18 +69,19 @@ class HeartbeatProcessor:
             data = HeartbeatData.decode(command.body)
         except ValueError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"heartbeat cannot be read: {error}") from None
-        named = len(data.consumer_data_set) + len(data.producer_data_set)
+        names = [one.group_name for one in data.consumer_data_set]
+        names += [one.group_name for one in data.producer_data_set]
+        named = len(names)
         if named > GROUPS_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"heartbeat names {named} groups, at most {GROUPS_MAX} are kept"
             )
-        for one in (*data.producer_data_set, *data.consumer_data_set):
-            if len(one.group_name) > GROUP_LENGTH_MAX:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"heartbeat names a group of {len(one.group_name)} characters, at most"
-                    f" {GROUP_LENGTH_MAX} are kept",
-                )
+        longest = max(map(len, names), default=0)
+        if longest > GROUP_LENGTH_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"heartbeat names a group of {longest} characters, at most {GROUP_LENGTH_MAX} are kept",
+            )
         known = self._clients.memberships(connection)
         if known + named > MEMBERSHIPS_MAX:
             raise RequestError(
