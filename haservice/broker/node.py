@@ -228,10 +228,6 @@ class BrokerNode:
             return queue.max_offset
         return None if self.topics.get(topic) is None else 0
 
-    def _queue_end_if_level(self, topic: str, queue_id: int) -> int | None:
-        """None also while queues are still being built from the log."""
-        return None if self.store.dispatcher.behind else self._queue_end(topic, queue_id)
-
     def _list_topics(self) -> None:
         """Topics of our queues that the table lacks: of a slave that is the master now, or a lost file."""
         queues = (key for key, queue in self.store.queues.items() if queue.max_offset)
@@ -297,7 +293,7 @@ class BrokerNode:
             config.broker_addr,
             self.offsets,
             self.groups,
-            self._queue_end_if_level,
+            self._queue_end,
             on_taken=self.persistence.soon,
         )
         self.registration = Registration(

@@ -50,17 +50,19 @@ def handed_back(
 ) -> OffsetTable:
     """What a master may take of a slave's offsets when it comes back.
 
-    Those of groups that `is_group` knows: a stock slave keeps the offsets of deleted ones for ever.  None
-    lies beyond its queue here, whose end `end_of` (topic, queue id) gives, or None where that does not
-    matter: what this master has lost is numbered anew.
+    Those of groups that `is_group` knows: a stock slave keeps the offsets of deleted ones for ever.  And of
+    queues that are here, not beyond their ends, which `end_of` (topic, queue id) gives, or None for no such
+    topic: what this master has lost is numbered anew, and a group that was further would skip it.
     """
     taken: OffsetTable = {}
     for key, queues in slaves.items():
         topic, _, group = key.partition(SEPARATOR)
         if is_group(group):
-            ends = {queue_id: end_of(topic, queue_id) for queue_id in queues}
-            taken[key] = {
-                queue_id: offset if (end := ends[queue_id]) is None else min(offset, end)
+            here = {
+                queue_id: min(offset, end)
                 for queue_id, offset in queues.items()
+                if (end := end_of(topic, queue_id)) is not None
             }
+            if here:
+                taken[key] = here
     return taken
