@@ -46,10 +46,13 @@ class Persistence:
         self._woken.set()
 
     def persist(self) -> None:
-        """One pass.  A table that cannot be written is tried again at the next."""
+        """One pass.  A table that cannot be written is tried again at the next, and keeps no other from it."""
         for name, persist in self._tables.items():
             try:
                 persist()
             except OSError as error:
                 if self._news.is_news(name):
                     logger.error("not written table=%s reason=%s; trying on", name, error)
+            except Exception:  # a mistake of ours in one table
+                if self._news.is_news(name):
+                    logger.exception("not written table=%s; trying on", name)

@@ -102,3 +102,17 @@ def test_a_table_that_fails_does_not_keep_the_others_from_the_disk() -> None:
     finally:
         assert service.stop(Deadline(5))
     assert service.failed is None
+
+
+def test_a_mistake_in_one_table_keeps_no_other_from_its_file() -> None:
+    written: list[str] = []
+
+    def wrong() -> bool:
+        raise KeyError("a mistake")
+
+    def right() -> bool:
+        written.append("right")
+        return True
+
+    Persistence({"wrong": wrong, "right": right}, 1.0).persist()
+    assert written == ["right"]
