@@ -46,7 +46,7 @@ class Persistence:
         self._woken.set()
 
     def persist(self) -> None:
-        """One pass.  A table that cannot be written is tried again at the next, and keeps no other from it."""
+        """One pass.  A table that cannot be written hinders no other, and is tried again at the next."""
         for name, persist in self._tables.items():
             try:
                 persist()
