@@ -40,4 +40,5 @@ def java(_driver_of_session: JavaDriver) -> Iterator[JavaDriver]:
 @pytest.fixture(scope="module")
 def java_of_module(_driver_of_session: JavaDriver) -> JavaDriver:
     """The same, for fixtures that live as long as a module; they shut their clients down themselves."""
+    _driver_of_session.ensure()
     return _driver_of_session

@@ -31,7 +31,7 @@ CALL_SECONDS = 60.0
 END_SECONDS = 10.0
 
 # Java reads these once, for all clients of the process.
-PROPERTIES = ("-Drocketmq.client.rebalance.waitInterval=2000",)
+PROPERTIES = ("-Drocketmq.client.rebalance.waitInterval=2000", "-XX:+ExitOnOutOfMemoryError")
 
 
 class JavaError(Exception):
@@ -93,6 +93,18 @@ class Received(NamedTuple):
             transaction_id=seen.get("transactionId"),
             answer=seen.get("answer"),
         )
+
+
+class Brief(NamedTuple):
+    """What is kept of a delivery when there are very many.
+
+    `sequence` grows with each delivery to any consumer of the JVM; `head` is the body up to its first space.
+    """
+
+    queue_id: int
+    queue_offset: int
+    sequence: int
+    head: str
 
 
 class Queue(NamedTuple):
@@ -251,13 +263,9 @@ class PushConsumer(Client):
         """Every delivery so far from the `since`th on, failed ones included."""
         return [Received.of(one) for one in self.call("received", since=since)]
 
-    def received_fields(self, fields: Sequence[str], since: int = 0) -> list[list[Any]]:
-        """The same, only some of the Java side's fields, cheaply.
-
-        queueId, queueOffset; head: the body's first word; sequence: one order for all consumers.
-        """
-        found: list[list[Any]] = self.call("received", since=since, fields=list(fields))
-        return found
+    def take_briefs(self) -> list[Brief]:
+        """Of a consumer with brief=True: the deliveries since the last call, which are then forgotten."""
+        return [Brief(*one) for one in self.call("take_briefs")]
 
     def bodies(self) -> list[bytes]:
         return [one.body for one in self.received()]
@@ -505,6 +513,7 @@ class JavaDriver:
         delay_level: int = 0,
         reply: str | None = None,
         pause_ms: int = 0,
+        brief: bool = False,
         name: str | None = None,
         **options: Any,
     ) -> PushConsumer:
@@ -514,7 +523,7 @@ class JavaDriver:
         time).  Messages whose body begins with `fail_prefix` fail their first `fail_times` times, by asking
         for another time ("LATER"), by an exception ("THROW") or by returning nothing ("NULL"); `delay_level`
         goes with it.  `reply`: answers requests with this and their body.  `pause_ms` per call of the
-        listener.
+        listener.  `brief`: see take_briefs; `received` is empty then.
         """
         name = self._named(name, "push")
         options = {"consumeFromWhere": f"CONSUME_FROM_{from_where}", **options}
@@ -526,7 +535,7 @@ class JavaDriver:
             "push", name, namesrv, group, options,
             subscriptions=_subscriptions(topic, expression, sql), orderly=orderly,
             fail_times=fail_times, fail_prefix=fail_prefix, fail_how=fail_how, delay_level=delay_level,
-            reply=reply, pause_ms=pause_ms,
+            reply=reply, pause_ms=pause_ms, brief=brief,
         )  # fmt: skip
         return PushConsumer(self, name)
 

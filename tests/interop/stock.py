@@ -4,7 +4,7 @@
         namesrv = nameserver("stock", tmp_path)
         master = broker("ours", tmp_path, role="SYNC_MASTER", namesrv=namesrv)
         slave = broker("stock", tmp_path, broker_id=1, role="SLAVE", namesrv=namesrv)
-        start(namesrv, master, slave)
+        start(namesrv); start(master); start(slave)
 
 Each lives in a directory of its own below the test's; a broker of either kind with the same name and id has
 the same directory, so that one can be stopped and the other started on its store.

@@ -1,7 +1,7 @@
 """The HA port with a stock peer on the other side: our slave under a stock master, a stock slave under ours.
 
-What the matrix does not show: a slave that joins late, ASYNC_MASTER, slaves killed and restarted while
-messages flow, a master that goes away for a while, and a consumer that lives through it all.
+What the matrix does not show: a slave that joins late, ASYNC_MASTER, and slaves killed and restarted while
+messages flow.  Consumers that live through it all are in the soak.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.driver import JavaDriver
 from tests.interop.our_client import OurConsumer, send
 from tests.interop.pairs import PATIENCE_S, MixedPair, mixed_pairs
 from tests.interop.stock import Kind, log_bytes, requires_stock
@@ -111,39 +110,4 @@ def test_a_slave_killed_under_a_sync_master_costs_answers_but_no_message(
     pair.start(pair.slave)
     pair.wait_proven(TOPIC)
     assert send(pair.master.addr, TOPIC, QUEUES, numbered(300, 600)) == {"SEND_OK": 300}
-    pair.assert_equal_logs()
-
-
-def test_a_java_consumer_lives_through_the_death_and_return_of_its_master(
-    kinds: tuple[Kind, Kind, Kind], make_pair: MakePair, java: JavaDriver
-) -> None:
-    """At least once, and each queue's first deliveries in its order.
-
-    A pull that the master held when it was killed is given up by a Java client after 30 s, with masters of
-    either kind; that is what the patience here is for.
-    """
-    pair = make_pair(kinds=kinds, **SETTINGS)
-    pair.start_with_topic(TOPIC, QUEUES)
-    pair.wait_proven(TOPIC)
-    # One thread, for several would note what they were given in an order of their own.
-    consumer = java.push(pair.namesrv, "lives-on", TOPIC, consumeThreadMin=1, consumeThreadMax=1)
-    assert send(pair.master.addr, TOPIC, QUEUES, numbered(0, 300)) == {"SEND_OK": 300}
-    wait_until(lambda: set(numbered(0, 300)) <= set(consumer.bodies()), "the first are consumed")
-    assert send(pair.master.addr, TOPIC, QUEUES, numbered(300, 600)) == {"SEND_OK": 300}
-    pair.master.kill()
-    pair.wait_route(TOPIC, pair.slave)
-    wait_until(
-        lambda: set(numbered(0, 600)) <= set(consumer.bodies()), "the slave's are consumed", PATIENCE_S
-    )
-    pair.start(pair.master)
-    pair.wait_route(TOPIC, pair.master, pair.slave)
-    pair.wait_proven(TOPIC)
-    assert send(pair.master.addr, TOPIC, QUEUES, numbered(600, 900)) == {"SEND_OK": 300}
-    wait_until(lambda: set(numbered(0, 900)) <= set(consumer.bodies()), "all is consumed", PATIENCE_S)
-    first: dict[tuple[int, int], None] = {}
-    for one in consumer.received():
-        first.setdefault((one.queue_id, one.queue_offset))
-    for queue in range(QUEUES):
-        offsets = [offset for queue_id, offset in first if queue_id == queue]
-        assert offsets == sorted(offsets)
     pair.assert_equal_logs()

@@ -44,7 +44,9 @@ def pair(
         start(namesrv)
         master = broker(kind, directory, role="SYNC_MASTER", namesrv=namesrv)
         slave = broker(kind, directory, broker_id=1, role="SLAVE", namesrv=namesrv)
-        start(master, slave)
+        # In turn: a slave that registers before its master hears of it 10 s later.
+        start(master)
+        start(slave)
         yield Pair(namesrv, master, slave)
 
 

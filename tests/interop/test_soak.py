@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.interop.driver import JavaDriver, Producer, PushConsumer
+from tests.interop.driver import Brief, JavaDriver, Producer, PushConsumer
 from tests.interop.pairs import MixedPair, mixed_pairs
 from tests.interop.stock import Kind, requires_stock
 from tests.support.waiting import wait_until
@@ -36,7 +36,6 @@ KILLS = ("master", "master", "slave", "slave")
 LOAD_S = 240.0
 # A pull that was held by a killed master is given up by its client after 30 s.
 CONSUMED_S = 90.0
-LOOK_S = 0.05
 
 OURS_FIRST: tuple[Kind, Kind, Kind] = ("ours", "ours", "stock")
 STOCK_FIRST: tuple[Kind, Kind, Kind] = ("stock", "stock", "ours")
@@ -76,7 +75,7 @@ def test_nothing_acknowledged_is_lost_and_all_is_delivered_in_order(
     pair.wait_proven(TOPIC)
     consumers = [
         java.push(pair.namesrv, "soakers", TOPIC, consumeThreadMin=1, consumeThreadMax=1,
-                  consumeMessageBatchMaxSize=32)
+                  consumeMessageBatchMaxSize=32, brief=True)
         for _ in range(2)
     ]  # fmt: skip
     producers = [
@@ -126,24 +125,22 @@ def carry_out(kill: Kill, pair: MixedPair) -> None:
 
 def assert_delivered(wanted: list[set[str]], consumers: list[PushConsumer]) -> None:
     """At least once, and first deliveries in the order of each queue."""
-    deliveries: list[list[tuple[int, int, str]]] = [[] for _ in wanted]
+    deliveries: list[list[Brief]] = [[] for _ in wanted]
     delivered: list[set[str]] = [set() for _ in wanted]
-    taken = [0 for _ in consumers]
 
     def is_all_there() -> bool:
-        for number, consumer in enumerate(consumers):
-            new = consumer.received_fields(("queueId", "queueOffset", "sequence", "head"), taken[number])
-            taken[number] += len(new)
-            for queue_id, queue_offset, sequence, head in new:
-                deliveries[queue_id].append((sequence, queue_offset, head))
-                delivered[queue_id].add(head)
+        for consumer in consumers:
+            for one in consumer.take_briefs():
+                deliveries[one.queue_id].append(one)
+                delivered[one.queue_id].add(one.head)
         return all(some <= all_ for some, all_ in zip(wanted, delivered, strict=True))
 
     wait_until(is_all_there, "all that was acknowledged is delivered", CONSUMED_S)
     for queue_id, some in enumerate(deliveries):
-        offsets = list(dict.fromkeys(queue_offset for _, queue_offset, _ in sorted(some)))
+        some.sort(key=lambda one: one.sequence)
+        offsets = list(dict.fromkeys(one.queue_offset for one in some))
         assert offsets == list(range(len(offsets))), f"queue {queue_id} came out of order"
-        numbers = [head for _, _, head in sorted(some, key=lambda one: one[1]) if head != "probe"]
-        sent = list(dict.fromkeys(int(head.split("-")[1]) for head in numbers))
+        heads = dict.fromkeys(one.head for one in some if one.head != "probe")
+        sent = [int(head.split("-")[1]) for head in heads]
         assert sent == sorted(sent), f"queue {queue_id} is not in the order of its producer"
-    print(f"{sum(taken)} deliveries of {sum(map(len, delivered))} messages")
+    print(f"{sum(map(len, deliveries))} deliveries of {sum(map(len, delivered))} messages")

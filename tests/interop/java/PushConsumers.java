@@ -35,7 +35,8 @@ final class PushConsumers implements Driver.Handle {
     private final DefaultMQProducer replies;
     private final List<MessageExt> received = new ArrayList<>();
     private final List<Long> times = new ArrayList<>();
-    private final List<Long> sequence = new ArrayList<>();
+    private final List<Object[]> briefs = new ArrayList<>();
+    private final boolean isBrief;
     private final Map<String, Integer> failures = new ConcurrentHashMap<>();
     private final int failTimes;
     private final String failPrefix;
@@ -51,6 +52,7 @@ final class PushConsumers implements Driver.Handle {
         delayLevel = request.getIntValue("delay_level");
         reply = request.getString("reply");
         pauseMs = request.getLongValue("pause_ms");
+        isBrief = request.getBooleanValue("brief");
         JSONObject options = request.getJSONObject("options");
         replies = reply == null ? null : new DefaultMQProducer(
             request.getString("group") + "-replies", Driver.aclHook((JSONObject) options.clone()));
@@ -99,9 +101,12 @@ final class PushConsumers implements Driver.Handle {
     private boolean isFailing(List<MessageExt> messages) {
         synchronized (received) {
             for (MessageExt message : messages) {
+                if (isBrief) {
+                    briefs.add(brief(message));
+                    continue;
+                }
                 received.add(message);
                 times.add(System.currentTimeMillis());
-                sequence.add(deliveries.incrementAndGet());
             }
         }
         if (pauseMs > 0) {
@@ -144,7 +149,9 @@ final class PushConsumers implements Driver.Handle {
     public Object call(String op, JSONObject request) throws Exception {
         switch (op) {
             case "received":
-                return snapshot(request.getIntValue("since"), request.getJSONArray("fields"));
+                return snapshot(request.getIntValue("since"));
+            case "take_briefs":
+                return takeBriefs();
             case "count":
                 synchronized (received) {
                     return received.size();
@@ -172,21 +179,15 @@ final class PushConsumers implements Driver.Handle {
         }
     }
 
-    private JSONArray snapshot(int since, JSONArray fields) {
+    private JSONArray snapshot(int since) {
         List<MessageExt> messages;
         List<Long> at;
-        List<Long> order;
         synchronized (received) {
             messages = new ArrayList<>(received.subList(Math.min(since, received.size()), received.size()));
             at = new ArrayList<>(times.subList(Math.min(since, times.size()), times.size()));
-            order = new ArrayList<>(sequence.subList(Math.min(since, sequence.size()), sequence.size()));
         }
         JSONArray seen = new JSONArray(messages.size());
         for (int i = 0; i < messages.size(); i++) {
-            if (fields != null) {
-                seen.add(brief(messages.get(i), order.get(i), fields));
-                continue;
-            }
             JSONObject one = Driver.received(messages.get(i));
             one.put("receivedTimestamp", at.get(i));
             seen.add(one);
@@ -194,28 +195,20 @@ final class PushConsumers implements Driver.Handle {
         return seen;
     }
 
-    private static Object brief(MessageExt message, long sequence, JSONArray fields) {
-        JSONArray values = new JSONArray(fields.size());
-        for (Object field : fields) {
-            switch ((String) field) {
-                case "queueId":
-                    values.add(message.getQueueId());
-                    break;
-                case "queueOffset":
-                    values.add(message.getQueueOffset());
-                    break;
-                case "sequence":
-                    values.add(sequence);
-                    break;
-                case "head":
-                    String body = new String(message.getBody(), StandardCharsets.UTF_8);
-                    values.add(body.substring(0, (body + " ").indexOf(' ')));
-                    break;
-                default:
-                    values.add(Driver.received(message).get(field));
-            }
+    /** What is kept of a delivery when there are very many. */
+    private static Object[] brief(MessageExt message) {
+        String body = new String(message.getBody(), StandardCharsets.UTF_8);
+        String head = body.substring(0, (body + " ").indexOf(' '));
+        return new Object[] {
+            message.getQueueId(), message.getQueueOffset(), deliveries.incrementAndGet(), head};
+    }
+
+    private List<Object[]> takeBriefs() {
+        synchronized (received) {
+            List<Object[]> taken = new ArrayList<>(briefs);
+            briefs.clear();
+            return taken;
         }
-        return values;
     }
 
     @Override
