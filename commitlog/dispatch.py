@@ -43,10 +43,12 @@ _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 
 _PIECE_BYTES = 1 << 20
 # Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
-# every millisecond, too.  While nobody waits for arrivals, they may gather longer: a pass over many messages
-# costs less than half for each, and it is the interpreter that sends need, too.
+# every millisecond, too.  While nobody waits for arrivals they may gather longer, and on a replica, whom hardly
+# anybody asks, still longer: a pass over many messages costs less than half for each, and it is the interpreter
+# that sends need, too.
 _LINGER_S = 0.001
 _UNAWAITED_LINGER_S = 0.01
+_REPLICA_LINGER_S = 0.1
 _LEVEL_BYTES = 64 << 10
 # How long nothing comes before the index gives its memory back.
 _REST_AFTER_S = 5.0
@@ -127,7 +129,7 @@ class Dispatcher:
         position: int | None = None,
         yields: bool = False,
     ) -> None:
-        """`yields`: a flood of arriving bytes goes first, as on a replica that catches up."""
+        """`yields`, for a replica: a flood of arriving bytes goes first, and nobody is in a hurry."""
         self.position = max(queues.max_physical_offset, log.start) if position is None else position
         self.trouble: str | None = None
         self.failed: str | None = None
@@ -135,6 +137,7 @@ class Dispatcher:
         """Called after each pass, in this thread: per queue and tags code the offset behind the last one."""
         self.awaited: Callable[[], bool] = lambda: True
         """Whether somebody waits for messages to arrive, who is not to wait longer than need be."""
+        self._hurry = threading.Event()
         self._log = log
         self._queues = queues
         self._index = index
@@ -158,7 +161,12 @@ class Dispatcher:
         return max(0, self._log.end - self.position)
 
     def wake(self) -> None:
+        self._hurry.set()
         self._log.wake()
+
+    def hurry(self) -> None:
+        """Somebody waits for messages from now on.  Any thread."""
+        self._hurry.set()
 
     def run(self, stop: threading.Event) -> None:
         """Dispatches until `stop`; after damage it only waits for `stop`."""
@@ -185,7 +193,11 @@ class Dispatcher:
                 self._wait(stop)
             elif self.behind < _LEVEL_BYTES:
                 self._patience_s = _FLOOD_MAX_S
-                stop.wait(_LINGER_S if self.awaited() else _UNAWAITED_LINGER_S)
+                if self.awaited():
+                    stop.wait(_LINGER_S)
+                else:
+                    self._hurry.wait(_REPLICA_LINGER_S if self._yields else _UNAWAITED_LINGER_S)
+                    self._hurry.clear()
             elif self._yields:
                 self._let_flood_pass(stop)
 

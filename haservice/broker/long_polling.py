@@ -85,7 +85,15 @@ class HeldPull:
 class LongPolling:
     """The pulls held by one broker, at most `held_max`."""
 
-    def __init__(self, held_max: int = HELD_MAX, timers: Timers | None = None) -> None:
+    def __init__(
+        self,
+        held_max: int = HELD_MAX,
+        timers: Timers | None = None,
+        *,
+        on_awaited: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_awaited` is called when there is a pull that waits, after a time without."""
+        self._on_awaited = on_awaited
         self._held_max = held_max
         self._timers = timers
         self._count = 0
@@ -205,6 +213,8 @@ class LongPolling:
 
     def _insert(self, pull: HeldPull, expires_at: float) -> None:
         self._count += 1
+        if self._count == 1:
+            self._on_awaited()
         self._queues.setdefault(pull.key, set()).add(pull)
         if pull.below_mark:
             self._below_mark.add(pull)

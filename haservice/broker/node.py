@@ -330,7 +330,7 @@ class BrokerNode:
         self.clients = ClientTable(
             notify_members(self.groups, enabled=broker.notify_consumer_ids_changed_enable), self.filters
         )
-        self.long_polling = LongPolling()
+        self.long_polling = LongPolling(on_awaited=store.dispatcher.hurry)
         self.delivery = DelayDelivery(
             store.log,
             store.queues.get,

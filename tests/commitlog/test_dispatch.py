@@ -539,22 +539,23 @@ def test_queues_go_on_while_there_is_no_room_for_an_index_file(tmp_path: Path) -
     assert len(bench.find("k499")) == 1
 
 
-def test_arrivals_gather_longer_while_nobody_waits_for_them(tmp_path: Path) -> None:
+def test_arrivals_gather_until_somebody_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitlog.dispatch._UNAWAITED_LINGER_S", 600.0)
     bench = Bench(tmp_path)
     dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS)
-    waits: list[float | None] = []
-
-    class Stop(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.append(timeout)
-            self.set()
-            return True
-
-    for awaited in (True, False):
-        bench.log.append(message())
-        dispatcher.awaited = lambda awaited=awaited: awaited
-        dispatcher.run(Stop())
-    soon, later = waits
-    assert soon is not None
-    assert later is not None
-    assert 0 < soon < later <= 0.01
+    dispatcher.awaited = lambda: False
+    stop = threading.Event()
+    thread = threading.Thread(target=dispatcher.run, args=(stop,))
+    thread.start()
+    bench.log.append(message())
+    wait_until(lambda: dispatcher.behind == 0, "the first comes at once")
+    bench.log.append(message())
+    dispatcher.hurry()
+    wait_until(lambda: dispatcher.behind == 0, "the second when somebody waits")
+    bench.log.append(message())
+    stop.set()
+    dispatcher.wake()
+    thread.join(10.0)
+    assert not thread.is_alive(), "a stop does not wait for more"
