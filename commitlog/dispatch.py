@@ -43,9 +43,9 @@ _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 
 _PIECE_BYTES = 1 << 20
 # Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
-# every millisecond, too.  While nobody waits for arrivals they may gather longer, and on a replica, whom hardly
-# anybody asks, still longer: a pass over many messages costs less than half for each, and it is the interpreter
-# that sends need, too.
+# every millisecond, too.  While nobody waits for arrivals they may gather longer, and on a replica, which few
+# ask, still longer: a pass over many messages costs less than half for each, and it is the interpreter that
+# sends need, too.
 _LINGER_S = 0.001
 _UNAWAITED_LINGER_S = 0.01
 _REPLICA_LINGER_S = 0.1
