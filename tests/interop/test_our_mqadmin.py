@@ -145,10 +145,12 @@ def test_topics_are_listed_routed_and_counted(stage: Stage) -> None:
     assert TOPIC in stage.run("topicList").output.split()
     by_cluster = stage.json("topicList", "-c")
     assert {"clusterName": CLUSTER, "topic": TOPIC, "group": GROUP} in by_cluster
-    assert [row["brokerAddr"] for row in stage.json("topicRoute", "-t", TOPIC)] == [
-        stage.master.addr,
-        stage.slave.addr,
-    ]
+    (data,) = stage.json("topicRoute", "-t", TOPIC)["brokerDatas"]
+    assert data["brokerAddrs"] == {"0": stage.master.addr, "1": stage.slave.addr}
+    for arguments in (("topicRoute", "-t", TOPIC), ("topicRoute", "-t", TOPIC, "-l")):
+        stocks = mqadmin(stage.namesrv, *arguments).splitlines()
+        ours = stage.run(*arguments).output.splitlines()
+        assert ours == [line.rstrip() for line in stocks]
     assert [row["maxOffset"] for row in stage.json("topicStatus", "-t", TOPIC)] == [2] * QUEUES
     assert stage.run("topicClusterList", "-t", TOPIC).output.split() == [CLUSTER]
     shares = stage.json("allocateMQ", "-t", TOPIC, "-i", "a,b,c")["result"]
@@ -163,9 +165,10 @@ def test_topics_are_made_changed_and_deleted(stage: Stage) -> None:
     changed = stage.run("updateTopicPerm", "-c", CLUSTER, "-t", "Made", "-p", "4")
     assert f"update topic perm from 6 to 4 in {stage.master.addr} success." in changed.output
     wait_until(
-        lambda: {row["perm"] for row in stage.json("topicRoute", "-t", "Made")} == {"R--"}, "it is read-only"
+        lambda: {row["perm"] for row in stage.json("topicRoute", "-t", "Made")["queueDatas"]} == {4},
+        "it is read-only",
     )
-    (master, _) = stage.json("topicRoute", "-t", "Made")
+    (master,) = stage.json("topicRoute", "-t", "Made")["queueDatas"]
     assert (master["readQueueNums"], master["writeQueueNums"]) == (2, 3)
     stage.run("updateOrderConf", "-m", "put", "-t", "Made", "-v", "broker-a:1;broker-b:2")
     assert stage.json("updateOrderConf", "-m", "get", "-t", "Made")["orderConf"] == "broker-a:1;broker-b:2"
@@ -190,9 +193,9 @@ def test_configuration_is_read_and_changed(stage: Stage) -> None:
 
 def test_producers_are_kept_away_from_a_broker_and_let_back(stage: Stage) -> None:
     assert re.search(r"OK, [1-9]", stage.run("wipeWritePerm", "-b", "broker-a").output)
-    assert stage.json("topicRoute", "-t", TOPIC)[0]["perm"] == "R--"
+    assert stage.json("topicRoute", "-t", TOPIC)["queueDatas"][0]["perm"] == 4
     assert re.search(r"OK, [1-9]", stage.run("addWritePerm", "-b", "broker-a").output)
-    assert stage.json("topicRoute", "-t", TOPIC)[0]["perm"] == "RW-"
+    assert stage.json("topicRoute", "-t", TOPIC)["queueDatas"][0]["perm"] == 6
 
 
 def test_clients_are_shown_with_what_they_do(
@@ -323,7 +326,9 @@ def test_brokers_and_their_traffic_are_shown(stage: Stage) -> None:
     assert {(row["topic"], row["diff"]) for row in rows if row["group"] == GROUP} == {(TOPIC, 0)}
     (row,) = [row for row in stage.json("statsAll", "-t", TOPIC) if row["group"] == GROUP]
     assert row["accumulation"] == 0
-    assert (row["inMsg24Hour"], row["outMsg24Hour"]) >= (MESSAGES, MESSAGES)
+    # A stock broker counts from one of its samples to the next: what came before the first is not in it.
+    least = MESSAGES if stage.master.kind == "ours" else 1
+    assert min(row["inMsg24Hour"], row["outMsg24Hour"]) >= least
 
 
 def test_messages_are_found_by_id_key_and_place_with_who_has_them(stage: Stage) -> None:

@@ -109,6 +109,7 @@ def traffic(pair: Pair, admin: Admin, java_of_module: JavaDriver) -> Iterator[Tr
         persistConsumerOffsetInterval=500,
     )  # fmt: skip
     wait_until(lambda: len(consumer.received()) == COUNT, "all is consumed", 30)
+    wait_until(lambda: f"%RETRY%{GROUP}" in admin("topicList").split(), "the group has its topic")
     wait_until(lambda: total_lag(admin) == 0, "all is committed", 30)
     yield Traffic(producer, consumer, sent)
     java_of_module.close_clients(but=before)

@@ -150,6 +150,7 @@ public class Driver {
             System.setOut(both);
             System.setErr(both);
             try {
+                forgetCommands();
                 MQAdminStartup.main0(args, aclHook(acl == null ? new JSONObject() : acl));
             } catch (SecurityException e) {
                 both.println(e.getMessage());
@@ -160,6 +161,13 @@ public class Driver {
             }
             return printed.toString("UTF-8");
         }
+    }
+
+    /** Each start of the tools adds all commands to a static list, which "help" would then print many times. */
+    private static void forgetCommands() throws Exception {
+        java.lang.reflect.Field commands = MQAdminStartup.class.getDeclaredField("subCommandList");
+        commands.setAccessible(true);
+        ((java.util.List<?>) commands.get(null)).clear();
     }
 
     static RPCHook aclHook(JSONObject options) {
