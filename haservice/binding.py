@@ -57,6 +57,7 @@ HELD: Mapping[str, tuple[int, int]] = {
 }
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+QUOTED = re.compile(r"""(["']).*\1""")
 DELAY_LEVEL = re.compile(r"[1-9][0-9]{0,8}[smhd]")
 
 
@@ -160,6 +161,10 @@ TEXTS: Mapping[str, Callable[[str], str]] = {
     "messageDelayLevel": _delay_levels,
 }
 
+# Brokers and clients meet by these: RocketMQ would take a blank one as it stands, and another name than the
+# user had in mind is worse than none.
+NAMES = frozenset({"brokerName", "brokerClusterName"})
+
 PASSWORDS = frozenset({"tls.server.keyPassword", "tls.client.keyPassword"})
 
 # Keys that hold several values, and what stands between them.
@@ -193,7 +198,8 @@ class Binder:
     def values(self, config_class: type[Any]) -> dict[str, Any]:
         """Field name → value for every key of `config_class` that the file sets.
 
-        An empty value of a text, path or list means "not set", as an empty line in a form would.
+        An empty value of a text, path or list means "not set", as an empty line in a form would; of a name
+        it is refused.
         """
         hints = typing.get_type_hints(config_class)
         found: dict[str, Any] = {}
@@ -203,12 +209,16 @@ class Binder:
                 continue
             text = self.properties[key].value.strip()
             kind = _plain(hints[field.name])
+            if key in NAMES and not text:
+                self.refuse(key, "blank is no name; without the line the default is in force")
+                continue
             if not text and kind in (str, Path, tuple):
                 continue
             try:
                 found[field.name] = self._value(key, text, kind, field.metadata["unit"])
             except ValueError as error:
-                self.refuse(key, str(error))
+                hint = "; the quotes count as part of the value" if QUOTED.fullmatch(text) else ""
+                self.refuse(key, f"{error}{hint}")
         return found
 
     def _value(self, key: str, text: str, kind: type[Any], unit: str) -> object:

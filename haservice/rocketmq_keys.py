@@ -1,4 +1,5 @@
-"""The keys that RocketMQ 4.9.8 reads from broker and name server files, and we do not serve.
+"""The keys that RocketMQ 4.9.8, or a release before it, reads from broker and name server files, and we do
+not serve.
 
 Users bring the files they have.  A key found here is answered with a warning that says so, and
 not taken for a misspelling.  A few deserve a sentence of their own.
@@ -47,7 +48,20 @@ BROKER = _names(
     serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads
     serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads useTLS
     useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark storePathConsumeQueue
-    storePathIndex storeCheckpoint abortFile
+    storePathIndex storeCheckpoint abortFile checkTransactionMessageEnable
+    """
+)
+
+# What RocketMQ calls important, as far as it is served: `mqbroker -m` prints these.
+IMPORTANT = _names(
+    """
+    namesrvAddr brokerIP1 brokerName brokerClusterName brokerId autoCreateTopicEnable
+    autoCreateSubscriptionGroup traceTopicEnable rejectTransactionMessage transactionTimeOut
+    transactionCheckMax transactionCheckInterval aclEnable storePathRootDir storePathCommitLog
+    flushIntervalCommitLog deleteWhen fileReservedTime maxTransferBytesOnMessageInMemory
+    maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInDisk maxTransferCountOnMessageInDisk
+    accessMessageInMemoryMaxRatio messageIndexEnable messageIndexSafe haMasterAddress brokerRole
+    flushDiskType cleanFileForciblyEnable
     """
 )
 
@@ -65,6 +79,7 @@ NAMESERVER = _names(
 _FIXED_PATH = "RocketMQ 4.9 does not read it either: the place is fixed, below storePathRootDir"
 REMARKS = {
     "enableDLegerCommitLog": "this is a classic master and slave pair",
+    "checkTransactionMessageEnable": "of older releases; RocketMQ 4.9 does not read it either",
     "storePathConsumeQueue": _FIXED_PATH,
     "storePathIndex": _FIXED_PATH,
     "storeCheckpoint": _FIXED_PATH,

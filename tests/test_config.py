@@ -15,7 +15,7 @@ from haservice.config import BROKER_CLASSES, broker_from, in_force, load_broker,
 from haservice.errors import ConfigError
 from haservice.properties import parse
 from haservice.security_settings import TlsConfig
-from haservice.settings import BrokerConfig, BrokerRole, NameserverConfig, NodeConfig, local_name
+from haservice.settings import BrokerConfig, BrokerRole, NameserverConfig, NodeConfig
 from tests.support import config_tables
 
 ROOT = Path(__file__).parents[1]
@@ -140,10 +140,9 @@ def test_namesrv_addr_comes_from_the_environment_when_the_file_has_none() -> Non
 
 
 def test_an_empty_text_means_not_set() -> None:
-    loaded = broker("haMasterAddress=\nstorePathCommitLog=\nnamesrvAddr=\nbrokerName=\nhaAllowedSlaves= ")
+    loaded = broker("haMasterAddress=\nstorePathCommitLog=\nnamesrvAddr=\nhaAllowedSlaves= ")
     assert loaded.replication.master_address is None
     assert loaded.log.commit_log_path is None
-    assert loaded.broker.broker_name == local_name()
 
 
 def test_ipv6_addresses_are_split_at_the_last_colon() -> None:
@@ -200,6 +199,10 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("bindAddress=1.2.3", "neither an IP address nor a host name"),
         ("brokerIP1=10.0.0.1 10.0.0.2", "neither an IP address nor a host name"),
         ("brokerName=broker a", "no blanks"),
+        ("brokerName=", "blank is no name"),
+        ("brokerClusterName= ", "blank is no name"),
+        ('brokerRole="SLAVE"', "none of ASYNC_MASTER, SYNC_MASTER, SLAVE; the quotes count as part"),
+        ("brokerId='1'", "not a whole number; the quotes count as part of the value"),
         ("storePathRootDir=/tmp/\\u0000", "no NUL byte"),
         ("storePathRootDir=~nosuchuser/x", "no such user's home"),
         ("storePathCommitLog=/disk1/log,/disk2/log", "several directories are not served"),
@@ -337,11 +340,18 @@ def test_a_latin_1_file_reads_as_java_would_read_it(tmp_path: Path) -> None:
     assert load_broker(file, {}).broker.broker_name == "café"
 
 
+def test_a_key_of_an_older_release_is_no_misspelling() -> None:
+    (warning,) = broker("checkTransactionMessageEnable=false").warnings
+    assert "a RocketMQ key that is not served here" in warning
+    assert "nearest" not in warning
+
+
 def test_no_key_is_both_served_and_listed_as_not_served() -> None:
     served = {key for key, _, _ in options_of(*BROKER_CLASSES)}
     assert not served & rocketmq_keys.BROKER
     assert not {key for key, _, _ in options_of(NameserverConfig)} & rocketmq_keys.NAMESERVER
     assert rocketmq_keys.REMARKS.keys() <= rocketmq_keys.BROKER
+    assert served >= rocketmq_keys.IMPORTANT
     keys = [key for key, _, _ in options_of(*BROKER_CLASSES)]
     assert len(keys) == len(set(keys))
 

@@ -23,7 +23,7 @@ from typing import Protocol
 import click
 
 from commitlog.errors import CommitLogError, StoreUnreadable
-from haservice import config, logs
+from haservice import config, logs, rocketmq_keys
 from haservice.admin.explain import explain, of_store_path
 from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused
@@ -73,6 +73,9 @@ config_option = click.option(
 print_option = click.option(
     "-p", "--printConfigItem", "print_config", is_flag=True, help="Print what is in force, and exit."
 )
+print_important_option = click.option(
+    "-m", "--printImportantConfig", "print_important", is_flag=True, help="As -p, the important ones."
+)
 logging_option = click.option(
     "--logging",
     "logging_file",
@@ -93,9 +96,14 @@ logging_option = click.option(
     help="Nameservers, instead of the file's.",
 )
 @print_option
+@print_important_option
 @logging_option
 def mqbroker(
-    config_file: Path | None, namesrv: tuple[str, ...], print_config: bool, logging_file: Path | None
+    config_file: Path | None,
+    namesrv: tuple[str, ...],
+    print_config: bool,
+    print_important: bool,
+    logging_file: Path | None,
 ) -> None:
     """Runs one broker: a master, or the slave of one.
 
@@ -115,8 +123,8 @@ def mqbroker(
         )
     with told_plainly():
         node_config = with_nameservers(config_file, namesrv)
-        if print_config:
-            print_in_force(node_config)
+        if print_config or print_important:
+            print_in_force(node_config, important=not print_config)
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
@@ -188,11 +196,12 @@ def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:
     return replace(loaded, broker=replace(loaded.broker, namesrv_addrs=namesrv))
 
 
-def print_in_force(loaded: NodeConfig | NameserverConfig) -> None:
+def print_in_force(loaded: NodeConfig | NameserverConfig, *, important: bool = False) -> None:
     """Properties on standard output, fit to be a file again; warnings beside them on standard error."""
     print_warnings(loaded.warnings)
     for key, value in config.in_force(loaded):
-        click.echo(f"{key}={value}")
+        if not important or key in rocketmq_keys.IMPORTANT:
+            click.echo(f"{key}={value}")
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

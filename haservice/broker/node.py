@@ -108,6 +108,7 @@ class BrokerNode:
         # Guards `_parts` against a stop by a signal while another one runs.
         self._stop_lock = threading.Lock()
         self._clean = True
+        self._served = False
         self._stopping_sends = False
         self._is_slave = config.broker.role.is_slave
 
@@ -121,6 +122,7 @@ class BrokerNode:
         except BaseException:
             self.stop(Deadline(STOP_SECONDS))
             raise
+        self._served = True
         self._say_ready()
 
     def stop(self, deadline: Deadline | None = None) -> None:
@@ -137,7 +139,8 @@ class BrokerNode:
                     logger.exception("part did not stop cleanly part=%s", part.name)
         if not self.stopped.is_set():
             self.stopped.set()
-            logger.info("broker stopped broker=%s clean=%s", self.config.broker.broker_name, self._clean)
+            if self._served:  # of a start that was refused the error says all
+                logger.info("broker stopped broker=%s clean=%s", self.config.broker.broker_name, self._clean)
 
     @property
     def failed(self) -> BaseException | None:

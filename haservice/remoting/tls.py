@@ -14,6 +14,7 @@ their addresses.
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import subprocess
 import tempfile
@@ -79,12 +80,12 @@ class ServerTls:
         if config.server_cert is None or config.server_key is None:
             with tempfile.TemporaryDirectory(prefix="haservice-tls-") as directory:
                 cert, key = self_signed(Path(directory))
-                _load_chain(context, "tls.test.mode.enable", cert, key, None, self._source)
+                made = ("tls.test.mode.enable", "tls.test.mode.enable")
+                _load_chain(context, made, cert, key, None, self._source)
             return context
         key = config.server_key
-        _load_chain(
-            context, "tls.server.certPath", config.server_cert, key, config.server_key_password, self._source
-        )
+        names = ("tls.server.certPath", "tls.server.keyPath")
+        _load_chain(context, names, config.server_cert, key, config.server_key_password, self._source)
         if config.client_auth is not ClientAuth.none and config.auth_client:
             required = config.client_auth is ClientAuth.require
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
@@ -138,7 +139,7 @@ def client_tls(config: TlsConfig, source: str = "") -> ssl.SSLContext | None:
     if config.client_cert is not None and config.client_key is not None:
         _load_chain(
             context,
-            "tls.client.certPath",
+            ("tls.client.certPath", "tls.client.keyPath"),
             config.client_cert,
             config.client_key,
             config.client_key_password,
@@ -162,19 +163,28 @@ def self_signed(directory: Path) -> tuple[Path, Path]:
 
 
 def _load_chain(
-    context: ssl.SSLContext, name: str, cert: Path, key: Path, password: str | None, source: str
+    context: ssl.SSLContext,
+    names: tuple[str, str],
+    cert: Path,
+    key: Path,
+    password: str | None,
+    source: str,
 ) -> None:
-    """Never asks at the terminal for the password of a key that is locked."""
+    """`names` are what sets the two paths.  Never asks at the terminal for the password of a locked key."""
     unlock: Callable[[], str] = lambda: password or ""  # noqa: E731 - with its type
     try:
         context.load_cert_chain(cert, key, unlock)
     except ssl.SSLError as error:
         reason = f"no certificate with the key in {key}: {error.reason or error}"
-        raise ConfigError(source, 0, name, reason, str(cert)) from None
+        raise ConfigError(source, 0, names[0], reason, str(cert)) from None
     except (OSError, ValueError) as error:
-        path = next((path for path in (cert, key) if not path.is_file()), cert)
-        reason = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(source, 0, name, reason, str(cert)) from None
+        name, path = (names[0], cert) if not _readable(cert) or _readable(key) else (names[1], key)
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(source, 0, name, reason, str(path)) from None
+
+
+def _readable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.R_OK)
 
 
 def _load_roots(

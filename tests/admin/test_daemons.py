@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import socket
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from commitlog.errors import StoreUnreadable
+from haservice import rocketmq_keys
 from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain, of_store_path
@@ -29,6 +31,28 @@ def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:
             "Error",
             f"{file}:3",
         ]
+
+
+def test_what_is_important_is_printed_alone(tmp_path: Path) -> None:
+    file = tmp_path / "b.properties"
+    file.write_text("brokerName=b\nslaveTimeout=4000\n")
+    shown = {flag: CliRunner().invoke(mqbroker, [flag, "-c", str(file)]).stdout for flag in ("-p", "-m")}
+    everything = shown["-p"].splitlines()
+    important = shown["-m"].splitlines()
+    assert [line for line in everything if line.partition("=")[0] in rocketmq_keys.IMPORTANT] == important
+    assert "brokerName=b" in important
+    assert len(important) == len(rocketmq_keys.IMPORTANT)
+    assert "slaveTimeout=4000" in everything
+
+
+def test_a_start_that_is_refused_is_told_as_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level("INFO"):
+        port = taken.getsockname()[1]
+        told = refused(tmp_path, f"storePathRootDir={tmp_path}/s\nlistenPort={port}\n", monkeypatch)
+    assert "already taken" in told
+    assert "broker stopped" not in caplog.text
 
 
 def refused(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -134,7 +134,14 @@ def test_a_locked_key_opens_with_its_password_only(certs: Certificates) -> None:
     [
         ({"server_key": None}, r"tls\.server\.keyPath: certificate and key go together"),
         ({"server_cert": None}, r"tls\.server\.certPath: certificate and key go together"),
-        ({"server_cert": Path("/nowhere/cert.pem")}, r"/nowhere/cert\.pem cannot be read: No such file"),
+        (
+            {"server_cert": Path("/nowhere/cert.pem")},
+            r"tls\.server\.certPath=/nowhere/cert\.pem: cannot be read: No such file",
+        ),
+        (
+            {"server_key": Path("/nowhere/key.pem")},
+            r"tls\.server\.keyPath=/nowhere/key\.pem: cannot be read: No such file",
+        ),
         ({"server_cert": Path(__file__)}, r"tls\.server\.certPath=.*no certificate with the key"),
         ({"client_auth": ClientAuth.require}, r"tls\.server\.need\.client\.auth"),
         (
