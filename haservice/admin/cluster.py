@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import click
 
 from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
+from haservice.admin.each import say_failures
 from haservice.admin.ha_status import ha_status
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, human_bytes, number, show, show_pairs, shown_addr, to_json
+from haservice.admin.output import Column, Table, human_bytes, show, show_pairs, shown_addr, to_json
 from haservice.errors import RemotingError
 
 MS_PER_HOUR = 3_600_000
@@ -25,28 +27,40 @@ def hours(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{value * 100:.0f}%"
+def ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def whole(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
+def load(told: tuple[float | None, str | None, str | None]) -> str:
+    """Messages a second; of the requests that wait for a thread how many, and since when the first one."""
+    tps, waiting, waits_ms = told
+    behind = "" if waiting is None or waits_ms is None else f"({waiting},{waits_ms}ms)"
+    return "-" if tps is None else f"{tps:.2f}{behind}"
+
+
+# Stock's, in its order and forms; ours is the last.
 CLUSTER_COLUMNS = (
     Column("#Cluster Name", "clusterName"),
     Column("#Broker Name", "brokerName"),
     Column("#BID", "brokerId", right=True),
     Column("#Addr", "brokerAddr", shown_addr),
     Column("#Version", "version"),
-    Column("#InTPS", "inTps", number, right=True),
-    Column("#OutTPS", "outTps", number, right=True),
+    Column("#InTPS(LOAD)", "inTps", load, right=True),
+    Column("#OutTPS(LOAD)", "outTps", load, right=True),
     Column("#PCWait(ms)", "pageCacheLockTimeMs", whole, right=True),
-    Column("#Log End", "commitLogMaxOffset", human_bytes, right=True),
     Column("#Hour", "hoursKept", hours, right=True),
-    Column("#SPACE", "diskRatio", percent, right=True),
-    Column("#Note", "note", lambda text: text or ""),
+    Column("#SPACE", "diskRatio", ratio, right=True),
+    Column("#Log End", "commitLogMaxOffset", human_bytes, right=True),
 )
+# How the requests of each direction wait.
+LOADS = {
+    "inTps": ("sendThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills"),
+    "outTps": ("pullThreadPoolQueueSize", "pullThreadPoolQueueHeadWaitTimeMills"),
+}
 
 
 MORE_COLUMNS = (
@@ -77,66 +91,83 @@ def cluster_list(
 ) -> None:
     """Lists clusters and their brokers.
 
-    Version, messages a second, log end, hours kept, disk in use.  BID 0 is the master of its broker name,
-    others are its slaves.  A broker that the nameserver still lists and that does not answer is shown
-    with the reason.
+    Version, messages a second (and of the requests that wait how many, and how long), hours kept, share of
+    the disk in use, log end.  BID 0 is the master of its broker name, others are its slaves.  Of a broker
+    that the nameserver still lists and that does not answer standard error gives the reason, and the exit
+    code is 1.
     """
-    table_of = more_table if more else cluster_table
+    show_once: Callable[[Admin, str | None, str], bool] = show_more if more else show_cluster
+    complete = True
     with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # how one ends a watch is no failure
-        show(table_of(admin, cluster), output_format)
+        complete = show_once(admin, cluster, output_format)
         while interval_s is not None:
             time.sleep(interval_s)
-            show(table_of(admin, cluster), output_format)
+            show_once(admin, cluster, output_format)
+    if not complete:
+        sys.exit(1)
 
 
-def cluster_table(admin: Admin, cluster: str | None) -> Table:
+def show_cluster(admin: Admin, cluster: str | None, output_format: str) -> bool:
+    """Whether all brokers answered."""
+    found, failures = runtime_infos(admin, admin.brokers(cluster))
+    rows = [
+        cluster_row(broker, info, str(failures[broker]) if broker in failures else None, wall_clock_ms())
+        for broker, info in found.items()
+    ]
+    if output_format == "json":
+        click.echo(to_json(rows))
+    else:
+        show(cluster_table(rows), output_format)
+    say_failures(list(failures.values()))
+    return not failures
+
+
+def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """The rows for a person.  Pure."""
     table = Table(CLUSTER_COLUMNS)
-    for broker in admin.brokers(cluster):
-        try:
-            info, note = admin.runtime_info(broker.addr), None
-        except RemotingError as error:
-            info, note = {}, str(error)
-        table.add(*cluster_row(broker, info, note, wall_clock_ms()))
+    for row in rows:
+        told = {key: (row[key], *(row[name] for name in names)) for key, names in LOADS.items()}
+        table.add(*(told.get(column.key, row[column.key]) for column in CLUSTER_COLUMNS))
     return table
 
 
-def more_table(admin: Admin, cluster: str | None) -> Table:
-    """Each master's messages from midnight to midnight, and since."""
+def show_more(admin: Admin, cluster: str | None, output_format: str) -> bool:
+    """Each master's messages from midnight to midnight, and since; whether all answered."""
     table = Table(MORE_COLUMNS)
-    for broker in admin.brokers(cluster):
-        if broker.is_master:
-            info = _runtime_if_up(admin, broker)
-            spans = (("TodayMorning", "YesterdayMorning"), ("TodayNow", "TodayMorning"))
-            grown = [
-                int(info.get(f"msg{way}Total{end}", 0)) - int(info.get(f"msg{way}Total{start}", 0))
-                for end, start in spans
-                for way in ("Put", "Get")
-            ]
-            table.add(broker.cluster, broker.name, *grown)
-    return table
+    found, failures = runtime_infos(admin, [one for one in admin.brokers(cluster) if one.is_master])
+    for broker, info in found.items():
+        spans = (("TodayMorning", "YesterdayMorning"), ("TodayNow", "TodayMorning"))
+        grown = [
+            int(info.get(f"msg{way}Total{end}", 0)) - int(info.get(f"msg{way}Total{start}", 0))
+            for end, start in spans
+            for way in ("Put", "Get")
+        ]
+        table.add(broker.cluster, broker.name, *grown)
+    show(table, output_format)
+    say_failures(list(failures.values()))
+    return not failures
 
 
-def cluster_row(
-    broker: Broker, info: Mapping[str, str], note: str | None, now_ms: int
-) -> tuple[str | float | int | None, ...]:
+def cluster_row(broker: Broker, info: Mapping[str, str], note: str | None, now_ms: int) -> dict[str, Any]:
     """One line from a runtime table, any entry of which may be missing.  Pure."""
     end = first_number(info.get("commitLogMaxOffset"))
     earliest_ms = first_number(info.get("earliestMessageTimeStamp"))
     kept = (now_ms - earliest_ms) / MS_PER_HOUR if earliest_ms is not None and earliest_ms > 0 else None
-    return (
-        broker.cluster,
-        broker.name,
-        broker.broker_id,
-        broker.addr,
-        info.get("brokerVersionDesc"),
-        first_number(info.get("putTps")),
-        first_number(info.get("getTransferedTps")),
-        first_number(info.get("pageCacheLockTimeMills")),
-        None if end is None else int(end),
-        kept,
-        first_number(info.get("commitLogDiskRatio")),
-        note,
-    )
+    return {
+        "clusterName": broker.cluster,
+        "brokerName": broker.name,
+        "brokerId": broker.broker_id,
+        "brokerAddr": broker.addr,
+        "version": info.get("brokerVersionDesc"),
+        "inTps": first_number(info.get("putTps")),
+        "outTps": first_number(info.get("getTransferedTps")),
+        **{name: info.get(name) for names in LOADS.values() for name in names},
+        "pageCacheLockTimeMs": first_number(info.get("pageCacheLockTimeMills")),
+        "commitLogMaxOffset": None if end is None else int(end),
+        "hoursKept": kept,
+        "diskRatio": first_number(info.get("commitLogDiskRatio")),
+        "note": note,
+    }
 
 
 def first_number(text: str | None) -> float | None:
@@ -165,23 +196,33 @@ def broker_status(
         if broker is not None:
             show_pairs(dict(sorted(admin.runtime_info(broker).items())), output_format)
             return
-        found = {one.addr: _runtime_if_up(admin, one) for one in admin.brokers(cluster)}
+        answers, failures = runtime_infos(admin, admin.brokers(cluster))
+    found = {
+        one.addr: {SILENT: str(failures[one])} if one in failures else info for one, info in answers.items()
+    }
     if output_format == "json":
         click.echo(to_json(found))
     else:
         for addr, info in found.items():
             click.echo(f"# {addr}")
             show_pairs(dict(sorted(info.items())), output_format)
-    if any(SILENT in info for info in found.values()):
+    say_failures(list(failures.values()))
+    if failures:
         sys.exit(1)
 
 
-def _runtime_if_up(admin: Admin, broker: Broker) -> dict[str, str]:
-    """The others are shown though one does not answer."""
-    try:
-        return admin.runtime_info(broker.addr)
-    except RemotingError as error:
-        return {SILENT: str(error)}
+def runtime_infos(
+    admin: Admin, brokers: Iterable[Broker]
+) -> tuple[dict[Broker, dict[str, str]], dict[Broker, RemotingError]]:
+    """What each says of itself, nothing of those that do not answer; and why these do not."""
+    found: dict[Broker, dict[str, str]] = {}
+    failures: dict[Broker, RemotingError] = {}
+    for broker in brokers:
+        try:
+            found[broker] = admin.runtime_info(broker.addr)
+        except RemotingError as error:
+            found[broker], failures[broker] = {}, error
+    return found, failures
 
 
 COMMANDS = (ha_status, cluster_list, broker_status)

@@ -54,6 +54,12 @@ def tell_each(
         sys.exit(1)
 
 
+def say_failures(failures: Sequence[RemotingError], said: str = "Failed") -> None:
+    """Why each did not answer, and what mends it, on standard error."""
+    for failure in failures:
+        click.echo(f"{said}: {explain(failure)}", err=True)
+
+
 def ask_each(places: Sequence[T], ask: Callable[[T], Any]) -> tuple[list[tuple[T, Any]], bool]:
     """Each place with its answer, and whether all answered; standard error says why one did not.
 
@@ -68,6 +74,5 @@ def ask_each(places: Sequence[T], ask: Callable[[T], Any]) -> tuple[list[tuple[T
             failures.append(error)
     if failures and not found:
         raise failures[0]
-    for failure in failures:
-        click.echo(f"Not shown: {explain(failure)}", err=True)
+    say_failures(failures, "Not shown")
     return found, not failures

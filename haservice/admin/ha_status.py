@@ -7,6 +7,7 @@ status request (907), the ends of both logs (28) still give the lag.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ import click
 
 from commitlog.log import wall_clock_ms
 from haservice.admin.calls import MASTER_ID, Admin, Broker
+from haservice.admin.each import say_failures
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, human_bytes, human_rate, human_seconds, show
 from haservice.errors import RemotingError
@@ -54,7 +56,7 @@ class Seen:
     role: str
     log_end: int | None = None
     status: HARuntimeInfo | None = None
-    failure: str | None = None
+    failure: RemotingError | None = None
 
     @property
     def is_slave(self) -> bool:
@@ -111,7 +113,7 @@ def look_if_up(admin: Admin, broker: Broker) -> Seen:
     try:
         return look(admin, broker)
     except RemotingError as error:
-        return Seen(broker, "MASTER" if broker.is_master else "SLAVE", failure=str(error))
+        return Seen(broker, "MASTER" if broker.is_master else "SLAVE", failure=error)
 
 
 def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
@@ -126,7 +128,7 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
 
 def links_of(one: Seen, seen: Iterable[Seen], master_end: int | None, now_ms: int) -> list[Link]:
     if one.failure is not None:
-        return [Link(state=one.failure)]
+        return [Link(state=str(one.failure))]
     if one.is_slave:
         client = one.status.ha_client_runtime_info if one.status else None
         return [_link_to_master(one, client, master_end, now_ms)]
@@ -206,14 +208,20 @@ def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
     return links or [Link(state=STOCK)]
 
 
-def take(admin: Admin, broker: str | None, cluster: str | None) -> Table:
-    """The table of one broker, of a cluster, or of all."""
+def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
+    """Whether all answered; standard error says why one did not."""
+    show(table_of(seen, wall_clock_ms()), output_format)
+    failures = [one.failure for one in seen if one.failure is not None]
+    say_failures(failures)
+    return not failures
+
+
+def take(admin: Admin, broker: str | None, cluster: str | None) -> list[Seen]:
+    """One broker, a cluster's, or all.  Raises RemotingError when that one, or each nameserver, is silent."""
     if broker is not None:
-        seen = [look(admin, Broker("", "", MASTER_ID, broker))]
-    else:
-        # Slaves first, so that a lag shown is never smaller than it was.
-        seen = [look_if_up(admin, one) for one in reversed(admin.brokers(cluster))][::-1]
-    return table_of(seen, wall_clock_ms())
+        return [look(admin, Broker("", "", MASTER_ID, broker))]
+    # Slaves first, so that a lag shown is never smaller than it was.
+    return [look_if_up(admin, one) for one in reversed(admin.brokers(cluster))][::-1]
 
 
 @command("haStatus")
@@ -241,11 +249,13 @@ def ha_status(
       mqadmin haStatus -b 127.0.0.1:10911           one broker, without a nameserver
 
     Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
-    SEND_OK while a slave is in sync; why one is not stands under State.
+    SEND_OK while a slave is in sync; why one is not stands under State.  When a broker does not answer, the
+    exit code is 1.
     """
     with Admin(namesrv) as admin:
         if interval_s is None:
-            show(take(admin, broker, cluster), output_format)
+            if not show_seen(take(admin, broker, cluster), output_format):
+                sys.exit(1)
             return
         with suppress(KeyboardInterrupt):  # how one ends a watch is no failure
             while True:
@@ -256,11 +266,11 @@ def ha_status(
 def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_format: str) -> None:
     """One look of a watch, which goes on when nobody answers: that is when it is wanted most."""
     try:
-        table = take(admin, broker, cluster)
+        seen = take(admin, broker, cluster)
     except RemotingError as error:
         click.echo(f"{time.strftime('%H:%M:%S')}  {error}", err=True)
         return
     if output_format == "table":
         click.clear()
         click.echo(time.strftime("%H:%M:%S"))
-    show(table, output_format)
+    show_seen(seen, output_format)

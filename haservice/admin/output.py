@@ -25,7 +25,12 @@ def plain(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    return java_map(value) if isinstance(value, Mapping) else str(value)
+
+
+def java_map(entries: Mapping[Any, Any]) -> str:
+    """{a=0, KEYS=k}, as Java prints a map."""
+    return "{" + ", ".join(f"{name}={value}" for name, value in entries.items()) + "}"
 
 
 @dataclass(frozen=True, slots=True)

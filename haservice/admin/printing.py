@@ -18,7 +18,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import Column, Table, show, to_json_line
+from haservice.admin.output import Column, Table, plain, show, to_json_line
 from haservice.admin.reading import body_of, from_queue, message_fields, readable_queues, tag_of
 
 TAG_COLUMNS = (Column("#Tag", "tag"), Column("#Count", "count", right=True))
@@ -59,7 +59,9 @@ def line_of(message: StoredMessage, charset: str, with_body: bool, output_format
             {**fields, "body": body_of(message).decode(charset, "replace")} if with_body else fields
         )
     body = body_of(message).decode(charset, "replace") if with_body else "NOT PRINT BODY"
-    listed = ", ".join(f"{name}={value}" for name, value in fields.items() if not name.startswith("body"))
+    listed = ", ".join(
+        f"{name}={plain(value)}" for name, value in fields.items() if not name.startswith("body")
+    )
     return f"MSGID: {fields['properties'].get('UNIQ_KEY', fields['msgId'])} [{listed}] BODY: {body}"
 
 

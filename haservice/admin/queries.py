@@ -5,6 +5,8 @@ Below a message stands which consumer groups have it, where a nameserver is ther
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +15,7 @@ from commitlog import record
 from commitlog.record import StoredMessage
 from haservice.admin.calls import TOOLS_GROUP, Admin, readable_addr
 from haservice.admin.each import ask_each
+from haservice.admin.explain import said_by_system
 from haservice.admin.messages import resend
 from haservice.admin.options import (
     command,
@@ -23,7 +26,16 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import Column, Table, local_time, preview, show, show_pairs, to_json
+from haservice.admin.output import (
+    Column,
+    Table,
+    java_map,
+    local_time,
+    preview,
+    show,
+    show_pairs,
+    to_json,
+)
 from haservice.admin.reading import body_of, decode_all, message_fields
 from haservice.admin.tracking import tracks
 from haservice.errors import RemotingError
@@ -40,6 +52,10 @@ FOREVER_MS = 2**63 - 1
 QUERY_TIMEOUT_S = 18.0
 CLIENT_TIMEOUT_S = 15.0
 PORT_MAX = 65535
+# What RocketMQ's clients call it when an index has no such message.
+NO_MESSAGE = 208
+# Where stock mqadmin saves the bodies of the messages that it shows.
+BODIES = Path("/tmp/rocketmq/msgbodys")
 
 KEY_COLUMNS = (
     Column("#Message ID", "msgId"),
@@ -85,7 +101,8 @@ def query_message_by_id(
     """Shows a message by its offset message id.
 
     The id is what a send answers, 32 hex digits or 56 with IPv6: the broker's address, and where in its
-    log the message lies.  After a failover the slave has it at the same place: -b asks it.
+    log the message lies.  After a failover the slave has it at the same place: -b asks it.  The body is
+    saved whole to the file that is named, as RocketMQ's tools do, and its start is shown.
     """
     del unit
     with Admin(namesrv) as admin:
@@ -129,6 +146,8 @@ def query_message_by_key(namesrv: tuple[str, ...], topic: str, key: str, output_
     """
     with Admin(namesrv) as admin:
         messages = query(admin, topic, key, MATCHES_MAX)
+    if not messages:
+        raise not_found(topic, f"message with key {key}")
     table = Table(KEY_COLUMNS)
     for message in messages:
         table.add(
@@ -164,9 +183,7 @@ def query_message_by_unique_key(
     with Admin(namesrv) as admin:
         found = query(admin, topic, message_id, UNIQUE_MATCHES_MAX, unique=True)
         if not found:
-            raise click.ClickException(
-                f"topic {topic} has no message {message_id}, or it is not indexed (any more)"
-            )
+            raise not_found(topic, f"message {message_id}")
         for message in found if show_all else found[:1]:
             if group is not None and client_id is not None:
                 addr, _ = _place(message.message_id)
@@ -222,6 +239,12 @@ def query(
     return sorted(matching, key=lambda message: message.store_timestamp_ms)
 
 
+def not_found(topic: str, what: str) -> click.ClickException:
+    return click.ClickException(
+        f"CODE: {NO_MESSAGE}  topic {topic} has no {what}, or it is not indexed (any more)"
+    )
+
+
 def has_key(message: StoredMessage, key: str, unique: bool) -> bool:
     """The index holds hashes only, so a broker may answer with messages of other keys."""
     properties = record.decode_properties(message.properties)
@@ -247,21 +270,38 @@ def show_message(admin: Admin, message: StoredMessage, output_format: str, *, as
         ]
         show_pairs(message_fields(message) | ({"messageTracks": listed} if asks else {}), "json")
         return
-    show_pairs(_message_pairs(message), "table")
+    for name, value in _message_lines(message).items():
+        click.echo(f"{name + ':':<20} {value}")
     if asks:
-        click.echo()
-        click.echo("\n".join(str(one) for one in known) or f"WARN: {failure or 'No Consumer'}")
+        told = [str(one) for one in known] or [f"WARN: {failure or 'No Consumer'}"]
+        click.echo("\n\n" + "\n".join(told))
 
 
-def _message_pairs(message: StoredMessage) -> dict[str, Any]:
-    """The lines of stock mqadmin's queryMsgById, in its order."""
+def save_body(message: StoredMessage) -> str:
+    """Where the body was saved whole, or why it was not: the message is shown all the same.
+
+    The directory is open to others, and bodies are not for them: the file is always a new one of our own.
+    """
+    path = BODIES / message.message_id
+    try:
+        BODIES.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(body_of(message))
+    except OSError as error:
+        return f"- (not saved: {said_by_system(error)})"
+    return str(path)
+
+
+def _message_lines(message: StoredMessage) -> dict[str, Any]:
+    """The lines of stock mqadmin's queryMsgById, in its order; the last two are ours."""
     fields = message_fields(message)
     properties = fields["properties"]
     return {
         "OffsetID": fields["msgId"],
         "Topic": message.topic,
-        "Tags": properties.get("TAGS"),
-        "Keys": properties.get("KEYS"),
+        "Tags": f"[{properties.get('TAGS', 'null')}]",
+        "Keys": f"[{properties.get('KEYS', 'null')}]",
         "Queue ID": message.queue_id,
         "Queue Offset": message.queue_offset,
         "CommitLog Offset": message.physical_offset,
@@ -271,8 +311,9 @@ def _message_pairs(message: StoredMessage) -> dict[str, Any]:
         "Born Host": fields["bornHost"],
         "Store Host": fields["storeHost"],
         "System Flag": message.sys_flag,
-        "Properties": properties,
-        "Body Size": len(message.body),
+        "Properties": java_map(properties),
+        "Message Body Path": save_body(message),
+        "Body Size": len(body_of(message)),
         "Body": preview(body_of(message), limit=2000),
     }
 

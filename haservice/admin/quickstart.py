@@ -24,6 +24,7 @@ from typing import NoReturn
 import click
 
 from commitlog.errors import CommitLogError
+from commitlog.log import wall_clock_ms
 from commitlog.record import decode_properties
 from haservice.admin import ha_status
 from haservice.admin.calls import Admin
@@ -176,7 +177,7 @@ async def send_and_show(admin: Admin, pair: ScratchPair, lines: Sequence[bytes])
 
 
 def show_pair(admin: Admin) -> None:
-    say("\n" + ha_status.take(admin, None, None).text() + "\n")
+    say("\n" + ha_status.table_of(ha_status.take(admin, None, None), wall_clock_ms()).text() + "\n")
 
 
 def check_tally(tally: Tally, lines: Sequence[bytes]) -> None:

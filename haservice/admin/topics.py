@@ -11,7 +11,7 @@ import click
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.each import ask_each
 from haservice.admin.options import broker_option, command, format_option, namesrv_option, topic_option
-from haservice.admin.output import Column, Table, local_time, perm_text, show, shown_addr, to_json
+from haservice.admin.output import Column, Table, java_map, local_time, show, to_json
 from haservice.broker.redirect import DLQ_PREFIX
 from haservice.broker.topics import PERM_READ, RETRY_PREFIX
 from haservice.errors import RemotingError
@@ -23,23 +23,15 @@ from haservice.remoting.headers import TopicHeader
 # What -c without a name stands for.
 ALL_CLUSTERS = "*"
 
-LIST_COLUMNS = (Column("#Topic", "topic"),)
-
 CLUSTER_COLUMNS = (
     Column("#Cluster Name", "clusterName"),
     Column("#Topic", "topic"),
     Column("#Consumer Group", "group", lambda group: group or ""),
 )
 
-ROUTE_COLUMNS = (
-    Column("#Cluster Name", "clusterName"),
-    Column("#Broker Name", "brokerName"),
-    Column("#BID", "brokerId", right=True),
-    Column("#Addr", "brokerAddr", shown_addr),
-    Column("#Read Queues", "readQueueNums", right=True),
-    Column("#Write Queues", "writeQueueNums", right=True),
-    Column("#Perm", "perm"),
-)
+# As stock mqadmin prints it, with its heads, which have no blanks here.
+ROUTE_LINE = "{:<45} {:<32} {:<50} {:<10} {:<11} {:<5}"
+ROUTE_HEADS = ("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm")
 
 STATUS_COLUMNS = (
     Column("#Broker Name", "brokerName"),
@@ -70,17 +62,19 @@ ALLOCATION_COLUMNS = (
 )
 @format_option
 def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str) -> None:
-    """Lists topics."""
-    table = Table(LIST_COLUMNS)
+    """Lists topics, a name in each line."""
     with Admin(namesrv) as admin:
         if cluster == ALL_CLUSTERS:
             show(cluster_table(admin), output_format)
             return
         if cluster is not None:
             admin.brokers(cluster)  # says so when there is no such cluster
-        for topic in admin.topics(cluster):
-            table.add(topic)
-    show(table, output_format)
+        names = admin.topics(cluster)
+    if output_format == "json":
+        click.echo(to_json([{"topic": name} for name in names]))
+        return
+    for name in names:
+        click.echo(name)
 
 
 def cluster_table(admin: Admin) -> Table:
@@ -118,33 +112,40 @@ def topic_groups(admin: Admin, topic: str, route: TopicRouteData) -> list[str]:
 @command("topicRoute")
 @namesrv_option
 @topic_option
-@click.option("-l", "--list", "as_list", is_flag=True, help="As a list: it always is one here.")
+@click.option("-l", "--list", "as_list", is_flag=True, help="As a list, a line for each broker name.")
 @format_option
 def topic_route(namesrv: tuple[str, ...], topic: str, as_list: bool, output_format: str) -> None:
     """Shows which brokers hold a topic.
 
-    It is what a client is told: addresses, numbers of queues, permission.
+    It is what a client is told: addresses, numbers of queues, permission (4 to read, 2 to write).  As JSON,
+    in the form of RocketMQ's tools, whose broker ids have no quotes; with -f json they have.
     """
-    del as_list  # stock users type it
-    table = Table(ROUTE_COLUMNS)
     with Admin(namesrv) as admin:
         route = admin.route(topic)
+    if as_list and output_format == "table":
+        click.echo(route_list(route))
+    else:
+        click.echo(route.encode(pretty=True, standard=output_format == "json").decode())
+
+
+def route_list(route: TopicRouteData) -> str:
+    """The lines of stock mqadmin's topicRoute -l: broker names, and their totals.  Pure."""
     queues = {data.broker_name: data for data in route.queue_datas}
+    lines = [ROUTE_LINE.format(*ROUTE_HEADS)]
     for data in sorted(route.broker_datas, key=lambda data: data.broker_name):
         of_broker = queues.get(data.broker_name)
         if of_broker is None:
             continue
-        for broker_id, addr in sorted(data.broker_addrs.items()):
-            table.add(
-                data.cluster,
-                data.broker_name,
-                broker_id,
-                addr,
-                of_broker.read_queue_nums,
-                of_broker.write_queue_nums,
-                perm_text(of_broker.perm),
-            )
-    show(table, output_format)
+        addrs = java_map(dict(sorted(data.broker_addrs.items())))
+        counts = (of_broker.read_queue_nums, of_broker.write_queue_nums, of_broker.perm)
+        lines.append(ROUTE_LINE.format(data.cluster, data.broker_name, addrs, *counts))
+    lines.append("-" * len(lines[0]))
+    totals = (
+        sum(data.read_queue_nums for data in queues.values()),
+        sum(data.write_queue_nums for data in queues.values()),
+    )
+    lines.append(ROUTE_LINE.format("Total:", len(queues), "", *totals, ""))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 @command("topicStatus")

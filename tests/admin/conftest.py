@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
+from haservice.admin import queries
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
 
 Answers = Mapping[int, Callable[[RemotingCommand], RemotingCommand]]
+
+
+@pytest.fixture(autouse=True)
+def bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where bodies are saved, instead of the place of RocketMQ's tools."""
+    monkeypatch.setattr(queries, "BODIES", tmp_path / "msgbodys")
+    return tmp_path / "msgbodys"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -87,7 +88,8 @@ def test_an_address_where_nobody_listens_is_one_line_with_the_fix() -> None:
 def test_the_second_nameserver_answers_when_the_first_is_down(serve: Serve) -> None:
     up = serve({RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: body(TopicList(("A", "B")).encode())})
     down = f"127.0.0.1:{free_port_block(1)}"
-    assert run("topicList", "-n", f"{down};{up}").output.split() == ["#Topic", "A", "B"]
+    assert run("topicList", "-n", f"{down};{up}").output == "A\nB\n"
+    assert json.loads(run("topicList", "-n", up, "-f", "json").output) == [{"topic": "A"}, {"topic": "B"}]
 
 
 @pytest.mark.parametrize("addr", ["nonsense", "host:", "host:0", "host:70000", ""])
@@ -129,7 +131,15 @@ def test_a_cluster_is_listed_with_brokers_that_do_not_answer(serve: Serve) -> No
         {
             RequestCode.GET_BROKER_RUNTIME_INFO: body(
                 KVTable(
-                    {"putTps": "12.5 3.0 1.0", "commitLogMaxOffset": "2048", "brokerVersionDesc": "V4_9_8"}
+                    {
+                        "putTps": "12.5 3.0 1.0",
+                        "getTransferedTps": "1.0",
+                        "sendThreadPoolQueueSize": "7",
+                        "sendThreadPoolQueueHeadWaitTimeMills": "30",
+                        "commitLogMaxOffset": "2048",
+                        "commitLogDiskRatio": "0.25",
+                        "brokerVersionDesc": "V4_9_8",
+                    }
                 ).encode()
             )
         }
@@ -137,11 +147,63 @@ def test_a_cluster_is_listed_with_brokers_that_do_not_answer(serve: Serve) -> No
     down = f"127.0.0.1:{free_port_block(1)}"
     info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: up, 1: down})}, {"C": ("broker-a",)})
     namesrv = serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode())})
-    first, second = json.loads(run("clusterList", "-n", namesrv, "-f", "json").output)
+    first, second = json.loads(run("clusterList", "-n", namesrv, "-f", "json").stdout)
     assert (first["brokerId"], first["inTps"], first["commitLogMaxOffset"]) == (0, 12.5, 2048)
     assert second["version"] is None
     assert down in second["note"]
-    assert "#Broker Name" in run("clusterList", "-n", namesrv).output
+    result = run("clusterList", "-n", namesrv)
+    assert result.exit_code == 1
+    assert f"Failed: {down}: " in result.stderr
+    heads, master, slave = result.stdout.splitlines()
+    assert re.split("  +", heads) == [
+        *("#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)"),
+        *("#PCWait(ms)", "#Hour", "#SPACE", "#Log End"),
+    ]
+    shown = ["C", "broker-a", "0", up, "V4_9_8", "12.50(7,30ms)", "1.00", "-", "-", "0.2500", "2.0 KiB"]
+    assert re.split("  +", master) == shown
+    assert slave.split() == ["C", "broker-a", "1", down, *"-------"]
+
+
+@pytest.mark.parametrize("command", ["clusterList", "haStatus", "brokerStatus"])
+def test_brokers_that_let_nobody_in_are_named_with_the_fix(serve: Serve, command: str) -> None:
+    def refuse(request: RemotingCommand) -> RemotingCommand:
+        return request.answer(1, "org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
+
+    closed = serve({RequestCode.GET_BROKER_RUNTIME_INFO: refuse})
+    info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: closed})}, {"C": ("broker-a",)})
+    namesrv = serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode())})
+    for arguments in ((), ("-f", "json")):
+        result = run(command, "-n", namesrv, *arguments)
+        assert result.exit_code == 1
+        assert closed in result.stdout
+        assert f"Failed: {closed}: answered code 1" in result.stderr
+        assert "tools.yml" in result.stderr
+
+
+def test_a_route_is_printed_as_stock_mqadmin_prints_it(serve: Serve) -> None:
+    queues = (QueueData("b", 2, 3, 6), QueueData("a", 4, 4, 4))
+    brokers = (BrokerData("b", "C", {1: "h:2", 0: "h:1"}), BrokerData("a", "C", {0: "h:3"}))
+    answer = TopicRouteData(queues, brokers, order_topic_conf="b:2").encode(standard=True)
+    command = (
+        "topicRoute",
+        "-n",
+        serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(answer)}),
+        "-t",
+        "T",
+    )
+    shown = run(*command).stdout
+    assert shown.startswith('{\n\t"brokerDatas":[\n\t\t{\n\t\t\t"brokerAddrs":{1:"h:2",0:"h:1"\n\t\t\t},\n')
+    assert '\n\t"orderTopicConf":"b:2",\n' in shown
+    assert '\n\t\t\t"perm":6,\n' in shown
+    assert json.loads(run(*command, "-f", "json").stdout) == json.loads(answer)
+    heads, first, second, rule, totals = run(*command, "-l").stdout.splitlines()
+    assert heads.split() == [
+        *("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm")
+    ]
+    assert first.split() == ["C", "a", "{0=h:3}", "4", "4", "4"]
+    assert re.split("  +", second) == ["C", "b", "{0=h:1, 1=h:2}", "2", "3", "6"]
+    assert rule == "-" * 158
+    assert totals.split() == ["Total:", "2", "6", "7"]
 
 
 def test_without_a_flag_the_status_of_every_broker_is_shown(serve: Serve) -> None:
@@ -411,13 +473,20 @@ def test_the_slave_is_read_while_the_master_is_frozen(serve: Serve, monkeypatch:
     assert result.stdout.endswith(f"1 messages from broker-a at {slave}\n")
 
 
-def test_a_message_is_found_by_its_id(serve: Serve) -> None:
+def test_a_message_is_found_by_its_id(serve: Serve, bodies: Path) -> None:
     broker = serve({RequestCode.VIEW_MESSAGE_BY_ID: body(stored(4, b"found me"))})
     host, _, port = broker.partition(":")
     message_id = record.offset_message_id(record.encode_host(host, int(port)), 4000)
     result = run("queryMsgById", "-i", message_id)
-    assert "found me" in result.output
-    assert "Queue Offset" in result.output
+    lines = result.stdout.splitlines()
+    assert "Queue Offset:        4" in lines
+    assert "Tags:                [x]" in lines
+    assert "Keys:                [null]" in lines
+    assert "Properties:          {TAGS=x}" in lines
+    assert "Body:                found me" in lines
+    (saved,) = bodies.iterdir()
+    assert f"Message Body Path:   {saved}" in lines
+    assert saved.read_bytes() == b"found me"
     assert '"body": "found me"' in run("queryMsgById", "-i", message_id, "-f", "json").output
 
 

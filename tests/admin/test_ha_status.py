@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from haservice.admin.calls import Broker
 from haservice.admin.ha_status import NO_SLAVE, STOCK, Seen, table_of
+from haservice.errors import RemotingUnreachable
 from haservice.remoting.bodies import (
     HAAbsentInfo,
     HAClientRuntimeInfo,
@@ -95,7 +96,7 @@ def test_a_master_names_the_slaves_that_are_not_there_and_why() -> None:
 
 
 def test_a_broker_that_does_not_answer_is_a_line_of_its_own() -> None:
-    dead = Seen(MASTER, "MASTER", failure="10.0.0.1:10911: Connection refused")
+    dead = Seen(MASTER, "MASTER", failure=RemotingUnreachable("10.0.0.1:10911", "Connection refused"))
     first, second = rows(dead, slave())
     assert first["state"] == "10.0.0.1:10911: Connection refused"
     assert second["ackOffset"] == 4000

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from commitlog import record
+from haservice.admin.printing import line_of
 from haservice.admin.queries import has_key
 from haservice.admin.reading import wanted_tags
 from haservice.admin.sending import Outgoing, Queue, Sent
@@ -67,7 +69,36 @@ def test_a_message_that_is_not_found_is_an_error_that_says_so(serve: Serve) -> N
     namesrv, _ = index(serve)
     result = run("queryMsgByUniqueKey", "-n", namesrv, "-t", "T", "-i", "U")
     assert result.exit_code == 1
-    assert "has no message U" in result.output
+    assert "CODE: 208  topic T has no message U" in result.stderr
+    for arguments in ((), ("-f", "json")):
+        result = run("queryMsgByKey", "-n", namesrv, "-t", "T", "-k", "K", *arguments)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "CODE: 208  topic T has no message with key K" in result.stderr
+
+
+def test_a_body_is_saved_to_a_new_file_or_else_the_message_is_shown_without(
+    serve: Serve, bodies: Path
+) -> None:
+    namesrv, _ = index(serve, message(1, UNIQ_KEY="../U"))
+    arguments = ("queryMsgByUniqueKey", "-n", namesrv, "-t", "T", "-i", "../U")
+    run(*arguments)
+    (saved,) = bodies.iterdir()
+    saved.unlink()
+    saved.symlink_to(bodies.parent / "elsewhere")
+    assert f"Message Body Path:   {saved}" in run(*arguments).stdout
+    assert not (bodies.parent / "elsewhere").exists()
+    assert (saved.is_symlink(), saved.stat().st_mode & 0o777) == (False, 0o600)
+    saved.unlink()
+    saved.mkdir()
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert f"Message Body Path:   - (not saved: {saved}: " in result.stdout
+    assert "body 1" in result.stdout
+
+
+def test_a_line_of_a_message_shows_its_properties_as_java_does() -> None:
+    line = line_of(record.decode(message(1, a="0", KEYS="k")), "utf-8", True, "table")
+    assert "properties={a=0, KEYS=k}] BODY: body 1" in line
 
 
 @pytest.mark.parametrize(
