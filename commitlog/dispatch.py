@@ -16,6 +16,7 @@ import logging
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -50,6 +51,7 @@ _LINGER_S = 0.001
 _UNAWAITED_LINGER_S = 0.01
 _REPLICA_LINGER_S = 0.1
 _LEVEL_BYTES = 64 << 10
+_EXPECTED_MAX = 10_000
 # How long nothing comes before the index gives its memory back.
 _REST_AFTER_S = 5.0
 _WAIT_MAX_S = 3600.0
@@ -138,6 +140,8 @@ class Dispatcher:
         self.awaited: Callable[[], bool] = lambda: True
         """Whether somebody waits for messages to arrive, who is not to wait longer than need be."""
         self._hurry = threading.Event()
+        # Who waits for `position` to reach an end; added to by any thread, told by ours.
+        self._expected: deque[tuple[int, Callable[[], None]]] = deque()
         self._log = log
         self._queues = queues
         self._index = index
@@ -168,6 +172,30 @@ class Dispatcher:
         """Somebody waits for messages from now on.  Any thread."""
         self._hurry.set()
 
+    def when_at(self, end: int, callback: Callable[[], None]) -> None:
+        """Calls `callback` once `position` has reached `end`, in this thread, or in the asker's if it has.
+
+        Any thread may ask.  It is called at once, too, when more ask than are kept.
+        """
+        if len(self._expected) >= _EXPECTED_MAX:
+            callback()
+            return
+        self._expected.append((end, callback))
+        self._hurry.set()
+        if self.position >= end:  # the pass that got there may not have seen us
+            self._tell_expecting()
+
+    def _tell_expecting(self) -> None:
+        for _ in range(len(self._expected)):
+            try:
+                end, callback = self._expected.popleft()
+            except IndexError:
+                return
+            if end <= self.position:
+                callback()
+            else:
+                self._expected.append((end, callback))
+
     def run(self, stop: threading.Event) -> None:
         """Dispatches until `stop`; after damage it only waits for `stop`."""
         retry_s = _RETRY_FIRST_S
@@ -189,6 +217,8 @@ class Dispatcher:
                 continue
             retry_s = _RETRY_FIRST_S
             self._clear_trouble()
+            if self._expected:
+                self._tell_expecting()
             if moved == 0:
                 self._wait(stop)
             elif self.behind < _LEVEL_BYTES:

@@ -21,6 +21,7 @@ from haservice.broker.consumers import ClientTable
 from haservice.broker.delay_offsets import DelayOffsets
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import Groups
+from haservice.broker.level import Level
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMovedEvents
@@ -65,6 +66,22 @@ Processors = dict[int, Processor | BatchProcessor]
 
 class HasHandlers(Protocol):
     def handlers(self) -> Mapping[int, Processor | BatchProcessor]: ...
+
+
+# Their answers are about the ends of queues, or what the index has.
+ASKS_ABOUT_QUEUES = frozenset(
+    {
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_TOPIC_STATS_INFO,
+        RequestCode.GET_CONSUME_STATS,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        RequestCode.QUERY_CONSUME_TIME_SPAN,
+        RequestCode.GET_BROKER_CONSUME_STATS,
+        RequestCode.QUERY_CONSUME_QUEUE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +142,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         readable_end=parts.ha.readable_end,
     )
     filters = MessageFilters(broker, parts.clients, parts.filters)
+    level = Level(store.log, store.dispatcher, parts.server.call_soon)
     pulls = PullProcessor(
         broker,
         _readable_topics(parts),
@@ -133,6 +151,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         parts.offsets,
         reader,
         parts.long_polling,
+        level,
         parts.stats,
         offload,
         None if parts.is_slave else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
@@ -188,6 +207,10 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
     )
     for part in parts_with_handlers:
         processors.update(part.handlers())
+    for code in ASKS_ABOUT_QUEUES & processors.keys():
+        processor = processors[code]
+        assert callable(processor)
+        processors[code] = level.before(processor)
     return processors
 
 

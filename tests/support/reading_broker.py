@@ -22,6 +22,7 @@ from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.groups import Groups
+from haservice.broker.level import Level
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMoved
@@ -196,11 +197,12 @@ class ReadingBroker:
             readable_end=readable_end,
         )
         self.message_filters = MessageFilters(self.config, self.clients, self.filters)
+        self.level = Level(self.log, self.store.dispatcher, self._call_soon)
         processors = [
             PullProcessor(
                 self.config, topics=self.topics, groups=self.groups, filters=self.message_filters,
                 offsets=self.offsets, reader=self.reader, long_polling=self.polling, stats=self.stats,
-                offload=self._offload, on_offset_moved=self.moved.append,
+                level=self.level, offload=self._offload, on_offset_moved=self.moved.append,
             ),
             ClientConfigProcessor(self.message_filters),
             OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload),
@@ -222,6 +224,9 @@ class ReadingBroker:
         self._client_thread = threading.Thread(target=self.client_loop.run_forever, daemon=True)
         self._client_thread.start()
         self._callers: list[Caller] = []
+
+    def _call_soon(self, *call: Any) -> None:
+        self.server.call_soon(*call)
 
     def _offload(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         self.offloaded += 1

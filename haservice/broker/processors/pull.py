@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from commitlog.errors import CommitLogError, OffsetNotFound
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups import GroupConfig, Groups
+from haservice.broker.level import Level
 from haservice.broker.long_polling import HeldPull, LongPolling
 from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMoved
@@ -49,6 +50,16 @@ FLAG_COMMIT_OFFSET = 0x1
 FLAG_SUSPEND = 0x2
 
 MASTER_ID = 0
+
+# Nothing at the wanted offset.
+_OUTSIDE = frozenset(
+    {
+        PullStatus.OFFSET_OVERFLOW_ONE,
+        PullStatus.OFFSET_OVERFLOW_BADLY,
+        PullStatus.NO_MATCHED_LOGIC_QUEUE,
+        PullStatus.NO_MESSAGE_IN_QUEUE,
+    }
+)
 
 # So many messages that have just arrived a held pull looks at on the loop; the rest is a work thread's.
 HELD_ENTRIES = 32
@@ -95,6 +106,7 @@ class PullProcessor:
         offsets: ConsumerOffsets,
         reader: QueueReader,
         long_polling: LongPolling,
+        level: Level,
         stats: Stats,
         offload: Offload,
         on_offset_moved: Callable[[OffsetMoved], None] | None = None,
@@ -106,6 +118,7 @@ class PullProcessor:
         self._offsets = offsets
         self._reader = reader
         self._long_polling = long_polling
+        self._level = level
         self._stats = stats
         self._offload = offload
         self._on_offset_moved = on_offset_moved
@@ -139,7 +152,17 @@ class PullProcessor:
             held = self._hold(pull, scan)
             if held is not None:
                 return held
+        if scan.status in _OUTSIDE and not self._level.reached:
+            return asyncio.ensure_future(self._answered_when_level(pull))
         return self._answer(pull, scan)
+
+    async def _answered_when_level(self, pull: _Pull) -> RemotingCommand:
+        """What was sent before is there, if it is wanted: the queue may only be not so far yet."""
+        await self._level.reach()
+        if pull.selector is not None:
+            return await self._selected(pull)
+        answer = self._answer(pull, self._scan(pull))
+        return await answer if isinstance(answer, asyncio.Future) else answer
 
     # Checks
 
