@@ -40,6 +40,7 @@ LIBRARIES = {
     "pyarrow": ("haservice.pipeline",),
     "orjson": ("haservice",),
     "tenacity": ("haservice",),
+    "uvloop": ("haservice.remoting",),
 }
 
 # Calls whose first argument, if a literal, names a thread; and a method that gives pairs of name and task.

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import uvloop
+
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.remoting.acceptor import Acceptor
@@ -115,7 +117,7 @@ class RemotingServer:
         """
         sockets = _bind(self._listeners)
         self._ports = [sock.getsockname()[1] for sock in sockets]
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._loop.set_exception_handler(self._complain)
         self._pool.start(self._loop)
         self._service.start()

@@ -108,6 +108,7 @@ def test_answers_of_one_read_are_bounded_too(
 ) -> None:
     """One read of tiny requests with huge answers stops being handled at the bound, and goes on later."""
     monkeypatch.setattr(connection_module, "WRITE_BUFFER_BYTES_MAX", 10_000)
+    monkeypatch.setattr(connection_module, "WRITE_BUFFER_BYTES_RESUME", 1_000)
     peer.send(*(RemotingCommand(ECHO, body=b"x" * 4000, opaque=number) for number in range(60)))
     assert [peer.receive().opaque for _ in range(60)] == list(range(60))
 
