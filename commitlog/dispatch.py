@@ -44,12 +44,11 @@ _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 
 _PIECE_BYTES = 1 << 20
 # Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
-# every millisecond, too.  While nobody waits for arrivals they may gather longer, and on a replica, which few
-# ask, still longer: a pass over many messages costs less than half for each, and it is the interpreter that
-# sends need, too.
+# every millisecond, too.  While nobody waits for arrivals or asks, they gather longer: a pass over many
+# messages costs less than half for each, and it is the interpreter that sends need, too.
 _LINGER_S = 0.001
-_UNAWAITED_LINGER_S = 0.01
-_REPLICA_LINGER_S = 0.1
+_UNAWAITED_LINGER_S = 0.05
+# Less than this is level; while nobody waits, less than one piece.
 _LEVEL_BYTES = 64 << 10
 _EXPECTED_MAX = 10_000
 # How long nothing comes before the index gives its memory back.
@@ -131,7 +130,7 @@ class Dispatcher:
         position: int | None = None,
         yields: bool = False,
     ) -> None:
-        """`yields`, for a replica: a flood of arriving bytes goes first, and nobody is in a hurry."""
+        """`yields`: a flood of arriving bytes goes first, as on a replica that catches up."""
         self.position = max(queues.max_physical_offset, log.start) if position is None else position
         self.trouble: str | None = None
         self.failed: str | None = None
@@ -221,12 +220,12 @@ class Dispatcher:
                 self._tell_expecting()
             if moved == 0:
                 self._wait(stop)
-            elif self.behind < _LEVEL_BYTES:
+            elif self.behind < (_LEVEL_BYTES if (awaited := self.awaited()) else _PIECE_BYTES):
                 self._patience_s = _FLOOD_MAX_S
-                if self.awaited():
+                if awaited:
                     stop.wait(_LINGER_S)
                 else:
-                    self._hurry.wait(_REPLICA_LINGER_S if self._yields else _UNAWAITED_LINGER_S)
+                    self._hurry.wait(_UNAWAITED_LINGER_S)
                     self._hurry.clear()
             elif self._yields:
                 self._let_flood_pass(stop)
