@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import click
 
@@ -121,11 +122,21 @@ def topic_route(namesrv: tuple[str, ...], topic: str, as_list: bool, output_form
     in the form of RocketMQ's tools, whose broker ids have no quotes; with -f json they have.
     """
     with Admin(namesrv) as admin:
-        route = admin.route(topic)
+        route = masters_first(admin.route(topic))
     if as_list and output_format == "table":
         click.echo(route_list(route))
     else:
         click.echo(route.encode(pretty=True, standard=output_format == "json").decode())
+
+
+def masters_first(route: TopicRouteData) -> TopicRouteData:
+    """The same with each broker's addresses by their ids, as Java's maps print them; a name server tells
+    them as brokers registered.  Pure.
+    """
+    datas = [
+        replace(data, broker_addrs=dict(sorted(data.broker_addrs.items()))) for data in route.broker_datas
+    ]
+    return replace(route, broker_datas=datas)
 
 
 def route_list(route: TopicRouteData) -> str:
