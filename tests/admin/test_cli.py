@@ -192,7 +192,7 @@ def test_a_route_is_printed_as_stock_mqadmin_prints_it(serve: Serve) -> None:
         "T",
     )
     shown = run(*command).stdout
-    assert shown.startswith('{\n\t"brokerDatas":[\n\t\t{\n\t\t\t"brokerAddrs":{1:"h:2",0:"h:1"\n\t\t\t},\n')
+    assert shown.startswith('{\n\t"brokerDatas":[\n\t\t{\n\t\t\t"brokerAddrs":{0:"h:1",1:"h:2"\n\t\t\t},\n')
     assert '\n\t"orderTopicConf":"b:2",\n' in shown
     assert '\n\t\t\t"perm":6,\n' in shown
     assert json.loads(run(*command, "-f", "json").stdout) == json.loads(answer)
