@@ -168,7 +168,7 @@ class Client:
         self.close()
 
     def queues(self, topic: str = "") -> list[Queue]:
-        """Of a producer, lite pull or pull consumer: those of the topic; of a push consumer: those it has."""
+        """Of a producer, lite pull or pull consumer: those of the topic."""
         return [
             Queue(one["topic"], one["brokerName"], one["queueId"]) for one in self.call("queues", topic=topic)
         ]
@@ -259,6 +259,14 @@ class TransactionProducer(Producer):
 
 
 class PushConsumer(Client):
+    def queues(self, topic: str = "") -> list[Queue]:
+        """Those that are this member's now, of one topic or all but that of its group's retries."""
+        return [
+            queue
+            for queue in super().queues()
+            if topic == queue.topic or not (topic or queue.topic.startswith("%RETRY%"))
+        ]
+
     def received(self, since: int = 0) -> list[Received]:
         """Every delivery so far from the `since`th on, failed ones included."""
         return [Received.of(one) for one in self.call("received", since=since)]

@@ -43,6 +43,11 @@ def ours(start: Start, namesrv: Nameserver) -> Broker:
     return made
 
 
+def make_topic(java: JavaDriver, at: Broker, topic: str) -> None:
+    """At this broker only, for brokers of other tests are in the name server, too."""
+    assert "success" in java.mqadmin(at.namesrv, "updateTopic", "-b", at.addr, "-t", topic)
+
+
 def send(producer: TransactionProducer, topic: str, *keys: str) -> None:
     """A message for each key of the producer's script, whose body is the key."""
     for key in keys:
@@ -85,6 +90,7 @@ def test_open_transactions_outlive_our_broker(
 ) -> None:
     master = broker("ours", tmp_path, name="broker-u", namesrv=namesrv, **NO_CHECKS)
     start(master)
+    make_topic(java, master, "Outliving")
     producer = java.transaction_producer(namesrv, "outliving", {"*": ["UNKNOW", "COMMIT"], "now": ["COMMIT"]})
     send(producer, "Outliving", "before-the-stop", "now")
     master.stop()
@@ -113,6 +119,7 @@ def test_a_store_changes_hands_in_the_middle_of_transactions(
     )  # fmt: skip
     before = broker(first, tmp_path, name=name, namesrv=namesrv, **QUICK_CHECKS)
     start(before)
+    make_topic(java, before, topic)
     send(producer, topic, "asked")
     wait_until(lambda: len(producer.checks()) == 1, "it is asked about once")
     send(producer, topic, "yes", "no", "open")
@@ -138,6 +145,7 @@ def test_a_slave_that_becomes_the_master_asks_about_what_it_copied(
     master = broker(other, tmp_path, name=name, role="SYNC_MASTER", namesrv=namesrv, **NO_CHECKS)
     slave = broker(kind, tmp_path, name=name, broker_id=1, role="SLAVE", namesrv=namesrv, **QUICK_CHECKS)
     start(master, slave)
+    make_topic(java, master, topic)
     producer = java.transaction_producer(
         namesrv, f"promoted-{kind}", {"*": ["COMMIT"], "open": ["UNKNOW", "COMMIT"]}
     )
@@ -151,8 +159,9 @@ def test_a_slave_that_becomes_the_master_asks_about_what_it_copied(
     start(slave)
     consumer = java.push(namesrv, f"promoted-group-{kind}", topic)
     wait_until(lambda: b"open" in consumer.bodies(), "it is asked about, and delivered", 30)
-    assert [one.body for one in producer.checks()] == [b"open"]
-    assert len(consumer.bodies()) == 2
+    # The end of another may not have come to the slave: a producer does not wait for an answer to it.
+    assert [one.body for one in producer.checks()].count(b"open") == 1
+    assert consumer.bodies().count(b"open") == 1
 
 
 def _state(producer: TransactionProducer, topic: str, key: str) -> str:
