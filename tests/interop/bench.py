@@ -1,6 +1,6 @@
 """Stock RocketMQ and this project under the same stock Java clients, on the same machine, in turn.
 
-    scripts/bench_vs_rocketmq [--rounds N] [--seconds S] [--only sends|consume|catch-up]
+    scripts/bench_vs_rocketmq [--rounds N] [--seconds S] [--warm S] [--only sends|consume|catch-up]
 
 A round starts a fresh pair of one kind, warms it and the clients up, measures every cell, and stops it; then
 the other kind has its turn.  One Java process holds the clients throughout, so both kinds meet the same warm
@@ -39,8 +39,6 @@ MODES = ("ASYNC_MASTER", "SYNC_MASTER")
 SIZES = (128, 1024, 16 * 1024)
 THREADS = (1, 16, 64)
 TOPIC = "BenchmarkTest"
-# A Java process serves at half its speed until it has compiled what it runs.
-WARM_SECONDS = 12.0
 CONSUMED = 200_000
 SEGMENT_BYTES = (1 << 31) - 4096  # the largest file that Java maps
 FILL_BATCH = 512
@@ -140,11 +138,14 @@ def anonymous_mb(pid: int) -> float:
 
 
 class Bench:
-    def __init__(self, clients: Clients, directory: Path, rounds: int, seconds: float) -> None:
+    def __init__(
+        self, clients: Clients, directory: Path, rounds: int, seconds: float, warm_seconds: float
+    ) -> None:
         self._clients = clients
         self._directory = directory
         self._rounds = rounds
         self._seconds = seconds
+        self._warm_seconds = warm_seconds
 
     # Sends
 
@@ -252,7 +253,7 @@ class Bench:
 
     def _warm(self, pair: Pair) -> None:
         """Brokers and clients; the slave follows when this returns."""
-        self._produce(pair, 16, 1024, WARM_SECONDS)
+        self._produce(pair, 16, 1024, self._warm_seconds)
         self._produce(pair, 1, 1024, 2.0)
         wait_for_slave(pair)
 
@@ -344,13 +345,19 @@ def size_text(size: int) -> str:
 @click.command()
 @click.option("--rounds", default=3, show_default=True, help="Rounds of each kind; medians are shown.")
 @click.option("--seconds", default=5.0, show_default=True, help="How long each cell is measured.")
+@click.option(
+    "--warm",
+    default=60.0,
+    show_default=True,
+    help="Seconds of load before: Java compiles what it runs often.",
+)
 @click.option("--only", multiple=True, help="Only these: sends, consume, catch-up.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where the stores go.")
-def main(rounds: int, seconds: float, only: tuple[str, ...], directory: Path | None) -> None:
+def main(rounds: int, seconds: float, warm: float, only: tuple[str, ...], directory: Path | None) -> None:
     """Compares a stock pair with ours under stock Java clients; needs Java and Maven."""
     root = Path(tempfile.mkdtemp(prefix="bench-", dir=directory))
     clients = Clients(java_command("Bench", home=root, heap_mb=512, flags=()), root)
-    bench = Bench(clients, root, rounds, seconds)
+    bench = Bench(clients, root, rounds, seconds, warm)
     rows = {"catch-up": bench.catch_up, "consume": bench.consume, "sends": bench.sends}
     try:
         for name, measure in rows.items():
