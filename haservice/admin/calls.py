@@ -16,6 +16,7 @@ import click
 from haservice.admin.access import access
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies import (
+    MASTER_ID,
     BrokerData,
     ClusterInfo,
     HARuntimeInfo,
@@ -44,7 +45,6 @@ from haservice.remoting.json_body import JSONBody
 
 TIMEOUT_S = 5.0  # as stock mqadmin
 TOOLS_GROUP = "TOOLS_CONSUMER"
-MASTER_ID = 0
 
 # sysFlag of a pull: the subscription is in the request; nothing is held back, nothing is committed.
 PULL_WITH_SUBSCRIPTION = 4

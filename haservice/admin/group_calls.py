@@ -6,12 +6,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from haservice.admin.calls import MASTER_ID, Admin, readable_addr
+from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.each import ask_each
 from haservice.broker.redirect import retry_topic
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.admin_bodies import ConsumerConnection, ConsumerRunningInfo, ConsumeStats
 from haservice.remoting.admin_headers import ConsumerRunningInfoHeader, ConsumeStatsHeader
+from haservice.remoting.bodies import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import ConsumerGroupHeader
 

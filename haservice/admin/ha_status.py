@@ -17,12 +17,13 @@ from typing import Any
 import click
 
 from commitlog.log import wall_clock_ms
-from haservice.admin.calls import MASTER_ID, Admin, Broker
+from haservice.admin.calls import Admin, Broker
 from haservice.admin.each import say_failures
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, human_bytes, human_rate, human_seconds, show
 from haservice.errors import RemotingError
 from haservice.remoting.bodies import (
+    MASTER_ID,
     HAAbsentInfo,
     HAClientRuntimeInfo,
     HAConnectionRuntimeInfo,

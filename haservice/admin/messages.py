@@ -14,7 +14,7 @@ import click
 
 from commitlog import record
 from commitlog.log import wall_clock_ms
-from haservice.admin.calls import MASTER_ID, TOOLS_GROUP, Admin
+from haservice.admin.calls import TOOLS_GROUP, Admin
 from haservice.admin.options import (
     address,
     command,
@@ -41,7 +41,7 @@ from haservice.admin.sending import (
 from haservice.admin.trace_entries import sent_entry
 from haservice.broker.topics import PERM_WRITE, TRACE_TOPIC
 from haservice.errors import AnswerError
-from haservice.remoting.bodies import TopicRouteData
+from haservice.remoting.bodies import MASTER_ID, TopicRouteData
 from haservice.remoting.codes import ResponseCode
 
 # The topic that new topics are made after; its route says which brokers would make one.

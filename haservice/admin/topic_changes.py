@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from haservice.admin.calls import MASTER_ID, Admin
+from haservice.admin.calls import Admin
 from haservice.admin.each import addrs_of, ask_each, tell_each
 from haservice.admin.options import (
     broker_option,
@@ -21,6 +21,7 @@ from haservice.admin.options import (
 )
 from haservice.admin.output import perm_text, show_pairs, shown_addr
 from haservice.errors import AnswerError
+from haservice.remoting.bodies import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import (
     CreateTopicHeader,

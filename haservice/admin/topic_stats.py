@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from haservice.admin.calls import MASTER_ID, Admin
+from haservice.admin.calls import Admin
 from haservice.admin.group_calls import consume_stats
 from haservice.admin.options import command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, number, show
@@ -18,6 +18,7 @@ from haservice.broker.topics import RETRY_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.admin_bodies import BrokerStatsData
 from haservice.remoting.admin_headers import BrokerStatsHeader
+from haservice.remoting.bodies import MASTER_ID
 from haservice.remoting.codes import RequestCode
 
 # Of topic, and of topic@group.

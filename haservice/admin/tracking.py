@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from commitlog.record import StoredMessage, decode_properties
-from haservice.admin.calls import MASTER_ID, Admin
+from haservice.admin.calls import Admin
 from haservice.admin.group_calls import consume_stats, consumer_connection
 from haservice.admin.reading import host_text
 from haservice.admin.topics import topic_groups
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.admin_bodies import ConsumerConnection
-from haservice.remoting.bodies import TopicRouteData
+from haservice.remoting.bodies import MASTER_ID, TopicRouteData
 from haservice.remoting.codes import ResponseCode
 
 ALL_TAGS = "*"

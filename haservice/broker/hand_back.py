@@ -26,7 +26,7 @@ from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups import Groups
 from haservice.broker.offset_merge import handed_back
 from haservice.errors import RemotingError
-from haservice.remoting.bodies import ClusterInfo, ConsumerOffsetWrapper, SubscriptionGroupWrapper
+from haservice.remoting.bodies import MASTER_ID, ClusterInfo, ConsumerOffsetWrapper, SubscriptionGroupWrapper
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 2.0
 # More than any pair has; a name server that names more is not believed that far.
 SLAVES_MAX = 8
-MASTER_ID = 0
 
 
 class HandBack:

@@ -8,6 +8,7 @@ long as they are, which is usual, it costs a comparison.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -46,9 +47,8 @@ class Level:
         """Returns when queues and index have what the log has now, or patience ends."""
         reached = asyncio.Event()
         self._dispatcher.when_at(self._log.end, lambda: self._call_soon(reached.set))
-        waiting = asyncio.ensure_future(reached.wait())
-        await asyncio.wait([waiting], timeout=PATIENCE_S)
-        waiting.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reached.wait(), PATIENCE_S)
 
     def before(self, processor: Processor) -> Processor:
         """`processor`, which is asked once the level is reached."""

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from haservice.binding import check_address
 from haservice.errors import RequestError
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
-from haservice.nameserver.routes import MASTER_ID, Queues, Registration, RouteTable
+from haservice.nameserver.routes import Queues, Registration, RouteTable
 from haservice.news import News
 from haservice.remoting.bodies import (
+    MASTER_ID,
     DataVersion,
     KVTable,
     RegisterBrokerBody,

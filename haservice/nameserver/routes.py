@@ -20,10 +20,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from haservice.errors import RequestError
-from haservice.remoting.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicRouteData
+from haservice.remoting.bodies import (
+    MASTER_ID,
+    BrokerData,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    TopicRouteData,
+)
 from haservice.remoting.codes import ResponseCode
 
-MASTER_ID = 0
 PERM_READ = 4
 PERM_WRITE = 2
 

@@ -24,6 +24,9 @@ INFLATED_BYTES_MAX = 8 * 1024 * 1024
 
 _INT32 = struct.Struct(">i")
 
+# The brokerId of a master, in routes and everywhere else.
+MASTER_ID = 0
+
 
 @dataclass(frozen=True, slots=True)
 class DataVersion(JSONBody):

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 from commitlog.record import encode_host
 from haservice.errors import ProtocolError, RemotingUnreachable, RequestError
+from haservice.news import News
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode_head
 from haservice.remoting.frame import Frame, FrameReader
@@ -103,14 +103,14 @@ def _guarded(processor: Processor, guard: Guard) -> Processor:
 class Dispatch:
     """Code → processor, as one listener's connections share it; each behind the guard, if there is one."""
 
-    __slots__ = ("_complained", "batches", "singles")
+    __slots__ = ("_news", "batches", "singles")
 
     def __init__(
         self, processors: Mapping[int, Processor | BatchProcessor], guard: Guard | None = None
     ) -> None:
         self.singles: dict[int, Processor] = {}
         self.batches: dict[int, BatchProcessor] = {}
-        self._complained: dict[tuple[object, type[BaseException]], float] = {}
+        self._news = News(COMPLAINT_INTERVAL_S)
         # One wrapper per owner: requests of several codes go to it in one batch.
         wrapped: dict[int, GuardedBatch] = {}
         for code, processor in processors.items():
@@ -137,14 +137,7 @@ class Dispatch:
 
     def is_news(self, cause: object, error: BaseException) -> bool:
         """Whether this kind of failure has not been complained of for a while; from now on it has."""
-        now = time.monotonic()
-        kind = (cause, type(error))
-        if now - self._complained.get(kind, -COMPLAINT_INTERVAL_S) < COMPLAINT_INTERVAL_S:
-            return False
-        if len(self._complained) > 1000:
-            self._complained.clear()
-        self._complained[kind] = now
-        return True
+        return self._news.is_news((cause, type(error)))
 
 
 class Connection(asyncio.Protocol):

@@ -28,6 +28,7 @@ import psutil
 from commitlog.options import LogOptions
 from commitlog.record import Message, encode_host
 from commitlog.store import Store
+from haservice.admin.bench_replication import private_mb
 from haservice.remoting.bodies import KVTable
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode
@@ -129,12 +130,7 @@ class Pair:
 
     def memory_mb(self) -> float:
         """Of the larger of the two brokers."""
-        return max(anonymous_mb(one.pid) for one in (self.master, self.slave))
-
-
-def anonymous_mb(pid: int) -> float:
-    """Memory that is the process's own: neither mapped files nor page cache."""
-    return float(sum(one.anonymous for one in psutil.Process(pid).memory_maps())) / 1e6
+        return max(private_mb(one.pid) for one in (self.master, self.slave))
 
 
 class Bench:

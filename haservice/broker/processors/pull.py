@@ -35,6 +35,7 @@ from haservice.broker.tag_filter import TagCodes
 from haservice.broker.topics import PERM_READ
 from haservice.errors import RequestError
 from haservice.news import News
+from haservice.remoting.bodies import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
@@ -49,7 +50,6 @@ logger = logging.getLogger(__name__)
 FLAG_COMMIT_OFFSET = 0x1
 FLAG_SUSPEND = 0x2
 
-MASTER_ID = 0
 
 # Nothing at the wanted offset.
 _OUTSIDE = frozenset(
