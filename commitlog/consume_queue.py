@@ -18,57 +18,28 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 from commitlog.descriptors import Descriptors
-from commitlog.errors import CommitLogError, CorruptRecord
+from commitlog.errors import CorruptRecord
 from commitlog.files import NOT_OPENED, Files
 from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFiles
-from commitlog.record import store_timestamp_ms
+from commitlog.readable_queue import PRE_BLANK_SIZE, Entry, ReadableQueue, RecordSource, stored_ms
 
 logger = logging.getLogger(__name__)
 
-PRE_BLANK_SIZE = 0x7FFFFFFF
+__all__ = ["PRE_BLANK_SIZE", "ConsumeQueue", "ConsumeQueues", "Entry", "RecordSource"]
+
 PAGE_BYTES = 4096
-# What tells when a record was stored ends here, whatever its hosts are.
-_TIMESTAMP_END = 76
 
 _pack = UNIT.pack
 
 
-class Entry(NamedTuple):
-    """One message of a queue.  A pre-blank (see `blank`) stands for none."""
-
-    physical_offset: int
-    size: int
-    tags_code: int
-
-    @property
-    def blank(self) -> bool:
-        return self.size == PRE_BLANK_SIZE and self.physical_offset == 0
-
-
-class RecordSource(Protocol):
-    """The part of the log that a search by time needs."""
-
-    @property
-    def start(self) -> int: ...
-
-    def read(self, offset: int, size: int) -> bytes: ...
-
-
-class ConsumeQueue:
-    """One queue.  `min_offset`, `max_offset` are queue offsets; `max_physical_offset` is where its last
-    message ends in the log.
-    """
+class ConsumeQueue(ReadableQueue):
+    """One queue, and its writing.  `max_physical_offset` is where its last message ends in the log."""
 
     def __init__(self, topic: str, queue_id: int, files: QueueFiles) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.min_offset = 0
-        self.max_offset = 0
+        super().__init__(topic, queue_id, files)
         self.max_physical_offset = 0
-        self._files = files
         # Guards the list of files: against a write, a cut, an expiry and a deletion at the same time.
         self._lock = threading.Lock()
         self._deleted = False
@@ -83,15 +54,12 @@ class ConsumeQueue:
         # Where the next write() cuts the queue first; None when it only goes on.
         self._anew: int | None = None
 
-    def __str__(self) -> str:
-        return f"{self.topic}/{self.queue_id}"
-
     # -- writing -----------------------------------------------------------------------------------
 
     def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
         """Gathers an entry for the next write(); False if the queue has it already.
 
-        Raises CorruptRecord for a queue offset so far ahead that it cannot be an honest one.
+        Raises CorruptRecord for a queue offset that is negative, or so far ahead that it cannot be honest.
         """
         if physical_offset + size <= self.known_physical_offset:
             return False
@@ -104,6 +72,8 @@ class ConsumeQueue:
 
     def _make_room(self, physical_offset: int, queue_offset: int) -> None:
         """Goes back to `queue_offset`, or pre-blanks up to it."""
+        if queue_offset < 0:
+            raise CorruptRecord(physical_offset, f"queue offset {queue_offset} in {self} cannot be one")
         if queue_offset < self._next_offset:
             self._begin_anew(physical_offset, queue_offset)
             return
@@ -166,43 +136,6 @@ class ConsumeQueue:
         self.max_physical_offset = self.known_physical_offset
         self.max_offset = self._next_offset
 
-    # -- reading -----------------------------------------------------------------------------------
-
-    def read(self, queue_offset: int, count: int) -> list[Entry]:
-        """Up to `count` entries from `queue_offset` on; fewer at the end, none outside of the queue."""
-        count = min(count, self.max_offset - queue_offset)
-        if queue_offset < 0 or count <= 0:
-            return []
-        data = self._files.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
-        if len(data) % UNIT_BYTES:
-            data = data[: len(data) - len(data) % UNIT_BYTES]
-        return list(map(Entry._make, UNIT.iter_unpack(data)))
-
-    def offset_by_time(self, timestamp_ms: int, log: RecordSource) -> int:
-        """Queue offset of the message stored nearest to `timestamp_ms`; 0 if there is none to look at.
-
-        RocketMQ first picks a file by its modification time; we search all, for a copied store keeps none.
-        """
-        low, high = self.min_offset, self.max_offset - 1
-        before: tuple[int, int] | None = None
-        after: tuple[int, int] | None = None
-        while low <= high:
-            middle = (low + high) // 2
-            entries = self.read(middle, 1)
-            if not entries or entries[0].blank or entries[0].physical_offset < log.start:
-                low = middle + 1
-                continue
-            stored_ms = _stored_ms(entries[0], log)
-            if stored_ms is None:
-                return 0
-            if stored_ms == timestamp_ms:
-                return middle
-            if stored_ms > timestamp_ms:
-                after, high = (middle, stored_ms), middle - 1
-            else:
-                before, low = (middle, stored_ms), middle + 1
-        return _nearest(timestamp_ms, before, after)
-
     # -- recovery, expiry, flush -------------------------------------------------------------------
 
     def load(self) -> None:
@@ -219,11 +152,33 @@ class ConsumeQueue:
             end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
             return end < self.max_offset and self._cut(end)
 
+    def rewind(self, physical_offset: int) -> None:
+        """Same, durably, and of what is gathered, too; of the writing thread.  Raises OSError.
+
+        A queue of which nothing lies there may have been cut before, by a process that died.
+        """
+        with self._lock:
+            if self._deleted:
+                return
+            end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
+            if end < self.max_offset or self._pending:
+                self._cut(end)
+            self._files.sync_end()
+
+    def let_go(self) -> None:
+        """The queue's files are removed by the caller; whoever still has this object finds it empty."""
+        with self._lock:
+            self._deleted = True
+            self._cuts += 1
+            self.min_offset = self.max_offset = self._flushed_offset = 0
+            self._files.let_go()
+
     def _cut(self, end: int) -> bool:
         """Ends the queue at entry `end`, and forgets what was gathered."""
         dropped = self._drop(end)
         self.max_physical_offset = self._last_physical_offset()
         self._pending.clear()
+        self._anew = None
         self._pending_start = self._first_offset = self._next_offset = end
         self.known_physical_offset = self.max_physical_offset
         return dropped
@@ -239,12 +194,8 @@ class ConsumeQueue:
 
     def _last_physical_offset(self) -> int:
         """Where the last real message ends in the log; blanks, which announce 2 GiB, do not count."""
-        first = self._first_behind(0, self._files.first // UNIT_BYTES)
-        for queue_offset in range(self.max_offset - 1, first - 1, -1):
-            (entry,) = self.read(queue_offset, 1)
-            if not entry.blank:
-                return entry.physical_offset + entry.size
-        return 0
+        entry = self.last_entry
+        return entry.physical_offset + entry.size if entry is not None else 0
 
     def distrust(self, physical_offset: int) -> bool:
         """Has the entries of messages from `physical_offset` on flushed again; True if there are any."""
@@ -302,63 +253,21 @@ class ConsumeQueue:
             self._flushed_offset = end
         return True
 
-    def _first_behind(self, physical_offset: int, low: int) -> int:
-        """The first message from entry `low` on that lies at `physical_offset` or behind; or max_offset.
-
-        Physical offsets rise within a queue.  A blank counts like the message after it.
-        """
-        high = self.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            real, entry = self._first_real(middle, high)
-            if entry is None or entry.physical_offset >= physical_offset:
-                high = middle
-            else:
-                low = real + 1
-        return self._first_real(low, self.max_offset)[0]
-
-    def _first_real(self, low: int, high: int) -> tuple[int, Entry | None]:
-        """The first entry in [low, high) that is no blank; (high, None) if there is none."""
-        count = 1
-        while low < high:
-            entries = self.read(low, min(count, high - low))
-            for number, entry in enumerate(entries):
-                if not entry.blank:
-                    return low + number, entry
-            if not entries:
-                break
-            low += len(entries)
-            count = 4096
-        return high, None
-
-
-def _stored_ms(entry: Entry, log: RecordSource) -> int | None:
-    """When the message was stored; None if the log cannot tell."""
-    try:
-        data = log.read(entry.physical_offset, _TIMESTAMP_END)
-    except (CommitLogError, OSError):
-        return None
-    return store_timestamp_ms(data) if len(data) == _TIMESTAMP_END else None
-
-
-def _nearest(timestamp_ms: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> int:
-    """Of two (queue offset, ms) neighbours the nearer one's queue offset; a tie goes to the earlier."""
-    if before is None or after is None:
-        return (before or after or (0, 0))[0]
-    return after[0] if timestamp_ms - before[1] > after[1] - timestamp_ms else before[0]
-
 
 class ConsumeQueues:
     """All queues of a store, below `directory`/<topic>/<queue id>/.
 
     `written_ms` and `durable_ms` are store timestamps: of the last message whose entries are written, and
-    of one up to which all entries are durable (what a checkpoint may claim).
+    of one up to which all entries are durable (what a checkpoint may claim).  `written_position` and
+    `durable_position` say the same in offsets of the log, which do not fall when a clock does.
     """
 
     def __init__(self, directory: Path, file_bytes: int, files: Files) -> None:
         self.directory = directory
         self.written_ms = 0
         self.durable_ms = 0
+        self.written_position = 0
+        self.durable_position = 0
         # Rises when queues disappear: who keeps queues at hand then forgets them.
         self.generation = 0
         self._file_bytes = file_bytes
@@ -396,12 +305,16 @@ class ConsumeQueues:
             topic, queue_id, QueueFiles(directory, self._file_bytes, self._files, self._descriptors)
         )
 
-    def write(self, queues: Iterable[ConsumeQueue], written_ms: int) -> None:
-        """Writes what these queues gathered.  Raises OSError; the same call may then be made again."""
+    def write(self, queues: Iterable[ConsumeQueue], written_ms: int, position: int = 0) -> None:
+        """Writes what these queues gathered: they have all of the log below `position` then.
+
+        Raises OSError; the same call may then be made again.
+        """
         for queue in queues:
             queue.write()
             self._dirty.add(queue)
         self.written_ms = written_ms
+        self.written_position = position
 
     def load(self) -> None:
         """Finds all queues on disk, each cut to its valid entries.  Raises StoreUnreadable."""
@@ -420,6 +333,47 @@ class ConsumeQueues:
     def truncate(self, physical_offset: int) -> int:
         """Drops the messages from `physical_offset` in the log on; of how many queues."""
         return sum([queue.truncate(physical_offset) for _, queue in self.items()])
+
+    def rewind(self, physical_offset: int) -> None:
+        """Same, durably, and of what is gathered, too.  Of the writing thread.  Raises OSError.
+
+        What may be claimed for a later time than that of the last message left is for the caller to lower.
+        """
+        for _, queue in self.items():
+            queue.rewind(physical_offset)
+
+    def let_go(self) -> None:
+        """There is no queue any more; the caller removes the files."""
+        with self._lock:
+            queues = list(self._table.values())
+            self._table = {}
+            self.generation += 1
+        self._dirty.clear()
+        self.written_ms = self.durable_ms = self.written_position = self.durable_position = 0
+        for queue in queues:
+            queue.let_go()
+
+    def lower(self, stored_ms: int, position: int) -> None:
+        """Claims nothing for messages stored after `stored_ms`, or from `position` of the log on."""
+        self.written_ms = min(self.written_ms, stored_ms)
+        self.durable_ms = min(self.durable_ms, stored_ms)
+        self.written_position = min(self.written_position, position)
+        self.durable_position = min(self.durable_position, position)
+
+    def covered(self, begin: int, end: int) -> int:
+        """How far from `begin` to `end` the messages of all queues fill the log without a hole."""
+        for offset, size in sorted(piece for _, queue in self.items() for piece in queue.pieces(begin, end)):
+            if offset != begin:
+                break
+            begin = offset + size
+        return begin
+
+    def last_stored_ms(self, log: RecordSource) -> int:
+        """When the message that lies last in the log was stored, as the log says; 0 if there is none."""
+        queues = [queue for _, queue in self.items()]
+        last = max(queues, key=lambda queue: queue.max_physical_offset, default=None)
+        entry = last.last_entry if last is not None else None
+        return (stored_ms(entry, log) or 0) if entry is not None else 0
 
     def distrust(self, physical_offset: int) -> None:
         """After a crash nobody knows whether entries of messages from `physical_offset` on are durable."""
@@ -457,7 +411,7 @@ class ConsumeQueues:
         """
         if self._broken is not None:
             raise self._broken
-        written_ms, thorough = self.written_ms, not least_pages
+        written_ms, position, thorough = self.written_ms, self.written_position, not least_pages
         for queue in list(self._dirty):
             self._dirty.discard(queue)
             try:
@@ -471,7 +425,7 @@ class ConsumeQueues:
                     self._broken = error
                 raise
         if thorough:
-            self.durable_ms = written_ms
+            self.durable_ms, self.durable_position = written_ms, position
 
     def close(self) -> None:
         self._descriptors.close()

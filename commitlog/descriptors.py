@@ -88,6 +88,10 @@ class Descriptors:
     def delete(self, file: BorrowedFile) -> None:
         """Unlinks the file at once; who reads it now reads on."""
         self._files.unlink(file.path)
+        self.let_go(file)
+
+    def let_go(self, file: BorrowedFile) -> None:
+        """As delete(), of a file whose name is the caller's to remove."""
         with self._lock:
             file.gone = True
             if not file.users:

@@ -4,16 +4,17 @@
 
 A pass parses a piece, gathers, writes each queue once, moves `position`, and writes the index once.  A write
 that fails (a full disk) is tried again and loses nothing; the index may wait while the queues go on.
-Masters and replicas dispatch alike, from the records alone.  Bytes that are no record stop it for good, with
-`failed` saying where: to skip them would lose messages that the log holds.  An unfinished record at the log's
-end, which only a replica has, is waited for.  Which records get entries, which keys: RocketMQ 4.9.8's
+Masters and replicas dispatch alike, from the records alone.  Bytes that are no record stop it, with `failed`
+saying where, until they are repaired: to skip them would lose messages that the log holds.  A fenced range
+(damage.py) is passed over only if the queues have all of it, which their entries say; for what it holds, and
+so what numbers it took, cannot be read.  An unfinished record at the log's end, which only a replica has, is
+waited for.  Which records get entries, which keys: RocketMQ 4.9.8's
 ReputMessageService and its dispatchers.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from commitlog.consume_queue import ConsumeQueue, ConsumeQueues
+from commitlog.damage import Fence
 from commitlog.errors import CommitLogError, CorruptRecord
 from commitlog.index import IndexFiles
 from commitlog.message_keys import KeyHasher, last_value, tags_code
@@ -30,6 +32,7 @@ from commitlog.record import (
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
     SYS_TRANSACTION_ROLLBACK,
+    is_topic,
     parse_head,
     record_size,
 )
@@ -38,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 # Of the delayed messages, whose tags code is when to deliver them.
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-# The letters of RocketMQ's TopicValidator, and as many as the second version of records, and a file system,
-# take.  A topic becomes a path here, and on a replica it comes from the wire.
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 
 _PIECE_BYTES = 1 << 20
 # Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
@@ -85,6 +85,10 @@ class Log(Protocol):
 
     def read(self, offset: int, size: int) -> bytes: ...
 
+    def fence_at(self, offset: int) -> Fence | None: ...
+
+    def is_blank(self, offset: int) -> bool: ...
+
     def wait_beyond(self, position: int, deadline_s: float) -> int: ...
 
     def wake(self) -> None: ...
@@ -117,7 +121,8 @@ class Dispatcher:
     """Task of the thread log-dispatch; recovery and tests call step() instead.
 
     `position`: everything below it is in queues and index.  `trouble`: what fails now and is tried again.
-    `failed`: what stopped the dispatch for good.
+    `failed`: the damage that stopped the dispatch; None again once it is repaired.  `at_work` is held during
+    a pass: who takes it keeps the next one from beginning.
     """
 
     def __init__(
@@ -138,7 +143,9 @@ class Dispatcher:
         """Called after each pass, in this thread: per queue and tags code the offset behind the last one."""
         self.awaited: Callable[[], bool] = lambda: True
         """Whether somebody waits for messages to arrive, who is not to wait longer than need be."""
+        self.at_work = threading.Lock()
         self._hurry = threading.Event()
+        self._revival = threading.Event()
         # Who waits for `position` to reach an end; added to by any thread, told by ours.
         self._expected: deque[tuple[int, Callable[[], None]]] = deque()
         self._log = log
@@ -165,6 +172,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         self._hurry.set()
+        self._revival.set()
         self._log.wake()
 
     def hurry(self) -> None:
@@ -196,17 +204,18 @@ class Dispatcher:
                 self._expected.append((end, callback))
 
     def run(self, stop: threading.Event) -> None:
-        """Dispatches until `stop`; after damage it only waits for `stop`."""
+        """Dispatches until `stop`; after damage it waits until that is repaired, or gone."""
         retry_s = _RETRY_FIRST_S
         while not stop.is_set():
             before = self.position
             try:
                 moved = self.step()
             except CorruptRecord as error:
-                self.failed = str(error)
-                logger.error("dispatch stopped, restart after repair position=%d: %s", self.position, error)
-                stop.wait()
-                return
+                self.fail(error)
+                while self.failed is not None and not stop.is_set():
+                    self._revival.wait(_WAIT_MAX_S)
+                    self._revival.clear()
+                continue
             except (CommitLogError, OSError) as error:
                 self._note_trouble(error)
                 if self.position > before:
@@ -230,12 +239,43 @@ class Dispatcher:
             elif self._yields:
                 self._let_flood_pass(stop)
 
+    def fail(self, error: CorruptRecord) -> None:
+        """The dispatch stops here for now."""
+        self.failed = str(error)
+        logger.error("dispatch stopped until repair position=%d: %s", self.position, error)
+
+    def revive(self) -> None:
+        """What stopped the dispatch may be repaired, or cut off: it tries on.  Any thread."""
+        if self.failed is not None:
+            self.failed = None
+            logger.info("dispatch tries on position=%d", self.position)
+        self._revival.set()
+
+    def go_back(self, position: int) -> None:
+        """The log was cut at `position`, or begins there now, and the queues follow; `at_work` is held.
+
+        Who waits for an end is told: it may never come.
+        """
+        assert self.at_work.locked()
+        self.position = self._gathered_to = position
+        self._touched.clear()
+        self._lanes.clear()
+        self._unfinished_end = self._unfinished_bytes = 0
+        self.revive()
+        expected = [self._expected.popleft()[1] for _ in range(len(self._expected))]
+        for callback in expected:
+            callback()
+
     def step(self) -> int:
         """One pass; how many bytes of the log it dealt with, 0 when there is no whole record more.
 
         Raises CorruptRecord for damage at `position`, OSError or CommitLogError for what a later call may
         get over.  An index that cannot be written holds the queues up only when too much waits for it.
         """
+        with self.at_work:
+            return self._step()
+
+    def _step(self) -> int:
         index = self._index
         if self._gathered_to == self.position and (index is None or len(index.pending) < _INDEX_PENDING_MAX):
             self._gather_piece()
@@ -244,6 +284,7 @@ class Dispatcher:
             self._write()
         if index is not None:
             index.write()
+            index.written_position = self.position
         return moved
 
     def _let_flood_pass(self, stop: threading.Event) -> None:
@@ -274,6 +315,10 @@ class Dispatcher:
         end, position = log.end, self.position
         if position >= end or end == self._unfinished_end or self._still_unfinished(position, end):
             return
+        fence = log.fence_at(position)
+        if fence is not None:
+            self._pass_over(fence)
+            return
         data = log.read(position, min(_PIECE_BYTES, end - position))
         room = log.segment_bytes - position % log.segment_bytes
         self._gather(data, position, room, end)
@@ -282,6 +327,18 @@ class Dispatcher:
             self._gather(log.read(position, needed), position, room, end)
         unfinished = self._gathered_to == position
         self._unfinished_end, self._unfinished_bytes = (end, needed) if unfinished else (0, 0)
+
+    def _pass_over(self, fence: Fence) -> None:
+        """Raises CorruptRecord unless every byte of the range belongs to a message that its queue has."""
+        covered = self._queues.covered(self.position, fence.end)
+        if covered < fence.end and not self._log.is_blank(covered):
+            raise CorruptRecord(
+                self.position,
+                f"the log is damaged from {fence.begin} to {fence.end}, and the queues do not have all of it:"
+                f" {fence.reason}",
+            )
+        logger.warning("damaged range is in the queues, passed over begin=%d end=%d", fence.begin, fence.end)
+        self._gathered_to = fence.end
 
     def _still_unfinished(self, position: int, end: int) -> bool:
         """A large record comes in many pieces: its size tells whether to read it all again."""
@@ -338,7 +395,8 @@ class Dispatcher:
         return size if size <= there else 0
 
     def _lane(self, topic: str, queue_id: int) -> _Lane:
-        if not _TOPIC.fullmatch(topic) or queue_id < 0:
+        # A topic becomes a path here, and on a replica it comes from the wire.
+        if not is_topic(topic.encode()) or queue_id < 0:
             raise CorruptRecord(0, f"topic {topic[:200]!r} queue {queue_id} cannot be a queue's name")
         hasher = self._hashers.setdefault(topic, KeyHasher(topic))
         lane = _Lane(self._queues.find_or_create(topic, queue_id), hasher)
@@ -356,7 +414,7 @@ class Dispatcher:
 
     def _write(self) -> None:
         """Writes what is gathered.  Raises OSError, and may then be called again."""
-        self._queues.write([lane.queue for lane in self._touched], self._gathered_ms)
+        self._queues.write([lane.queue for lane in self._touched], self._gathered_ms, self._gathered_to)
         self.position = self._gathered_to
         arrivals = self._take_arrivals()
         if arrivals and self.on_arrival is not None:
@@ -376,8 +434,10 @@ class Dispatcher:
 
     def _wait(self, stop: threading.Event) -> None:
         beyond = max(self.position, self._unfinished_end)
-        end = self._log.wait_beyond(beyond, time.monotonic() + _REST_AFTER_S)
-        if end <= beyond and not stop.is_set():
+        rest_s = time.monotonic() + _REST_AFTER_S
+        end = self._log.wait_beyond(beyond, rest_s)
+        # Who is woken early looks again: the log may have been cut, and `beyond` be of the old one.
+        if end <= beyond and time.monotonic() >= rest_s and not stop.is_set():
             if self._index is not None:
                 self._index.rest()
             self._log.wait_beyond(beyond, time.monotonic() + _WAIT_MAX_S)

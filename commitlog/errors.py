@@ -8,6 +8,7 @@ CommitLogError
 │   └── SegmentMissing        a hole between two segments
 ├── CorruptRecord         bytes at an offset that are no record
 │   └── IncompleteRecord      a record that may be whole, were there more bytes
+├── NotDamaged            bytes to repair where nothing is fenced as damaged
 ├── OffsetNotFound        an offset outside of what the log holds
 ├── MessageIllegal        a message that must not be stored; answered with code 13
 ├── LogNotWritable        the log takes nothing now; answered with code 14
@@ -75,6 +76,15 @@ class CorruptRecord(CommitLogError):
 
 class IncompleteRecord(CorruptRecord):
     """The bytes at hand end before the record does."""
+
+
+class NotDamaged(CommitLogError):
+    """No fenced range begins at `begin`; those that there are begin and end as `damaged` says."""
+
+    def __init__(self, begin: int, damaged: tuple[tuple[int, int], ...]) -> None:
+        super().__init__(f"no damaged range begins at {begin}; there are {len(damaged)}: {damaged[:5]}")
+        self.begin = begin
+        self.damaged = damaged
 
 
 class OffsetNotFound(CommitLogError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,11 @@ Buffer = bytes | bytearray | memoryview
 # Of an open() that lacks descriptors or memory for now.  fsync(2) knows none of these, so where both were
 # called, they say that nothing was synced, and that a further try is an honest one.
 NOT_OPENED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+# A look into the page cache that found nothing there, or a file system that lets nobody look.
+_NOTHING_CACHED = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL})
+
+_PAGE_BYTES = 4096
 
 # Linux takes at most this many buffers in one pwritev.
 IOV_MAX = 1024
@@ -43,8 +49,14 @@ class Files(Protocol):
     def open(self, path: Path) -> int:
         """An existing file, to read and write."""
 
-    def create(self, path: Path, size: int) -> int:
-        """A new file of `size` zero bytes, all of them allocated.  Leaves nothing behind when it fails."""
+    def open_to_read(self, path: Path) -> int:
+        """An existing file, to read only; a descriptor of its own."""
+
+    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
+        """A new file of `size` zero bytes, all of them allocated.  Leaves nothing behind when it fails.
+
+        It gets the rights `mode`, less the umask.
+        """
 
     def allocate(self, fd: int, size: int) -> None:
         """Makes an open file `size` bytes long, all of them allocated."""
@@ -54,6 +66,12 @@ class Files(Protocol):
     def size(self, fd: int) -> int: ...
 
     def pread(self, fd: int, size: int, offset: int) -> bytes: ...
+
+    def pread_in_passing(self, fd: int, size: int, offset: int) -> bytes:
+        """As pread(), of bytes that nobody wants soon: what was not in the page cache is not left there.
+
+        `fd` comes from open_to_read() and serves nothing else, for it reads no longer ahead.
+        """
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None: ...
 
@@ -82,9 +100,19 @@ class Files(Protocol):
     def modified_s(self, path: Path) -> float:
         """When the file was last written, in seconds of the wall clock."""
 
-    def rename(self, source: Path, target: Path) -> None: ...
+    def device(self, path: Path) -> int:
+        """Which file system holds the path: a rename does not lead from one to another."""
+
+    def take_rights(self, fd: int, path: Path) -> None:
+        """The open file gets the rights that the one at `path` has."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Of a file, which replaces one that is there, or of a directory."""
 
     def unlink(self, path: Path) -> None: ...
+
+    def remove_directory(self, path: Path) -> None:
+        """An empty one."""
 
     def disk_usage(self, path: Path) -> DiskUsage: ...
 
@@ -95,13 +123,16 @@ class OSFiles:
     def open(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def create(self, path: Path, size: int) -> int:
+    def open_to_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
         # Asked first: an allocation that fails half way fills the disk for a moment, for whoever measures it,
         # and takes as long as one that succeeds.
         room = os.statvfs(path.parent)
         if room.f_bavail * room.f_frsize < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             self.allocate(fd, size)
         except BaseException:
@@ -123,6 +154,26 @@ class OSFiles:
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)
+
+    def pread_in_passing(self, fd: int, size: int, offset: int) -> bytes:
+        buffer = bytearray(size)
+        # First of all, for even a look into the cache makes Linux read ahead.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        try:
+            # Only what is in memory: so it is known what was not.
+            cached = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno not in _NOTHING_CACHED:
+                raise
+            cached = 0
+        if cached == size:
+            return bytes(buffer)
+        data = os.pread(fd, size, offset)
+        # Less than a page is what the piece before left of the one that it ended in.
+        begin = offset + cached if cached >= _PAGE_BYTES else offset - offset % _PAGE_BYTES
+        if begin < offset + len(data):
+            os.posix_fadvise(fd, begin, offset + len(data) - begin, os.POSIX_FADV_DONTNEED)
+        return data
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
         written = os.pwrite(fd, data, offset)
@@ -198,11 +249,20 @@ class OSFiles:
     def modified_s(self, path: Path) -> float:
         return path.stat().st_mtime
 
+    def device(self, path: Path) -> int:
+        return path.stat().st_dev
+
+    def take_rights(self, fd: int, path: Path) -> None:
+        os.fchmod(fd, stat.S_IMODE(path.stat().st_mode))
+
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)
 
     def unlink(self, path: Path) -> None:
         path.unlink()
+
+    def remove_directory(self, path: Path) -> None:
+        path.rmdir()
 
     def disk_usage(self, path: Path) -> DiskUsage:
         stat = os.statvfs(path)

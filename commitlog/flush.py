@@ -35,7 +35,8 @@ PREPARE_AGAIN_S = 30.0
 
 
 class FlushedQueues(Protocol):
-    """Of the consume queues: store timestamps of what is written and of what is durable; and the flush."""
+    """Of the consume queues: store timestamps of what is written and of what is durable; up to which offset
+    of the log everything is durable; and the flush."""
 
     @property
     def written_ms(self) -> int: ...
@@ -43,14 +44,20 @@ class FlushedQueues(Protocol):
     @property
     def durable_ms(self) -> int: ...
 
+    @property
+    def durable_position(self) -> int: ...
+
     def flush(self, least_pages: int = 0) -> None: ...
 
 
 class FlushedIndex(Protocol):
-    """Of the index: the store timestamp up to which it is durable; and the flush."""
+    """Of the index: the store timestamp and the offset up to which it is durable; and the flush."""
 
     @property
     def durable_ms(self) -> int: ...
+
+    @property
+    def durable_position(self) -> int: ...
 
     def flush(self) -> None: ...
 
@@ -67,6 +74,8 @@ class Flusher(Generic[T]):
         on_done: Callable[[list[T], bool], None] | None = None,
     ) -> None:
         self.on_done = on_done
+        self.at_work = threading.Lock()
+        """Held during a pass: who takes it keeps the next one from beginning."""
         self._log = log
         self._queues = queues
         self._checkpoint = checkpoint
@@ -114,6 +123,12 @@ class Flusher(Generic[T]):
         """How many wait for a flush."""
         return len(self._waiters)
 
+    def give_up_waiters(self) -> None:
+        """The log was cut: nobody knows any more what those who wait for a flush are waiting for."""
+        with self._lock:
+            waiters = self._waiters.drain()
+        self._hand_over(waiters, ok=False)
+
     # -- the task -----------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
@@ -134,9 +149,10 @@ class Flusher(Generic[T]):
         if now_s >= self._next_thorough_s:
             least_pages = 0
             self._next_thorough_s = now_s + self._thorough_s
-        self._flush(least_pages)
+        with self.at_work:
+            self._flush(least_pages)
+            self._prepare()
         self.expire(time.monotonic())
-        self._prepare()
 
     def _wait(self) -> None:
         if self._not_opened and not self._log.fenced:
@@ -166,6 +182,7 @@ class Flusher(Generic[T]):
         if self._not_opened:
             self._not_opened = False
             logger.info("log is flushed again")
+        self._checkpoint.positions.log = flushed
         if flushed >= end and written_ms:
             self._checkpoint.physic_timestamp_ms = written_ms
         with self._lock:
@@ -199,7 +216,8 @@ class Flusher(Generic[T]):
 
     def _end(self) -> None:
         """Flushes the rest; whoever still waits then waits for bytes that never came."""
-        self._flush(0)
+        with self.at_work:
+            self._flush(0)
         with self._lock:
             self._ended = True
             rest = self._waiters.drain()
@@ -212,6 +230,8 @@ class QueueFlusher:
     def __init__(
         self, options: LogOptions, queues: FlushedQueues, index: FlushedIndex | None, checkpoint: Checkpoint
     ) -> None:
+        self.at_work = threading.Lock()
+        """Held during a pass, as Flusher's."""
         self._queues = queues
         self._index = index
         self._checkpoint = checkpoint
@@ -238,7 +258,8 @@ class QueueFlusher:
         if thorough:
             self._next_thorough_s = now_s + self._thorough_s
         try:
-            self.flush(0 if thorough else self._least_pages, thorough=thorough)
+            with self.at_work:
+                self.flush(0 if thorough else self._least_pages, thorough=thorough)
         except OSError as error:
             if error.errno in NOT_OPENED:
                 if not self._not_opened:
@@ -256,6 +277,8 @@ class QueueFlusher:
         if thorough and self._index is not None:
             self._index.flush()
             self._checkpoint.index_timestamp_ms = self._index.durable_ms
+            self._checkpoint.positions.index = self._index.durable_position
+        self._checkpoint.positions.queues = self._queues.durable_position
         if self._queues.durable_ms:
             self._checkpoint.logics_timestamp_ms = self._queues.durable_ms
         self._checkpoint.save(sync=thorough)

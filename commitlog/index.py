@@ -36,7 +36,8 @@ def index_name(now_ms: int) -> str:
 class IndexFiles:
     """All index files of a store.
 
-    `durable_ms` is the store timestamp up to which the index is durable (what a checkpoint may claim).
+    `durable_ms` is a store timestamp, and `durable_position` an offset of the log, up to which the index is
+    durable: what a checkpoint may claim.  It has all of the log below `written_position`.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class IndexFiles:
         self.pending: list[Put] = []
         """What the next write() enters: key hash, physical offset, store ms.  Of the writing thread."""
         self.durable_ms = 0
+        self.written_position = 0
+        self.durable_position = 0
         self._slots = slots
         self._entries = entries
         self._files = files
@@ -73,12 +76,16 @@ class IndexFiles:
         """The last message that was entered; one before it is in the index already."""
         return self._list[-1].end_physical_offset if self._list else 0
 
-    def load(self, *, crashed: bool, checkpoint_ms: int) -> None:
-        """Finds the files.  After a crash those that end behind `checkpoint_ms` are deleted, for they may
-        be half on disk; dispatch enters again what recovery looks at.  Raises SegmentSizeMismatch.
+    def load(self, *, crashed: bool, checkpoint_ms: int, position: int | None = None) -> None:
+        """Finds the files.  After a crash those that end behind what the checkpoint says are deleted, for
+        they may be half on disk; dispatch enters again what recovery looks at.
+
+        It says so by `position`, an offset of the log, or, if that is None, by the store time
+        `checkpoint_ms`.  When anything was deleted, less is claimed from now on, for what is entered again
+        is older: the caller has to make that durable first.  Raises SegmentSizeMismatch.
         """
         self._files.make_directory(self.directory)
-        found = []
+        found, deleted = [], False
         for name in self._files.listdir(self.directory):
             path = self.directory / name
             if not (name.isascii() and name.isdigit()):
@@ -86,7 +93,11 @@ class IndexFiles:
                 continue
             file = IndexFile(path, self._slots, self._entries, self._files, self._descriptors)
             file.load()
-            if file.empty or (crashed and file.end_ms > checkpoint_ms):
+            doubtful = (
+                file.end_ms > checkpoint_ms if position is None else file.end_physical_offset >= position
+            )
+            if file.empty or (crashed and doubtful):
+                deleted |= not file.empty
                 logger.info("index file deleted path=%s end_ms=%d", path, file.end_ms)
                 file.delete()
             else:
@@ -95,11 +106,42 @@ class IndexFiles:
         self._list = tuple(found)
         self._flushed = {file: file.next_entry for file in found}
         self.durable_ms = checkpoint_ms
+        self.durable_position = self.end_physical_offset + 1 if found else 0
+        if position is not None:
+            self.durable_position = min(position, self.durable_position) if deleted else position
+        if deleted:
+            self.durable_ms = min(checkpoint_ms, found[-1].end_ms if found else 0)
+        self.written_position = self.durable_position
 
     def truncate(self, physical_offset: int) -> None:
         """The log was cut there; messages from there on are entered, though the index has been further."""
         if self._list:
             self._list[-1].forget_behind(physical_offset)
+
+    def rewind(self, physical_offset: int, last_ms: int) -> None:
+        """Same, durably, of a running store, whose last message left was stored at `last_ms`.
+
+        Of the writing thread, while nobody flushes.  Raises OSError.
+        """
+        self.pending[:] = [put for put in self.pending if put[1] < physical_offset]
+        self.durable_ms = min(self.durable_ms, last_ms)
+        self.written_position = min(self.written_position, physical_offset)
+        self.durable_position = min(self.durable_position, physical_offset)
+        if self._list:
+            last = self._list[-1]
+            last.forget_behind(physical_offset)
+            last.forget_after(last_ms)
+            last.flush()
+
+    def let_go(self) -> None:
+        """There is no index any more; the caller removes the files."""
+        with self._lock:
+            listed, self._list = self._list, ()
+            self._flushed = {}
+            self.durable_ms = self.written_position = self.durable_position = 0
+        self.pending.clear()
+        for file in listed:
+            file.let_go()
 
     def put(self, topic: str, key: str, physical_offset: int, store_ms: int) -> None:
         """Has the key entered by the next write()."""
@@ -149,12 +191,13 @@ class IndexFiles:
         return found
 
     def flush(self) -> None:
-        """Makes all entries durable and moves `durable_ms`.
+        """Makes all entries durable and moves `durable_ms` and `durable_position`.
 
         Raises OSError, and from then on always or not: see ConsumeQueues.flush.
         """
         if self._broken is not None:
             raise self._broken
+        position = self.written_position
         for file in self._list:
             if self._flushed.get(file) == file.next_entry:
                 continue
@@ -166,6 +209,7 @@ class IndexFiles:
                 if error.errno not in NOT_OPENED:
                     self._broken = error
                 raise
+        self.durable_position = position
 
     def _flush_one(self, file: IndexFile) -> None:
         entries, end_ms = file.next_entry, file.end_ms
@@ -173,8 +217,8 @@ class IndexFiles:
         if file not in self._flushed:
             self._files.sync_directory(self.directory)
         self._flushed[file] = entries
-        # What was entered meanwhile may bear the same millisecond.
-        self.durable_ms = max(self.durable_ms, end_ms if file.next_entry == entries else end_ms - 1)
+        # What is entered later may bear the same millisecond.
+        self.durable_ms = max(self.durable_ms, end_ms - 1)
 
     def rest(self) -> None:
         """For a writer that waits: gives pages of the mapping back, which an idle broker does not need."""

@@ -158,9 +158,14 @@ class IndexFile:
         """The log was cut there: what comes now is new again.  Entries of what was cut stay, and mislead
         no further than any other collision of hashes.
         """
-        if self.end_physical_offset > physical_offset:
-            self.end_physical_offset = physical_offset
+        if self.end_physical_offset >= physical_offset:
+            self.end_physical_offset = max(physical_offset - 1, 0)
             self._write_header()
+
+    def forget_after(self, end_ms: int) -> None:
+        """The log was cut behind a message stored then."""
+        self.end_ms = max(self.begin_ms, min(self.end_ms, end_ms))
+        self._write_header()
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         return not self.empty and begin_ms <= self.end_ms and end_ms >= self.begin_ms
@@ -204,6 +209,11 @@ class IndexFile:
         mapped, self._map = self._map, None
         if mapped is not None:
             mapped.close()
+
+    def let_go(self) -> None:
+        """No more puts; the caller removes the file."""
+        self.unmap()
+        self._descriptors.let_go(self._file)
 
     def delete(self) -> None:
         self.unmap()

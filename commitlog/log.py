@@ -1,39 +1,26 @@
-"""CommitLog: appends, replicated appends, flushing; reading is readable_log.py.
+"""CommitLog: appends, single, many at once, batches, and a master's bytes.
 
-One lock, `_lock`, guards the end of the log: `end`, `queue_offsets` and the segment that is written.  `end`
-is published after the bytes are in the file, so readers need no lock: whatever is below `end` is there.
-Nothing but the write itself, and at a roll the making of the next segment, happens under the lock.
-
-What fails:
-- no space (ENOSPC and the like): this append is refused, nothing moved, the next one tries again;
-- no descriptor to open what is to be flushed: nothing is flushed, the next flush tries again;
-- any other error of a write, any error of the flush itself: the log is fenced.  What the file holds is then
-  unknown, and a second try that succeeds would not change that.
+What lies under it: reading is readable_log.py; the end of the log, and what fails there, writable_log.py.
 """
 
 from __future__ import annotations
 
-import errno
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from commitlog.damage import Fences
 from commitlog.errors import (
     CommitLogError,
     LogNotWritable,
     MessageIllegal,
     OffsetGap,
-    OffsetNotFound,
     SegmentCrossed,
 )
-from commitlog.files import NOT_OPENED, Buffer, Files, OSFiles
+from commitlog.files import Buffer, Files, OSFiles
 from commitlog.options import LogOptions
-from commitlog.readable_log import ReadableLog
 from commitlog.record import (
-    BLANK,
     BLANK_BYTES,
-    BLANK_MAGIC,
     RECORD_OVERHEAD_MAX,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
@@ -44,14 +31,11 @@ from commitlog.record import (
     stamp,
 )
 from commitlog.recovery import recover
-from commitlog.segment import Segment
 from commitlog.segments import Segments
+from commitlog.writable_log import WritableLog, wall_clock_ms
 
-PAGE_BYTES = 4096
-# These pass when somebody makes room; every other error of a write fences the log.
-_PASSING_ERRORS = NOT_OPENED | {errno.ENOSPC, errno.EDQUOT}
-# A further file is made ahead once less than this part of the last segment is left.
-_PREPARE_FRACTION = 4
+__all__ = ["Appended", "BatchAppended", "CommitLog", "wall_clock_ms"]
+
 # Of these transaction types a message takes a place in its queue.
 _QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
 _PENDING = CommitLogError("pending")
@@ -81,11 +65,7 @@ class BatchAppended(NamedTuple):
     offsets: list[int]
 
 
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class CommitLog(ReadableLog):
+class CommitLog(WritableLog):
     """The log over `segments`, which hold whole bytes up to `end` (recovery says so)."""
 
     def __init__(
@@ -98,30 +78,13 @@ class CommitLog(ReadableLog):
         clock_ms: Callable[[], int] = wall_clock_ms,
         files: Files | None = None,
     ) -> None:
-        super().__init__(segments, end)
-        self.flushed = end
-        self.queue_offsets: dict[tuple[str, int], int] = {}
-        """Next queue offset of each (topic, queue id); filled before the first append, then under `_lock`."""
-        self.lock_held_since = 0.0
-        """Since when (time.monotonic()) an append holds the lock; 0.0 when none does."""
-        self._files: Files = files if files is not None else OSFiles()
+        super().__init__(options, segments, end, files)
         self._store_host = store_host
         self._clock_ms = clock_ms
-        self._replica = options.replica
         self._body_bytes_max = options.max_message_bytes
         self._record_bytes_max = min(
             options.max_message_bytes + RECORD_OVERHEAD_MAX, options.segment_bytes - BLANK_BYTES
         )
-        self._lock = threading.Lock()
-        self._flush_lock = threading.Lock()  # one flush at a time; guards `flushed`
-        self._closed_reason: str | None = None  # fenced or shut down: nothing is taken any more
-        self._held_reason: str | None = None  # no appends for now, replicated bytes still
-        self._dirty_end = 0  # a failed write may have left bytes between `end` and here
-        self._refusing = options.replica  # append() has to look closer: one test on the hot path
-        self._segment: Segment | None = None  # the one that is written; held
-        self._fd = -1
-        self._segment_end = 0
-        self._enter_last_segment()
 
     @classmethod
     def open(
@@ -137,21 +100,9 @@ class CommitLog(ReadableLog):
         segments = Segments(files, options.log_path, options.segment_bytes)
         segments.load()
         report = recover(segments, cut_directory=options.root / "cut", files=files)
-        return cls(options, segments, report.end, store_host=store_host, clock_ms=clock_ms, files=files)
-
-    # -- what is refused ---------------------------------------------------------------------------
-
-    @property
-    def writable(self) -> str | None:
-        """Why append() is refused now; None when it is not."""
-        if self._closed_reason is not None:
-            return self._closed_reason
-        return "this is a replica" if self._replica else self._held_reason
-
-    @property
-    def fenced(self) -> bool:
-        """Nothing is taken any more: after an I/O error, or a close."""
-        return self._closed_reason is not None
+        log = cls(options, segments, report.end, store_host=store_host, clock_ms=clock_ms, files=files)
+        log.restore_fences(Fences(report.fences))
+        return log
 
     # -- appending ----------------------------------------------------------------------------------
 
@@ -275,10 +226,21 @@ class CommitLog(ReadableLog):
         A log without a byte begins wherever the master does, at the start of a segment.  Nothing is decoded.
         Raises OffsetGap, SegmentCrossed, or LogNotWritable; nothing is appended then.
         """
+        return self._append_bytes(offset, buffers, refused=None if self._replica else "this is not a replica")
+
+    def append_pulled(self, offset: int, buffers: Sequence[Buffer]) -> int:
+        """As append_replica, for a master whose appends are held while it takes back what it lost.
+
+        The queues' next offsets are left to the caller.
+        """
+        refused = None if self._holds else "appends are not held"
+        return self._append_bytes(offset, buffers, refused=refused)
+
+    def _append_bytes(self, offset: int, buffers: Sequence[Buffer], *, refused: str | None) -> int:
         size = sum(map(len, buffers))
         with self._lock:
-            if not self._replica or self._closed_reason is not None:
-                raise LogNotWritable(self._closed_reason or "this is not a replica")
+            if refused or self._closed_reason is not None:
+                raise LogNotWritable(self._closed_reason or refused or "")
             if offset != self.end:
                 self._begin_at(offset, size)
             if size == 0:
@@ -324,173 +286,3 @@ class CommitLog(ReadableLog):
             )
         if message.sys_flag & SYS_TRANSACTION_MASK:
             raise MessageIllegal("a batch cannot be part of a transaction")
-
-    # -- writing under the lock ---------------------------------------------------------------------
-
-    def _write(self, record: bytearray, offset: int, size: int) -> None:
-        assert self._segment is not None
-        try:
-            self._files.pwrite(self._fd, record, offset - self._segment.start)
-        except OSError as error:
-            raise self._write_failed(error, offset, size) from error
-
-    def _write_run(self, buffers: Sequence[Buffer], offset: int, size: int) -> None:
-        assert self._segment is not None
-        try:
-            if len(buffers) == 1:
-                self._files.pwrite(self._fd, buffers[0], offset - self._segment.start)
-            else:
-                self._files.pwritev(self._fd, buffers, offset - self._segment.start)
-        except OSError as error:
-            raise self._write_failed(error, offset, size) from error
-
-    def _roll(self, size: int) -> None:
-        """Goes on to the next segment, made first, then the rest of this one declared blank."""
-        assert self._lock.locked()
-        boundary = self._segment_end
-        following = self.segments.find(boundary)  # there already when a write failed after the last try
-        if following is None:
-            try:
-                following = self.segments.add(boundary)
-            except OSError as error:
-                raise self._failed(error, f"segment for offset {boundary} not made", size) from error
-        room = boundary - self.end
-        if room:
-            self._write(bytearray(BLANK.pack(room, BLANK_MAGIC)), self.end, BLANK_BYTES)
-            self.end = boundary
-        self._enter(following)
-
-    def _enter(self, segment: Segment) -> None:
-        """Writes go to `segment` from now on."""
-        held = segment.hold()
-        assert held
-        if self._segment is not None:
-            self._segment.release()
-        self._segment, self._fd, self._segment_end = segment, segment.fd, segment.end
-
-    def _enter_last_segment(self) -> None:
-        if self.segments.items:
-            self._enter(self.segments.items[-1])
-
-    def _check_appendable(self) -> None:
-        assert self._lock.locked()
-        reason = self.writable
-        if reason is not None:
-            raise LogNotWritable(reason)
-        if self._dirty_end:
-            self._clean_dirty()
-        self._refusing = False
-
-    def _write_failed(self, error: OSError, offset: int, size: int) -> LogNotWritable:
-        self._dirty_end = max(self._dirty_end, offset + size)
-        self._refusing = True
-        return self._failed(error, f"write at {offset} failed", size)
-
-    def _failed(self, error: OSError, what: str, size: int) -> LogNotWritable:
-        """The error to raise; fences the log unless room may come back."""
-        path = self._segment.path if self._segment is not None else self.segments.directory
-        reason = f"{path}: {what}: {error.strerror or error}"
-        if error.errno not in _PASSING_ERRORS:
-            self._closed_reason = reason
-            self._refusing = True
-        return LogNotWritable(reason, errno=error.errno, path=path, bytes_asked=size)
-
-    def _clean_dirty(self) -> None:
-        """Zeroes what a failed write may have left, lest a restart finds it behind the next record."""
-        assert self._lock.locked()
-        size = min(self._dirty_end, self._segment_end) - self.end
-        if size > 0:
-            self._write(bytearray(size), self.end, size)
-        self._dirty_end = 0
-
-    # -- refusing -----------------------------------------------------------------------------------
-
-    def fence(self, reason: str) -> None:
-        """Takes nothing from now on.  The first reason stays."""
-        with self._lock:
-            self._closed_reason = self._closed_reason or reason
-            self._refusing = True
-
-    def hold_appends(self, reason: str | None) -> None:
-        """Refuses append() for `reason`, until None; replicated bytes go on.  For a nearly full disk."""
-        with self._lock:
-            self._held_reason = reason
-            self._refusing = True
-
-    # -- flushing -----------------------------------------------------------------------------------
-
-    def flush(self, least_pages: int = 0) -> int:
-        """Makes what is written durable, if `least_pages` pages or a segment's end wait; returns `flushed`.
-
-        After an error LogNotWritable is raised; now and by every later flush if the log is fenced thereby.
-        """
-        with self._flush_lock:
-            end = self.end
-            pages = end // PAGE_BYTES - self.flushed // PAGE_BYTES
-            same_segment = end // self.segment_bytes == self.flushed // self.segment_bytes
-            if end <= self.flushed or (pages < least_pages and same_segment):
-                return self.flushed
-            if self._closed_reason is not None:
-                raise LogNotWritable(self._closed_reason)
-            for segment in self.segments.items:
-                if segment.end > self.flushed and segment.start < end:
-                    self._flush_segment(segment)
-                    self.flushed = min(end, segment.end)
-            return self.flushed
-
-    def _flush_segment(self, segment: Segment) -> None:
-        assert self._flush_lock.locked()
-        try:
-            if not segment.entry_synced:
-                self.segments.sync_entries()
-            held = segment.hold()
-        except OSError as error:
-            raise self._flush_failed(error, segment, final=error.errno not in NOT_OPENED) from error
-        try:
-            if held:
-                self._files.fdatasync(segment.fd)
-        except OSError as error:
-            raise self._flush_failed(error, segment, final=True) from error
-        finally:
-            if held:
-                segment.release()
-
-    def _flush_failed(self, error: OSError, segment: Segment, *, final: bool) -> LogNotWritable:
-        reason = f"{segment.path}: flush failed: {error.strerror or error}"
-        if final:
-            self.fence(reason)
-        size = self.end - self.flushed
-        return LogNotWritable(reason, errno=error.errno, path=segment.path, bytes_asked=size)
-
-    def prepare_next_segment(self) -> None:
-        """Makes the next file ahead when the last segment is nearly full, so that a roll costs no allocation.
-
-        May raise OSError: the roll will then try again, and answer.
-        """
-        if (
-            self._segment is not None
-            and self._segment_end - self.end < self.segment_bytes // _PREPARE_FRACTION
-        ):
-            self.segments.prepare()
-
-    # -- ending -------------------------------------------------------------------------------------
-
-    def truncate(self, offset: int) -> None:
-        """Cuts the log at `offset` and zeroes what was behind it.  Only for a replica's incomplete tail."""
-        with self._flush_lock, self._lock:
-            if not self.start <= offset <= self.end:
-                raise OffsetNotFound(offset, self.start, self.end)
-            self.segments.truncate(offset)
-            self.end = offset
-            self.flushed = min(self.flushed, offset)
-            self._enter_last_segment()
-
-    def close(self, reason: str = "shut down") -> None:
-        """Takes nothing any more, wakes who waits, closes what nobody reads.  Flushes nothing."""
-        self.fence(reason)
-        self.wake()
-        with self._lock:
-            segment, self._segment, self._fd = self._segment, None, -1
-        if segment is not None:
-            segment.release()
-        self.segments.close()

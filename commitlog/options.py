@@ -88,6 +88,12 @@ class LogOptions:
     clean_forcibly: bool = option(
         "cleanFileForciblyEnable", True, "", "Whether young segments may go when the disk is nearly full."
     )
+    scrub_bytes_per_s: int = option(
+        "haScrubRate",
+        512 << 10,
+        "bytes/s",
+        "OURS, not RocketMQ's: how fast sealed segments are searched for damaged records, daily; 0: not.",
+    )
     message_delay_levels: str = option(
         "messageDelayLevel", DELAY_LEVELS, "s, m, h, d", "Delay of each level, from level 1 on."
     )

@@ -200,6 +200,18 @@ class QueueFiles:
                 self._unsynced_names = True
                 raise
 
+    def sync_end(self) -> None:
+        """Makes what cut() did durable: zeros in the last file, and that those behind are gone."""
+        if self._files.exists(self.directory):
+            self._unsynced_names = True
+            self.flush(max(0, self.limit - 1), self.limit)
+
+    def let_go(self) -> None:
+        """Forgets the files, which the caller removes."""
+        listed, self._list = self._list, ()
+        for file in listed:
+            self._descriptors.let_go(file)
+
     def rewrite(self, start: int, end: int) -> None:
         """Writes these bytes again as they are, and the next flush() takes nothing for durable.
 

@@ -2,12 +2,17 @@
 
 Bytes below `end` are there and never change.  Whoever moves `end` publishes it after the bytes, so nothing
 here takes the log's lock.
+
+Two things take bytes away again, and neither is seen half done.  A log that is cut moves `end` back, then
+counts the cut, then overwrites: a read that finds another count when it is done is made again.  A damaged
+range (damage.py) is fenced: a read or a window ends before it, and one that begins in it is refused.
 """
 
 from __future__ import annotations
 
+from commitlog.damage import Fence, Fences
 from commitlog.errors import CorruptRecord, OffsetNotFound, StoreUnreadable
-from commitlog.record import BLANK, BLANK_BYTES, MESSAGE_MAGIC, MESSAGE_MAGIC_V2
+from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, parse_head
 from commitlog.segment import Segment, Window
 from commitlog.segments import Segments
 from commitlog.waiters import Followers
@@ -24,6 +29,23 @@ class ReadableLog:
         self.segment_bytes = segments.segment_bytes
         self.end = end
         self._followers = Followers()
+        self._fences = Fences()
+        self._cuts = 0  # how often `end` went back
+
+    @property
+    def damaged(self) -> tuple[tuple[int, int], ...]:
+        """The fenced ranges: begin and end of each, in the order of the log."""
+        return tuple((fence.begin, fence.end) for fence in self.fences)
+
+    @property
+    def fences(self) -> tuple[Fence, ...]:
+        """The same, with reasons; of what retention has left."""
+        start = self.start
+        return tuple(fence for fence in self._fences.items if fence.end > start)
+
+    def fence_at(self, offset: int) -> Fence | None:
+        """The fenced range in which `offset` lies."""
+        return self._fences.at(offset)
 
     @property
     def start(self) -> int:
@@ -33,13 +55,24 @@ class ReadableLog:
     # -- reading ------------------------------------------------------------------------------------
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`: fewer at the end of the segment or of the log, none at the end.
+        """Up to `size` bytes from `offset`: fewer at the end of the segment, of the log, or before damage;
+        none at the end.
 
-        Raises OffsetNotFound below the start or beyond the end, StoreUnreadable for an error of the disk.
+        Raises OffsetNotFound below the start or beyond the end, CorruptRecord within a fenced range,
+        StoreUnreadable for an error of the disk.
         """
+        while True:
+            cuts = self._cuts
+            data = self._read(offset, size)
+            if cuts == self._cuts:
+                return data
+
+    def _read(self, offset: int, size: int) -> bytes:
         end = self.end
         if offset == end:
             return b""
+        if self._fences:
+            size = min(size, self._sound_bytes(offset))
         segment = self._held_segment(offset, end)
         try:
             return segment.pread(min(size, end - offset, segment.end - offset), offset - segment.start)
@@ -48,11 +81,28 @@ class ReadableLog:
         finally:
             segment.release()
 
+    def _sound_bytes(self, offset: int) -> int:
+        """How many bytes from `offset` on lie before the next fenced range.  Raises CorruptRecord in one."""
+        fence = self._fences.first_behind(offset)
+        if fence is None:
+            return self.end
+        if fence.begin <= offset:
+            reason = f"the log is damaged from {fence.begin} to {fence.end}: {fence.reason}"
+            raise CorruptRecord(offset, reason)
+        return fence.begin - offset
+
     def read_record(self, offset: int) -> bytes:
         """The record that begins at `offset`; its CRC is not looked at.
 
         Raises OffsetNotFound as read() does, CorruptRecord if no whole record begins there.
         """
+        while True:
+            cuts = self._cuts
+            record = self._read_record(offset)
+            if cuts == self._cuts:
+                return record
+
+    def _read_record(self, offset: int) -> bytes:
         data = self.read(offset, _READ_AHEAD_BYTES)
         if len(data) < BLANK_BYTES:
             raise CorruptRecord(offset, f"only {len(data)} bytes are there")
@@ -62,14 +112,40 @@ class ReadableLog:
             raise CorruptRecord(offset, f"no record of {size} bytes begins here")
         return data[:size] if size <= len(data) else data + self.read(offset + len(data), size - len(data))
 
+    def begins_record(self, offset: int) -> bool:
+        """Whether a whole record that states this offset begins there, or the blank that ends the segment.
+
+        Raises OffsetNotFound and StoreUnreadable as read() does.
+        """
+        try:
+            head = parse_head(self.read_record(offset))
+        except CorruptRecord:
+            return self.fence_at(offset) is None and self.is_blank(offset)
+        return head is not None and head.physical_offset == offset
+
+    def is_blank(self, offset: int) -> bool:
+        """Whether the rest of the segment from `offset` on is a blank, be it fenced or not."""
+        segment = self._held_segment(offset, self.end)
+        try:
+            head = segment.pread(BLANK_BYTES, offset - segment.start)
+        except OSError as error:
+            raise StoreUnreadable(segment.path, f"read at {offset}: {error.strerror or error}") from error
+        finally:
+            segment.release()
+        return len(head) == BLANK_BYTES and BLANK.unpack(head) == (segment.end - offset, BLANK_MAGIC)
+
     def transfer_window(self, position: int, max_bytes: int) -> Window | None:
         """Up to `max_bytes` readable bytes from `position`, inside one segment; None at the log's end.
 
-        Use it in a `with`, or release() it.  Raises OffsetNotFound below the start or beyond the end.
+        Ends before a fenced range, as read() does.  Of a log that may be cut nobody holds one: its bytes
+        would change meanwhile.  Use it in a `with`, or release() it.  Raises OffsetNotFound below the start
+        or beyond the end, CorruptRecord within a fenced range.
         """
         end = self.end
         if position == end:
             return None
+        if self._fences:
+            max_bytes = min(max_bytes, self._sound_bytes(position))
         segment = self._held_segment(position, end)
         return Window(
             segment, position - segment.start, min(max_bytes, end - position, segment.end - position)

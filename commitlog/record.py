@@ -28,6 +28,7 @@ MessageExtEncoder, MessageDecoder.
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import sys
@@ -92,6 +93,8 @@ assert _FULL[0].size == 88
 assert all(HEADS[kind].size == _FULL[kind].size for kind in _KINDS)
 
 NO_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
+
+_TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
 
 # The fields of a batch's element before its body: size, magic, crc, flag, body size.
 _ELEMENT = struct.Struct(">iiiii")
@@ -333,6 +336,8 @@ def parse_head(view: Buffer, position: int = 0, room: int | None = None) -> Reco
         return None
     kind = view[position + SYS_FLAG_LOW_AT] & SYS_HOSTS_V6
     layout = HEADS[kind]
+    if size < layout.size:
+        raise CorruptRecord(position, f"head of {layout.size} bytes in a record of {size}")
     queue_id, queue_offset, physical_offset, sys_flag, timestamp_ms, body_bytes = layout.unpack_from(
         view, position
     )
@@ -398,13 +403,16 @@ def decode(view: Buffer, position: int = 0) -> StoredMessage:
 def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
     """Size of the whole and sound record at `position`, or minus the size of the blank there.
 
-    Raises CorruptRecord, or IncompleteRecord if the view ends before the record does.
+    Raises CorruptRecord, also for what no queue can take, or IncompleteRecord if the view ends too early.
     """
     head = parse_head(view, position)
     if head is None:
         raise IncompleteRecord(position, f"only {len(view) - position} bytes of it are there")
     if head.magic == BLANK_MAGIC:
         return -head.size
+    if head.queue_id < 0 or head.queue_offset < 0 or not is_topic(head.topic.encode()):
+        place = f"topic {head.topic[:200]!r} queue {head.queue_id} offset {head.queue_offset}"
+        raise CorruptRecord(position, f"{place} cannot be a place in a queue")
     if crc:
         body_at = position + _BODY_AT[head.sys_flag & SYS_HOSTS_V6]
         (body_bytes,) = _INT.unpack_from(view, body_at - 4)
@@ -412,6 +420,12 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
         if body_crc(view[body_at : body_at + body_bytes]) != expected:
             raise CorruptRecord(position, "its body does not match its CRC")
     return head.size
+
+
+@lru_cache(maxsize=4096)
+def is_topic(name: bytes) -> bool:
+    """Whether it can be a topic, which becomes a path: the letters of RocketMQ's TopicValidator."""
+    return _TOPIC.fullmatch(name) is not None
 
 
 def store_timestamp_ms(view: Buffer, position: int = 0) -> int:

@@ -1,14 +1,17 @@
 """What a start does to the log's tail: finds the last whole record, keeps what lies behind it aside, cuts.
 
-After a clean stop the scan begins at the third-last segment.  After a crash it begins at the newest segment
-whose first record the checkpoint calls durable, and no later than the second-last.  Both as RocketMQ 4.9.8.
+After a clean stop the scan begins at the third-last segment, or where the same process says that it ended.
+After a crash it begins at the newest segment below which everything was durable, and no later than the
+second-last: by the positions that we keep (positions.py), or, in a store of a stock broker, by the
+checkpoint's timestamps.  But for the process's own word and the positions, both as RocketMQ 4.9.8.
 
 Then, unlike RocketMQ, which truncates at the first bad record whatever follows it:
 
 - bytes behind the last whole record that hold no further record are the torn tail.  They are written to
   cut/<20 digits of their offset>-<n> under the store's root, then zeroed in the log;
 - a further record behind the bad one that must have been durable (after a clean stop every one; after a
-  crash one that the checkpoint covers) means damage, not a torn tail.  The start is refused, nothing changed;
+  crash one that positions or checkpoint cover) means damage, not a torn tail.  What lies between is reported
+  as a fenced range (damage.py), nothing of it is changed, and the scan goes on behind;
 - further records that were never flushed are part of the torn tail: a power cut keeps any subset of pages.
 
 Cutting twice, or again after a crash amid a cut, comes to the same end.
@@ -17,34 +20,32 @@ Cutting twice, or again after a crash amid a cut, comes to the same end.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from commitlog.errors import CorruptRecord, StoreUnreadable
+from commitlog.damage import FENCES_MAX, Fence
+from commitlog.errors import StoreUnreadable
 from commitlog.files import Files
-from commitlog.record import (
-    BLANK_BYTES,
-    MAGICS_BYTES,
-    RECORD_BYTES_MIN,
-    check,
-    parse_head,
-    record_size,
-    store_timestamp_ms,
-)
-from commitlog.segment import NAME_DIGITS, Segment
+from commitlog.record import BLANK_BYTES, MAGICS_BYTES, RECORD_BYTES_MIN, store_timestamp_ms
+from commitlog.segment import Segment
 from commitlog.segments import Segments
+from commitlog.tail import (
+    HEAD_BYTES,
+    Held,
+    blocks_behind,
+    damage_between,
+    keep_aside,
+    leftover,
+    records_behind,
+)
 from commitlog.walk import walk
 
 # After a clean stop this many segments at the end are looked at; after a crash at least that many.
 CLEAN_SEGMENTS = 3
 CRASH_SEGMENTS = 2
-# Both magics of records begin with it.
-_MAGICS_BEGIN = MAGICS_BYTES[0][:3]
-assert all(magic.startswith(_MAGICS_BEGIN) for magic in MAGICS_BYTES)
 _CHUNK_BYTES = 4 << 20
-_HEAD_BYTES = 128
+_ALWAYS_MS = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class RecoveryReport:
     cut_bytes: int = 0
     cut_reason: str | None = None
     cut_file: Path | None = None
+    fences: tuple[Fence, ...] = ()
+    """Damaged ranges of what was scanned, with sound records behind."""
 
     def __str__(self) -> str:
         stop = "clean" if self.clean else "unclean"
@@ -70,6 +73,8 @@ class RecoveryReport:
         )
         if self.cut_file is not None:
             text += f" cut_reason={self.cut_reason!r} cut_file={self.cut_file}"
+        if self.fences:
+            text += f" damaged_ranges={len(self.fences)}"
         return text
 
 
@@ -79,11 +84,14 @@ class _Scan:
 
     end: int
     unproven: int
-    """From here on no checkpoint says that the bytes are durable."""
+    """From here on nobody says that the bytes are durable."""
     records: int = 0
     last_timestamp_ms: int = 0
     reason: str | None = None
     blank: bool = False
+    passed_blank: int = -1
+    """Where the last blank begins that was passed."""
+    fences: list[Fence] = field(default_factory=list)
 
 
 def recover(
@@ -96,27 +104,45 @@ def recover(
     durable_before_ms: int = 0,
     crc: bool = True,
     replica: bool = False,
+    trusted_end: int | None = None,
+    safe_below: int | None = None,
+    durable_below: int | None = None,
+    proven_end: int = 0,
 ) -> RecoveryReport:
-    """Leaves `segments` with whole records up to the report's end, and zeros behind.
+    """Leaves `segments` with whole records and fenced ranges up to the report's end, and zeros behind.
 
     `safe_before_ms`: after a crash, a segment whose first record is not younger may begin the scan.
     `durable_before_ms`: older records were flushed before the crash, and cannot be torn.
+    `safe_below`, `durable_below`: offsets up to which everything was, and count instead if they are known.
     `replica`: a blank came in pieces from the master, and counts once anything follows it.
-    Raises StoreUnreadable for damage that is not a torn tail, and for what the disk does not let us do.
+    `trusted_end`: a clean stop of this process left the log whole up to there; not looked at below.
+    `proven_end`: the queues say that the log was whole up to there; counts after a clean stop.
+    Raises StoreUnreadable for what the disk does not let us do, and for more damage than can be fenced.
     """
     began_s = time.monotonic()
     items = segments.items
     if not items:
         return RecoveryReport(clean, 0, 0, 0, 0, 0.0)
+    judge = _Judge(
+        clean=clean,
+        before_ms=durable_before_ms,
+        below=durable_below,
+        proven_end=proven_end if clean else 0,
+    )
     try:
-        first = _first_to_scan(items, clean, safe_before_ms)
-        scan = _scan(items[first:], crc, None if clean else durable_before_ms, replica)
+        if clean and trusted_end is not None and _is_trusted(items, trusted_end):
+            first, scanned_from = len(items) - 1, trusted_end
+        else:
+            first = _first_to_scan(items, clean, safe_before_ms, safe_below)
+            scanned_from = items[first].start
+        scan = _Scan(scanned_from, scanned_from)
+        _scan_past_damage(items, scan, judge, crc, replica)
+        if replica and scan.passed_blank >= 0 and scan.end == _segment_end(items, scan.passed_blank):
+            # Nothing whole follows it, and so the next start would end before it, too.
+            scan.end = scan.passed_blank
         # A blank at the very end is cut, for nobody knows whether all of it came; there is nothing to keep.
-        leftover = 0 if scan.blank else _leftover(items, scan.end)
-        cut_file = None
-        if leftover:
-            _refuse_damage(items, scan, None if clean else durable_before_ms)
-            cut_file = _keep_aside(items, scan.end, cut_directory, files)
+        cut_bytes = 0 if scan.blank else leftover(items, scan.end)
+        cut_file = keep_aside(items, scan.end, cut_directory, files) if cut_bytes else None
         segments.truncate(scan.end)
         _make_durable(segments.items[first:], scan, files)
         files.sync_directory(segments.directory)
@@ -126,14 +152,15 @@ def recover(
     return RecoveryReport(
         clean=clean,
         start=items[0].start,
-        scanned_from=items[first].start,
+        scanned_from=scanned_from,
         end=scan.end,
         records=scan.records,
         seconds=time.monotonic() - began_s,
         last_timestamp_ms=scan.last_timestamp_ms,
-        cut_bytes=leftover,
-        cut_reason=scan.reason if leftover else None,
+        cut_bytes=cut_bytes,
+        cut_reason=scan.reason if cut_bytes else None,
         cut_file=cut_file,
+        fences=tuple(scan.fences),
     )
 
 
@@ -144,7 +171,7 @@ def _make_durable(items: tuple[Segment, ...], scan: _Scan, files: Files) -> None
     clean that the disk never got, and a further fdatasync would pass over them and succeed.
     """
     for segment in items:
-        with _Held(segment):
+        with Held(segment):
             position = max(scan.unproven - segment.start, 0)
             end = min(scan.end - segment.start, segment.size)
             for at in range(position, end, _CHUNK_BYTES):
@@ -155,11 +182,17 @@ def _make_durable(items: tuple[Segment, ...], scan: _Scan, files: Files) -> None
 # -- where to begin --------------------------------------------------------------------------------
 
 
-def _first_to_scan(items: tuple[Segment, ...], clean: bool, safe_before_ms: int) -> int:
+def _first_to_scan(
+    items: tuple[Segment, ...], clean: bool, safe_before_ms: int, safe_below: int | None
+) -> int:
     """Index of the segment in which the scan begins."""
     if clean:
         return max(0, len(items) - CLEAN_SEGMENTS)
     for index in range(max(0, len(items) - CRASH_SEGMENTS), 0, -1):
+        if safe_below is not None:
+            if items[index].start <= safe_below:
+                return index
+            continue
         timestamp_ms = _first_timestamp_ms(items[index])
         if 0 < timestamp_ms <= safe_before_ms:
             return index
@@ -168,57 +201,121 @@ def _first_to_scan(items: tuple[Segment, ...], clean: bool, safe_before_ms: int)
 
 def _first_timestamp_ms(segment: Segment) -> int:
     """When the segment's first record was stored; 0 if it does not begin with one."""
-    with _Held(segment):
-        head = segment.pread(_HEAD_BYTES, 0)
+    with Held(segment):
+        head = segment.pread(HEAD_BYTES, 0)
     if len(head) < RECORD_BYTES_MIN or head[4:8] not in MAGICS_BYTES:
         return 0
     return store_timestamp_ms(head)
 
 
-class _Held:
-    """Keeps a segment open for a while; at a start nobody drops one."""
-
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
-
-    def __enter__(self) -> None:
-        held = self._segment.hold()
-        assert held
-
-    def __exit__(self, *_: object) -> None:
-        self._segment.release()
+def _is_trusted(items: Sequence[Segment], trusted_end: int) -> bool:
+    """Whether the log ends at `trusted_end` as far as that can be seen without looking below."""
+    last = items[-1]
+    return last.start <= trusted_end <= last.end and not any(blocks_behind((last,), trusted_end))
 
 
 # -- scanning --------------------------------------------------------------------------------------
 
 
-def _scan(items: tuple[Segment, ...], crc: bool, torn_from_ms: int | None, replica: bool) -> _Scan:
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Tells damage from a torn tail: which bytes were durable.
+
+    After a clean stop all; else records below the offset `below`, if that is known, or else those stored
+    before `before_ms`.
+    """
+
+    clean: bool
+    before_ms: int
+    below: int | None
+    proven_end: int
+
+    def proven(self, offset: int, timestamp_ms: int) -> bool:
+        """Whether what lies before `offset`, where a record begins that was stored then, was durable."""
+        if self.clean:
+            return True
+        return offset < self.below if self.below is not None else timestamp_ms < self.before_ms
+
+    def resumes_at(self, items: Sequence[Segment], bad: int, last_ms: int) -> int | None:
+        """Where the log goes on behind the bad place at `bad`; None if nowhere.
+
+        `last_ms`: when the last record before it was stored.
+        """
+        resume = None
+        for offset, timestamp_ms in records_behind(items, bad):
+            # What a stock broker cut off stays in its file behind the end, and is older than what was written
+            # over it.  And a record at the bad place itself is one whose unsummed fields are torn.
+            inside = self.below is not None and offset < self.below
+            if offset == bad or (timestamp_ms < last_ms and not inside):
+                continue
+            resume = offset if resume is None else resume
+            if self.proven(offset, timestamp_ms):
+                return resume
+        if bad < self.proven_end <= items[-1].end and any(blocks_behind(items, bad)):
+            return self.proven_end
+        return None
+
+
+def _scan_past_damage(
+    items: tuple[Segment, ...], scan: _Scan, judge: _Judge, crc: bool, replica: bool
+) -> None:
+    """Moves `scan` to the end of the log, over damage that durable records follow."""
+    while True:
+        _scan_on(items, scan, crc, judge, replica)
+        bad = scan.end
+        if scan.blank:
+            bad = _segment_end(items, bad)
+        resume = judge.resumes_at(items, bad, scan.last_timestamp_ms)
+        if resume is None:
+            return
+        scan.fences += damage_between(items, bad, resume, scan.reason or "no record begins there")
+        if len(scan.fences) > FENCES_MAX:
+            segment = next(segment for segment in items if segment.end > scan.fences[0].begin)
+            raise StoreUnreadable(
+                segment.path,
+                f"more than {FENCES_MAX} damaged places from {scan.fences[0].begin} on"
+                f" ({scan.fences[0].reason}); nothing was changed. Move this store away and take everything"
+                " from another broker of this name (mqadmin reinit)",
+            )
+        scan.end, scan.blank, scan.reason = resume, False, None
+        if judge.clean:
+            scan.unproven = resume
+
+
+def _scan_on(items: tuple[Segment, ...], scan: _Scan, crc: bool, judge: _Judge, replica: bool) -> None:
     """Goes over whole records, from segment to segment, up to the first place that holds none.
 
     A master writes no more of a blank than its head; a replica may lack what its master has behind that.
     """
-    scan = _Scan(items[0].start, items[0].start)
-    for segment, following in zip_longest(items, items[1:]):
-        before = scan.end
+    scan.blank = False
+    for number, segment in enumerate(items):
+        if segment.end <= scan.end:
+            continue
+        following = items[number + 1] if number + 1 < len(items) else None
         scan.blank = False
-        with _Held(segment):
-            _scan_segment(segment, scan, crc, torn_from_ms)
+        with Held(segment):
+            _scan_segment(segment, scan, crc, judge)
         if scan.blank and following is not None and not (replica and _begins_empty(following)):
-            scan.end = segment.end
+            scan.passed_blank = scan.end
+            scan.end, scan.blank = segment.end, False
         if scan.end != segment.end:
-            break
-        assert scan.end > before
-    return scan
+            return
+
+
+def _segment_end(items: tuple[Segment, ...], offset: int) -> int:
+    return next(segment.end for segment in items if segment.end > offset)
 
 
 def _begins_empty(segment: Segment) -> bool:
-    with _Held(segment):
+    with Held(segment):
         return not any(segment.pread(BLANK_BYTES, 0))
 
 
-def _scan_segment(segment: Segment, scan: _Scan, crc: bool, torn_from_ms: int | None) -> None:
+def _scan_segment(segment: Segment, scan: _Scan, crc: bool, judge: _Judge) -> None:
     """Moves `scan` over the segment's whole records; a blank is seen, not passed."""
-    needed = 0
+    needed, torn_from_ms = 0, None if judge.clean else judge.before_ms
+    if judge.below is not None and torn_from_ms is not None:
+        torn_from_ms = _ALWAYS_MS
     while scan.end < segment.end:
         wanted = min(max(_CHUNK_BYTES, needed), segment.end - scan.end)
         view = memoryview(segment.pread(wanted, scan.end - segment.start))
@@ -227,13 +324,16 @@ def _scan_segment(segment: Segment, scan: _Scan, crc: bool, torn_from_ms: int | 
             segment_start=segment.start,
             crc=crc,
             torn_from_ms=torn_from_ms,
+            torn_from=judge.below or 0,
         )
         scan.end += done.position
         scan.records += done.records
         if done.last >= 0:
             scan.last_timestamp_ms = store_timestamp_ms(view, done.last)
-            if torn_from_ms is None or scan.last_timestamp_ms < torn_from_ms:
+            if judge.clean or (judge.below is None and scan.last_timestamp_ms < judge.before_ms):
                 scan.unproven = scan.end
+            elif judge.below is not None:
+                scan.unproven = max(scan.unproven, min(scan.end, judge.below))
         scan.blank = done.blank > 0
         scan.reason = done.reason
         needed = done.needed
@@ -242,99 +342,3 @@ def _scan_segment(segment: Segment, scan: _Scan, crc: bool, torn_from_ms: int | 
         if needed > segment.end - scan.end and scan.end < segment.end:
             scan.reason = f"only {segment.end - scan.end} bytes are left in the segment"
             return
-
-
-# -- what lies behind ------------------------------------------------------------------------------
-
-
-def _blocks_behind(items: tuple[Segment, ...], end: int) -> Iterator[tuple[int, bytes]]:
-    """Every block from `end` on that is not all zeros, with its offset in the log."""
-    for segment in items:
-        if segment.end > end:
-            with _Held(segment):
-                for position, block in segment.data_blocks(max(0, end - segment.start)):
-                    yield segment.start + position, block
-
-
-def _leftover(items: tuple[Segment, ...], end: int) -> int:
-    """How many bytes lie from `end` to the last one that is not zero."""
-    last = end
-    for offset, block in _blocks_behind(items, end):
-        last = offset + len(block.rstrip(b"\0"))
-    return last - end
-
-
-def _refuse_damage(items: tuple[Segment, ...], scan: _Scan, durable_before_ms: int | None) -> None:
-    """Raises if behind the bad place lies a record that was durable; None: every record was."""
-    for offset, timestamp_ms in _records_behind(items, scan.end):
-        # What a stock broker cut off stays in its file; it is older than what was written over it.
-        if timestamp_ms < scan.last_timestamp_ms:
-            continue
-        if durable_before_ms is None or timestamp_ms < durable_before_ms:
-            segment = next(segment for segment in items if segment.end > scan.end)
-            reason = (
-                f"the record at {scan.end} is damaged ({scan.reason}), but a sound one follows at {offset};"
-                " nothing was changed. Copy the segment from a replica, or move it and all later ones away"
-                " to give them up"
-            )
-            raise StoreUnreadable(segment.path, reason)
-
-
-def _records_behind(items: tuple[Segment, ...], end: int) -> Iterator[tuple[int, int]]:
-    """Offset and store timestamp of the sound records found behind `end`, by their magic."""
-    for segment in items:
-        if segment.end <= end:
-            continue
-        with _Held(segment):
-            position = max(0, end - segment.start)
-            tail = b""
-            for at, block in segment.data_blocks(position):
-                if at != position:
-                    tail = b""
-                block_at, data = at - len(tail), tail + block
-                found = data.find(_MAGICS_BEGIN)
-                while found >= 0:
-                    candidate = block_at + found - 4
-                    timestamp_ms = _sound_record(segment, candidate) if candidate >= 0 else 0
-                    if timestamp_ms:
-                        yield segment.start + candidate, timestamp_ms
-                    found = data.find(_MAGICS_BEGIN, found + 1)
-                position = at + len(block)
-                tail = data[-2:]
-
-
-def _sound_record(segment: Segment, position: int) -> int:
-    """Store timestamp of the whole and sound record at `position` of the file; 0 if there is none."""
-    head = segment.pread(_HEAD_BYTES, position)
-    size = record_size(head) or 0
-    # The offset is looked at first: it tells a record from a body that contains one, without a large read.
-    if not RECORD_BYTES_MIN <= size <= segment.size - position or len(head) < RECORD_BYTES_MIN:
-        return 0
-    if int.from_bytes(head[28:36], "big") != segment.start + position:
-        return 0
-    data = segment.pread(size, position)
-    try:
-        return store_timestamp_ms(data) if check(data) == size and parse_head(data) else 0
-    except CorruptRecord:
-        return 0
-
-
-# -- cutting ---------------------------------------------------------------------------------------
-
-
-def _keep_aside(items: tuple[Segment, ...], end: int, directory: Path, files: Files) -> Path:
-    """Copies what lies behind `end` into a new file, durably; runs of zero blocks become a hole."""
-    files.make_directory(directory)
-    taken = set(files.listdir(directory))
-    prefix = f"{end:0{NAME_DIGITS}d}"
-    number = next(n for n in range(1, len(taken) + 2) if f"{prefix}-{n}" not in taken)
-    path = directory / f"{prefix}-{number}"
-    fd = files.create(path, 0)
-    try:
-        for offset, block in _blocks_behind(items, end):
-            files.pwrite(fd, block.rstrip(b"\0"), offset - end)
-        files.fdatasync(fd)
-    finally:
-        files.close(fd)
-    files.sync_directory(directory)
-    return path

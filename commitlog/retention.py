@@ -37,6 +37,8 @@ SEGMENTS_PER_PASS_MAX = 10
 ORDERED_PASSES = 20
 # So that unlinking gigabytes, which may stall a file system, comes in doses.
 _PAUSE_S = 0.1
+# Who holds appends back while the disk is full.
+_HOLDER = "disk"
 # A broker that has just started has better to do.
 _FIRST_PASS_S = 60.0
 
@@ -59,7 +61,7 @@ class Log(Protocol):
     @property
     def start(self) -> int: ...
 
-    def hold_appends(self, reason: str | None) -> None: ...
+    def hold_appends(self, reason: str | None, holder: str) -> None: ...
 
 
 class Expiring(Protocol):
@@ -154,6 +156,8 @@ class Retention:
     ) -> None:
         self.used_ratio: float | None = None
         self.full = False
+        self.at_work = threading.Lock()
+        """Held while files are deleted: who takes it keeps the next pass from beginning."""
         self._rules = Rules.of(options)
         self._interval_s = options.clean_interval_ms / 1000
         self._paths = (options.log_path, options.root)
@@ -199,10 +203,10 @@ class Retention:
         if full and not self.full:
             reason = f"disk is {self.used_ratio:.1%} used, appends end at {DISK_FULL_RATIO:.0%}"
             logger.error("disk is full, appends are refused used=%.4f", self.used_ratio)
-            self._log.hold_appends(reason)
+            self._log.hold_appends(reason, _HOLDER)
         elif self.full and not full:
             logger.info("disk has space again used=%.4f", self.used_ratio)
-            self._log.hold_appends(None)
+            self._log.hold_appends(None, _HOLDER)
         self.full = full
 
     def _measure(self) -> float | None:
@@ -215,9 +219,10 @@ class Retention:
     def clean(self, stop: threading.Event) -> int:
         """One pass; how many segments went."""
         try:
-            gone = self._drop(choose(self._facts(), self._rules), stop)
-            self._ordered = max(0, self._ordered - 1)
-            self._expire()
+            with self.at_work:
+                gone = self._drop(choose(self._facts(), self._rules), stop)
+                self._ordered = max(0, self._ordered - 1)
+                self._expire()
         except OSError as error:
             self._tell(f"deletion failed: {error}")
             return 0

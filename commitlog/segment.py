@@ -78,9 +78,16 @@ class Segment:
                 if block != _ZEROS[: len(block)]:
                     yield at, block
 
-    def zero_behind(self, position: int) -> int:
-        """Writes zeros over whatever else lies behind `position`; returns how many bytes it had to write."""
+    def zero_behind(self, position: int, doubtful_end: int = 0) -> int:
+        """Writes zeros over whatever else lies behind `position`; returns how many bytes it had to write.
+
+        Up to `doubtful_end` it writes them over zeros, too: the disk may hold something else.
+        """
         written = 0
+        for at in range(position, min(doubtful_end, self.size), _BLOCK_BYTES):
+            size = min(_BLOCK_BYTES, doubtful_end - at, self.size - at)
+            self._files.pwrite(self.fd, _ZEROS[:size], at)
+            written += size
         for at, block in self.data_blocks(position):
             self._files.pwrite(self.fd, _ZEROS[: len(block)], at)
             written += len(block)

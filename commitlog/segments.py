@@ -120,6 +120,14 @@ class Segments:
             self._remove(segment)
         return self.add(start)
 
+    def let_go(self) -> None:
+        """Forgets the segments there are, and leaves their files to the caller; readers go on with theirs."""
+        with self._lock:
+            dropped, self.items = self.items, ()
+            spare, self._spare = self._spare, None
+        for segment in (*dropped, *([spare] if spare else [])):
+            segment.release()
+
     def drop_oldest(self) -> Segment | None:
         """Removes the first segment, and returns it; never the last one that there is.
 
@@ -133,10 +141,11 @@ class Segments:
         self._remove(segment)
         return segment
 
-    def truncate(self, offset: int) -> None:
+    def truncate(self, offset: int, doubtful_end: int = 0) -> None:
         """Removes the segments behind `offset`, and zeroes what is behind it in its own, durably.
 
-        A segment that begins at `offset` stays: its name keeps the offset.
+        A segment that begins at `offset` stays: its name keeps the offset.  For `doubtful_end`, an offset,
+        see Segment.zero_behind().  Raises OSError.
         """
         self.drop_spare()
         with self._lock:
@@ -144,12 +153,12 @@ class Segments:
             self.items = tuple(segment for segment in self.items if segment.start <= offset)
         for segment in reversed(dropped):
             self._remove(segment)
-        if dropped:
+        if dropped or doubtful_end:
             self._files.sync_directory(self.directory)
         last = self.find(offset)
         if last is not None and last.hold():
             try:
-                last.zero_behind(offset - last.start)
+                last.zero_behind(offset - last.start, doubtful_end - last.start)
             finally:
                 last.release()
 

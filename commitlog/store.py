@@ -1,35 +1,51 @@
 """Store: everything on disk of one broker, opened in the one order that is safe, and closed in reverse.
 
-    lock → abort there? → segments → queues → checkpoint → index → recovery → dispatch of the rest → abort
+    lock → what was unfinished → abort there? → segments → queues → checkpoint → index → recovery
+         → dispatch of the rest → abort
 
 `abort` says "running, or died running".  It is made durable before the first append, and before queues are
 built again, and removed only by a close after which everything is flushed and dispatched.
+
+Damage with durable records behind keeps no store from opening: it is fenced (damage.py).  If the queues lack
+what the damaged range holds, dispatch stops before it, and a master takes no appends until it is repaired,
+for nobody knows what queue offsets were given there.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from commitlog import going_back
 from commitlog.checkpoint import Checkpoint
 from commitlog.consume_queue import ConsumeQueues
+from commitlog.damage import Fences, decode_fences, encode_fences
 from commitlog.dispatch import Dispatcher
-from commitlog.errors import CommitLogError, CorruptRecord, StoreUnreadable
+from commitlog.errors import CommitLogError, CorruptRecord, LogNotWritable, StoreUnreadable
 from commitlog.files import Files, OSFiles
 from commitlog.flush import Flusher, QueueFlusher
 from commitlog.index import IndexFiles
 from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.options import LogOptions
+from commitlog.positions import Durable
+from commitlog.record import check
 from commitlog.recovery import RecoveryReport, recover
 from commitlog.retention import Retention
+from commitlog.scrub import Scrub
 from commitlog.segments import Segments
+from commitlog.small_file import read_file, replace_file
 from commitlog.store_lock import StoreLock
+from commitlog.tail import Held, damage_at, whole_records
+from commitlog.unfinished import DIRECTORY, Rewinding, Unfinished
 
 logger = logging.getLogger(__name__)
+
+# Who holds appends back while dispatch stops at damage.
+_HOLDER = "store"
 
 
 class Task(Protocol):
@@ -50,11 +66,14 @@ class Store:
         store_host: bytes,
         clock_ms: Callable[[], int] = wall_clock_ms,
         files: Files | None = None,
+        trusted_end: int | None = None,
     ) -> None:
         """See open()."""
         self.options = options
         self._files: Files = files if files is not None else OSFiles()
         self._abort = options.root / "abort"
+        self._damaged = options.root / DIRECTORY / "damaged"
+        self._trusted_end = trusted_end
         self._closed = False
         with ExitStack() as opened:
             self._opened = opened
@@ -69,13 +88,17 @@ class Store:
         store_host: bytes,
         clock_ms: Callable[[], int] = wall_clock_ms,
         files: Files | None = None,
+        trusted_end: int | None = None,
     ) -> Store:
         """Takes the store, recovers it, and dispatches what is not dispatched yet.
 
+        `trusted_end`: `log.end` of the Store that this same process had open on it last, read after a close()
+        that returned True.  What lies below is not scanned then, so that opening takes no longer for a long
+        log; without such a clean stop it counts for nothing.
         Raises StoreLocked, or StoreUnreadable naming the path and the reason; the store is then as before,
         or better.
         """
-        return cls(options, store_host=store_host, clock_ms=clock_ms, files=files)
+        return cls(options, store_host=store_host, clock_ms=clock_ms, files=files, trusted_end=trusted_end)
 
     def _open(self, store_host: bytes, clock_ms: Callable[[], int]) -> None:
         options, files = self.options, self._files
@@ -84,10 +107,13 @@ class Store:
         lock = StoreLock(options.root)
         self._opened.callback(lock.release)
         with _unreadable(options.root):
-            clean = not files.exists(self._abort)
+            rewinding = self._finish_unfinished()
+            clean = rewinding is None and not files.exists(self._abort)
             segments = Segments(files, options.log_path, options.segment_bytes)
             self._opened.callback(segments.close)
             segments.load()
+            if rewinding is not None and segments.start <= rewinding.offset:
+                segments.truncate(rewinding.offset, rewinding.end)
             self.queues = ConsumeQueues(options.root / "consumequeue", options.queue_file_size, files)
             self._opened.callback(self.queues.close)
             self.queues.load()
@@ -97,22 +123,50 @@ class Store:
                 options.root / "index", options.index_slots, options.index_entries, files, clock_ms
             )
             self._opened.callback(self.index.close)
-            checkpoint_ms = self.checkpoint.index_timestamp_ms
-            self.index.load(crashed=not clean, checkpoint_ms=checkpoint_ms)
+            known = self.checkpoint.positions.known
+            self.index.load(
+                crashed=not clean,
+                checkpoint_ms=self.checkpoint.index_timestamp_ms,
+                position=None if known is None else known.index,
+            )
             self.recovery = self._recover(segments, clean, clock_ms())
             self._make_parts(segments, store_host, clock_ms)
+            self._note_durable()
+            if rewinding is not None:
+                self._finish_rewinding(rewinding)
+            self._restore_fences()
             self._disown_queues()
             self._dispatch_rest()
             self._fill_queue_offsets()
             self._make_abort()
         logger.info("log recovered %s", self.recovery)
 
+    def _finish_unfinished(self) -> Rewinding | None:
+        """What a process that died was about to do with the files; a cut is left to be done."""
+        self._unfinished = Unfinished(self.options.root, self._files)
+        self._unfinished.settle()
+        emptying = self._unfinished.emptying
+        if emptying is not None:
+            going_back.finish_emptying(self.options, self._files, emptying)
+            self._unfinished.done(emptying)
+        return self._unfinished.rewinding
+
+    def _finish_rewinding(self, what: Rewinding) -> None:
+        """The log is cut, but of queues and checkpoint nobody knows what the disk has."""
+        self.queues.rewind(self.log.end)
+        self.checkpoint.lower(self.queues.last_stored_ms(self.log), self.log.end)
+        self._unfinished.done(what)
+        logger.warning("log cut, as was begun before the start offset=%d end=%d", what.offset, self.log.end)
+
     def _recover(self, segments: Segments, clean: bool, now_ms: int) -> RecoveryReport:
         """The log; then nothing in queues or index points behind its end."""
         checkpoint = self.checkpoint
         safe_ms = checkpoint.min_timestamp_ms
+        known = checkpoint.positions.known
+        safe_below = None if known is None else min(known.log, known.queues)
         if self.options.index_enabled and self.options.index_safe:
             safe_ms = checkpoint.min_timestamp_index_ms
+            safe_below = None if known is None else min(known)
         report = recover(
             segments,
             cut_directory=self.options.root / "cut",
@@ -123,8 +177,12 @@ class Store:
             durable_before_ms=checkpoint.physic_timestamp_ms
             if checkpoint.physic_timestamp_ms <= now_ms
             else 0,
+            safe_below=safe_below,
+            durable_below=None if known is None else known.log,
             crc=self.options.check_crc_on_recover,
             replica=self.options.replica,
+            trusted_end=self._trusted_end,
+            proven_end=self.queues.max_physical_offset,
         )
         if self.queues.max_physical_offset > report.end:
             self.queues.truncate(report.end)
@@ -156,6 +214,67 @@ class Store:
         self.flusher: Flusher[Any] = Flusher(options, self.log, self.queues, self.checkpoint)
         self.queue_flusher = QueueFlusher(options, self.queues, index, self.checkpoint)
         self.retention = Retention(options, self.log, [self.queues, self.index], self._files)
+        self.scrub = Scrub(self.log, self._files, options.scrub_bytes_per_s, lambda: self.dispatcher.position)
+
+    def _note_durable(self) -> None:
+        """What is known to be durable now, and no more, is written down before anything changes again."""
+        clean, end, checkpoint = self.recovery.clean, self.recovery.end, self.checkpoint
+        known = checkpoint.positions.known
+        # Of the log recovery has made everything durable.  Queues lack what is dispatched from here on.
+        queues = end if clean or known is None else known.queues
+        index = end if clean else self.index.durable_position
+        checkpoint.positions.take(Durable(end, min(queues, self.dispatcher.position), index).within(end))
+        self.queues.written_position = self.queues.durable_position = checkpoint.positions.queues
+        self.index.written_position = self.index.durable_position = checkpoint.positions.index
+        checkpoint.index_timestamp_ms = min(checkpoint.index_timestamp_ms, self.index.durable_ms)
+        checkpoint.save(sync=True)
+
+    def _restore_fences(self) -> None:
+        """Ranges found damaged now, and those found before that still are; kept for the next start."""
+        log, recovery = self.log, self.recovery
+        before = self._load_fences().within(log.start, log.end)
+        kept = [
+            fence
+            for fence in before.items
+            if fence.begin < recovery.scanned_from and self._is_damaged(*fence)
+        ]
+        fences = Fences([*kept, *recovery.fences])
+        log.restore_fences(fences, self._fences_changed)
+        if fences != before:
+            self._save_fences(fences)
+        for fence in fences.items:
+            logger.error("log is damaged, range fenced begin=%d end=%d reason=%s", *fence)
+
+    def _is_damaged(self, begin: int, end: int, _: str) -> bool:
+        segment = self.log.segments.find(begin)
+        if segment is None or end > segment.end:
+            return False
+        try:
+            with Held(segment):
+                data = segment.pread(end - begin, begin - segment.start)
+            return whole_records(data, begin, segment) is not None
+        except OSError:
+            return True
+
+    def _load_fences(self) -> Fences:
+        content = read_file(self._files, self._damaged)
+        try:
+            return decode_fences(content or b"")
+        except ValueError as error:
+            logger.error("list of damaged ranges not read path=%s reason=%s", self._damaged, error)
+            return Fences()
+
+    def _save_fences(self, fences: Fences) -> None:
+        self._files.make_directory(self._damaged.parent)
+        replace_file(self._files, self._damaged, encode_fences(fences))
+
+    def _fences_changed(self, fences: Fences) -> None:
+        try:
+            self._save_fences(fences)
+        except OSError as error:
+            # The next start may have to find them again.
+            logger.error("list of damaged ranges not written path=%s reason=%s", self._damaged, error)
+        self.dispatcher.revive()
 
     def _disown_queues(self) -> None:
         """Before queues are built again: if that ends half done, the next start begins it anew.
@@ -178,13 +297,44 @@ class Store:
             while self.dispatcher.step():
                 pass
         except CorruptRecord as error:
-            segment = self.log.segments.find(self.dispatcher.position)
-            path = segment.path if segment is not None else self.options.log_path
-            raise StoreUnreadable(path, f"{error}; copy the segment from a replica") from error
+            self._fence_before_dispatch(error)
+            self.dispatcher.fail(error)
+            self._await_repair()
+
+    def _fence_before_dispatch(self, error: CorruptRecord) -> None:
+        """What stopped the dispatch is fenced, if anything sound follows.  Raises StoreUnreadable if not."""
+        position = self.dispatcher.position
+        segment = self.log.segments.find(position)
+        if self.log.fence_at(position) is not None:
+            return
+        if segment is not None and not self._is_sound(position):
+            with Held(segment):
+                fence = damage_at(segment, position, error.reason, segment.pread)
+            if fence.end < self.log.end:
+                self.log.fence_range(*fence)
+                return
+        path = segment.path if segment is not None else self.options.log_path
+        raise StoreUnreadable(path, f"{error}; copy the segment from a replica") from error
+
+    def _is_sound(self, position: int) -> bool:
+        try:
+            return self.log.is_blank(position) or check(self.log.read_record(position)) > 0
+        except CorruptRecord:
+            return False
+
+    def _await_repair(self) -> None:
+        """Appends are held until everything is dispatched: till then nobody knows the next queue offsets."""
+        if self.dispatcher.behind:
+            damage = self.dispatcher.failed
+            until = f" before this is repaired: {damage}" if damage else " yet"
+            self.log.hold_appends(f"queues are not complete{until}", _HOLDER)
+            self.dispatcher.when_at(self.log.end, self._await_repair)
+        else:
+            self._fill_queue_offsets()
+            self.log.hold_appends(None, _HOLDER)
 
     def _fill_queue_offsets(self) -> None:
-        for key, queue in self.queues.items():
-            self.log.queue_offsets[key] = queue.max_offset
+        self.log.set_queue_offsets({key: queue.max_offset for key, queue in self.queues.items()})
 
     def tasks(self) -> Sequence[tuple[str, Task]]:
         """Each task with the name of the thread that is to run it, in the order in which to start them."""
@@ -193,7 +343,65 @@ class Store:
             ("log-queue-flush", self.queue_flusher),
             ("log-dispatch", self.dispatcher),
             ("log-retention", self.retention),
+            ("log-scrub", self.scrub),
         ]
+
+    # -- going back ---------------------------------------------------------------------------------
+
+    def rewind(self, offset: int) -> Path | None:
+        """The log ends at `offset`, the edge of a record, and queues and index with it; what is cut is kept.
+
+        Returns the file below cut/ that has it; None when there was nothing to cut.  Everything is durable
+        then, and the tasks go on from there.  Nobody may be transferring from this log.
+        Raises CommitLogError: OffsetNotFound, CorruptRecord for an offset that is no edge, StoreUnreadable
+        for a disk that does not keep what is cut, with nothing changed; LogNotWritable when it was not
+        finished: the log is fenced, and the next start finishes it.
+        """
+        with self._at_rest():
+            return going_back.rewind(self._parts(), offset)
+
+    def restart_at(self, offset: int, keep: Path | None = None) -> None:
+        """A replica's store becomes an empty one that begins at `offset`, a multiple of the segment size.
+
+        Its files are removed, or moved below `keep`, a new or empty directory on the same file system.
+        Raises CommitLogError as rewind() does.
+        """
+        with self._at_rest():
+            going_back.restart_at(self._parts(), offset, keep)
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """No task is amid a pass, and nothing is appended."""
+        if self._closed:
+            raise LogNotWritable("shut down")
+        with (
+            self.dispatcher.at_work,
+            self.flusher.at_work,
+            self.queue_flusher.at_work,
+            self.retention.at_work,
+            self.scrub.at_work,
+        ):
+            self.log.hold_appends("the log is being cut", "cut")
+            try:
+                yield
+            finally:
+                self.log.hold_appends(None, "cut")
+        self.flusher.give_up_waiters()
+        self.dispatcher.wake()
+
+    def _parts(self) -> going_back.Parts:
+        return going_back.Parts(
+            self.options,
+            self._files,
+            self.log,
+            self.queues,
+            self.index,
+            self.checkpoint,
+            self.dispatcher,
+            self._unfinished,
+        )
+
+    # -- ending -------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> bool:
         """Ends the store, whose tasks have been stopped; True if the next start finds a clean stop.
@@ -225,6 +433,7 @@ class Store:
             )
         self.log.flush()
         self.log.segments.drop_spare()
+        self.checkpoint.positions.log = self.log.flushed
         if self.queues.written_ms:
             self.checkpoint.physic_timestamp_ms = self.queues.written_ms
         self.queue_flusher.flush(0, thorough=True)

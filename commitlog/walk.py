@@ -18,15 +18,21 @@ from commitlog.record import (
     HEADS,
     MESSAGE_MAGIC,
     RECORD_BYTES_MIN,
-    SYS_FLAG_LOW_AT,
     SYS_HOSTS_V6,
     check,
+    is_topic,
     parse_head,
     record_size,
 )
 
-_SIZE_MAGIC_CRC = struct.Struct(">iiI")
-_SHORT = struct.Struct(">h")
+# Of a record with IPv4 hosts, what is looked at: size, magic, CRC, queue id and offset, physical offset, sys
+# flag, store timestamp, body size.
+_FIELDS = struct.Struct(">iiIi4xqqi16xq20xi")
+_HEAD_BYTES = _FIELDS.size
+assert HEADS[0].size == _HEAD_BYTES
+_HEAD_BYTES_MAX = HEADS[SYS_HOSTS_V6].size
+# Topic and properties size, by the topic's length.
+_TAILS = tuple(struct.Struct(f">{size}sh").unpack_from for size in range(256))
 # The least that a disk or a file system loses of a file.
 _SECTOR_BYTES = 512
 
@@ -56,45 +62,58 @@ def walk(
     segment_start: int = 0,
     crc: bool = True,
     torn_from_ms: int | None = None,
+    torn_from: int = 0,
 ) -> Walk:
     """Goes over whole records from `position`, which is `offset` in the log, `room` before its segment's end.
 
     This is check() in a loop, with the ordinary record done in place, for recovery looks at gigabytes.
-    Topic and properties are not summed.  With `torn_from_ms`, a record stored since then is taken for torn
-    if one of them ends in zeros, as after an unfinished write, or has only zeros in a sector of the file, as
-    after a lost page.  A NUL among other bytes is fine: stock masters take it from clients.
+    Topic and properties are not summed.  With `torn_from_ms`, a record stored since then that ends behind
+    the offset `torn_from` is taken for torn if its properties end in zeros, as after an unfinished write, or
+    what a sector of the file has of them does, as after a lost page.  A NUL among other bytes is fine: stock
+    masters take it from clients.
     """
     end = len(view)
     shift = offset - position
     file_shift = shift - segment_start
     room_end = position + room
     last, count = -1, 0
-    size_magic_crc = _SIZE_MAGIC_CRC.unpack_from
-    short = _SHORT.unpack_from
-    while end - position >= RECORD_BYTES_MIN:
-        size, magic, expected = size_magic_crc(view, position)
+    fields = _FIELDS.unpack_from
+    tails = _TAILS
+    topics: set[bytes] = set()  # of this walk, found good
+    while end - position >= _HEAD_BYTES_MAX:
+        size, magic, expected, queue_id, queue_offset, physical_offset, flag, timestamp_ms, body_bytes = (
+            fields(view, position)
+        )
         record_end = position + size
         if magic != MESSAGE_MAGIC or size < RECORD_BYTES_MIN or record_end > room_end or record_end > end:
             break
-        layout = HEADS[view[position + SYS_FLAG_LOW_AT] & SYS_HOSTS_V6]
-        _, _, physical_offset, _, timestamp_ms, body_bytes = layout.unpack_from(view, position)
-        body_at = position + layout.size
+        body_at = position + _HEAD_BYTES
+        if flag & SYS_HOSTS_V6:
+            layout = HEADS[flag & SYS_HOSTS_V6]
+            body_at = position + layout.size
+            *_, timestamp_ms, body_bytes = layout.unpack_from(view, position)
         topic_at = body_at + body_bytes
         if body_bytes < 0 or topic_at + 3 > record_end or physical_offset != position + shift:
             break
-        topic_end = topic_at + 1 + view[topic_at]
-        if topic_end + 2 > record_end or topic_end + 2 + short(view, topic_end)[0] != record_end:
+        topic_bytes = view[topic_at]
+        properties_at = topic_at + topic_bytes + 3
+        if properties_at > record_end:
             break
+        topic, properties_bytes = tails[topic_bytes](view, topic_at + 1)
+        if properties_at + properties_bytes != record_end or queue_id | queue_offset < 0:
+            break
+        if topic not in topics:
+            if not is_topic(topic):
+                break
+            topics.add(topic)
         if crc and body_bytes and crc32(view[body_at:topic_at]) & CRC_MASK != expected:
             break
         if (
             torn_from_ms is not None
             and timestamp_ms >= torn_from_ms
-            and (0 in bytes(view[topic_at + 1 : topic_end]) or 0 in bytes(view[topic_end + 2 : record_end]))
-            and (
-                _lost(view, topic_at + 1, topic_end, file_shift)
-                or _lost(view, topic_end + 2, record_end, file_shift)
-            )
+            and record_end + shift > torn_from
+            and 0 in bytes(view[properties_at:record_end])
+            and _lost(view, properties_at, record_end, file_shift)
         ):
             break
         last = position
@@ -109,16 +128,18 @@ def walk(
         room_end=room_end,
         crc=crc,
         torn_from_ms=torn_from_ms,
+        torn_from=torn_from,
     )
 
 
 def _lost(view: Buffer, begin: int, end: int, file_shift: int) -> bool:
-    """Whether zeros end the field from `begin` to `end`, or are all that a sector has of it."""
-    if begin < end and not view[end - 1]:
-        return True
+    """Whether zeros end what some sector has of the field from `begin` to `end`.
+
+    Not all of a sector need be lost: its first half may have been flushed, when a replica had no more.
+    """
     while begin < end:
         sector_end = min(end, begin + _SECTOR_BYTES - (begin + file_shift) % _SECTOR_BYTES)
-        if not any(view[begin:sector_end]):
+        if not view[sector_end - 1]:
             return True
         begin = sector_end
     return False
@@ -133,6 +154,7 @@ def _walk_end(
     room_end: int,
     crc: bool,
     torn_from_ms: int | None,
+    torn_from: int,
 ) -> Walk:
     """Why walk() stopped: the view's end, a blank or damage.  V2 records are passed one by one."""
     while True:
@@ -151,14 +173,10 @@ def _walk_end(
             if head.physical_offset != position + shift:
                 raise CorruptRecord(position, f"says that it belongs at {head.physical_offset}")
             size = check(view, position, crc)
-            if torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms:
-                properties_at = position + size - len(head.properties)
-                topic_end = properties_at - 2
-                topic_at = topic_end - len(head.topic.encode())
-                if _lost(view, topic_at, topic_end, file_shift) or _lost(
-                    view, properties_at, position + size, file_shift
-                ):
-                    raise CorruptRecord(position, "its topic or properties are torn")
+            torn = torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms
+            properties_at, end = position + size - len(head.properties), position + size
+            if torn and end + shift > torn_from and _lost(view, properties_at, end, file_shift):
+                raise CorruptRecord(position, "its properties are torn")
         except CorruptRecord as error:
             return done._replace(reason=error.reason)
         done = done._replace(position=position + size, last=position, records=done.records + 1)

@@ -36,6 +36,7 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "brokerPermission": (0, 7),
     "listenPort": (1, PORT_MAX),
     "haListenPort": (0, PORT_MAX),
+    "haSecurePort": (0, PORT_MAX),
     "accessMessageInMemoryMaxRatio": (0, 100),
     "diskMaxUsedSpaceRatio": (1, 100),
     "startAcceptSendRequestTimeStamp": (0, LONG_MAX),

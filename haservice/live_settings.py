@@ -37,7 +37,7 @@ NEVER_CHANGED: Mapping[type, frozenset[str]] = {
     NameserverConfig: frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}),
 }
 # Secrets and what guards them are a person's at the machine.
-NEVER_CHANGED_PREFIXES = ("tls.", "acl")
+NEVER_CHANGED_PREFIXES = ("tls.", "acl", "haSecure", "haPlainPort")
 _BOM = b"\xef\xbb\xbf"
 
 

@@ -1,8 +1,8 @@
 """Small files that are replaced whole and atomically; PersistedFile is one with a backup.
 
-`replace_file` writes `<file>.tmp`, syncs it and renames it, so a power cut leaves the old or the new file,
-never an empty one.  PersistedFile copies the previous content to `<file>.bak` first, as RocketMQ's
-`MixAll.string2File` does; unlike there the main file is never missing.
+How a file is replaced is commitlog.small_file: a power cut leaves the old or the new one, never an empty one.
+PersistedFile puts the previous content into `<file>.bak` first, in the same way, as RocketMQ's
+`MixAll.string2File` does; unlike there the main file is never missing, and a backup never half written.
 
 A load reads the main file; if it is missing, empty or does not parse, the `.bak`; with neither
 there is nothing, which is a first start.
@@ -11,13 +11,13 @@ there is nothing, which is a first start.
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from commitlog import small_file
+from commitlog.files import Files, OSFiles
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,10 @@ T = TypeVar("T")
 class PersistedFile:
     """One file at `path`.  Any thread may `save`: what it writes is never older than what is there."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        """`files` is how the disk is reached; the operating system's when absent."""
         self.path = path
+        self._files: Files = files if files is not None else OSFiles()
         # Guards a save from the look at the table to the rename: two savers write in the order they looked.
         self._lock = threading.Lock()
         self._saved: bytes | None = None
@@ -41,9 +43,8 @@ class PersistedFile:
         `parse` raises ValueError (or a subclass) for content that it cannot read.
         """
         for path in (self.path, self._beside(".bak")):
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:
+            content = small_file.read_file(self._files, path)
+            if content is None:
                 continue
             try:
                 if not content.strip():
@@ -66,9 +67,11 @@ class PersistedFile:
             content = encode()
             if content == self._saved:
                 return False
-            if self.path.exists() and not self._main_unfit:
-                shutil.copyfile(self.path, self._beside(".bak"))
-            replace_file(self.path, content, mode=0o666)
+            before = None if self._main_unfit else small_file.read_file(self._files, self.path)
+            if before is not None:
+                # Unsynced, its name may go back to the backup before this one, which is whole, too.
+                _replace(self._files, self._beside(".bak"), before, mode=0o666, sync_name=False)
+            _replace(self._files, self.path, content, mode=0o666)
             self._saved = content
             self._main_unfit = False
             return True
@@ -83,23 +86,10 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     It keeps its rights; a new file, in a directory that is made if need be, gets `mode` less the umask:
     without one it is its owner's alone.
     """
+    _replace(OSFiles(), path, content, mode=mode)
+
+
+def _replace(files: Files, path: Path, content: bytes, *, mode: int, sync_name: bool = True) -> None:
     target = path.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    pending = target.with_name(target.name + ".tmp")
-    pending.unlink(missing_ok=True)  # a crash may have left one, with other rights
-    try:
-        with open(os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            if target.exists():
-                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        pending.replace(target)
-    except BaseException:
-        pending.unlink(missing_ok=True)
-        raise
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    files.make_directory(target.parent)
+    small_file.replace_file(files, target, content, mode=mode, sync_name=sync_name)

@@ -96,8 +96,11 @@ def rewritten(text: str, changes: Mapping[str, str]) -> str:
     added = [f"{key}={_escape(value)}" for key, value in changes.items() if key not in places]
     if not added:
         return out
-    ending = endings[0] or "\n"
+    ending = next((one for one in reversed(endings) if one), "\n")
+    last = (_lines(out.rstrip("\r\n")) or [""])[-1]
     between = ending if out and not out.endswith(("\n", "\r")) else ""
+    if _continues(last):  # it would go on in what is added
+        between += ending
     return out + between + "".join(line + ending for line in added)
 
 

@@ -251,6 +251,13 @@ class ReplicationConfig:
     slave_timeout_ms: int = option(
         "slaveTimeout", 3000, "ms", "How long a SYNC_MASTER's send waits for a slave."
     )
+    in_sync_replicas: int = option(
+        "inSyncReplicas",
+        1,
+        "replicas",
+        "Replicas that a SYNC_MASTER's message has to be on, itself included; 1, as 2, waits for one slave. "
+        "A key of RocketMQ 5.",
+    )
     allowed_slaves: tuple[str, ...] = option(
         "haAllowedSlaves",
         (),
@@ -262,6 +269,52 @@ class ReplicationConfig:
         64,
         "connections",
         "OURS, not RocketMQ's: replication connections at once; one more is closed.",
+    )
+    max_connections_per_address: int = option(
+        "haMaxConnectionsPerAddress",
+        8,
+        "connections",
+        "OURS, not RocketMQ's: replication connections of one address at once; one more is closed.",
+    )
+    plain_port: bool = option(
+        "haPlainPort",
+        True,
+        "",
+        "OURS, not RocketMQ's: false leaves haListenPort closed; slaves then come to haSecurePort only.",
+    )
+    secure_port: int = option(
+        "haSecurePort",
+        0,
+        "",
+        "OURS, not RocketMQ's: where a master takes slaves over TLS, with certificates on both sides, and "
+        "where a slave with haSecureMaster looks for it. 0: nowhere.",
+    )
+    secure_master: bool = option(
+        "haSecureMaster",
+        False,
+        "",
+        "OURS, not RocketMQ's: a slave follows over TLS only: haMasterAddress, or haSecurePort of the host "
+        "that the name server says.",
+    )
+    secure_cert: Path | None = option(  # noqa: RUF009 - None
+        "haSecureCertPath",
+        None,
+        "path",
+        "OURS, not RocketMQ's: this broker's certificate for replication, and those between it and its root, "
+        "in PEM.",
+    )
+    secure_key: Path | None = option(  # noqa: RUF009 - None
+        "haSecureKeyPath",
+        None,
+        "path",
+        "OURS, not RocketMQ's: the private key of that certificate, not locked.",
+    )
+    secure_trust: Path | None = option(  # noqa: RUF009 - None
+        "haSecureTrustCertPath",
+        None,
+        "path",
+        "OURS, not RocketMQ's: the roots that certificates of other brokers must come from. "
+        "Not the system's.",
     )
     read_mark: ReadMark = option(  # noqa: RUF009 - an enum's member
         "haReadMark",

@@ -31,7 +31,8 @@ class YamlDocument:
             mark = getattr(error, "problem_mark", None)
             problem = getattr(error, "problem", None) or "not YAML"
             raise self._error(mark.line + 1 if mark else 0, problem) from None
-        except (ValueError, TypeError, RecursionError) as error:  # an impossible date, an unhashable key, …
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            # An impossible date, a key that cannot be hashed, a tag without its value, …
             raise self._error(0, f"not YAML that can be used: {type(error).__name__}: {error}") from None
 
     def line_of(self, *keys: str | int) -> int:

@@ -123,6 +123,9 @@ def test_the_later_duplicate_wins_and_is_warned_of() -> None:
         ("a=1\nb=2\na=3", {"a": "4"}, "a=1\nb=2\na=4"),
         ("a=1,\\\n  2\n\nb=3\n", {"a": "", "b": "4"}, "a=\n\nb=4\n"),
         ("a=1\n", {}, "a=1\n"),
+        ("a=1\\", {"b": "2"}, "a=1\\\n\nb=2\n"),
+        ("a=1\\\n", {"b": "2"}, "a=1\\\n\nb=2\n"),
+        ("\na=1\\\r", {"b": "2"}, "\na=1\\\r\rb=2\r"),
     ],
 )
 def test_values_are_changed_where_they_stand(text: str, changes: dict[str, str], expected: str) -> None:

@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +52,9 @@ FILES_MAX = 65_536
 class Node(Protocol):
     """What both daemons run."""
 
+    on_restart: Callable[[], None]
+    """Called, in any thread, when the node is to be stopped and its successor to be started."""
+
     @property
     def failed(self) -> BaseException | None:
         """What ended its ports, when it was not stop()."""
@@ -60,6 +63,9 @@ class Node(Protocol):
 
     def stop(self, deadline: Deadline) -> None:
         """May be called twice."""
+
+    def successor(self) -> Node | None:
+        """Who goes on in this process once the node has stopped; None if that was all."""
 
 
 config_option = click.option(
@@ -165,26 +171,37 @@ def allow_many_files() -> None:
 def run(node: Node) -> None:
     """Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process where it is.
 
-    A node whose ports are gone is stopped, too, for whoever watches the process to start it again.
+    A node whose ports are gone is stopped, too, for whoever watches the process to start it again.  One that
+    takes another role is followed by its successor, and the process stays.
     """
     told = threading.Event()
+    # Set when there is something to look at: a signal, or another role.
+    stirred = threading.Event()
 
     def on_signal(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         told.set()
+        stirred.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
             signal.signal(number, on_signal)
-    node.start()
-    gc.collect()
-    gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    while not told.wait(LOOK_SECONDS) and node.failed is None:
-        pass
-    node.stop(Deadline(STOP_SECONDS))
-    if node.failed is not None:
-        raise HAServiceError(f"stopped, for the remoting loop has failed: {node.failed!r}; see the log")
+    current: Node | None = node
+    while current is not None:
+        node = current
+        node.on_restart = stirred.set
+        node.start()
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        while not stirred.wait(LOOK_SECONDS) and node.failed is None:
+            pass
+        stirred.clear()
+        node.stop(Deadline(STOP_SECONDS))
+        if node.failed is not None:
+            raise HAServiceError(f"stopped, for the remoting loop has failed: {node.failed!r}; see the log")
+        current = None if told.is_set() else node.successor()
     logger.info("stopped cleanly")
 
 

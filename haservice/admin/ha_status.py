@@ -2,7 +2,8 @@
 
 One line per link: a master lists each slave that is connected, as the master sees it (its verdict is what
 SYNC_MASTER's answers follow), and a slave lists its master.  Against a stock 4.9 broker, which has no
-status request (907), the ends of both logs (28) still give the lag.
+status request (907), the ends of both logs (28) still give the lag.  Below the lines stands what is not as
+the properties file says, or keeps a master from taking messages.
 """
 
 from __future__ import annotations
@@ -20,8 +21,17 @@ from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.each import say_failures
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, human_bytes, human_rate, human_seconds, show
-from haservice.errors import RemotingError
+from haservice.admin.output import (
+    Column,
+    Table,
+    human_bytes,
+    human_rate,
+    human_seconds,
+    show,
+    shown_addr,
+)
+from haservice.admin.topology import SHORT_ID
+from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies import (
     MASTER_ID,
     HAAbsentInfo,
@@ -29,20 +39,31 @@ from haservice.remoting.bodies import (
     HAConnectionRuntimeInfo,
     HARuntimeInfo,
 )
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.lineage_headers import LineageBody
 
 COLUMNS = (
     Column("#Broker Name", "brokerName"),
     Column("#Role", "role"),
     Column("#Addr", "brokerAddr"),
+    Column("#Epoch", "epoch", right=True),
     Column("#Log End", "logEnd", right=True),
     Column("#Peer", "peer"),
+    Column("#Peer Broker", "peerBrokerAddr"),
+    Column("#Replica", "peerReplicaId", lambda value: "-" if value is None else value[:SHORT_ID]),
     Column("#Ack Offset", "ackOffset", right=True),
     Column("#Lag", "lagBytes", human_bytes, right=True),
     Column("#Lag Time", "lagSeconds", human_seconds, right=True),
     Column("#Rate", "bytesPerSecond", human_rate, right=True),
     Column("#In Sync", "inSync"),
+    Column("#Lineage", "lineage"),
     Column("#State", "state"),
+    Column("", "roleFrom", json_only=True),
+    Column("", "roleWhy", json_only=True),
+    Column("", "held", json_only=True),
 )
+STOCK_PEER = "stock peer"
+SAME_LOG = "one log"
 
 NO_SLAVE = "no slave is connected"
 UNKNOWN = "?"
@@ -58,10 +79,19 @@ class Seen:
     log_end: int | None = None
     status: HARuntimeInfo | None = None
     failure: RemotingError | None = None
+    lineage: LineageBody | None = None
 
     @property
     def is_slave(self) -> bool:
         return self.role == "SLAVE"
+
+    @property
+    def epoch(self) -> int | None:
+        """Of its last term; None where none is kept."""
+        known = self.status.epoch if self.status is not None else None
+        if known is None and self.lineage is not None:
+            known = self.lineage.epoch
+        return None if known is None or known < 0 else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +105,21 @@ class Link:
     bytes_per_second: int | None = None
     in_sync: bool | None = None
     state: str = ""
+    peer_broker_addr: str | None = None
+    peer_replica_id: str | None = None
+    lineage: str | None = None
 
     def cells(self) -> tuple[Any, ...]:
         return (
             self.peer,
+            self.peer_broker_addr,
+            self.peer_replica_id,
             self.ack_offset,
             self.lag_bytes,
             self.lag_seconds,
             self.bytes_per_second,
             self.in_sync,
+            self.lineage,
             self.state,
         )
 
@@ -97,7 +133,23 @@ def look(admin: Admin, broker: Broker) -> Seen:
         role = role or settings.get("brokerRole", UNKNOWN)
         broker = broker._replace(name=settings.get("brokerName", broker.name))
     status = admin.ha_status(broker.addr)
-    return Seen(broker, role, log_end_of(status, info.get("commitLogMaxOffset")), status)
+    return Seen(
+        broker,
+        role,
+        log_end_of(status, info.get("commitLogMaxOffset")),
+        status,
+        lineage=None if status is None else lineage_at(admin, broker.addr),
+    )
+
+
+def lineage_at(admin: Admin, addr: str) -> LineageBody | None:
+    """None from a broker that keeps none.  Raises RemotingError."""
+    try:
+        return admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody)
+    except AnswerError as error:
+        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return None
+        raise
 
 
 def log_end_of(status: HARuntimeInfo | None, told: str | None) -> int | None:
@@ -123,8 +175,40 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
     ends = {one.broker.name: one.log_end for one in seen if not one.is_slave and one.log_end is not None}
     for one in seen:
         for link in links_of(one, seen, ends.get(one.broker.name), now_ms):
-            table.add(one.broker.name, one.role, one.broker.addr, one.log_end, *link.cells())
+            table.add(
+                one.broker.name,
+                one.role,
+                one.broker.addr,
+                one.epoch,
+                one.log_end,
+                *link.cells(),
+                *role_of(one),
+            )
+    table.notes = [note for one in seen for note in notes_of(one)]
     return table
+
+
+def role_of(one: Seen) -> tuple[str | None, str | None, str | None]:
+    """Where its role is from, why, and why it takes no messages."""
+    if one.lineage is None:
+        return None, None, None
+    return one.lineage.role_from, one.lineage.role_why or None, one.lineage.held or None
+
+
+def notes_of(one: Seen) -> list[str]:
+    """What a person has to know of the broker itself, a line each."""
+    if one.lineage is None:
+        return []
+    who = f"{one.broker.name} at {shown_addr(one.broker.addr)}"
+    notes = []
+    if one.lineage.role_from == "command":
+        why = f" ({one.lineage.role_why})" if one.lineage.role_why else ""
+        notes.append(f"{who} is {one.role} by command{why}, whatever its properties file says.")
+    if one.lineage.changing:
+        notes.append(f"{who} is changing its role.")
+    if one.lineage.held:
+        notes.append(f"{who} takes no messages: {one.lineage.held}")
+    return notes
 
 
 def links_of(one: Seen, seen: Iterable[Seen], master_end: int | None, now_ms: int) -> list[Link]:
@@ -149,6 +233,9 @@ def _link_to_slave(connection: HAConnectionRuntimeInfo) -> Link:
         bytes_per_second=connection.transferred_byte_in_second,
         in_sync=connection.in_sync,
         state=connection.reason or ("level" if connection.diff == 0 else "replicating"),
+        peer_broker_addr=connection.broker_addr or None,
+        peer_replica_id=connection.replica_id or None,
+        lineage=SAME_LOG if connection.replica_id else STOCK_PEER,
     )
 
 
@@ -167,8 +254,8 @@ def _link_to_master(
     one: Seen, client: HAClientRuntimeInfo | None, master_end: int | None, now_ms: int
 ) -> Link:
     """The slave's side.  Whether it is in sync is its master's verdict, so it is not said here."""
-    if master_end is None and client is not None and client.master_flush_offset > 0:
-        master_end = client.master_flush_offset
+    if master_end is None and client is not None:
+        master_end = client.master_end if client.master_flush_offset <= 0 else client.master_flush_offset
     lag = None if master_end is None or one.log_end is None else master_end - one.log_end
     ahead = f", {human_bytes(-lag)} ahead of its master" if lag is not None and lag < 0 else ""
     lag = None if ahead else lag
@@ -190,6 +277,8 @@ def _link_to_master(
         lag_bytes=lag,
         bytes_per_second=client.transferred_byte_in_second,
         state=state,
+        peer_broker_addr=one.lineage.master_addr or None if one.lineage is not None else None,
+        lineage=client.lineage or None,
     )
 
 
@@ -250,8 +339,9 @@ def ha_status(
       mqadmin haStatus -b 127.0.0.1:10911           one broker, without a nameserver
 
     Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
-    SEND_OK while a slave is in sync; why one is not stands under State.  When a broker does not answer, the
-    exit code is 1.
+    SEND_OK while a slave is in sync; why one is not stands under State.  Epoch counts the terms of masters,
+    see mqadmin history; Lineage says whether the two compared theirs, which stock peers cannot.  When a
+    broker does not answer, the exit code is 1.
     """
     with Admin(namesrv) as admin:
         if interval_s is None:

@@ -35,12 +35,16 @@ def java_map(entries: Mapping[Any, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: `head` over the table, `key` in JSON, `shown` from value to text."""
+    """One column: `head` over the table, `key` in JSON, `shown` from value to text.
+
+    With `json_only` it is for programs, and no column of the table.
+    """
 
     head: str
     key: str
     shown: Callable[[Any], str] = plain
     right: bool = False
+    json_only: bool = False
 
 
 @dataclass(slots=True)
@@ -59,10 +63,14 @@ class Table:
 
     def text(self) -> str:
         """Heads and rows in aligned columns; no trailing blanks."""
-        cells = [[column.head for column in self.columns]]
-        cells += [[column.shown(v) for column, v in zip(self.columns, row, strict=True)] for row in self.rows]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
-        return "\n".join(_line(self.columns, row, widths) for row in cells)
+        columns = [column for column in self.columns if not column.json_only]
+        cells = [[column.head for column in columns]]
+        cells += [
+            [column.shown(v) for column, v in zip(self.columns, row, strict=True) if not column.json_only]
+            for row in self.rows
+        ]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+        return "\n".join(_line(columns, row, widths) for row in cells)
 
     def objects(self) -> list[dict[str, Any]]:
         return [dict(zip((c.key for c in self.columns), row, strict=True)) for row in self.rows]

@@ -3,8 +3,10 @@
     mode                         proof                                       missing proof
     ASYNC_MASTER, ASYNC_FLUSH    none, the append itself
     SYNC_FLUSH                   log-flush passed the record's end           FLUSH_DISK_TIMEOUT
-    SYNC_MASTER                  a slave acknowledged the record's end       FLUSH_SLAVE_TIMEOUT
-    SYNC_MASTER, no slave fit    cannot be had: said at once                 SLAVE_NOT_AVAILABLE
+    SYNC_MASTER                  N slaves acknowledged the record's end      FLUSH_SLAVE_TIMEOUT
+    SYNC_MASTER, fewer fit       cannot be had: said at once                 SLAVE_NOT_AVAILABLE
+
+N is inSyncReplicas less the master itself, and at least 1.
 
 Both proofs are sought at the same time; a bad replica status overrides a bad flush status (RocketMQ
 4.9's `CommitLog.asyncPutMessage`).  In every case the message is stored here.
@@ -61,11 +63,13 @@ class FlushProof(Protocol):
 
 
 class ReplicaProof(Protocol):
-    """The HA service: as FlushProof, for the furthest acknowledgement of any slave."""
+    """The HA service: as FlushProof, for the acknowledgements of as many slaves as are needed."""
 
     def submit(self, end: int, deadline_s: float, waiter: Wait) -> bool: ...
 
-    def is_slave_ok(self, end: int) -> bool: ...
+    def is_slave_ok(self, end: int) -> bool:
+        """Whether so many slaves are there, and near enough to `end`, that waiting for them has a point."""
+        ...
 
 
 class Durability:

@@ -35,6 +35,7 @@ from haservice.broker.processors.delay_offsets import DelayOffsetsProcessor, rep
 from haservice.broker.processors.groups import GroupsProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor
 from haservice.broker.processors.housekeeping import HousekeepingProcessor
+from haservice.broker.processors.lineage import LineageProcessor
 from haservice.broker.processors.locks import LockProcessor
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
@@ -49,6 +50,7 @@ from haservice.broker.processors.transactions import ProducerQuestions, Transact
 from haservice.broker.queue_locks import QueueLocks
 from haservice.broker.readable_topics import ReadableTopics, Topics
 from haservice.broker.reader import QueueReader, ReadLimits
+from haservice.broker.role_changes import RoleChanges
 from haservice.broker.stats import Stats
 from haservice.broker.store_view import StoreView
 from haservice.broker.topics import TRACE_TOPIC, TopicTable
@@ -107,6 +109,7 @@ class Parts:
     # Done when the name servers know the topics of now.
     told: Callable[[], Future[None]]
     live: LiveSettings[NodeConfig]
+    roles: RoleChanges
     acl: AclFiles | None = None
 
     @property
@@ -187,6 +190,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             on_deleted=parts.stats.traffic.forget_group,
         ),
         LockProcessor(QueueLocks()),
+        LineageProcessor(parts.roles, store.log, offload),
         AclProcessor(
             parts.acl,
             offload,

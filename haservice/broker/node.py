@@ -2,19 +2,24 @@
 
     part            thread                       needs
     store           –                            its lock; recovers, refuses to open what it cannot trust
+    lineage         –                            the store; asks the peers, a master begins its term
     tables          –                            topics.json, consumerOffset.json, subscriptionGroup.json
     log services    log-flush, log-dispatch, …   the store
     replication     ha-…                         the log
     clients' ports  remoting-loop, remoting-work everything above
     persistence     broker-persist               the tables
+    repair          log-repair                   the store; the peers
     slave sync      slave-sync                   a slave's; the tables
     delays          delay-delivery               a master's; the store, delayOffset.json
     transactions    transaction-check            a master's; the store, the tables, the ports
+    roles           role-keeper                  a master's; the peers
     registration    register                     open ports, for a route leads here from now on
 
 A start that fails stops what it had started and raises what it met.  A thread that fails makes the
 broker unhealthy: it is logged, told by request 28, and if it was one of those that make OK true or
 messages readable, sends are refused from then on; what is stored can still be read.
+
+A node has one role.  When that changes the node is to be stopped, and its successor started: `restart`.
 """
 
 from __future__ import annotations
@@ -27,17 +32,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from commitlog.dispatch import Arrival, parse_delay_levels
-from commitlog.options import FlushDiskType
 from commitlog.record import encode_host
 from commitlog.store import Store
-from haservice.broker.consumer_filters import ConsumerFilters
-from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.consumers import ClientTable
 from haservice.broker.delay_delivery import DelayDelivery
-from haservice.broker.delay_offsets import DelayOffsets, level_bounds
-from haservice.broker.durability import Durability, Wait
-from haservice.broker.groups import Groups
-from haservice.broker.hand_back import HandBack
+from haservice.broker.durability import Wait
 from haservice.broker.handlers import (
     Parts,
     Processors,
@@ -48,23 +47,28 @@ from haservice.broker.handlers import (
 )
 from haservice.broker.live_keys import follow_settings
 from haservice.broker.long_polling import LongPolling
-from haservice.broker.persistence import Persistence
 from haservice.broker.processors.heartbeat import notify_members
-from haservice.broker.readable_topics import unlisted_topics
-from haservice.broker.registration import Identity, MasterAddresses, Registration
+from haservice.broker.refill import Repairer
+from haservice.broker.registration import MasterAddresses
 from haservice.broker.security import security_of
-from haservice.broker.slave_sync import SlaveSync
+from haservice.broker.services import (
+    durability_of,
+    registration_of,
+    replication_of,
+    server_of,
+    slave_sync_of,
+)
+from haservice.broker.standing import Standing
 from haservice.broker.stats import Stats
-from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
+from haservice.broker.tables import Tables
 from haservice.broker.transactions import Ends
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.live_settings import LiveSettings, file_of
-from haservice.persisted_file import PersistedFile
-from haservice.remoting.server import Listener, RemotingServer
+from haservice.remoting.server import RemotingServer
 from haservice.replication.service import HAService
 from haservice.service import Service, Task
-from haservice.settings import BrokerRole, NodeConfig
+from haservice.settings import NodeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -93,37 +97,53 @@ class _Part(NamedTuple):
 
 
 class BrokerNode:
-    """One broker, for one start and one stop."""
+    """One broker in one role, for one start and one stop."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, *, heard: int = -1, trusted_end: int | None = None) -> None:
+        """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
+        of a term; `trusted_end`, where it closed the log, all in order.
+        """
+        self.file_config = config
+        # As it is in force: the role may be another one by command.
         self.config = config
         self.live: LiveSettings[NodeConfig] = LiveSettings(
             config, path=file_of(config.source), black_list=config.broker.config_black_list
         )
+        # Set when this broker is to be run again, in another role: what its successor starts with.
+        self.restart: NodeConfig | None = None
+        # Called when `restart` is set, in any thread.
+        self.on_restart: Callable[[], None] = lambda: None
         # Names of threads that failed, and why.
         self.failures: dict[str, str] = {}
         # Set when the node has stopped, or has to be: its ports are gone.
         self.stopped = threading.Event()
+        self._heard = heard
+        self._trusted_end = trusted_end
+        self._closed_end: int | None = None
         self._parts: list[_Part] = []
         # Guards `_parts` against a stop by a signal while another one runs.
         self._stop_lock = threading.Lock()
         self._clean = True
         self._served = False
         self._stopping_sends = False
-        self._is_slave = config.broker.role.is_slave
 
     # Life
 
     def start(self) -> None:
-        """Returns when clients are served.  Raises ConfigError, CommitLogError or OSError, all stopped."""
+        """Returns when clients are served, or, all stopped, when `restart` is set: a newer master is there.
+
+        Raises ConfigError, CommitLogError or OSError, all stopped.
+        """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             self._start()
         except BaseException:
             self.stop(Deadline(STOP_SECONDS))
             raise
-        self._served = True
-        self._say_ready()
+        if self._served:
+            self._say_ready()
+        else:
+            self.stop(Deadline(STOP_SECONDS))
 
     def stop(self, deadline: Deadline | None = None) -> None:
         """Ends every part, the last started first; may be called twice, and by any thread."""
@@ -145,13 +165,29 @@ class BrokerNode:
     @property
     def failed(self) -> BaseException | None:
         """What ended the clients' ports, when it was not stop()."""
-        return self.server.failed
+        return self.server.failed if self._served else None
+
+    def successor(self) -> BrokerNode | None:
+        """Who is to be started in this process once this one has stopped; None if that was all."""
+        if self.restart is None:
+            return None
+        return BrokerNode(self.restart, heard=self.standing.heard, trusted_end=self._closed_end)
+
+    def _turn(self, why: str) -> None:
+        logger.warning("the broker stops and starts again in this process why=%s", why)
+        self.restart = self.standing.file_config_of(self.live.config)
+        self.on_restart()
 
     def _start(self) -> None:
-        config = self.config
-        self.security = security_of(config)
+        self.security = security_of(self.file_config)
+        self.standing = Standing(self.file_config, self.security, self._heard)
+        self.config = self.live.config = self.standing.config
+        self._is_slave = self.config.broker.role.is_slave
         self.store = self._open_store()
-        self._load_tables()
+        if why := self.standing.open(self.store):
+            self._turn(why)
+            return
+        self._take_tables()
         self._build_services()
         self._build_processors()
         for name, task in self.store.tasks():
@@ -163,12 +199,15 @@ class BrokerNode:
         self._started("sends", self._stop_sends)
         self.server.call_soon(self._tick)
         self._run("broker-persist", self.persistence)
+        self._run("log-repair", self.repairer)
         if self._is_slave:
             self._run("slave-sync", self.slave_sync)
         else:
             self._run("delay-delivery", self.delivery)
             self._run("transaction-check", self.transaction_check)
-        if config.broker.namesrv_addrs:
+            self._run("role-keeper", self.standing.keeper)
+        self._served = True
+        if self.config.broker.namesrv_addrs:
             self._run("register", self.registration)
             self.registration.first_round.wait(FIRST_ROUND_SECONDS)
 
@@ -183,140 +222,57 @@ class BrokerNode:
                 config.source, 0, "brokerIP1", "not an IP address", config.broker.broker_ip1
             ) from None
         self._store_host = store_host
-        store = Store.open(config.log, store_host=store_host)
-        self._started("store", lambda _: store.close(clean=self._clean))
+        store = Store.open(config.log, store_host=store_host, trusted_end=self._trusted_end)
+        self._started("store", lambda _: self._close_store(store))
         return store
 
-    def _load_tables(self) -> None:
-        broker, log = self.config.broker, self.config.log
-        directory = log.root / "config"
-        self.topics = TopicTable(
-            broker,
-            PersistedFile(directory / "topics.json"),
-            delay_levels=len(log.message_delay_levels.split()),
-        )
-        self.topics.load()
-        if not self._is_slave:
-            self._list_topics()
-        self.offsets = ConsumerOffsets(PersistedFile(directory / "consumerOffset.json"))
-        self.offsets.load()
-        if not self._is_slave:
-            self.offsets.warn_of_ends_passed(self._queue_end)
-        self.groups = Groups(
-            broker.auto_create_subscription_group, PersistedFile(directory / "subscriptionGroup.json")
-        )
-        self.groups.load()
-        self.delays = DelayOffsets(PersistedFile(directory / "delayOffset.json"))
-        self.delays.load(None if self._is_slave else level_bounds(self.store.queues.get))
-        self.filters = ConsumerFilters(PersistedFile(directory / "consumerFilter.json"))
-        self.filters.load()
-        self.persistence = Persistence(
-            {
-                "topics": self.topics.persist,
-                "consumer offsets": self.offsets.persist,
-                "groups": self.groups.persist,
-                "consumer filters": self.filters.persist,
-                "delay offsets": self.delays.persist,
-            },
-            broker.flush_consumer_offset_interval_ms / 1000,
-        )
+    def _close_store(self, store: Store) -> bool:
+        """A master that is held is not done: its next start has to find out the same."""
+        clean = store.close(clean=self._clean and not self.standing.unresolved)
+        if clean:
+            self._closed_end = store.log.end
+        return clean
+
+    def _take_tables(self) -> None:
+        self.tables = Tables(self.config, self.store)
+        self.topics, self.offsets, self.groups = self.tables.topics, self.tables.offsets, self.tables.groups
+        self.delays, self.filters = self.tables.delays, self.tables.filters
+        self.persistence = self.tables.persistence
         self.topics.on_change = self._topics_changed
         self.groups.on_change = self.persistence.soon
         self._started("tables", lambda _: self.persistence.persist())
 
-    def _queue_end(self, topic: str, queue_id: int) -> int | None:
-        """None for a topic that was deleted: its groups' offsets stay."""
-        queue = self.store.queues.get(topic, queue_id)
-        if queue is not None:
-            return queue.max_offset
-        return None if self.topics.get(topic) is None else 0
-
-    def _list_topics(self) -> None:
-        """Topics of our queues that the table lacks: of a slave that is the master now, or a lost file."""
-        queues = (key for key, queue in self.store.queues.items() if queue.max_offset)
-        for name, topic in unlisted_topics(self.topics, queues, PERM_READ | PERM_WRITE).items():
-            if not self.topics.is_system(name):
-                self.topics.find_or_create(name, topic.read_queue_nums)
-                logger.warning(
-                    "topic has messages but no configuration, given one topic=%s queues=%d",
-                    name,
-                    topic.read_queue_nums,
-                )
-
     def _build_services(self) -> None:
         """What has threads, and what they hand to each other; the ports' processors are filled in later."""
-        config, broker, store = self.config, self.config.broker, self.store
+        config, store, lineage = self.config, self.store, self.standing.lineage
         self._processors: Processors = {}
         self._vip_processors: Processors = {}
-        address = config.remoting.bind_address
-        security = self.security
-        sync_flush = config.log.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self.server = RemotingServer(
-            [
-                Listener(address, port, processors, key, security.guard, security.tls)
-                for port, processors, key in (
-                    (config.remoting.listen_port, self._processors, "listenPort"),
-                    (config.remoting.vip_port, self._vip_processors, "listenPort - 2"),
-                )
-            ],
-            config.remoting.idle_seconds,
-        )
-        self.ha: HAService[Wait] = HAService(
-            config.replication,
-            store.log,
-            role=broker.role,
-            bind_address=address,
+        self.server: RemotingServer = server_of(config, self.security, self._processors, self._vip_processors)
+        self.ha: HAService[Wait] = replication_of(
+            config,
+            store,
+            lineage,
+            self.security,
             on_acked=self._acked,
             on_mark=self._marked,
-            damage=lambda: store.dispatcher.failed,
-            # With SYNC_FLUSH a slave reports what is on its disk, and not only in its memory.
-            flush=store.log.flush if sync_flush else None,
-            boundary=lambda: store.dispatcher.position,
+            on_ahead=self.standing.on_ahead,
+            on_heard=self.standing.on_heard,
             on_failure=self._thread_failed,
         )
-        self.durability = Durability(
-            flush=store.flusher if sync_flush else None,
-            replica=self.ha if broker.role is BrokerRole.SYNC_MASTER else None,
-            flush_timeout_s=config.log.sync_flush_timeout_ms / 1000,
-            replica_timeout_s=config.replication.slave_timeout_ms / 1000,
-            call_soon=self.server.call_soon,
-        )
-        store.flusher.on_done = self.durability.flushed
-        self.slave_sync = SlaveSync(
-            config.broker_addr,
-            self.topics,
-            self.offsets,
-            self.groups,
-            delays=self.delays,
-            on_synced=self.persistence.soon,
-            make_client=security.make_client,
-        )
-        hand_back = HandBack(
-            broker.broker_name,
-            config.broker_addr,
-            self.offsets,
-            self.groups,
-            self._queue_end,
-            on_taken=self.persistence.soon,
-        )
-        self.registration = Registration(
-            Identity(
-                broker.cluster_name,
-                broker.broker_name,
-                broker.broker_id,
-                config.broker_addr,
-                config.ha_server_addr,
-            ),
-            broker.namesrv_addrs,
-            self.topics,
-            permission=broker.permission,
-            period_s=broker.register_period_ms / 1000,
-            timeout_s=broker.register_timeout_ms / 1000,
+        self.durability = durability_of(config, store, self.ha, self.server)
+        self.slave_sync = slave_sync_of(config, self.tables, self.security)
+        self.registration = registration_of(
+            config,
+            self.tables,
+            lineage,
+            self.security,
             on_master=self._master_found,
             master_wanted=self._master_wanted,
-            on_reachable=None if self._is_slave else hand_back.run,
-            make_client=security.make_client,
+            on_newer=self.standing.told_of,
         )
+        self.standing.build(self.ha, self.slave_sync, self._turn)
+        self.repairer = Repairer(store.log, self.standing.sources, self.standing.peers.reading)
+        store.log.on_fences = lambda _: self.repairer.wake()
         follow_settings(
             self.live,
             groups=self.groups,
@@ -363,6 +319,7 @@ class BrokerNode:
             gauges=self._gauges,
             told=self.registration.told,
             live=self.live,
+            roles=self.standing.changes,
             acl=self.security.acl,
         )
         self.sends = sends_of(parts)
@@ -461,11 +418,12 @@ class BrokerNode:
         return {
             **self.delivery.gauges(),
             "dispatchBehindBytes": str(self.store.dispatcher.behind),
+            "damagedRanges": ", ".join(f"{begin} to {end}" for begin, end in self.store.log.damaged),
             "startAcceptSendRequestTimeStamp": str(broker.start_accept_send_timestamp_ms),
             "sendThreadPoolQueueSize": str(self.sends.pending),
             "sendThreadPoolQueueCapacity": str(broker.max_pending_sends),
             "sendThreadPoolQueueHeadWaitTimeMills": "0",
-            "brokerRole": broker.role.value,
+            **self.standing.gauges(),
             "heldPulls": str(len(self.long_polling)),
             "clientConnections": str(self.server.connections),
             "failedThreads": ", ".join(f"{name}: {why}" for name, why in self.failures.items()),

@@ -56,6 +56,9 @@ class Log(Protocol):
     @property
     def segment_bytes(self) -> int: ...
 
+    @property
+    def damaged(self) -> tuple[tuple[int, int], ...]: ...
+
     def read(self, offset: int, size: int) -> bytes: ...
 
 
@@ -302,6 +305,7 @@ class _Choice:
         self.chunk = self.most if codes is None else CHUNK_ENTRIES
         self._limits = limits
         self._log_start = log.start
+        self._damaged = log.damaged
         self._readable_end = readable_end
         self._codes = codes
 
@@ -317,7 +321,7 @@ class _Choice:
             if physical_offset + size > self._readable_end:
                 self.below_mark = self.full = True
                 return number
-            if self.taken and self._would_overflow(physical_offset, size):
+            if self.taken and (self._would_overflow(physical_offset, size) or self._is_damaged(entry)):
                 self.full = True
                 return number
             self.last_seen = physical_offset
@@ -330,6 +334,10 @@ class _Choice:
                 self.size_bytes += size
         self.full = len(self.taken) >= self.most
         return len(entries)
+
+    def _is_damaged(self, entry: Entry) -> bool:
+        """What comes before damage is given; the pull that begins at it is told."""
+        return any(begin <= entry.physical_offset < end for begin, end in self._damaged)
 
     def _would_overflow(self, physical_offset: int, size: int) -> bool:
         limits = self._limits

@@ -15,6 +15,9 @@ answers of several name servers may differ; the first in the order of the config
 master is believed.  The word of one that does not answer counts no longer, as soon as another one
 names a master; until then what was believed stays, for silence says nothing of the master.  `stop`
 unregisters, so that no route names a broker that is gone.
+
+With a registration goes the number of this broker's last term, which a stock name server does not read.
+Ours keeps a route from an old master, and says who the newer one is.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import Body, RemotingCommand
 from haservice.remoting.headers import BrokerHeader, RegisterBrokerHeader, RegisterBrokerResponseHeader
+from haservice.remoting.lineage_headers import NewerMasterHeader
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +87,15 @@ class Registration:
         on_master: Callable[[MasterAddresses], None] = lambda _: None,
         master_wanted: Callable[[], bool] = lambda: False,
         on_reachable: Callable[[RemotingClient, str], Awaitable[None]] | None = None,
+        epoch: Callable[[], int | None] = lambda: None,
+        on_newer: Callable[[int, str], None] = lambda epoch, addr: None,
         make_client: Callable[[], RemotingClient] = RemotingClient,
     ) -> None:
         """`on_master` hears of a slave's master after each answer, and when a name server's silence makes
         another one's word count; `master_wanted` says that the master is missed.  `on_reachable` is awaited
         before the first registration at a name server (its address is handed over), and before the next
-        one after a failure.  It bounds itself.
+        one after a failure.  It bounds itself.  `epoch` is the number of the last term in our log; `on_newer`
+        hears of a newer one that a name server knows, and of its master's address.
         """
         self._identity = identity
         self._addrs = tuple(namesrv_addrs)
@@ -100,6 +107,8 @@ class Registration:
         self._make_client = make_client
         self._master_wanted = master_wanted
         self._on_reachable = on_reachable
+        self._epoch = epoch
+        self._on_newer = on_newer
         # The last word of each name server that answered when it was last asked.
         self._masters: dict[str, MasterAddresses] = {}
         self._believed = NO_MASTER
@@ -215,6 +224,7 @@ class Registration:
             identity.ha_server_addr,
             identity.broker_id,
             body_crc32=body_crc32(body),
+            epoch=self._epoch(),
         )
         request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header.encode(), body)
         answer = expect(addr, await client.invoke(addr, request, self._timeout_s))
@@ -225,6 +235,7 @@ class Registration:
         master = RegisterBrokerResponseHeader.decode(answer.ext)
         self._masters[addr] = MasterAddresses(master.master_addr, master.ha_server_addr)
         self._heed_order_topics(addr, answer.body)
+        self._heed_newer(addr, NewerMasterHeader.decode(answer.ext))
         self._known_at.add(addr)
         self._believe(self._named_master())
 
@@ -256,6 +267,18 @@ class Registration:
             logger.warning("order topics cannot be read namesrv=%s reason=%s", addr, error)
             return
         self._topics.set_order_topics(ordered.keys())
+
+    def _heed_newer(self, addr: str, newer: NewerMasterHeader) -> None:
+        if newer.newer_epoch is None:
+            return
+        if self._identity.broker_id == 0 and self._news.is_news((addr, newer.newer_epoch)):
+            logger.warning(
+                "a newer master is known namesrv=%s epoch=%d master=%s",
+                addr,
+                newer.newer_epoch,
+                newer.newer_master,
+            )
+        self._on_newer(newer.newer_epoch, newer.newer_master or "")
 
     def _named_master(self) -> MasterAddresses:
         for addr in self._addrs:

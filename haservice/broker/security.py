@@ -3,6 +3,7 @@
     guard         before every request of both ports, when aclEnable=true
     tls           which connections these ports take
     make_client   calls out: to name servers, and to the other brokers of the pair
+    doors         how slaves come to us, and how we go to a master
 
 What is wrong there ends the start.
 """
@@ -24,6 +25,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Guard
 from haservice.remoting.signature import sign
 from haservice.remoting.tls import ServerTls, client_tls, server_tls
+from haservice.replication.secure import SecureDoors, secure_doors
 from haservice.settings import NodeConfig
 from haservice.yaml_document import YamlDocument
 
@@ -36,10 +38,11 @@ class Security:
     guard: Guard | None
     tls: ServerTls | None
     make_client: Callable[[], RemotingClient]
+    doors: SecureDoors
 
     def poll(self, offload: Callable[[Callable[[], None]], Any]) -> None:
         """Looks for changed files, in the pool that `offload` leads to; about once a second."""
-        if self.acl is None and self.tls is None:
+        if self.acl is None and self.tls is None and not self.doors.watched:
             return
         with contextlib.suppress(RequestError):  # the pool is full: next time
             offload(self._poll)
@@ -48,6 +51,7 @@ class Security:
         for part in (self.acl, self.tls):
             if part is not None:
                 part.poll()
+        self.doors.poll()
 
 
 def security_of(config: NodeConfig) -> Security:
@@ -63,6 +67,7 @@ def security_of(config: NodeConfig) -> Security:
             tls=client_tls(config.tls, config.source),
             sign=None if credentials is None else signing(credentials),
         ),
+        secure_doors(config),
     )
 
 

@@ -16,6 +16,7 @@ serves it as well, on stock masters too, so we ask there.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
@@ -95,8 +96,29 @@ class SlaveSync:
         self._strangers: set[str] = set()  # of the dispatcher's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
+        self._client: RemotingClient | None = None  # while the task runs
 
     # For other threads
+
+    @property
+    def master_addr(self) -> str | None:
+        """Where it copies from."""
+        return self._master_addr
+
+    def copy_now(self, seconds: float) -> bool:
+        """One more pass, for a slave that is to be the master; False if not all was copied in time."""
+        loop, client, addr = self._loop, self._client, self._master_addr
+        if loop is None or client is None or addr is None:
+            return False
+        try:
+            copying = asyncio.run_coroutine_threadsafe(self.sync_once(client, addr), loop)
+        except RuntimeError:  # the loop has ended
+            return False
+        try:
+            return copying.result(seconds)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            copying.cancel()
+            return False
 
     def set_master_addr(self, addr: str | None) -> None:
         """Where to copy from; None, which a name server says while there is no master, pauses."""
@@ -146,7 +168,7 @@ class SlaveSync:
     async def _run(self, stop: threading.Event) -> None:
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        client = self._make_client()
+        client = self._client = self._make_client()
         try:
             while not stop.is_set():
                 self._woken.clear()

@@ -34,6 +34,8 @@ class NameserverNode:
     """One name server.  `start` raises ConfigError for a port that is taken or a file that is no table."""
 
     def __init__(self, config: NameserverConfig) -> None:
+        # Of a daemon's nodes; a name server never takes another role.
+        self.on_restart: Callable[[], None] = lambda: None
         self._config = config
         kv = KvConfig(config.kv_config_path)
         table = RouteTable(time.monotonic, EXPIRE_MS / 1000)
@@ -89,6 +91,9 @@ class NameserverNode:
     def stop(self, deadline: Deadline | float = 5.0) -> None:
         """Ends everything; may be called twice.  A thread that still runs at the deadline has been logged."""
         self._server.stop(deadline)
+
+    def successor(self) -> None:
+        """Nobody."""
 
     def _offload(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
         return self._server.offload(function, *args)

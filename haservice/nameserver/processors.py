@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from haservice.binding import check_address
 from haservice.errors import RequestError
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
-from haservice.nameserver.routes import Queues, Registration, RouteTable
+from haservice.nameserver.routes import Queues, Registration, RouteTable, Term
 from haservice.news import News
 from haservice.remoting.bodies import (
     MASTER_ID,
@@ -44,6 +44,7 @@ from haservice.remoting.headers import (
     RouteHeader,
     WipeWritePermResponseHeader,
 )
+from haservice.remoting.lineage_headers import NewerMasterHeader, TermBody
 from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,9 @@ Answer = RemotingCommand | asyncio.Future[RemotingCommand]
 
 
 class BrokerProcessors:
-    """103, 104, 322: what brokers tell; and what the end of their connections tells."""
+    """103, 104, 322: what brokers tell; and what the end of their connections tells.  40001, of ours: the
+    newest term that they told of.
+    """
 
     def __init__(self, table: RouteTable, kv: KvConfig) -> None:
         self._table = table
@@ -76,6 +79,7 @@ class BrokerProcessors:
             RequestCode.REGISTER_BROKER: self.register,
             RequestCode.UNREGISTER_BROKER: self.unregister,
             RequestCode.QUERY_DATA_VERSION: self.query_data_version,
+            RequestCode.GET_LINEAGE: self.newest_term,
         }
 
     def register(self, connection: Connection, request: RemotingCommand) -> Answer:
@@ -85,7 +89,10 @@ class BrokerProcessors:
         _check_address("haServerAddr", header.ha_server_addr)
         told = _registration(request, header)
         registered = self._table.register(told, connection)
-        if registered.replaced_addr is not None:
+        newer = registered.newer
+        if newer is not None and told.broker_id == MASTER_ID:
+            self._warn_old(told, newer)
+        elif registered.replaced_addr is not None:
             self._warn_moved(told, registered.replaced_addr)
         elif registered.new:
             logger.info(
@@ -99,10 +106,13 @@ class BrokerProcessors:
             )
         order = self._kv.namespace(ORDER_TOPIC_CONFIG)
         master = registered.master
+        ext = RegisterBrokerResponseHeader(
+            ha_server_addr=master.ha_server_addr, master_addr=master.addr
+        ).encode()
+        if newer is not None:
+            ext.update(NewerMasterHeader(newer.epoch, newer.addr).encode())
         return request.answer(
-            ext=RegisterBrokerResponseHeader(
-                ha_server_addr=master.ha_server_addr, master_addr=master.addr
-            ).encode(),
+            ext=ext,
             body=KVTable(order).encode() if order is not None else b"",
         )
 
@@ -127,6 +137,12 @@ class BrokerProcessors:
             body=known.encode() if known is not None else b"",
         )
 
+    def newest_term(self, connection: Connection, request: RemotingCommand) -> Answer:
+        name = BrokerNameHeader.decode(request.ext).broker_name
+        term = self._table.newest_term(name)
+        body = TermBody(name) if term is None else TermBody(name, term.epoch, term.addr)
+        return request.answer(body=body.encode())
+
     def connection_closed(self, connection: Connection) -> None:
         for addr in self._table.channel_closed(connection):
             logger.warning("broker removed, its connection ended addr=%s peer=%s", addr, connection.peer)
@@ -137,6 +153,17 @@ class BrokerProcessors:
             logger.warning("broker removed, it said nothing for too long addr=%s", addr)
             if isinstance(channel, Connection):
                 channel.close("the broker said nothing for too long")
+
+    def _warn_old(self, told: Registration, newer: Term) -> None:
+        if self._news.is_news((told.broker_name, told.addr)):
+            logger.warning(
+                "old master refused name=%s addr=%s epoch=%s newer=%s newer_epoch=%d",
+                told.broker_name,
+                told.addr,
+                told.epoch,
+                newer.addr,
+                newer.epoch,
+            )
 
     def _warn_moved(self, told: Registration, replaced: str) -> None:
         if self._news.is_news():
@@ -312,6 +339,7 @@ def _registration(request: RemotingCommand, header: RegisterBrokerHeader) -> Reg
         version,
         topics,
         filter_servers,
+        header.epoch,
     )
 
 

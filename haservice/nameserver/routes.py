@@ -8,7 +8,7 @@
 Brokers tell; nobody is asked.  A broker is forgotten when it unregisters, when the connection of its latest
 registration ends, or after 120 s of silence; with the last id of a name go the name's queues.  Topics are
 learnt from id 0 only, and never forgotten while their broker lives.  The rules are those of RocketMQ 4.9's
-RouteInfoManager, with three of our own, each noted where it stands.
+RouteInfoManager, with four of our own, each noted where it stands.
 
 Pure: the clock is handed in, a channel is any hashable object.  One thread owns a table.
 """
@@ -60,6 +60,15 @@ class Registration(NamedTuple):
     data_version: DataVersion | None
     topics: Mapping[str, Queues] | None
     filter_servers: Sequence[str] | None = None
+    epoch: int | None = None
+    """The last term in its log; None for a stock broker."""
+
+
+class Term(NamedTuple):
+    """The newest term of a broker name that was heard of, and the address of its master."""
+
+    epoch: int
+    addr: str
 
 
 class Master(NamedTuple):
@@ -70,11 +79,15 @@ class Master(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """The outcome of a registration: what to answer, and what to log."""
+    """The outcome of a registration: what to answer, and what to log.
+
+    `newer` is a newer term than the one that was told of; a master was then refused, and nothing changed.
+    """
 
     master: Master
     new: bool
     replaced_addr: str | None = None
+    newer: Term | None = None
 
 
 @dataclass(slots=True)
@@ -113,12 +126,22 @@ class RouteTable:
         self._live: dict[str, _Live] = {}
         self._channels: dict[Hashable, set[str]] = {}
         self._queue_entries = 0
+        # Of each name that has told of terms, in the order of the last word.
+        self._terms: dict[str, Term] = {}
+        # The one with the highest number, whoever has taken its place since.  The same names.
+        self._newest: dict[str, Term] = {}
 
     # What brokers tell
 
     def register(self, told: Registration, channel: Hashable) -> Registered:
-        """103.  Raises RequestError, with nothing changed, for what cannot be or would burst the table."""
+        """103.  Raises RequestError, with nothing changed, for what cannot be or would burst the table.
+
+        Ours: a master whose term is over does not get its route back, however often it asks.
+        """
         self._check(told)
+        newer = self._newer_term(told)
+        if newer is not None and told.broker_id == MASTER_ID:
+            return Registered(Master(), new=False, newer=newer)
         before = self._live.get(told.addr)
         if before is not None and before.broker_name != told.broker_name:
             # Ours: a broker that was renamed leaves its old name, which RocketMQ would keep until a restart.
@@ -138,7 +161,10 @@ class RouteTable:
         if told.broker_id == MASTER_ID and told.topics is not None and changed:
             self._learn(told.broker_name, told.topics)
         self._hear(told, channel, before)
-        return Registered(self._master_for(told, broker), replaced is None, replaced if moved else None)
+        self._remember_term(told)
+        return Registered(
+            self._master_for(told, broker), replaced is None, replaced if moved else None, newer
+        )
 
     def unregister(self, broker_name: str, addr: str, broker_id: int) -> bool:
         """104.  False when nothing was removed.
@@ -212,6 +238,10 @@ class RouteTable:
             broker_addr_table={name: _broker_data(name, broker) for name, broker in self._brokers.items()},
             cluster_addr_table=self.clusters(),
         )
+
+    def newest_term(self, broker_name: str) -> Term | None:
+        """40001: the term with the highest number that a master of this name has told of, and who told."""
+        return self._newest.get(broker_name)
 
     def clusters(self) -> dict[str, list[str]]:
         clusters: dict[str, list[str]] = {}
@@ -288,6 +318,35 @@ class RouteTable:
                 f"the name server is full: it knows {self._queue_entries} topics of brokers, "
                 f"{new} more of {told.broker_name} are not taken, the limit is {self._queue_entries_max}"
             )
+
+    def _newer_term(self, told: Registration) -> Term | None:
+        """The term that makes the one that was told of an old one.
+
+        Two masters with one number: the first one keeps the route for as long as it lives.  From the address
+        of the newest one any number is taken: its store may be another one now.
+        """
+        known = self._terms.get(told.broker_name)
+        if known is None or told.epoch is None or told.addr == known.addr or told.epoch > known.epoch:
+            return None
+        if told.epoch < known.epoch:
+            return known
+        broker = self._brokers.get(told.broker_name)
+        lives = broker is not None and broker.addrs.get(MASTER_ID) == known.addr and known.addr in self._live
+        return known if lives and told.broker_id == MASTER_ID else None
+
+    def _remember_term(self, told: Registration) -> None:
+        """Outlives the broker, for its predecessor may come back after it is gone."""
+        if told.broker_id != MASTER_ID:
+            return
+        self._terms.pop(told.broker_name, None)
+        newest = self._newest.pop(told.broker_name, None)
+        if told.epoch is not None:  # a stock broker has none, and who comes after it starts afresh
+            term = self._terms[told.broker_name] = Term(told.epoch, told.addr)
+            is_newest = newest is None or newest.epoch < term.epoch
+            self._newest[told.broker_name] = term if newest is None or is_newest else newest
+            if len(self._terms) > self._brokers_max:
+                oldest = next(iter(self._terms))
+                del self._terms[oldest], self._newest[oldest]
 
     def _learn(self, broker_name: str, topics: Mapping[str, Queues]) -> None:
         """Creates and updates; a topic that is no longer named stays, as in RocketMQ."""

@@ -359,6 +359,8 @@ class HAConnectionRuntimeInfo(JSONBody):
     transfer_from_where: int = 0
     lag_seconds: float | None = None
     reason: str | None = None  # why it is not in sync
+    replica_id: str | None = None  # of a slave that greeted; a stock one does not
+    broker_addr: str | None = None  # where its clients reach it
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +375,8 @@ class HAClientRuntimeInfo(JSONBody):
     master_flush_offset: int = 0
     state: str | None = None
     last_error: str | None = None
+    master_end: int | None = None  # the furthest end of the master's log that was heard of
+    lineage: str | None = None  # how the two logs were found to be one
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +391,7 @@ class HAAbsentInfo(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class HARuntimeInfo(JSONBody):
-    """907, as RocketMQ 5's `mqadmin haStatus` reads it; `absent_slaves` is ours."""
+    """907, as RocketMQ 5's `mqadmin haStatus` reads it; `absent_slaves` and `epoch` are ours."""
 
     master: bool = True
     master_commit_log_max_offset: int = 0
@@ -395,3 +399,4 @@ class HARuntimeInfo(JSONBody):
     ha_connection_info: Sequence[HAConnectionRuntimeInfo] = ()
     ha_client_runtime_info: HAClientRuntimeInfo | None = None
     absent_slaves: Sequence[HAAbsentInfo] = ()
+    epoch: int | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -179,7 +180,10 @@ class RemotingClient:
         except ssl.SSLError as error:
             raise RemotingUnreachable(addr, f"no TLS: {error.reason or error}") from None
         except OSError as error:
-            reason = error.strerror or str(error) or "closed before TLS was agreed on: does it speak TLS?"
+            # asyncio's own words name the address again, and not what the system said.
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+            reason = reason or "closed before TLS was agreed on: does it speak TLS?"
             raise RemotingUnreachable(addr, reason) from None
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)

@@ -1,7 +1,7 @@
 """Every number that has a name on the clients' wire: requests, responses, languages.
 
-The names are RocketMQ 4.9.8's, with one request of 5.x, GET_BROKER_HA_STATUS.  A code listed here is not
-necessarily served: what a node serves is what its processors register.
+The names are RocketMQ 4.9.8's, with one request of 5.x, GET_BROKER_HA_STATUS, and six of our own from 40001
+on.  A code listed here is not necessarily served: what a node serves is what its processors register.
 """
 
 from __future__ import annotations
@@ -94,6 +94,13 @@ class RequestCode(IntEnum):
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
     GET_BROKER_HA_STATUS = 907
+    # OURS, not RocketMQ's: which master wrote what, and who is to be the master.
+    GET_LINEAGE = 40001
+    READ_LOG = 40002
+    PROMOTE = 40003
+    FOLLOW = 40004
+    SWITCHOVER = 40005
+    REINIT = 40006
 
 
 class ResponseCode(IntEnum):

@@ -377,7 +377,10 @@ class TopicHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class RegisterBrokerHeader(ExtHeader):
-    """103.  `body_crc32` is of the body as sent, without its sign bit; 0 is not checked."""
+    """103.  `body_crc32` is of the body as sent, without its sign bit; 0 is not checked.
+
+    `epoch` is ours: the last term in the broker's log.
+    """
 
     broker_name: str
     broker_addr: str
@@ -386,6 +389,7 @@ class RegisterBrokerHeader(ExtHeader):
     broker_id: I64
     compressed: bool = False
     body_crc32: I32 = 0
+    epoch: I64 | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,12 @@ their addresses.
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+from haservice.certificates import load_chain, load_roots
 from haservice.errors import ConfigError
 from haservice.security_settings import ClientAuth, TlsConfig, TlsMode
 from haservice.watched_files import WatchedFiles
@@ -81,16 +80,16 @@ class ServerTls:
             with tempfile.TemporaryDirectory(prefix="haservice-tls-") as directory:
                 cert, key = self_signed(Path(directory))
                 made = ("tls.test.mode.enable", "tls.test.mode.enable")
-                _load_chain(context, made, cert, key, None, self._source)
+                load_chain(context, made, cert, key, None, self._source)
             return context
         key = config.server_key
         names = ("tls.server.certPath", "tls.server.keyPath")
-        _load_chain(context, names, config.server_cert, key, config.server_key_password, self._source)
+        load_chain(context, names, config.server_cert, key, config.server_key_password, self._source)
         if config.client_auth is not ClientAuth.none and config.auth_client:
             required = config.client_auth is ClientAuth.require
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
             purpose, roots = ssl.Purpose.CLIENT_AUTH, config.server_trust
-            _load_roots(context, purpose, "tls.server.trustCertPath", roots, self._source)
+            load_roots(context, purpose, "tls.server.trustCertPath", roots, self._source)
         return context
 
 
@@ -130,14 +129,14 @@ def client_tls(config: TlsConfig, source: str = "") -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     if config.auth_server:
-        _load_roots(context, ssl.Purpose.SERVER_AUTH, "tls.client.trustCertPath", config.client_trust, source)
+        load_roots(context, ssl.Purpose.SERVER_AUTH, "tls.client.trustCertPath", config.client_trust, source)
     else:
         context.verify_mode = ssl.CERT_NONE
     if (config.client_cert is None) is not (config.client_key is None):
         missing = "tls.client.certPath" if config.client_cert is None else "tls.client.keyPath"
         raise ConfigError(source, 0, missing, "certificate and key go together, this one is missing")
     if config.client_cert is not None and config.client_key is not None:
-        _load_chain(
+        load_chain(
             context,
             ("tls.client.certPath", "tls.client.keyPath"),
             config.client_cert,
@@ -160,44 +159,3 @@ def self_signed(directory: Path) -> tuple[Path, Path]:
         reason = said.decode(errors="replace").strip().rpartition("\n")[2] or str(error)
         raise ConfigError("openssl", 0, "tls.test.mode.enable", f"no certificate made: {reason}") from None
     return cert, key
-
-
-def _load_chain(
-    context: ssl.SSLContext,
-    names: tuple[str, str],
-    cert: Path,
-    key: Path,
-    password: str | None,
-    source: str,
-) -> None:
-    """`names` are what sets the two paths.  Never asks at the terminal for the password of a locked key."""
-    unlock: Callable[[], str] = lambda: password or ""  # noqa: E731 - with its type
-    try:
-        context.load_cert_chain(cert, key, unlock)
-    except ssl.SSLError as error:
-        reason = f"no certificate with the key in {key}: {error.reason or error}"
-        raise ConfigError(source, 0, names[0], reason, str(cert)) from None
-    except (OSError, ValueError) as error:
-        name, path = (names[0], cert) if not _readable(cert) or _readable(key) else (names[1], key)
-        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(source, 0, name, reason, str(path)) from None
-
-
-def _readable(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.R_OK)
-
-
-def _load_roots(
-    context: ssl.SSLContext, purpose: ssl.Purpose, name: str, path: Path | None, source: str
-) -> None:
-    try:
-        if path is None:
-            context.load_default_certs(purpose)
-        else:
-            context.load_verify_locations(path)
-    except ssl.SSLError as error:
-        reason = f"no certificates in it: {error.reason or error}"
-        raise ConfigError(source, 0, name, reason, str(path)) from None
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
-        raise ConfigError(source, 0, name, reason, str(path)) from None

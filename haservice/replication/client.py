@@ -1,56 +1,71 @@
 """HAClient: the slave's thread, ha-client.  Follows one master: READY ⇄ TRANSFER → SHUTDOWN.
 
-    connect → report our end → receive → check → append → report → …    anything wrong: close, pause, again
+    connect → greet → report our end → receive → check → append → report → …   trouble: close, pause, again
 
-What arrives is received into one buffer, checked frame by frame, and appended with one write per segment and
-read; no byte is copied twice.  A report says what the log holds when it is sent, never more.
+A master of ours is greeted first, and our log made one with its own, see greeting.py and rejoin.py; one that
+stays silent is a stock master, and the classic rules hold.  What arrives is received into one buffer,
+checked frame by frame and record by record, and appended with one write per segment and read; no byte is
+copied twice.  A report says which whole records the log holds when it is sent, never more.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
-import select
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import suppress
 
 from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
-from commitlog.record import BLANK as SIZE_AND_MAGIC
-from commitlog.record import BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, PATCH, PATCH_AT, RECORD_BYTES_MIN
 from haservice.errors import ProtocolError
+from haservice.replication.dial import dial, parse_address
+from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
+from haservice.replication.greeting import GreetingRefused
+from haservice.replication.hello import HELLO_OFFSET, VERDICT_OFFSET, MasterHello
 from haservice.replication.pace import Backoff, RateMeter, Seldom
-from haservice.replication.protocol import REPORT, REPORT_NOT_YET, Run, SlaveState, TransferReader
-from haservice.replication.status import MasterLinkStatus
-from haservice.replication.wakeup import Wakeup, set_receive_timeout, set_send_timeout, shut_down
+from haservice.replication.protocol import (
+    REPORT,
+    REPORT_NOT_YET,
+    LateHello,
+    Run,
+    SlaveState,
+    TransferReader,
+)
+from haservice.replication.rejoin import Check, Rejoin, ReplicaLog
+from haservice.replication.secure import SecureDoors
+from haservice.replication.status import MasterHeard, MasterLinkStatus
+from haservice.replication.transport import PlainTransport, Transport
+from haservice.replication.wakeup import Wakeup
 from haservice.settings import ReplicationConfig
 
 logger = logging.getLogger(__name__)
 
 # One recv takes up to this much: large enough that the cost per call vanishes, small enough for the caches.
 RECEIVE_BYTES = 1024 * 1024
-CONNECT_SECONDS = 5.0
-# Bytes flow again within 100 ms of a cut; a dead master is asked every few seconds.
+# Bytes flow again within 100 ms of a cut.  A master that takes a connection and ends it is asked ever less
+# often; one that is not there costs a packet, so it is asked on and on, to be found as soon as it is back.
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 5.0
+DIAL_PAUSE_S = 0.08
+# A master that is not known to be ours has so long to answer a call; one that is, may be busy.
+STRANGER_S = 0.2
+KNOWN_S = 3.0
+# It reads the digest's bytes from its disk.
+VERDICT_S = 5.0
+# What cannot be reconciled does not change by the second.
+REFUSED_PAUSE_S = 5.0
+# What a master is mending does.
+AGAIN_PAUSE_S = 1.0
+STOCK_MASTER = "a stock master: offsets are compared, nothing else"
+# Addresses that are remembered as those of our masters.
+OURS_MAX = 64
 # A connection that lived this long, or brought bytes, was a good one: the next try comes soon.
 GOOD_LIFE_S = 1.0
 NO_MASTER = "no master known: no name server has named one, and haMasterAddress is not set"
 # One cause of trouble is told this often at most.
 TELL_S = 10.0
-
-
-class ReplicaLog(Protocol):
-    """The log as a slave's client uses it."""
-
-    segment_bytes: int
-    end: int
-
-    def append_replica(self, offset: int, buffers: Sequence[memoryview]) -> int: ...
 
 
 class MasterClosed(ConnectionError):
@@ -61,24 +76,12 @@ class Damaged(ProtocolError):
     """We hold bytes that we cannot serve: acks of more would make others rely on us."""
 
 
-class Diverged(ProtocolError):
-    """What the master sends does not continue our log: the two hold different bytes below."""
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """`host:port` as two.  Raises ValueError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is no host:port")
-    return host.strip("[]"), int(port)
-
-
 class HAClient:
     """The task of ha-client.  Anyone may set_master_address() and status(); the rest belongs to its thread.
 
     `damage` says what is wrong with us, if anything: we neither append nor report then.  `flush`, if given,
     is called before every report, so that a report speaks of flushed bytes.  `boundary` says up to where our
-    log is known to be whole records; a connection that resumes there is checked to continue with one.
+    log is known to be whole records.  With a `rejoin` masters of ours are greeted.
     """
 
     def __init__(
@@ -91,6 +94,9 @@ class HAClient:
         boundary: Callable[[], int] | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
         backoff: Backoff | None = None,
+        rejoin: Rejoin | None = None,
+        doors: SecureDoors | None = None,
+        check: Check | None = None,
     ) -> None:
         recovered_end = log.end
         self.state = SlaveState.READY
@@ -98,6 +104,9 @@ class HAClient:
         self._damage = damage
         self._flush = flush
         self._boundary = boundary if boundary is not None else lambda: recovered_end
+        self._check = check if check is not None else RecordCheck(log.segment_bytes, self._boundary())
+        self._rejoin = rejoin
+        self._doors = doors
         self._clock_ms = clock_ms
         self._heartbeat_s = config.heartbeat_interval_ms / 1000
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
@@ -105,11 +114,9 @@ class HAClient:
         self._reader = TransferReader(log.segment_bytes, RECEIVE_BYTES)
         self._seldom = Seldom(TELL_S)
         self._wakeup = Wakeup()
-        self._lock = (
-            threading.Lock()
-        )  # guards _address, _socket, _stopping: a socket that is there can be shut
+        self._lock = threading.Lock()  # guards _address, _link, _stopping: a link that is there can be shut
         self._address: str | None = None
-        self._socket: socket.socket | None = None
+        self._link: Transport | None = None
         self._stopping = False
         # For status(); written by ha-client only.
         self._rate = RateMeter(time.monotonic())
@@ -118,10 +125,17 @@ class HAClient:
         self._last_read_ms = self._last_write_ms = 0
         self._connects = 0
         self._last_error = ""
+        self._master_end = -1
+        self._followed = False  # _master_end is of the log that we are one with
+        self._lineage = ""
+        # Addresses that have greeted us, newest last; why greetings were refused since the last good one.
+        self._ours: dict[str, None] = {}
+        self._refusals: set[tuple[str, str]] = set()
         # Of the present connection; ha-client only.
         self._connected_s: float | None = None
-        self._unchecked = False
         self._heard = False
+        self._pause_s: float | None = None
+        self._unfollowed = False  # of a stock master nothing was appended yet
         self._timeout_s = 0.0
         # Connections in a row that the master ended without a word.
         self._unanswered = 0
@@ -137,14 +151,22 @@ class HAClient:
         that has lost the master for a while does not take it from us.  Raises ValueError."""
         if address is None:
             return
+        if self._doors is not None:
+            address = self._doors.address(address)
         parse_address(address)
         with self._lock:
             if address == self._address:
                 return
             self._address = address
-            if self._socket is not None:
-                shut_down(self._socket)
+            if self._link is not None:
+                self._link.shut_down()
         self._wakeup.set()
+
+    @property
+    def heard(self) -> MasterHeard:
+        """Of the master that we are, or were, one with."""
+        heard = MasterHeard(self._master_end, self._last_read_ms)
+        return heard if self._followed else MasterHeard()
 
     def status(self) -> MasterLinkStatus:
         now_s = time.monotonic()
@@ -159,14 +181,16 @@ class HAClient:
             bytes_per_second=self._rate.rate(now_s),
             connects=self._connects,
             last_error=self._last_error or ("" if self._address else NO_MASTER),
+            master_end=self._master_end,
+            lineage=self._lineage,
         )
 
     def wake(self) -> None:
         """For the owner that has set the stop flag: ends whatever the thread waits for."""
         with self._lock:
             self._stopping = True
-            if self._socket is not None:
-                shut_down(self._socket)
+            if self._link is not None:
+                self._link.shut_down()
         self._wakeup.set()
 
     # -- the thread ---------------------------------------------------------------------------------
@@ -182,14 +206,15 @@ class HAClient:
                 if address != self._address:
                     self._backoff.succeeded()
                 elif not stop.is_set():
-                    self._wakeup.wait(self._backoff.next_s())
+                    pause_s = self._pause_s if self._pause_s is not None else self._backoff.next_s()
+                    self._wakeup.wait(pause_s)
         finally:
             self.state = SlaveState.SHUTDOWN
             self._wakeup.close()
 
     def _follow(self, address: str) -> None:
         """One connection, from its beginning to its end."""
-        started_end, self._connected_s = self._log.end, None
+        started_end, self._connected_s, self._pause_s = self._log.end, None, None
         try:
             self._converse(address)
         except (OSError, ProtocolError, CommitLogError) as error:
@@ -197,43 +222,117 @@ class HAClient:
         finally:
             self.state = SlaveState.READY
             with self._lock:
-                connection, self._socket = self._socket, None
-                if connection is not None:
-                    connection.close()
+                link, self._link = self._link, None
+                if link is not None:
+                    link.close()
         lived_s = time.monotonic() - self._connected_s if self._connected_s is not None else 0.0
         if self._log.end > started_end or lived_s >= GOOD_LIFE_S:
             self._backoff.succeeded()
 
     def _converse(self, address: str) -> None:
-        connection = self._connect(address)
-        if connection is None:
+        try:
+            link = self._connect(address)
+        except ConnectionError:
+            self._pause_s = DIAL_PAUSE_S
+            raise
+        if link is None:
             return
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        set_send_timeout(connection, self._housekeeping_s)
+        link.set_send_timeout(self._housekeeping_s)
         self._timeout_s = 0.0
         self._heard = False
+        self._unfollowed = True
         self._reader.reset()
+        link.handshake()
         self._connects += 1
-        self.state = SlaveState.TRANSFER
-        end = self._log.end
-        self._unchecked = end > 0 and end == self._boundary()
-        logger.info("connected to master addr=%s offset=%d", address, end)
+        logger.info("connected to master addr=%s offset=%d", link.peer_name, self._log.end)
         self._connected_s = self._last_read_s = time.monotonic()  # the master's silence counts from here
         self._last_read_ms = self._clock_ms()
-        self._report(connection)
-        self._transfer(connection)
+        self._check_sound()
+        self._stand()
+        if self._rejoin is not None:
+            self._greet(link, address, self._rejoin)
+            self._stand()
+        self.state = SlaveState.TRANSFER
+        self._report(link)
+        self._transfer(link)
 
-    def _transfer(self, connection: socket.socket) -> None:
-        """Never returns.  Raises what ends the connection."""
-        reader, log = self._reader, self._log
+    def _stand(self) -> None:
+        """Our log ends with a whole record, and the check stands there: what is unfinished is sent again."""
+        whole = self._check.connect(self._log.end, self._boundary(), self._log.read)
+        if whole < self._log.end:
+            self._log.truncate(whole)
+            self._check.stand_at(whole)
+
+    # -- greeting -----------------------------------------------------------------------------------
+
+    def _greet(self, link: Transport, address: str, rejoin: Rejoin) -> None:
+        """Our log is one with the master's when it returns; or the master is a stock one, and stays silent.
+
+        Raises GreetingRefused, or whatever else ends the connection.
+        """
+        greeting = rejoin.greeting()
+        self._send(link, greeting.call())
+        hello = self._peer_frame(link, KNOWN_S if address in self._ours else STRANGER_S)
+        if hello is None:
+            self._ours.pop(address, None)
+            self._followed, self._lineage, self._master_end = False, STOCK_MASTER, -1
+            return
+        self._note_ours(address)
+        try:
+            answer = greeting.heed(_body(hello, HELLO_OFFSET))
+            verdict = self._answered(link, answer)
+            plan = greeting.settle(verdict)
+        finally:
+            if greeting.master is not None:
+                self._followed = False
+                self._master_end = greeting.master.log.end
+        if self._stopping or address != self._address:
+            raise MasterClosed("we leave it")
+        rejoin.carry_out(greeting)
+        self._heard, self._last_error, self._unfollowed, self._followed = True, "", False, True
+        self._unanswered = 0
+        self._refusals.clear()
+        self._lineage = f"one log with term {_newest(greeting.master)} up to {plan.position}"
+        logger.info("greeted by master addr=%s plan=%s offset=%d", address, plan.step.name, plan.position)
+
+    def _answered(self, link: Transport, hello: bytes) -> bytes:
+        self._send(link, hello)
+        verdict = self._peer_frame(link, VERDICT_S)
+        if verdict is None:
+            raise TimeoutError(errno.ETIMEDOUT, "the master greets, but gives no verdict")
+        return _body(verdict, VERDICT_OFFSET)
+
+    def _peer_frame(self, link: Transport, patience_s: float) -> tuple[int, bytes] | None:
+        """The next hello or verdict; None when something else comes, or nothing whole in time."""
+        reader, until_s = self._reader, time.monotonic() + patience_s
         while True:
-            self._set_timeout(connection)
-            try:
-                count = connection.recv_into(reader.space())
-            except BlockingIOError:
-                count = -1
-            except ConnectionResetError:
-                count = 0
+            frame = reader.peer_frame()
+            left_s = until_s - time.monotonic()
+            if frame is not None or reader.is_transfer or left_s <= 0:
+                self._timeout_s = 0.0
+                return frame
+            link.set_receive_timeout(left_s)
+            count = self._receive(link)
+            if count == 0:
+                raise MasterClosed(self._why_closed())
+            if count > 0:
+                self._last_read_s, self._last_read_ms = time.monotonic(), self._clock_ms()
+                reader.received(count)
+
+    def _note_ours(self, address: str) -> None:
+        self._ours.pop(address, None)
+        self._ours[address] = None
+        if len(self._ours) > OURS_MAX:
+            del self._ours[next(iter(self._ours))]
+
+    # -- transfer -----------------------------------------------------------------------------------
+
+    def _transfer(self, link: Transport) -> None:
+        """Never returns.  Raises what ends the connection."""
+        reader, log, check = self._reader, self._log, self._check
+        while True:
+            self._set_timeout(link)
+            count = self._receive(link)
             now_s = time.monotonic()
             if count == 0:
                 raise MasterClosed(self._why_closed())
@@ -242,95 +341,87 @@ class HAClient:
                 reader.received(count)
                 for run in reader.runs(log.end):
                     self._append(run)
-            if log.end > self._reported or now_s - self._last_write_s >= self._heartbeat_s:
-                self._report(connection)
+                self._master_end = max(self._master_end, log.end)
+            if check.whole > self._reported or now_s - self._last_write_s >= self._heartbeat_s:
+                self._report(link)
             if now_s - self._last_read_s > self._housekeeping_s:
                 raise TimeoutError(
                     errno.ETIMEDOUT, f"the master said nothing for {now_s - self._last_read_s:.1f} s"
                 )
 
+    def _receive(self, link: Transport) -> int:
+        """How many bytes came into the reader's space: 0 at the end, -1 if none came in time."""
+        try:
+            return link.recv_into(self._reader.space())
+        except BlockingIOError:
+            return -1
+        except ConnectionResetError:
+            return 0
+
     def _append(self, run: Run) -> None:
         self._check_sound()
-        if self._unchecked and run.bodies:
-            self._check_continues(run)
-            self._unchecked = False
+        if self._unfollowed and self._rejoin is not None:
+            self._rejoin.follow_stock()
+        self._unfollowed = False
+        try:
+            self._check.feed(run.offset, run.bodies)
+        except BadRecord as bad:
+            self._keep_up_to(bad.offset, run)
+            raise
         end = self._log.append_replica(run.offset, run.bodies)
         assert end == run.end, (end, run.end)
 
-    def _check_continues(self, run: Run) -> None:
-        """Our log ends between two records, so the master must go on with one of this offset, or a blank.
-
-        Only then the logs can be the same below; a master that lost its tail and wrote on is found so.
-        """
-        head = bytes(run.bodies[0][:RECORD_BYTES_MIN])
-        if len(head) < RECORD_BYTES_MIN:
-            return  # a blank, or a frame too small to tell
-        size, magic = SIZE_AND_MAGIC.unpack_from(head)
-        if magic == BLANK_MAGIC and size == self._log.segment_bytes - run.offset % self._log.segment_bytes:
-            return
-        _, physical_offset = PATCH.unpack_from(head, PATCH_AT)
-        if magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2) or physical_offset != run.offset:
-            raise Diverged(
-                f"our log ends with a whole record at {run.offset}, and the master has none beginning there: "
-                "the two logs differ below, nothing is appended; one of them has to be given up"
-            )
+    def _keep_up_to(self, offset: int, run: Run) -> None:
+        """Ends the log where a bad record begins; what is whole before it stays, or is stored."""
+        with suppress(CommitLogError):  # then the check finds the log elsewhere, and looks at it again
+            if offset < self._log.end:
+                self._log.truncate(offset)
+            elif offset > run.offset:
+                self._log.append_replica(run.offset, first_bytes(run.bodies, offset - run.offset))
 
     # -- the socket ---------------------------------------------------------------------------------
 
-    def _connect(self, address: str) -> socket.socket | None:
-        """A connected socket, which wake() and a new address shut down; None when one of them came first."""
-        host, port = parse_address(address)
-        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.setblocking(False)
-            self._wakeup.clear()
-            if self._stopping or address != self._address:
-                connection.close()
-                return None
-            code = connection.connect_ex(target)
-            if code == errno.EINPROGRESS:
-                if not self._wakeup.wait_for(connection, select.POLLOUT, CONNECT_SECONDS):
-                    if self._stopping or address != self._address:
-                        connection.close()
-                        return None
-                    raise TimeoutError(errno.ETIMEDOUT, f"no connection within {CONNECT_SECONDS:g} s")
-                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, os.strerror(code))
-            connection.setblocking(True)
-        except BaseException:
-            connection.close()
-            raise
+    def _connect(self, address: str) -> Transport | None:
+        """A link that wake() and a new address shut down; None when one of them came first."""
+        connection = dial(address, self._wakeup, lambda: self._stopping or address != self._address)
+        if connection is None:
+            return None
+        link = PlainTransport(connection) if self._doors is None else self._doors.connected(connection)
         with self._lock:
             if self._stopping or address != self._address:
-                connection.close()
+                link.close()
                 return None
-            self._socket = connection
-        return connection
+            self._link = link
+        return link
 
     def _check_sound(self) -> None:
         damage = self._damage()
         if damage is not None:
             raise Damaged(f"this slave is damaged and follows no further: {damage}")
 
-    def _report(self, connection: socket.socket) -> None:
+    def _report(self, link: Transport) -> None:
         self._check_sound()
         if self._flush is not None:
             self._flush()
-        end = self._log.end
-        if connection.send(REPORT.pack(end)) != REPORT.size:
-            raise TimeoutError(errno.ETIMEDOUT, "the master takes no reports")
-        self._reported = end
+        whole = self._check.whole
+        self._send(link, REPORT.pack(whole))
+        self._reported = whole
         self._last_write_s = time.monotonic()
         self._last_write_ms = self._clock_ms()
 
-    def _set_timeout(self, connection: socket.socket) -> None:
+    def _send(self, link: Transport, data: bytes) -> None:
+        try:
+            while data:
+                data = data[link.send(data) :]
+        except BlockingIOError:
+            raise TimeoutError(errno.ETIMEDOUT, "the master takes no reports") from None
+
+    def _set_timeout(self, link: Transport) -> None:
         """Until the next report is due.  While bytes flow it stays as it is, which spares a call."""
         due_s = self._last_write_s + self._heartbeat_s - time.monotonic()
         wanted_s = min(due_s, self._housekeeping_s)
         if wanted_s < self._timeout_s * 0.9 or self._timeout_s < wanted_s * 0.9:
-            set_receive_timeout(connection, wanted_s)
+            link.set_receive_timeout(wanted_s)
             self._timeout_s = wanted_s
 
     def _received(self, count: int, now_s: float) -> None:
@@ -347,8 +438,9 @@ class HAClient:
         if self._heard:
             return "closed by the master"
         self._unanswered += 1
+        first = "call" if self.state is SlaveState.READY else f"first report of {self._reported}"
         return (
-            f"closed by the master in answer to our first report of {self._reported}: it does not admit this "
+            f"closed by the master in answer to our {first}: it does not admit this "
             "address, or our log is no part of its own (ahead of its end, or below its start); see its log"
         )
 
@@ -358,6 +450,11 @@ class HAClient:
             logger.info("link to master ended addr=%s offset=%d", address, self._log.end)
             return
         self._last_error = text
+        if isinstance(error, LateHello):
+            self._note_ours(address)
+        if isinstance(error, GreetingRefused):
+            self._refused(address, error)
+            return
         # Once, it may have been cut; twice, the master will not have us.
         grave = isinstance(error, (ProtocolError, CommitLogError)) or self._unanswered > 1
         level = logging.ERROR if grave else logging.WARNING
@@ -370,3 +467,28 @@ class HAClient:
             self._log.end,
             text,
         )
+
+    def _refused(self, address: str, error: GreetingRefused) -> None:
+        """Told once, until a greeting succeeds again."""
+        self._lineage = f"refused: {error}"
+        self._pause_s = AGAIN_PAUSE_S if error.again else REFUSED_PAUSE_S
+        if (address, error.cause) not in self._refusals and len(self._refusals) < OURS_MAX:
+            self._refusals.add((address, error.cause))
+            logger.error(
+                "the master's log and ours do not go together, nothing is taken addr=%s offset=%d reason=%s",
+                address,
+                self._log.end,
+                error,
+            )
+
+
+def _body(frame: tuple[int, bytes], mark: int) -> bytes:
+    """Raises ProtocolError if it is another frame."""
+    if frame[0] != mark:
+        raise ProtocolError(f"a greeting {frame[0]}, expected was {mark}")
+    return frame[1]
+
+
+def _newest(master: MasterHello | None) -> int:
+    last = master.lineage.last if master is not None else None
+    return last.number if last is not None else -1

@@ -1,31 +1,38 @@
 """HAConnection: the master's side of one slave, a read thread and a write thread around one socket.
 
-    ha-read:SLAVE    reports in → acks → waiting sends.  Its `finally` is what ends the connection, once
+    ha-read:SLAVE    greets one of ours that calls; then reports in → acks → waiting sends.  Its `finally` is
+                     what ends the connection, once
     ha-write:SLAVE   from the first report on: log → header and sendfile → slave, heartbeats between
 
-Anyone else who wants the connection ended shuts the socket down.  The writer holds no lock while it sends,
-and no byte of a body passes through Python.
+Anyone else who wants the connection ended shuts the link down.  The writer holds no lock while it sends, and
+on a plain link no byte of a body passes through Python.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from commitlog.errors import CommitLogError, OffsetNotFound
 from commitlog.segment import Window
 from haservice.deadline import Deadline
 from haservice.errors import ProtocolError
+from haservice.replication.greeting import Answer, GreetingRefused, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
+from haservice.replication.hello import SlaveHello
 from haservice.replication.pace import Growth, RateMeter
 from haservice.replication.progress import LogRange, Refusal, ReportRefused, SlaveProgress
-from haservice.replication.protocol import BODY_BYTES_MAX, TRANSFER_HEADER, MasterState, ReportReader
-from haservice.replication.wakeup import set_receive_timeout, set_send_timeout, shut_down
+from haservice.replication.protocol import (
+    BODY_BYTES_MAX,
+    REPORT_NOT_YET,
+    TRANSFER_HEADER,
+    MasterState,
+    ReportReader,
+)
+from haservice.replication.transport import Transport
 from haservice.service import Service
 from haservice.settings import ReplicationConfig
 
@@ -74,12 +81,14 @@ class HAConnection:
     """One slave.
 
     `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
-    `linger_s` is how long new bytes are left to gather before a slave that is level gets them.
+    `linger_s` is how long new bytes are left to gather before a slave that is level gets them.  With a
+    `greeting`, a slave of ours may greet; `on_greeted(connection, answer)` is called, by the read thread,
+    before the slave gets its answer.
     """
 
     def __init__(
         self,
-        connection: socket.socket,
+        transport: Transport,
         peer: str,
         identity: str,
         *,
@@ -89,13 +98,21 @@ class HAConnection:
         growth: Growth,
         on_closed: Callable[[HAConnection, Exception | None], None],
         linger_s: float = 0.0,
+        greeting: MasterGreeting | None = None,
+        on_greeted: Callable[[HAConnection, Answer], None] = lambda _, __: None,
     ) -> None:
         self.peer = peer
+        self.spoke = False
+        """Whether a whole report has come, of whatever offset."""
+        self.slave: SlaveHello | None = None
+        """What a slave of ours said, once its greeting was accepted."""
         self._linger_s = linger_s
         self.progress = SlaveProgress(identity, peer)
         self.connected_s = time.monotonic()
         self.rate = RateMeter(self.connected_s)
-        self._socket = connection
+        self._transport = transport
+        self._greeting = greeting
+        self._on_greeted = on_greeted
         self._log = log
         self._group = group
         self._growth = growth
@@ -105,27 +122,29 @@ class HAConnection:
         self._on_closed = on_closed
         self._say = PeerLogger(peer)
         self._error: Exception | None = None
-        self._close_lock = threading.Lock()  # a shutdown never meets the socket's number in other hands
         self._reader = Service(f"ha-read:{peer}", _Task(self._read, self.shut_down))
         self._writer: Service | None = None  # a connection that reports nothing costs one thread, not two
+
+    @property
+    def secured(self) -> bool:
+        """Whether the slave has shown a certificate."""
+        return self._transport.secured
 
     def start(self) -> None:
         """Raises OSError or RuntimeError if the connection cannot be served; nothing is left of it then."""
         try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            set_receive_timeout(self._socket, self._housekeeping_s)
-            set_send_timeout(self._socket, self._housekeeping_s)
+            self._transport.set_receive_timeout(self._housekeeping_s)
+            self._transport.set_send_timeout(self._housekeeping_s)
             self._group.connected(self.progress)
             self._reader.start()
         except BaseException:
             self._group.disconnected(self.progress)
-            self._socket.close()
+            self._transport.close()
             raise
 
     def shut_down(self) -> None:
         """Makes both threads end; does not wait for them."""
-        with self._close_lock:
-            shut_down(self._socket)
+        self._transport.shut_down()
 
     def stop(self, deadline: Deadline) -> bool:
         return self._reader.stop(deadline)
@@ -145,15 +164,17 @@ class HAConnection:
         reader, log, progress = ReportReader(), self._log, self.progress
         while True:
             try:
-                data = self._socket.recv(RECEIVE_BYTES)
+                data = self._transport.recv(RECEIVE_BYTES)
             except BlockingIOError as error:
                 raise SlowSlave(f"said nothing for {self._housekeeping_s:g} s") from error
             if not data:
                 return
             reports = reader.feed(data)
+            waiting = progress.state is MasterState.WAIT_REPORT
+            if waiting:
+                self._greet(reader, reports)
             if not reports:
                 continue
-            waiting = progress.state is MasterState.WAIT_REPORT
             self._group.reported(progress, reports, LogRange(log.start, log.end))
             if waiting and progress.state is MasterState.TRANSFER:
                 self._say.info(
@@ -165,15 +186,62 @@ class HAConnection:
                 self._writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
                 self._writer.start()
 
+    # -- greeting -----------------------------------------------------------------------------------
+
+    def _greet(self, reader: ReportReader, reports: Sequence[int]) -> None:
+        """Before the first report ≥ 0; nobody else writes yet.  Raises ProtocolError or OSError."""
+        self.spoke = self.spoke or bool(reports)
+        if self.slave is not None and reports:
+            self._check_first_report(max(reports), self.slave.position)
+        if self._greeting is None:
+            return
+        if REPORT_NOT_YET in reports:
+            frame = self._greeting.hello()
+            if frame:
+                reader.expect_hello()
+                self._send(frame)
+        if reader.hello is not None:
+            body, reader.hello = reader.hello, None
+            self._answer(self._greeting.answer(body))
+
+    def _answer(self, answer: Answer) -> None:
+        slave = answer.slave
+        accepted = answer.outcome is Outcome.ACCEPTED
+        self._on_greeted(self, answer)
+        if accepted:
+            starts_anew = not slave.log.start <= slave.position <= slave.log.end
+            with self._group.lock:
+                self.progress.verify(slave.replica_id, slave.position if starts_anew else slave.log.start)
+            self.slave = slave
+        self._send(answer.frame)
+        if not accepted:
+            verdict = answer.verdict
+            raise GreetingRefused(answer.outcome.name, verdict.reason, again=verdict.again)
+
+    def _check_first_report(self, reported: int, position: int) -> None:
+        """Only up to `position` its bytes were compared with ours."""
+        if reported > position:
+            raise ReportRefused(
+                Refusal.NOT_SENT,
+                reported,
+                position,
+                f"first reports {reported}, but was to go on at {position}",
+            )
+
+    def _send(self, data: bytes) -> None:
+        while data:
+            data = data[self._transport.send(data) :]
+
+    # -- the end ------------------------------------------------------------------------------------
+
     def _end(self, stopped: bool) -> None:
         self.shut_down()
         known = self.progress.state is MasterState.TRANSFER
         if self._writer is not None and not self._writer.stop(Deadline(WRITER_STOP_SECONDS)):
             # Its number must not go to another file while the writer may still use it.
-            self._say.error("the writer does not end; its socket stays open")
+            self._say.error("the writer does not end; its link stays open")
         else:
-            with self._close_lock:
-                self._socket.close()
+            self._transport.close()
         # A slave that broke no rule and is not sent away may be back in a moment.
         self._group.disconnected(
             self.progress, cut=not stopped and not isinstance(self._error, ProtocolError)
@@ -223,7 +291,7 @@ class HAConnection:
         while not stop.is_set():
             now_s = time.monotonic()
             if now_s - last_write_s >= self._heartbeat_s:
-                self._send_header(progress.sent, 0, 0)
+                self._send_header(progress.sent, 0)
                 last_write_s = now_s
             end = log.end
             if end <= progress.sent:
@@ -241,26 +309,26 @@ class HAConnection:
 
     def _send_window(self, window: Window) -> None:
         """Sends the window frame by frame.  Two system calls each; headers cannot be merged."""
-        progress, batch_bytes = self.progress, self._batch_bytes
-        source, target = window.fd, self._socket.fileno()
+        progress, batch_bytes, send_file = self.progress, self._batch_bytes, self._transport.send_file
+        source = window.fd
         position, left = window.file_position, window.length
         while left:
             size = min(left, batch_bytes)
             offset = progress.sent
             # First: the slave's ack of these bytes may be read before sendfile returns here.
             progress.sent = offset + size
-            self._send_header(offset, size, socket.MSG_MORE)
+            self._send_header(offset, size, more=True)
             left -= size
             while size:
-                sent = os.sendfile(target, source, position, size)
+                sent = send_file(source, position, size)
                 if sent == 0:
                     raise OSError(f"segment ended at {position}, {size} bytes short of its frame")
                 position += sent
                 size -= sent
 
-    def _send_header(self, offset: int, size: int, flags: int) -> None:
+    def _send_header(self, offset: int, size: int, more: bool = False) -> None:
         header = TRANSFER_HEADER.pack(offset, size)
-        sent = self._socket.send(header, flags)
+        sent = self._transport.send(header, more)
         if sent != len(header):  # nothing but a timeout cuts so small a write
             raise BlockingIOError
 

@@ -1,4 +1,5 @@
-"""GroupTransferService: SYNC_MASTER appends wait here for a slave's ack, each until its own deadline.
+"""GroupTransferService: SYNC_MASTER appends wait here for the acks of as many slaves as they need, each until
+its own deadline.
 
 An ack resolves all the waits that it covers in the thread that read it, in one batch.  The service's own
 thread, ha-group-transfer, has only the deadlines: it sleeps until the nearest one, and for ever without any.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from commitlog.waiters import OffsetWaiters
 from haservice.replication.progress import AckTable, LogRange, SlaveProgress
@@ -22,6 +23,8 @@ T = TypeVar("T")
 # Our slave is back within 100 ms of a cut.  A send in between waits for it, as those before the cut do,
 # instead of failing at once; if the slave stays away it gets no OK either.
 RECONNECT_S = 0.2
+# More are not expected back at once.
+EXPECTED_MAX = 16
 
 
 class _Wait(Generic[T]):
@@ -31,6 +34,14 @@ class _Wait(Generic[T]):
         self.end = end
         self.deadline_s = deadline_s
         self.waiter = waiter
+
+
+class _Expected(NamedTuple):
+    """A slave that was cut off: what it had reported, and when it is given up."""
+
+    identity: str
+    reported: int
+    until_s: float
 
 
 class GroupTransferService(Generic[T]):
@@ -53,16 +64,13 @@ class GroupTransferService(Generic[T]):
         self._changed = threading.Condition(self.lock)
         self._wakes_at = float("inf")  # when the thread looks again by itself
         self._stopping = False
-        self._expected = (
-            -1,
-            0.0,
-        )  # what the slave that was cut off last had reported, and when it is given up
+        self._expected: tuple[_Expected, ...] = ()
 
     def __len__(self) -> int:
         return len(self._waiters)
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
-        """True if a slave is known to hold `end` already; else `waiter` is handed to on_acked later.
+        """True if enough slaves are known to hold `end` already; else `waiter` is handed to on_acked later.
 
         `deadline_s` is a time.monotonic() value.  Once the service has stopped, every wait fails at once.
         """
@@ -90,16 +98,27 @@ class GroupTransferService(Generic[T]):
         """
         with self.lock:
             if cut and progress.acked is not None:
-                self._expected = (progress.reported, time.monotonic() + RECONNECT_S)
+                now_s = time.monotonic()
+                others = [one for one in self._expected if one.identity != progress.identity]
+                gone = _Expected(progress.identity, progress.reported, now_s + RECONNECT_S)
+                self._expected = (*others[1 - EXPECTED_MAX :], gone)
             self.table.close(progress)
 
     def furthest(self) -> int:
-        """The furthest report of a slave that is connected, or was until a moment ago; -1 without one."""
+        """The furthest report that enough slaves have reached: those connected, or cut off a moment ago.
+
+        -1 if there are fewer.  Any thread, and without the lock while nobody is missing.
+        """
         furthest = self.table.furthest
-        if furthest >= 0:
+        expected = self._expected
+        if furthest >= 0 or not expected:
             return furthest
-        reported, until_s = self._expected
-        return reported if time.monotonic() < until_s else -1
+        now_s = time.monotonic()
+        back_soon = {one.identity: one.reported for one in expected if now_s < one.until_s}
+        if not back_soon:
+            return -1
+        with self.lock:
+            return self.table.furthest_with(back_soon)
 
     def reported(self, progress: SlaveProgress, reports: Sequence[int], log: LogRange) -> None:
         """Takes a slave's reports and hands over the waits that they resolve.  Raises ReportRefused."""
@@ -109,9 +128,9 @@ class GroupTransferService(Generic[T]):
             if advance is not None and self._waiters:
                 unproven, proven = advance
                 for wait in self._waiters.advance(proven):
-                    if wait.end > unproven:
+                    if wait.end > unproven or self.table.is_proven(wait.end):
                         done.append(wait.waiter)
-                    else:  # the slave was never sent it; another one may still say that it has it
+                    else:  # this slave was never sent it; others may still say that they have it
                         self._waiters.add(wait.end, wait.deadline_s, wait)
         if done:
             self._on_acked(done, True)

@@ -11,6 +11,13 @@ An ack is believed only as far as it can be true:
   the last segment has not got the ones before, however high its acks are.
 - Whatever else comes ends the connection (ReportRefused) and changes nothing.
 
+A slave whose log was compared with ours before (the handshake of hello.py) is `verified`.  Its identity is
+its replica id, wherever it connects from; its first report is a true ack of all that its log holds, and 0 is
+the offset 0.  A newer connection of it takes the place of an older one, whose reports are refused then.
+
+An end is at its level when so many distinct identities hold it as `needed` says, all of them connected at one
+moment.  However many connections an identity has, it counts once.
+
     0 ≤ proven ≤ what was sent to some slave ≤ the log's end
     sent_from ≤ acked ≤ sent     for every slave that transfers; `acked` is None before its first ack
 
@@ -22,7 +29,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from haservice.errors import ProtocolError
@@ -31,6 +38,11 @@ from haservice.replication.protocol import REPORT_NOT_YET, REPORT_NOTHING, Maste
 # Identities that are remembered without a connection; the longest unseen goes first.
 IDENTITIES_MAX = 1024
 RANGES_MAX = 16
+
+
+def slaves_needed(in_sync_replicas: int) -> int:
+    """How many slaves have to hold a record: inSyncReplicas counts the master, and SYNC_MASTER wants one."""
+    return max(1, in_sync_replicas - 1)
 
 
 class Refusal(enum.Enum):
@@ -42,6 +54,7 @@ class Refusal(enum.Enum):
     EXPIRED = "below the master's log"
     NOT_SENT = "above what was sent"
     FALLING = "falling"
+    REPLACED = "replaced by a newer connection"
 
 
 class ReportRefused(ProtocolError):
@@ -62,7 +75,11 @@ class LogRange(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """Waits for an end beyond `unproven`, up to `proven`, are met; this slave says nothing about others."""
+    """Waits for an end beyond `unproven`, up to `proven`, are met.
+
+    Of those up to `unproven`, is_proven() knows: they were met before, by a part of this ack that does not
+    touch the rest, or not yet.
+    """
 
     unproven: int
     proven: int
@@ -71,11 +88,28 @@ class Advance(NamedTuple):
 class SlaveProgress:
     """One connection in the master's eyes."""
 
-    __slots__ = ("acked", "identity", "peer", "reported", "sent", "sent_from", "state")
+    __slots__ = (
+        "acked",
+        "address",
+        "doubted",
+        "held_from",
+        "identity",
+        "peer",
+        "reported",
+        "sent",
+        "sent_from",
+        "state",
+        "verified",
+    )
 
     def __init__(self, identity: str, peer: str) -> None:
-        self.identity = identity
+        """`identity` is what a slave that does not say who it is is known by: its address."""
+        self.identity = self.address = identity
         self.peer = peer
+        self.verified = False
+        self.held_from = 0
+        self.doubted = False
+        """It may be another connection's slave: it counts again when it acks bytes that were sent since."""
         self.state = MasterState.WAIT_REPORT
         self.reported = REPORT_NOT_YET
         """Its last believed report; -1 before the first."""
@@ -85,6 +119,16 @@ class SlaveProgress:
         """The next offset to send.  Moved before the bytes go out: their ack may be faster than we return."""
         self.acked: int | None = None
         """The end that it has acknowledged truthfully; None while its report is but a position."""
+
+    def verify(self, replica_id: str, held_from: int) -> None:
+        """Its log was compared with ours, and is one with it from `held_from`, where its own begins.
+
+        Before the first report counts.  A slave that is to take everything begins where our log does.
+        """
+        assert self.state is MasterState.WAIT_REPORT, self.state
+        self.identity = replica_id
+        self.held_from = held_from
+        self.verified = True
 
 
 class _Memory:
@@ -102,7 +146,7 @@ class _Memory:
 
 
 class HeldRanges:
-    """Which ends are known to be on a slave: ranges (low, high], ascending, that do not touch.
+    """Which ends are known to be held: ranges (low, high], ascending, that do not touch.
 
     Mostly one.  A slave that began behind the others' acks starts another; an ack that closes the gap makes
     them one again.  Beyond RANGES_MAX the lowest is given up: ends in it are not proven any more.
@@ -138,11 +182,17 @@ class HeldRanges:
 
 
 class AckTable:
-    """All slaves.  `life_start` is where the log ended when this life of the master began."""
+    """All slaves.  `life_start` is where the log ended when this life of the master began.
 
-    def __init__(self, segment_bytes: int, life_start: int) -> None:
+    `needed` slaves have to hold an end before it is proven, see slaves_needed().
+    """
+
+    def __init__(self, segment_bytes: int, life_start: int, needed: int = 1) -> None:
+        self.needed = needed
         self.furthest = REPORT_NOT_YET
-        """The furthest report of a live connection; -1 without one."""
+        """The furthest offset that `needed` connected slaves have reported; -1 if there are fewer."""
+        self.proven = 0
+        """RocketMQ's push2SlaveMaxOffset: the furthest true ack of any slave.  Never falls."""
         self.connections: list[SlaveProgress] = []
         self._segment_bytes = segment_bytes
         self._life_start = life_start
@@ -154,25 +204,32 @@ class AckTable:
 
     def close(self, progress: SlaveProgress) -> None:
         """It stops counting.  What it was sent is remembered for the next connection of this slave."""
-        if progress not in self.connections:
-            return
+        if progress in self.connections:
+            self._drop(progress)
+            self.furthest = self.furthest_with({})
+
+    def _drop(self, progress: SlaveProgress) -> None:
         self.connections.remove(progress)
         if progress.state is MasterState.TRANSFER:
             memory = self._memory(progress.identity)
             memory.sent_from, memory.sent = _united(memory, progress)
             memory.sent_ever = max(memory.sent_ever, progress.sent)
         progress.state = MasterState.CLOSED
-        self.furthest = max((other.reported for other in self.connections), default=REPORT_NOT_YET)
         self._forget_some()
 
-    @property
-    def proven(self) -> int:
-        """RocketMQ's push2SlaveMaxOffset: the furthest true ack of any slave.  Never falls."""
-        return self._held.furthest
-
     def is_proven(self, end: int) -> bool:
-        """Whether a slave is known to hold the record that ends at `end`."""
+        """Whether the record that ends at `end` has met its level: so many slaves held it at one moment."""
         return end in self._held
+
+    def furthest_with(self, reports: Mapping[str, int]) -> int:
+        """What `furthest` would be if these identities were connected, too, and had reported this."""
+        furthest = dict(reports)
+        for slave in self.connections:
+            if slave.doubted and slave.acked is None:
+                continue
+            if slave.reported > furthest.get(slave.identity, REPORT_NOT_YET):
+                furthest[slave.identity] = slave.reported
+        return sorted(furthest.values())[-self.needed] if len(furthest) >= self.needed else REPORT_NOT_YET
 
     @property
     def in_transfer(self) -> int:
@@ -184,6 +241,13 @@ class AckTable:
         if progress.state is MasterState.WAIT_REPORT:
             return self._first_report(progress, reports, log)
         last = progress.reported
+        if progress.state is MasterState.CLOSED:
+            raise ReportRefused(
+                Refusal.REPLACED,
+                reports[-1],
+                last,
+                f"reports {reports[-1]}, but {progress.identity} has connected anew since",
+            )
         for reported in reports:
             if reported < last:
                 raise ReportRefused(
@@ -201,9 +265,9 @@ class AckTable:
                 )
             last = reported
         progress.reported = last
-        self.furthest = max(self.furthest, last)
         if progress.acked is not None or last > progress.sent_from:
             progress.acked = last
+        self.furthest = max(self.furthest, last) if self.needed == 1 else self.furthest_with({})
         return self._count(progress)
 
     # -- the first report ---------------------------------------------------------------------------
@@ -224,14 +288,34 @@ class AckTable:
         if reported == REPORT_NOT_YET:
             return None
         memory = self._memory(progress.identity)
-        if reported == REPORT_NOTHING:
+        if progress.verified:
+            self._begin_verified(progress, reported, log)
+        elif reported == REPORT_NOTHING:
             self._begin_empty(progress, memory, log)
         else:
             self._begin_at(progress, memory, reported, log)
         progress.reported = reported
         progress.state = MasterState.TRANSFER
-        self.furthest = max(self.furthest, reported)
+        self.furthest = self.furthest_with({})
         return self._count(progress)
+
+    def _begin_verified(self, progress: SlaveProgress, reported: int, log: LogRange) -> None:
+        """Its bytes are ours, so its report is an ack; what it held once, but reports no more, is gone.
+
+        A slave that we only know by the same address may be this one, before it said who it is.
+        """
+        if reported > log.end:
+            raise _ahead(reported, log)
+        if reported < log.start:
+            raise _expired(reported, log)
+        for other in self._live():
+            if other.identity == progress.identity:
+                self._drop(other)
+            elif self.needed > 1 and not other.verified and other.identity == progress.address:
+                other.doubted, other.sent_from, other.acked = True, other.sent, None
+        progress.sent = reported
+        progress.sent_from = min(max(log.start, progress.held_from), reported)
+        progress.acked = reported if reported > progress.sent_from else None
 
     def _begin_empty(self, progress: SlaveProgress, memory: _Memory, log: LogRange) -> None:
         """A slave without a byte gets the last segment and what follows; what it was sent before is gone."""
@@ -245,13 +329,7 @@ class AckTable:
         sent_from, sent = self._sent_before(progress.identity, memory)
         if reported > log.end:
             memory.was_ahead = True
-            raise ReportRefused(
-                Refusal.AHEAD,
-                reported,
-                log.end,
-                f"reports {reported}, but our log ends at {log.end}: it holds {reported - log.end} bytes "
-                "that we do not; one of the two logs has to be given up",
-            )
+            raise _ahead(reported, log)
         ours = self._got_from_us(memory, sent)
         if reported > ours:
             raise ReportRefused(
@@ -262,13 +340,7 @@ class AckTable:
                 "the two logs may differ there; one of them has to be given up",
             )
         if reported < log.start:
-            raise ReportRefused(
-                Refusal.EXPIRED,
-                reported,
-                log.start,
-                f"reports {reported}, but our log begins at {log.start}: the {log.start - reported} bytes "
-                "between are deleted; the slave needs a new, empty store",
-            )
+            raise _expired(reported, log)
         memory.was_ahead = False
         progress.sent = reported
         if sent_from <= reported <= sent:
@@ -294,9 +366,39 @@ class AckTable:
 
     def _count(self, progress: SlaveProgress) -> Advance | None:
         acked = progress.acked
-        if acked is None or not self._held.add(progress.sent_from, acked):
+        if acked is None:
             return None
-        return Advance(progress.sent_from, acked)
+        self.proven = max(self.proven, acked)
+        if self.needed == 1:
+            return Advance(progress.sent_from, acked) if self._held.add(progress.sent_from, acked) else None
+        parts = self._held_by_enough(progress.identity, progress.sent_from, acked)
+        new = [part for part in parts if self._held.add(*part)]
+        return Advance(*new[-1]) if new else None
+
+    def _held_by_enough(self, identity: str, low: int, high: int) -> list[tuple[int, int]]:
+        """The parts of (low, high], which `identity` holds, that enough others hold as well; ascending."""
+        wanted = self.needed - 1
+        others: dict[str, list[tuple[int, int]]] = {}
+        for slave in self._live():
+            if slave.acked is None or slave.identity == identity:
+                continue
+            first, last = max(low, slave.sent_from), min(high, slave.acked)
+            if first < last:
+                others.setdefault(slave.identity, []).append((first, last))
+        if len(others) < wanted:
+            return []
+        steps = []
+        for ranges in others.values():
+            for first, last in _joined(ranges):
+                steps += [(first, 1), (last, -1)]
+        parts, count, begin = [], 0, low
+        for at, change in sorted(steps):
+            if change < 0 and count == wanted and begin < at:
+                parts.append((begin, at))
+            count += change
+            if change > 0 and count == wanted:
+                begin = at
+        return parts
 
     def _sent_before(self, identity: str, memory: _Memory) -> tuple[int, int]:
         """The range that was sent to this slave on connections before, some of which may still be open."""
@@ -330,7 +432,10 @@ class AckTable:
             if slave.acked is not None:
                 assert slave.sent_from <= slave.acked <= slave.sent, slave.peer
                 assert slave.acked <= self.proven, slave.peer
-        assert all(slave.reported <= self.furthest for slave in self._live())
+        verified = [slave.identity for slave in self._live() if slave.verified]
+        assert len(verified) == len(set(verified)), verified
+        assert self._held.furthest <= self.proven
+        assert self.furthest == self.furthest_with({})
 
 
 def _united(memory: _Memory, progress: SlaveProgress) -> tuple[int, int]:
@@ -338,3 +443,34 @@ def _united(memory: _Memory, progress: SlaveProgress) -> tuple[int, int]:
     if progress.sent_from <= memory.sent and memory.sent_from <= progress.sent and memory.sent:
         return min(memory.sent_from, progress.sent_from), max(memory.sent, progress.sent)
     return progress.sent_from, progress.sent
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges of one slave, ascending, without what they have in common."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], high)
+        else:
+            joined.append((low, high))
+    return joined
+
+
+def _ahead(reported: int, log: LogRange) -> ReportRefused:
+    return ReportRefused(
+        Refusal.AHEAD,
+        reported,
+        log.end,
+        f"reports {reported}, but our log ends at {log.end}: it holds {reported - log.end} bytes "
+        "that we do not; one of the two logs has to be given up",
+    )
+
+
+def _expired(reported: int, log: LogRange) -> ReportRefused:
+    return ReportRefused(
+        Refusal.EXPIRED,
+        reported,
+        log.start,
+        f"reports {reported}, but our log begins at {log.start}: the {log.start - reported} bytes "
+        "between are deleted; the slave needs a new, empty store",
+    )

@@ -4,7 +4,14 @@
     heartbeat  | offset 8 | 0           |              the next offset to be sent
     report     | offset 8 |                            end of what the slave holds
 
-Integers are big-endian and signed, as Java writes them.  The slave speaks first; nothing else ever travels.
+Integers are big-endian and signed, as Java writes them.  The slave speaks first; nothing else ever travels
+between a stock broker and one of ours.  Two of ours have a few frames more, before the first transfer:
+
+    report −1                       a call, which a stock master does not heed
+    hello      | −1 8 | size 4 | body n |
+    slave's    | −2 8 | size 8 | body n |     words like reports
+    verdict    | −2 8 | size 4 | body n |
+
 Nothing here touches a socket, a thread, a clock or the log.
 
     master's side   WAIT_REPORT ──first report ≥ 0──▶ TRANSFER ──▶ CLOSED
@@ -19,6 +26,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from haservice.errors import ProtocolError
+from haservice.replication.hello import HELLO_BYTES_MAX, HELLO_OFFSET, SLAVE_HELLO_MARK, VERDICT_OFFSET
 
 TRANSFER_HEADER = struct.Struct(">qi")
 REPORT = struct.Struct(">q")
@@ -36,6 +44,8 @@ REPORT_NOT_YET = -1
 
 # No log is 64 PiB long: a report begins with 0x00, or with 0xff if it is negative.  Texts begin otherwise.
 _FIRST_BYTES = (0x00, 0xFF)
+_CALL = REPORT.pack(REPORT_NOT_YET)
+_HELLO_BEGINS = REPORT.pack(SLAVE_HELLO_MARK)
 # Enough of a stranger's bytes to recognise him by.
 _SHOWN_BYTES = 32
 
@@ -75,27 +85,74 @@ class NotAReport(ProtocolError):
         self.data = data
 
 
+class LateHello(ProtocolError):
+    """The master is one of ours, and says so amid transfers: it was taken for a stock one."""
+
+
+def peer_frame(mark: int, body: bytes) -> bytes:
+    """A master's hello or verdict as it travels."""
+    return TRANSFER_HEADER.pack(mark, len(body)) + body
+
+
+def slave_hello_block(body: bytes) -> bytes:
+    """A slave's hello as it travels."""
+    return REPORT.pack(SLAVE_HELLO_MARK) + REPORT.pack(len(body)) + body
+
+
 class ReportReader:
     """Turns a slave's bytes, however they arrive, into whole reports.  Owned by one thread.
 
-    The stream cannot be resynchronised, so a byte that begins no offset ends it at once.
+    The stream cannot be resynchronised, so a byte that begins no offset ends it at once.  After
+    expect_hello() one hello of the slave is taken, unless a report comes first.
     """
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_greeting", "_pending", "hello")
 
     def __init__(self) -> None:
         self._pending = b""
+        self._greeting: bytearray | None = None  # what came since a hello is expected
+        self.hello: bytes | None = None
+        """The body of the slave's hello, once it is whole."""
+
+    def expect_hello(self) -> None:
+        self._greeting = bytearray()
 
     def feed(self, data: bytes) -> Sequence[int]:
-        """The reports that `data` completes, oldest first.  Raises NotAReport."""
+        """The reports that `data` completes, oldest first.  Raises NotAReport.
+
+        A call may be followed by a hello at once, so expect_hello() before the next feed() is soon enough.
+        """
         if self._pending:
-            data = self._pending + data
+            data, self._pending = self._pending + data, b""
+        if self._greeting is not None:
+            return self._feed_hello(self._greeting, data)
         whole = len(data) - len(data) % REPORT_BYTES
         for start in range(0, len(data), REPORT_BYTES):
             if data[start] not in _FIRST_BYTES:
                 raise NotAReport(data[start:])
         self._pending = data[whole:]
         return [report for (report,) in REPORT.iter_unpack(data[:whole])]
+
+    def _feed_hello(self, greeting: bytearray, data: bytes) -> Sequence[int]:
+        """Calls that are repeated, and then the hello, or reports of a slave that does not greet."""
+        greeting += data
+        while greeting.startswith(_CALL):
+            del greeting[:REPORT_BYTES]
+        begins = bytes(greeting[:REPORT_BYTES])
+        if not _HELLO_BEGINS.startswith(begins):
+            self._greeting = None
+            return self.feed(bytes(greeting))
+        if len(greeting) < 2 * REPORT_BYTES:
+            return ()
+        (size,) = REPORT.unpack_from(greeting, REPORT_BYTES)
+        if not 0 < size <= HELLO_BYTES_MAX:
+            raise ProtocolError(f"a hello of {size} bytes, allowed are 1 to {HELLO_BYTES_MAX}")
+        whole = 2 * REPORT_BYTES + size
+        if len(greeting) > whole:
+            raise NotAReport(bytes(greeting[whole:]))  # nothing may follow before the verdict
+        if len(greeting) == whole:
+            self.hello, self._greeting = bytes(greeting[2 * REPORT_BYTES :]), None
+        return ()
 
 
 class Run(NamedTuple):
@@ -104,6 +161,10 @@ class Run(NamedTuple):
     offset: int
     bodies: list[memoryview]
     end: int
+
+
+assert REPORT.pack(HELLO_OFFSET) == _CALL
+assert VERDICT_OFFSET == SLAVE_HELLO_MARK
 
 
 class TransferReader:
@@ -135,6 +196,29 @@ class TransferReader:
 
     def received(self, count: int) -> None:
         self._filled += count
+
+    def peer_frame(self) -> tuple[int, bytes] | None:
+        """The master's hello or verdict that the stream begins with, as its mark and its body.
+
+        None as long as it is not whole; also when something else comes, for runs() to take: see is_transfer.
+        Raises ProtocolError for a size that none has.
+        """
+        if self._filled - self._parsed < HEADER_BYTES or self.is_transfer:
+            return None
+        mark, size = TRANSFER_HEADER.unpack_from(self._buffer, self._parsed)
+        if not 0 < size <= HELLO_BYTES_MAX:
+            raise ProtocolError(f"a greeting of {size} bytes, allowed are 1 to {HELLO_BYTES_MAX}")
+        body = self._parsed + HEADER_BYTES
+        if self._filled - body < size:
+            return None
+        self._parsed = body + size
+        return mark, bytes(self._view[body : self._parsed])
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether what is at hand begins a frame that is neither hello nor verdict."""
+        data = bytes(self._buffer[self._parsed : min(self._filled, self._parsed + REPORT_BYTES)])
+        return not (_CALL.startswith(data) or _HELLO_BEGINS.startswith(data))
 
     def runs(self, end: int) -> list[Run]:
         """The whole frames at hand, as runs that continue a log which ends at `end`.
@@ -186,6 +270,8 @@ class TransferReader:
 
     def _check_beginning(self, offset: int, end: int) -> None:
         """A log without a byte begins where the master does; any other continues at its end."""
+        if offset in (HELLO_OFFSET, VERDICT_OFFSET):
+            raise LateHello(f"transfer at {offset}, but our log ends at {end}: the master greets us late")
         if end:
             raise ProtocolError(f"transfer at {offset}, but our log ends at {end}")
         if offset < 0 or offset % self._segment_bytes:

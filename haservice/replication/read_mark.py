@@ -1,9 +1,10 @@
 """The high-water mark: up to where consumers of a master may read.  Pure: no socket, no clock.
 
 A record that a consumer has seen must not vanish when its master does.  So a SYNC_MASTER shows records up to
-the furthest report of an in-sync slave.  While no slave is in sync, which producers are told by
-SLAVE_NOT_AVAILABLE, `IN_SYNC` shows everything, as RocketMQ always does; `STRICT` shows nothing more until a
-slave is back, after a start nothing beyond what the log held then; `OFF` is RocketMQ's behaviour throughout.
+the furthest offset that an in-sync slave has reported, or as many slaves as inSyncReplicas asks for.  While
+there are fewer, which producers are told by SLAVE_NOT_AVAILABLE, `IN_SYNC` shows everything, as RocketMQ
+always does; `STRICT` shows nothing more until they are back, after a start nothing beyond what the log held
+then; `OFF` is RocketMQ's behaviour throughout.
 
 The mark never falls: what was readable once stays so.
 """
@@ -22,7 +23,7 @@ class HighWaterMark:
         self._mark = log_end if mode is ReadMark.STRICT else 0
 
     def readable_end(self, furthest: int, log_end: int) -> int:
-        """`furthest` is the furthest report of a live slave, -1 without one; `log_end` the end of the log."""
+        """`furthest`: what as many live slaves as are needed have reported, -1 if there are fewer."""
         if self._mode is ReadMark.OFF:
             return log_end
         if furthest >= 0 and log_end - furthest < self._fallbehind_max_bytes:

@@ -1,35 +1,45 @@
 """HAService: builds the parts of replication that a role has, starts and stops them, and tells how they are.
 
     master    ha-accept → ha-read, ha-write per slave     ha-group-transfer for the waits of SYNC_MASTER
-    slave     ha-client
+                                                          ha-recorder writes down who follows
+    slave     ha-client                             ha-recorder writes down how far the master was
 
-Unlike RocketMQ, a slave opens no HA port and a master runs no idle client.
+Unlike RocketMQ, a slave opens no HA port and a master runs no idle client.  Without a lineage file neither
+greets, and all is as between stock brokers.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
 from commitlog.record import PATCH, PATCH_AT, RECORD_BYTES_MIN, store_timestamp_ms
 from haservice.deadline import Deadline
-from haservice.replication.accept import AcceptSocketService, Identify, address_of
-from haservice.replication.client import HAClient, ReplicaLog
+from haservice.news import News
+from haservice.replication.accept import AcceptSocketService, Identify, address_of, doors_of
+from haservice.replication.client import HAClient
 from haservice.replication.connection import HAConnection, SourceLog
+from haservice.replication.greeting import Answer, Facts, GreetingRefused, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
+from haservice.replication.hello import SlaveHello
+from haservice.replication.lineage_file import LineageFile, Replica
 from haservice.replication.pace import Growth, Seldom
-from haservice.replication.progress import AckTable, Refusal, ReportRefused
+from haservice.replication.progress import AckTable, Refusal, ReportRefused, slaves_needed
 from haservice.replication.protocol import MasterState, NotAReport
 from haservice.replication.read_mark import HighWaterMark
+from haservice.replication.recorder import MasterRecorder, ReplicaRecorder
+from haservice.replication.rejoin import Check, Rejoin, ReplicaLog, ReplicaStore
+from haservice.replication.secure import SecureDoors
 from haservice.replication.status import AbsentSlave, HAStatus, SlaveStatus
-from haservice.service import Service
+from haservice.replication.transport import HandshakeFailed, Transport
+from haservice.service import Service, Task
 from haservice.settings import BrokerRole, ReplicationConfig
 
 logger = logging.getLogger(__name__)
@@ -40,6 +50,8 @@ T = TypeVar("T")
 ABSENT_MAX = 16
 # One cause of one slave is told this often at most.
 TELL_S = 10.0
+# A greeting that ends the same way is told again after so long.
+REFUSED_AGAIN_S = 600.0
 # These say that two logs have parted, or that a slave needs a new store: somebody has to decide.
 _GRAVE = (Refusal.AHEAD, Refusal.DIVERGED, Refusal.EXPIRED)
 
@@ -54,8 +66,6 @@ class Log(SourceLog, ReplicaLog, Protocol):
 
     segment_bytes: int
     end: int
-
-    def read(self, offset: int, size: int) -> bytes: ...
 
 
 def _stored_ms(log: Log, position: int) -> int | None:
@@ -75,6 +85,11 @@ class HAService(Generic[T]):
     `flush`, on a slave: called before each report, so that acks speak of flushed bytes.  `boundary`, on a
     slave: up to where its log is known to be whole records (where dispatch is).  `identify` turns a slave's
     address into what it is known by.  `on_failure(thread, error)` is told of a thread that died.
+
+    With `lineage` and `facts` brokers of ours are greeted.  A slave cuts or renews its `store` then.  On a
+    master, `on_ahead(hello)` is told of a slave that holds what this master lost, up to hello.position, and
+    `on_heard(hello, outcome)` of every greeting; both by the slave's thread, before the slave is answered.
+    `doors` says which ports there are beside the plain one, `check` stands for the one of records.
     """
 
     def __init__(
@@ -92,6 +107,13 @@ class HAService(Generic[T]):
         identify: Identify = address_of,
         on_failure: Callable[[str, BaseException], None] | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        lineage: LineageFile | None = None,
+        facts: Facts | None = None,
+        store: ReplicaStore | None = None,
+        on_ahead: Callable[[SlaveHello], None] = lambda _: None,
+        on_heard: Callable[[SlaveHello, Outcome], None] = lambda _, __: None,
+        doors: SecureDoors | None = None,
+        check: Check | None = None,
     ) -> None:
         self._config = config
         self._log = log
@@ -100,7 +122,13 @@ class HAService(Generic[T]):
         self._identify = identify
         self._on_failure = on_failure
         self._clock_ms = clock_ms
-        self._table = AckTable(log.segment_bytes, log.end)
+        self._lineage = lineage
+        self._facts = facts if lineage is not None else None
+        self._on_ahead = on_ahead
+        self._on_heard = on_heard
+        self._doors = doors
+        self._refusals = News(REFUSED_AGAIN_S)
+        self._table = AckTable(log.segment_bytes, log.end, slaves_needed(config.in_sync_replicas))
         self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked, on_mark)
         self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes, log.end)
         self._growth = Growth()
@@ -111,10 +139,27 @@ class HAService(Generic[T]):
         self._absent_lock = threading.Lock()  # guards _absent and _seldom
         self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
         self._seldom = Seldom(TELL_S)
+        self._recorder: ReplicaRecorder | None = None
+        self._master_recorder: MasterRecorder | None = None
+        if lineage is not None and facts is not None and not role.is_slave:
+            self._recorder = ReplicaRecorder(lineage, self._replicas)
         if role.is_slave:
-            self._client = HAClient(
-                config, log, damage=damage, flush=flush, boundary=boundary, clock_ms=clock_ms
+            rejoin = None
+            if lineage is not None and facts is not None:
+                rejoin = Rejoin(facts, lineage, log, store, flushes=flush is not None)
+            client = self._client = HAClient(
+                config,
+                log,
+                damage=damage,
+                flush=flush,
+                boundary=boundary,
+                clock_ms=clock_ms,
+                rejoin=rejoin,
+                doors=doors,
+                check=check,
             )
+            if lineage is not None and facts is not None:
+                self._master_recorder = MasterRecorder(lineage, lambda: client.heard)
             self._client.set_master_address(config.master_address)
 
     # -- life ---------------------------------------------------------------------------------------
@@ -122,17 +167,31 @@ class HAService(Generic[T]):
     def start(self) -> None:
         """Raises OSError naming the address if the HA port is taken."""
         if self._client is not None:
+            if self._master_recorder is not None:
+                self._run("ha-recorder", self._master_recorder)
             self._run("ha-client", self._client)
             return
+        config = self._config
+        housekeeping_s = config.housekeeping_interval_ms / 1000
+        heartbeat_s = config.heartbeat_interval_ms / 1000
         self._accept = AcceptSocketService(
             self._bind_address,
-            self._config.listen_port,
+            doors_of(
+                config.listen_port,
+                heartbeat_s=heartbeat_s,
+                housekeeping_s=housekeeping_s,
+                secure=self._doors,
+            ),
             connect=self._connection,
             refused=self._note_absent,
-            allowed=self._config.allowed_slaves,
-            max_connections=self._config.max_connections,
+            allowed=config.allowed_slaves,
+            max_connections=config.max_connections,
+            max_per_address=config.max_connections_per_address,
+            housekeeping_s=housekeeping_s,
             identify=self._identify,
         )
+        if self._recorder is not None:
+            self._run("ha-recorder", self._recorder)
         self._run("ha-group-transfer", self._group)
         self._run("ha-accept", self._accept)
         logger.info("ha port open addr=%s:%d role=%s", self._bind_address, self.port, self._role.value)
@@ -149,7 +208,7 @@ class HAService(Generic[T]):
                 ended &= service.stop(deadline)
         return ended
 
-    def _run(self, name: str, task: GroupTransferService[T] | AcceptSocketService | HAClient) -> None:
+    def _run(self, name: str, task: Task) -> None:
         service = Service(name, task, self._on_failure)
         self._services.append(service)
         service.start()
@@ -203,11 +262,17 @@ class HAService(Generic[T]):
         except ValueError as error:
             logger.warning("master address ignored reason=%s", error)
 
+    def regreet(self) -> None:
+        """After a new term began on a running master: its slaves come back, and take the term over."""
+        for connection in self._accept.connections if self._accept is not None else []:
+            if connection.slave is not None:
+                connection.shut_down()
+
     # -- connections --------------------------------------------------------------------------------
 
-    def _connection(self, connection: socket.socket, peer: str, identity: str) -> HAConnection:
+    def _connection(self, transport: Transport, peer: str, identity: str) -> HAConnection:
         return HAConnection(
-            connection,
+            transport,
             peer,
             identity,
             config=self._config,
@@ -216,16 +281,100 @@ class HAService(Generic[T]):
             growth=self._growth,
             on_closed=self._closed,
             linger_s=0.0 if self._role is BrokerRole.SYNC_MASTER else ASYNC_LINGER_S,
+            greeting=self._greeting(peer),
+            on_greeted=self._greeted,
         )
+
+    def _greeting(self, peer: str) -> MasterGreeting | None:
+        lineage, facts = self._lineage, self._facts
+        if lineage is None or facts is None:
+            return None
+        return MasterGreeting(
+            facts,
+            lineage.state.replica_id,
+            self._role.value,
+            self._log,
+            lambda: lineage.state.lineage,
+            objection=lambda slave: self._why_taken(slave, peer),
+        )
+
+    def _believed(self, connection: HAConnection, slave: SlaveHello) -> SlaveHello:
+        """What is acted upon: the address that a stranger names is not one to go to, or to write down."""
+        if self._doors is None or self._doors.believes(connection.secured):
+            return slave
+        return replace(slave, broker_addr="")
+
+    def _why_taken(self, slave: SlaveHello, peer: str) -> str:
+        """A replica id is no secret: at work from one address, it is nobody else's at another."""
+        host = peer.rpartition(":")[0]
+        for other in self._accept.connections if self._accept is not None else []:
+            taken = other.slave is not None and other.slave.replica_id == slave.replica_id
+            if (
+                taken
+                and other.progress.state is MasterState.TRANSFER
+                and other.peer.rpartition(":")[0] != host
+            ):
+                return f"replica {slave.replica_id} is connected from {other.peer}"
+        return ""
+
+    def _greeted(self, connection: HAConnection, answer: Answer) -> None:
+        """Before the slave gets its answer."""
+        slave = self._believed(connection, answer.slave)
+        if answer.outcome is Outcome.ACCEPTED and self._recorder is not None:
+            self._recorder.greeted(slave.replica_id, self._replica(slave, slave.position))
+            for outcome in Outcome:
+                self._refusals.ended((slave.replica_id, outcome))
+        elif self._refusals.is_news((slave.replica_id, answer.outcome)):
+            logger.error(
+                "a slave's log and ours do not go together peer=%s broker=%s outcome=%s reason=%s",
+                connection.peer,
+                slave.broker_addr,
+                answer.outcome.name,
+                answer.verdict.reason,
+            )
+        if answer.outcome is Outcome.AHEAD:
+            self._on_ahead(slave)
+        self._on_heard(slave, answer.outcome)
+
+    def _replica(self, slave: SlaveHello, offset: int) -> Replica:
+        """As it is to be written down when it may go on from `offset`: in sync if it may be."""
+        in_sync = self._log.end - offset < self._fallbehind_max_bytes
+        return Replica(slave.broker_addr, offset, self._clock_ms(), in_sync)
+
+    def _replicas(self) -> dict[str, Replica]:
+        """Of ours, which follow now."""
+        now_s, end = time.monotonic(), self._log.end
+        replicas = {}
+        for connection in self._accept.connections if self._accept is not None else []:
+            slave, progress = connection.slave, connection.progress
+            if slave is None:
+                continue
+            slave = self._believed(connection, slave)
+            if progress.state is MasterState.TRANSFER:
+                one = replace(
+                    self._replica(slave, progress.reported), in_sync=not self._lack(connection, end, now_s)
+                )
+            else:
+                one = self._replica(slave, slave.position)
+            replicas[slave.replica_id] = one
+        return replicas
 
     def _closed(self, connection: HAConnection, error: Exception | None) -> None:
         assert self._accept is not None
         self._accept.ended(connection)
-        if isinstance(error, ReportRefused):
+        if connection.slave is not None and self._recorder is not None:
+            reported = connection.progress.reported
+            offset = reported if reported >= 0 else connection.slave.position
+            self._recorder.left(connection.slave.replica_id, offset, self._clock_ms())
+        if isinstance(error, GreetingRefused):
+            self._note_absent(connection.peer, f"greeting: {error}")
+        elif isinstance(error, ReportRefused):
             level = logging.ERROR if error.refusal in _GRAVE else logging.WARNING
             self._tell_refused(connection, error, level, error.reported, error.refusal.value)
         elif isinstance(error, NotAReport):
             self._tell_refused(connection, error, logging.WARNING, -1, "no report")
+        elif isinstance(error, HandshakeFailed):
+            self._tell_refused(connection, error, logging.WARNING, -1, "TLS")
         elif connection.progress.reported >= 0:
             why = error or "closed by the slave"
             self._note_absent(connection.peer, f"disconnected: {why}", connection.progress.reported)
@@ -254,6 +403,7 @@ class HAService(Generic[T]):
 
     def status(self) -> HAStatus:
         now_s, end = time.monotonic(), self._log.end
+        last = self._lineage.state.lineage.up_to(end).last if self._lineage is not None else None
         connections = self._accept.connections if self._accept is not None else []
         back_s: dict[str, float] = {}
         for connection in connections:
@@ -273,6 +423,7 @@ class HAService(Generic[T]):
             slaves=tuple(self._slave_status(one, end, now_s, lack) for one, lack in lacks.items()),
             absent=tuple(absent),
             master=self._client.status() if self._client is not None else None,
+            epoch=last.number if last is not None else -1,
         )
 
     def _slave_status(self, connection: HAConnection, end: int, now_s: float, lack: str) -> SlaveStatus:
@@ -290,6 +441,8 @@ class HAService(Generic[T]):
             bytes_per_second=connection.rate.rate(now_s),
             in_sync=not lack,
             reason=lack,
+            replica_id=connection.slave.replica_id if connection.slave is not None else "",
+            broker_addr=connection.slave.broker_addr if connection.slave is not None else "",
         )
 
     def _lag_s(self, position: int, end: int, now_s: float) -> float:

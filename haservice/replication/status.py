@@ -6,6 +6,7 @@ Sizes and offsets are bytes of the log, durations seconds; timestamps are ms of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class SlaveStatus:
     in_sync: bool
     reason: str
     """Why it is not in sync; empty when it is."""
+    replica_id: str = ""
+    """Who it is by its own word, after an accepted greeting; "" of a stock slave."""
+    broker_addr: str = ""
+    """Where clients reach it; "" of a stock slave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,13 @@ class AbsentSlave:
     reported: int
     """The offset that it reported last; -1 if none."""
     timestamp_ms: int
+
+
+class MasterHeard(NamedTuple):
+    """What a slave has heard of the log that it follows: up to where it goes, -1 if nothing, and when."""
+
+    end: int = -1
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,10 @@ class MasterLinkStatus:
     connects: int
     last_error: str
     """Why the link is down; empty once the master was heard again."""
+    master_end: int = -1
+    """The furthest end of the master's log that it told or sent since it was greeted; -1 when unknown."""
+    lineage: str = ""
+    """What the last greeting came to, for people; "" before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +92,5 @@ class HAStatus:
     absent: tuple[AbsentSlave, ...]
     """Newest last; one for each slave address, until a slave of that address is connected again."""
     master: MasterLinkStatus | None
+    epoch: int = -1
+    """Number of the last term of our log; -1 when there is none, or none is kept."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
+import os
+import signal
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain, of_store_path
 from haservice.admin.pair import free_port_block
 from haservice.config import load_broker
+from haservice.deadline import Deadline
 
 
 def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:
@@ -100,3 +105,62 @@ def test_what_is_refused_below_a_store_path_is_told_with_its_key(tmp_path: Path)
             )
     assert of_store_path(node_config, StoreUnreadable(root / "log" / "0", "is 3 bytes long")) is None
     assert of_store_path(node_config, OSError(errno.EADDRINUSE, "Address already in use")) is None
+
+
+class FakeNode:
+    """A node that is told what to do once it has started."""
+
+    failed = None
+
+    def __init__(self, then: Callable[[FakeNode], None], after: FakeNode | None = None) -> None:
+        self.on_restart: Callable[[], None] = lambda: None
+        self.calls: list[str] = []
+        self._then = then
+        self._after = after
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self._then(self)
+
+    def stop(self, deadline: Deadline) -> None:
+        self.calls.append("stop")
+
+    def successor(self) -> FakeNode | None:
+        self.calls.append("successor")
+        return self._after
+
+
+@pytest.fixture
+def signals_kept() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    thresholds = gc.get_threshold()
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def terminate(_: FakeNode) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("signals_kept")
+def test_a_node_in_another_role_goes_on_in_the_same_process_until_a_signal() -> None:
+    third = FakeNode(terminate)
+    second = FakeNode(lambda node: node.on_restart(), third)
+    first = FakeNode(lambda node: node.on_restart(), second)
+    daemons.run(first)
+    assert first.calls == second.calls == ["start", "stop", "successor"]
+    assert third.calls == ["start", "stop"]
+
+
+@pytest.mark.usefixtures("signals_kept")
+def test_a_signal_ends_a_node_that_is_about_to_take_another_role() -> None:
+    def both(node: FakeNode) -> None:
+        node.on_restart()
+        terminate(node)
+
+    second = FakeNode(terminate)
+    daemons.run(FakeNode(both, second))
+    assert second.calls == []

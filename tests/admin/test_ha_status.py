@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from haservice.admin.calls import Broker
-from haservice.admin.ha_status import NO_SLAVE, STOCK, Seen, table_of
+from haservice.admin.ha_status import NO_SLAVE, SAME_LOG, STOCK, STOCK_PEER, Seen, table_of
 from haservice.errors import RemotingUnreachable
 from haservice.remoting.bodies import (
     HAAbsentInfo,
@@ -11,6 +11,7 @@ from haservice.remoting.bodies import (
     HAConnectionRuntimeInfo,
     HARuntimeInfo,
 )
+from haservice.remoting.lineage_headers import EpochBody, LineageBody
 
 NOW_MS = 1_700_000_000_000
 MASTER = Broker("C", "broker-a", 0, "10.0.0.1:10911")
@@ -37,15 +38,73 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "brokerName": "broker-a",
         "role": "SYNC_MASTER",
         "brokerAddr": "10.0.0.1:10911",
+        "epoch": None,
         "logEnd": 5000,
         "peer": "10.0.0.2:51000",
+        "peerBrokerAddr": None,
+        "peerReplicaId": None,
         "ackOffset": 4000,
         "lagBytes": 1000,
         "lagSeconds": 0.25,
         "bytesPerSecond": 2048,
         "inSync": True,
+        "lineage": STOCK_PEER,
         "state": "replicating",
+        "roleFrom": None,
+        "roleWhy": None,
+        "held": None,
     }
+
+
+def lineage_of(role: str, **said: object) -> LineageBody:
+    return LineageBody(
+        cluster_name="C",
+        broker_name="broker-a",
+        broker_addr=MASTER.addr,
+        ha_addr="10.0.0.1:10912",
+        broker_id=0,
+        file_broker_id=0,
+        role=role,
+        replica_id="a" * 32,
+        segment_bytes=1 << 30,
+        log_start=0,
+        log_end=5000,
+        flushed=5000,
+        epochs=(EpochBody(3, 0, "a" * 32),),
+        **said,  # type: ignore[arg-type]
+    )
+
+
+def test_a_slave_that_greeted_shows_who_it_is_and_that_the_logs_are_one() -> None:
+    greeted = HAConnectionRuntimeInfo(
+        "10.0.0.2:51000", 5000, 0, True, replica_id="b" * 32, broker_addr=SLAVE.addr
+    )
+    status = HARuntimeInfo(True, 5000, 1, (greeted,), epoch=3)
+    (row,) = rows(Seen(MASTER, "SYNC_MASTER", 5000, status))
+    assert (row["peerReplicaId"], row["peerBrokerAddr"]) == ("b" * 32, SLAVE.addr)
+    assert (row["lineage"], row["epoch"]) == (SAME_LOG, 3)
+    shown = table_of([Seen(MASTER, "SYNC_MASTER", 5000, status)], NOW_MS).text()
+    assert "b" * 8 in shown
+    assert "b" * 9 not in shown
+
+
+def test_a_role_by_command_and_a_hold_are_told_below_the_lines() -> None:
+    said = lineage_of("SYNC_MASTER", role_from="command", role_why="switchover", held="b has more than we")
+    table = table_of([Seen(MASTER, "SYNC_MASTER", 5000, HARuntimeInfo(True, 5000, 0), lineage=said)], NOW_MS)
+    (row,) = table.objects()
+    assert (row["roleFrom"], row["roleWhy"], row["held"]) == ("command", "switchover", "b has more than we")
+    assert row["epoch"] == 3
+    assert [("by command (switchover)" in note, "b has more" in note) for note in table.notes] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_a_slave_says_how_its_log_was_found_to_be_its_masters() -> None:
+    _, row = rows(master(), slave(lineage="one log with term 3@0 up to 4000", master_end=4800))
+    assert row["lineage"] == "one log with term 3@0 up to 4000"
+    (alone,) = rows(slave(master_end=4800))
+    assert alone["lagBytes"] == 800
 
 
 def test_a_slave_that_does_not_count_comes_with_the_reason() -> None:

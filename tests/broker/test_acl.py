@@ -5,7 +5,17 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from haservice.broker.acl import DENY, PUB, SUB, Account, AclRefused, Rules, needs_of
+from haservice.broker.acl import (
+    ADMIN_CODES,
+    CLIENT_CODES,
+    DENY,
+    PUB,
+    SUB,
+    Account,
+    AclRefused,
+    Rules,
+    needs_of,
+)
 from haservice.broker.acl_addresses import parse_pattern
 from haservice.broker.redirect import retry_topic
 from haservice.remoting.codes import RequestCode
@@ -211,12 +221,33 @@ def test_traces_of_messages_are_always_taken_with_a_good_signature() -> None:
     rules(account()).check(HERE, send("RMQ_SYS_TRACE_TOPIC"))
 
 
-@pytest.mark.parametrize("code", [17, 25, 215, 200, 207, 50, 51, 53])
-def test_some_requests_take_an_admin(code: int) -> None:
+# What changes something, or tells of others: tools ask it, and other brokers.
+ADMINS = [17, 25, 26, 28, 50, 51, 52, 53, 200, 202, 203, 204, 207, 208, 215, 222, 223, 300, 303, 305]
+ADMINS += [306, 307, 308, 309, 314, 315, 316, 317, 321, 322, 323, 328, 329, 907]
+BROKERS = [21, 43, 45, 201]
+
+
+@pytest.mark.parametrize("code", ADMINS + BROKERS)
+def test_what_is_no_clients_request_takes_an_admin(code: int) -> None:
     rules(account(admin=True)).check(HERE, signed(code))
     assert refusal(rules(account(PUB | SUB, PUB | SUB)), signed(code)) == (
         f"Need admin permission for request code={code}, but accessKey=accounts-key is not"
     )
+    assert refusal(rules(account()), RemotingCommand.request(code)) == "No accessKey is configured"
+    rules(white=HERE).check(HERE, RemotingCommand.request(code))
+
+
+def test_clients_requests_are_those_of_rocketmqs_clients() -> None:
+    """A further one has to be decided on here: by default it takes an admin."""
+    clients = [10, 11, 12, 14, 15, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 41, 42, 46, 310, 320, 324, 325]
+    assert sorted(CLIENT_CODES) == clients
+    assert not CLIENT_CODES & ADMIN_CODES
+
+
+def test_a_number_that_nobody_knows_needs_a_good_signature_only() -> None:
+    """A newer client asks, is told that it is not served, and goes on without."""
+    rules(account()).check(HERE, signed(200050))
+    assert refusal(rules(account()), RemotingCommand.request(200050)) == "No accessKey is configured"
 
 
 def test_an_admin_without_entries_may_everything_and_with_some_what_they_say() -> None:

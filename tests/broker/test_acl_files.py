@@ -371,6 +371,7 @@ def test_a_disk_that_refuses_leaves_file_and_rules(main: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fdatasync", full)
     with pytest.raises(OSError, match="No space"):
         files.put_account("another-key", {"secretKey": "secret-key"})
     assert main.read_text() == before

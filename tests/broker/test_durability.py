@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from haservice.broker.durability import OVERDUE_S, Durability, PutStatus, Wait
+from haservice.replication.group_transfer import GroupTransferService
+from haservice.replication.progress import AckTable, LogRange, SlaveProgress
 
 OK, DISK, NO_SLAVE, SLAVE = (
     PutStatus.PUT_OK,
@@ -182,3 +184,50 @@ def test_a_wait_that_its_service_forgot_is_swept_up() -> None:
     fresh.put()
     fresh.durability.sweep()
     assert fresh.settled == []
+
+
+class Slaves:
+    """The waits and acks of a SYNC_MASTER, without its sockets; a slave is fit when it is not behind."""
+
+    LOG = LogRange(0, 1000)
+
+    def __init__(self, needed: int) -> None:
+        self.group: GroupTransferService[Wait] = GroupTransferService(
+            AckTable(10_000, self.LOG.end, needed), self._acked
+        )
+        self.submit = self.group.submit
+        self.replicated: Callable[[Sequence[Wait], bool], None]
+
+    def _acked(self, waits: list[Wait], ok: bool) -> None:
+        self.replicated(waits, ok)
+
+    def is_slave_ok(self, end: int) -> bool:
+        return self.group.furthest() >= 0
+
+    def connect(self, name: str) -> SlaveProgress:
+        progress = SlaveProgress(name, name)
+        self.group.connected(progress)
+        self.group.reported(progress, [1], self.LOG)
+        progress.sent = self.LOG.end
+        return progress
+
+
+@pytest.mark.parametrize("needed", [1, 2, 3])
+def test_a_put_is_ok_when_as_many_slaves_have_it_as_are_needed(needed: int) -> None:
+    loop, settled = Loop(), list[PutStatus]()
+    slaves = Slaves(needed)
+    durability = Durability(
+        flush=None, replica=slaves, flush_timeout_s=100, replica_timeout_s=100, call_soon=loop.call_soon
+    )
+    slaves.replicated = durability.replicated
+    connected = []
+    for number in range(needed):
+        assert durability.put_status(500, settled.append) is NO_SLAVE, "one more is needed"
+        connected.append(slaves.connect(f"slave-{number}"))
+    assert durability.put_status(500, settled.append) is None
+    for slave in connected:
+        assert settled == []
+        slaves.group.reported(slave, [1000], Slaves.LOG)
+        loop.run()
+    assert settled == [OK]
+    assert durability.put_status(1000, settled.append) is OK

@@ -26,6 +26,7 @@ class MemoryLog:
         self.start = start
         self.data = bytearray(start)
         self.reads: list[tuple[int, int]] = []
+        self.damaged: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
@@ -38,6 +39,8 @@ class MemoryLog:
 
     def read(self, offset: int, size: int) -> bytes:
         self.reads.append((offset, size))
+        if any(begin <= offset < end for begin, end in self.damaged):
+            raise CorruptRecord(offset, "fenced")
         return bytes(self.data[offset : offset + size])
 
 
@@ -249,3 +252,17 @@ def test_an_index_that_disagrees_with_the_log_serves_nothing() -> None:
     for wrong in (Entry(100, 99, 0), Entry(101, 100, 0), Entry(250, 100, 0)):
         with pytest.raises(CorruptRecord):
             shelf.reader.load([entries[0], wrong])
+
+
+def test_what_comes_before_damage_is_served_and_the_pull_that_begins_at_it_is_told() -> None:
+    shelf = Shelf([100] * 6)
+    shelf.log.damaged = ((300, 400),)
+    scan = shelf.scan(0)
+    assert (scan.status, scan.next_offset, len(scan.entries)) == (PullStatus.FOUND, 3, 3)
+    assert len(shelf.reader.load(scan.entries)) == 300
+    with pytest.raises(CorruptRecord):
+        shelf.reader.load(shelf.scan(3).entries)
+    behind = shelf.scan(4)
+    assert len(shelf.reader.load(behind.entries)) == 200
+    shelf.log.damaged = ()
+    assert len(shelf.scan(0).entries) == 6

@@ -251,3 +251,18 @@ def test_a_stop_while_no_name_server_answers_is_quick(register: Callable[..., Re
     registered = register(MASTER, [f"127.0.0.1:{free_port_block(1)}"])
     assert registered.registration.first_round.wait(10)
     registered.stop()
+
+
+def test_a_master_hears_from_a_name_server_that_its_term_is_over(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    addr = addr_of(start_namesrv())
+    newer = MASTER._replace(broker_addr="127.0.0.1:10931", ha_server_addr="127.0.0.1:10932")
+    assert register(newer, [addr], epoch=lambda: 2).registration.first_round.wait(10)
+    told: list[tuple[int, str]] = []
+    old = register(MASTER, [addr], epoch=lambda: 1, on_newer=lambda *what: told.append(what))
+    assert old.registration.first_round.wait(10)
+    assert told == [(2, "127.0.0.1:10931")]
+    assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10931"}}
+    old.stop()
+    assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10931"}}

@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from haservice.broker.acl import CLIENT_CODES
 from haservice.broker.node import BrokerNode
 from haservice.errors import ConfigError
 from haservice.remoting.client import BlockingClient
@@ -182,6 +183,19 @@ def test_what_tools_ask_for_and_cannot_be_is_refused(
 def test_only_an_admin_changes_the_rules(node: BrokerNode, client: BlockingClient, code: int) -> None:
     request = signed(RemotingCommand.request(code, {"accessKey": USER, "globalWhiteAddrs": "*"}))
     assert "Need admin permission" in str(client.call(node.config.broker_addr, request).remark)
+
+
+def test_everything_that_is_served_asks_who_it_is(node: BrokerNode, client: BlockingClient) -> None:
+    """And what is no client's request takes an admin, whatever the account may read and write."""
+    addr = node.config.broker_addr
+    codes = {code for one in node.server._listeners for code in one.processors}
+    assert {RequestCode.UPDATE_BROKER_CONFIG, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET} <= codes
+    for code in sorted(codes):
+        answer = client.call(addr, RemotingCommand.request(code))
+        assert (answer.code, "No accessKey is configured" in str(answer.remark)) == (1, True), code
+        if code not in CLIENT_CODES:
+            answer = client.call(addr, signed(RemotingCommand.request(code)))
+            assert f"Need admin permission for request code={code}" in str(answer.remark)
 
 
 def test_without_access_control_tools_are_told_so(tmp_path: Path, client: BlockingClient) -> None:

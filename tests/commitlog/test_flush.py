@@ -15,6 +15,7 @@ from commitlog.files import OSFiles
 from commitlog.flush import Flusher, QueueFlusher
 from commitlog.log import CommitLog
 from commitlog.options import FlushDiskType
+from commitlog.positions import Durable
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import log_options, message, open_log
 from tests.support.waiting import wait_until
@@ -28,6 +29,8 @@ class Queues:
     def __init__(self) -> None:
         self.written_ms = 0
         self.durable_ms = 0
+        self.written_position = 0
+        self.durable_position = 0
         self.flushes: list[int] = []
         self.error: OSError | None = None
 
@@ -36,6 +39,7 @@ class Queues:
             raise self.error
         self.flushes.append(least_pages)
         self.durable_ms = self.written_ms
+        self.durable_position = self.written_position
 
 
 class SlowFiles(FailingFiles):
@@ -250,14 +254,16 @@ def test_the_checkpoint_never_runs_ahead_of_the_log(sync: Parts) -> None:
 def test_queues_are_flushed_by_pages_and_thoroughly(tmp_path: Path) -> None:
     files = FailingFiles()
     queues, checkpoint = Queues(), Checkpoint(tmp_path / "checkpoint", files)
-    queues.written_ms = 5000
+    queues.written_ms, queues.written_position = 5000, 700
     QueueFlusher(log_options(tmp_path), queues, None, checkpoint).step()
     assert queues.flushes == [2]
     assert files.calls["fdatasync"] == 0
     QueueFlusher(log_options(tmp_path, queue_flush_thorough_interval_ms=0), queues, None, checkpoint).step()
     assert queues.flushes == [2, 0]
-    assert files.calls["fdatasync"] == 1
-    assert Checkpoint(tmp_path / "checkpoint", files).logics_timestamp_ms == 5000
+    # The positions and the checkpoint.
+    assert files.calls["fdatasync"] == 2
+    again = Checkpoint(tmp_path / "checkpoint", files)
+    assert (again.logics_timestamp_ms, again.positions.known) == (5000, Durable(0, 700, 0))
 
 
 def test_a_queue_flush_that_fails_moves_no_checkpoint(tmp_path: Path) -> None:

@@ -208,9 +208,9 @@ def test_a_cut_log_is_indexed_again_from_the_cut(tmp_path: Path) -> None:
         put(index, "k", number * 100)
     assert index.end_physical_offset == 400
     index.truncate(250)
-    assert index.end_physical_offset == 250
+    assert index.end_physical_offset == 249, "the message at 250 comes again"
     index.close()
-    assert open_index(tmp_path).end_physical_offset == 250
+    assert open_index(tmp_path).end_physical_offset == 249, "the message at 250 comes again"
 
 
 def test_a_full_disk_loses_nothing_when_it_is_written_again(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_flush_moves_what_a_checkpoint_may_claim(tmp_path: Path) -> None:
         put(index, "k", number, STORE_MS + number)
     assert index.durable_ms == 0
     index.flush()
-    assert index.durable_ms == STORE_MS + 3
+    assert index.durable_ms == STORE_MS + 2, "what comes next may bear the same millisecond"
     assert files.calls["fdatasync"] == 2
     index.flush()
     assert files.calls["fdatasync"] == 2
@@ -247,7 +247,7 @@ def test_flush_moves_what_a_checkpoint_may_claim(tmp_path: Path) -> None:
     files.heal()
     with pytest.raises(OSError, match="Input/output"):
         index.flush()
-    assert index.durable_ms == STORE_MS + 3
+    assert index.durable_ms == STORE_MS + 2, "what comes next may bear the same millisecond"
 
 
 def test_a_flush_that_lacks_a_descriptor_is_tried_again(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_flush_that_lacks_a_descriptor_is_tried_again(tmp_path: Path) -> None:
         index.flush()
     assert index.durable_ms == 0
     index.flush()
-    assert index.durable_ms == STORE_MS
+    assert index.durable_ms == STORE_MS - 1
 
 
 def test_files_below_the_start_of_the_log_expire_but_never_the_last(tmp_path: Path) -> None:

@@ -153,27 +153,28 @@ def test_a_cut_off_record_does_not_come_back(tmp_path: Path) -> None:
 # -- damage below the tail -------------------------------------------------------------------------
 
 
-def test_after_a_clean_stop_damage_before_sound_records_is_refused_and_nothing_changed(
+def test_after_a_clean_stop_damage_before_sound_records_is_fenced_and_nothing_changed(
     tmp_path: Path,
 ) -> None:
     ends = written(tmp_path, [b"first", b"second", b"third"])
     poke(segment_path(tmp_path), ends[0] + 90, b"\xff")
     before = segment_path(tmp_path).read_bytes()
-    with pytest.raises(
-        StoreUnreadable, match=rf"record at {ends[0]} is damaged.*follows at {ends[1]}"
-    ) as damage:
-        recovered(tmp_path)
-    assert damage.value.path == segment_path(tmp_path)
+    report, log = recovered(tmp_path)
+    assert report.fences == ((ends[0], ends[1], "its body does not match its CRC"),)
+    assert (report.end, log.end, report.cut_bytes) == (ends[2], ends[2], 0)
     assert segment_path(tmp_path).read_bytes() == before
     assert not (tmp_path / "cut").exists()
 
 
-def test_damage_before_later_segments_is_refused(tmp_path: Path) -> None:
+def test_damage_before_later_segments_is_fenced(tmp_path: Path) -> None:
     ends = written(tmp_path, [bytes([n]) * 1000 for n in range(9)])
     poke(segment_path(tmp_path, 1), ends[5] - SEGMENT_BYTES - 500, b"\xff")
     for how in ({"clean": True}, {"clean": False, "durable_before_ms": STORE_MS + 9}):
-        with pytest.raises(StoreUnreadable, match=str(ends[4])):
-            recovered(tmp_path, **how)  # type: ignore[arg-type]
+        report, log = recovered(tmp_path, **how)
+        # The segment's last record: its blank, which nothing but the record before leads to, is fenced, too.
+        assert [fence[:2] for fence in report.fences] == [(ends[4], 2 * SEGMENT_BYTES)]
+        assert report.end == ends[8]
+        log.close()
     assert len(list((tmp_path / "commitlog").iterdir())) == 3
 
 
@@ -192,11 +193,72 @@ def test_after_a_crash_records_behind_a_hole_that_were_never_flushed_are_torn_ta
     assert not segment_path(tmp_path, 2).exists()
 
 
-def test_after_a_crash_damage_before_a_flushed_record_is_refused(tmp_path: Path) -> None:
+def test_after_a_crash_damage_before_a_flushed_record_is_fenced(tmp_path: Path) -> None:
     ends = written(tmp_path, [b"first", b"second", b"third"])
     poke(segment_path(tmp_path), ends[0] + 90, b"\xff")
-    with pytest.raises(StoreUnreadable):
-        recovered(tmp_path, clean=False, durable_before_ms=STORE_MS + 3)
+    report, _ = recovered(tmp_path, clean=False, durable_before_ms=STORE_MS + 3)
+    assert [fence[:2] for fence in report.fences] == [(ends[0], ends[1])]
+    assert report.end == ends[2]
+
+
+def test_damage_that_covers_a_whole_segment_is_fenced_segment_by_segment(tmp_path: Path) -> None:
+    ends = written(tmp_path, [bytes([n]) * 1000 for n in range(9)])
+    poke(segment_path(tmp_path), ends[1], b"\xff" * 100)
+    poke(segment_path(tmp_path, 1), 0, b"\xff" * SEGMENT_BYTES)
+    poke(segment_path(tmp_path, 2), 500, b"\xff")
+    report, _ = recovered(tmp_path)
+    assert [fence[:2] for fence in report.fences] == [
+        (ends[1], SEGMENT_BYTES),
+        (SEGMENT_BYTES, 2 * SEGMENT_BYTES),
+        (2 * SEGMENT_BYTES, 2 * SEGMENT_BYTES + 1109),
+    ]
+    assert report.end == ends[8]
+
+
+def test_more_damage_than_can_be_fenced_is_refused_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitlog.recovery.FENCES_MAX", 2)
+    ends = written(tmp_path, [b"x" * 100] * 10)
+    for number in (1, 3, 5):
+        poke(segment_path(tmp_path), ends[number] + 90, b"\xff")
+    before = segment_path(tmp_path).read_bytes()
+    with pytest.raises(
+        StoreUnreadable, match=rf"more than 2 damaged places from {ends[1]} on.*mqadmin reinit"
+    ):
+        recovered(tmp_path)
+    assert segment_path(tmp_path).read_bytes() == before
+
+
+def test_after_a_clean_stop_the_queues_prove_a_damaged_last_record(tmp_path: Path) -> None:
+    ends = written(tmp_path, [b"first", b"second"])
+    poke(segment_path(tmp_path), ends[0] + 90, b"\xff")
+    report, _ = recovered(tmp_path, proven_end=ends[1])
+    assert ([fence[:2] for fence in report.fences], report.end) == ([(ends[0], ends[1])], ends[1])
+    report, _ = recovered(tmp_path, clean=False, proven_end=ends[1])
+    assert (report.fences, report.end) == ((), ends[0]), "of an unflushed tail they prove nothing"
+
+
+def test_a_replicas_segment_whose_beginning_is_lost_costs_nothing_behind(tmp_path: Path) -> None:
+    ends = written(tmp_path, [bytes([n]) * 1000 for n in range(9)])
+    poke(segment_path(tmp_path, 1), 0, bytes(100))
+    report, _ = recovered(tmp_path, replica=True)
+    assert [fence[:2] for fence in report.fences] == [(SEGMENT_BYTES, SEGMENT_BYTES + 1109)]
+    assert report.end == ends[8]
+
+
+def test_what_this_process_left_clean_is_not_looked_at_again(tmp_path: Path) -> None:
+    ends = written(tmp_path, [b"first", b"second"])
+    poke(segment_path(tmp_path), 90, b"\xff")
+    report, log = recovered(tmp_path, trusted_end=ends[1])
+    assert (report.records, report.scanned_from, report.end, report.fences) == (0, ends[1], ends[1], ())
+    log.close()
+    for wrong in (ends[0], SEGMENT_BYTES + 1, 0):
+        report, log = recovered(tmp_path, trusted_end=wrong)
+        assert (report.scanned_from, report.end, len(report.fences)) == (0, ends[1], 1)
+        log.close()
+    report, log = recovered(tmp_path, trusted_end=ends[1], clean=False)
+    assert report.scanned_from == 0
 
 
 def test_records_that_a_stock_broker_cut_off_and_left_in_its_file_are_no_evidence(tmp_path: Path) -> None:
@@ -445,8 +507,9 @@ def test_a_scan_in_small_pieces_finds_the_same(
     assert bodies_of(log) == bodies
     log.segments.close()
     poke(segment_path(tmp_path), 0, b"\xff")
-    with pytest.raises(StoreUnreadable, match=rf"record at 0 .* follows at {ends[0]};"):
-        recovered(tmp_path, clean=False, durable_before_ms=STORE_MS + 30)
+    report, log = recovered(tmp_path, clean=False, durable_before_ms=STORE_MS + 30)
+    assert [fence[:2] for fence in report.fences] == [(0, ends[0])]
+    assert report.end == ends[-1]
 
 
 # -- crashes ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from haservice.remoting.bodies import (
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.lineage_headers import TermBody
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.settings import NameserverConfig
 from tests.support.waiting import wait_until
@@ -117,6 +118,32 @@ def route(peer: Peer, topic: str = "T") -> TopicRouteData:
 
 
 # ---- brokers
+
+
+def test_an_old_master_is_told_who_the_newer_one_is(peer: Peer) -> None:
+    peer.register(epoch="1")
+    answer = peer.register(epoch="2", brokerAddr=SLAVE, haServerAddr="127.0.0.1:11912")
+    assert "newerEpoch" not in answer.ext
+    answer = peer.register(epoch="1")
+    assert (answer.ext["newerEpoch"], answer.ext["newerMaster"]) == ("2", SLAVE)
+    assert route(peer).broker_datas[0].broker_addrs == {0: SLAVE}
+    # A stock broker says nothing of terms, and is told nothing.
+    assert "newerEpoch" not in peer.register().ext
+
+
+def test_the_newest_term_of_a_name_is_told(peer: Peer) -> None:
+    def asked() -> TermBody:
+        return TermBody.decode(peer.ok(RequestCode.GET_LINEAGE, {"brokerName": "broker-a"}).body)
+
+    assert asked() == TermBody("broker-a")
+    peer.register(epoch="4")
+    assert asked().epoch == 4
+    assert asked().master_addr == route_master(peer)
+
+
+def route_master(peer: Peer) -> str:
+    table = ClusterInfo.decode(peer.ok(RequestCode.GET_BROKER_CLUSTER_INFO).body).broker_addr_table
+    return table["broker-a"].broker_addrs[0]
 
 
 def test_a_registered_topic_has_a_route(peer: Peer) -> None:

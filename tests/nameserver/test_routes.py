@@ -3,7 +3,7 @@
 import pytest
 
 from haservice.errors import RequestError
-from haservice.nameserver.routes import Master, Queues, Registered, Registration, RouteTable
+from haservice.nameserver.routes import Master, Queues, Registered, Registration, RouteTable, Term
 from haservice.remoting.bodies import DataVersion
 
 V1 = DataVersion(timestamp=1_700_000_000_000, counter=1)
@@ -317,3 +317,93 @@ def test_what_cannot_be_is_refused_and_changes_nothing(table: RouteTable, told: 
         table.register(told, "x")
     assert table.clusters() == {}
     assert table.topics() == []
+
+
+# ---- terms: which of two masters is the newer one
+
+NEW_MASTER = SLAVE
+
+
+def test_an_old_master_does_not_get_its_route_back(table: RouteTable) -> None:
+    table.register(master()._replace(epoch=1), "a")
+    table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b")
+    refused = table.register(master()._replace(epoch=1), "a")
+    assert refused.newer == Term(2, NEW_MASTER)
+    assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
+    # As a slave it is welcome, and finds the newer one.
+    welcome = table.register(slave(addr=MASTER)._replace(epoch=2), "a")
+    assert (welcome.newer, welcome.master.addr) == (None, NEW_MASTER)
+    assert addrs(table) == {"broker-a": {0: NEW_MASTER, 1: MASTER}}
+
+
+def test_a_newer_master_that_is_gone_is_remembered(table: RouteTable) -> None:
+    table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b")
+    table.channel_closed("b")
+    assert table.register(master()._replace(epoch=1), "a").newer == Term(2, NEW_MASTER)
+    assert addrs(table) == {}
+    # The next term is newer than what is remembered.
+    assert table.register(master()._replace(epoch=3), "a").newer is None
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+
+
+def test_of_two_masters_with_one_number_the_first_keeps_the_route_while_it_lives(table: RouteTable) -> None:
+    table.register(master()._replace(epoch=2), "a")
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b").newer == Term(2, MASTER)
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+    table.channel_closed("a")
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b").newer is None
+    assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
+
+
+def test_the_newest_master_may_come_back_with_another_store(table: RouteTable) -> None:
+    table.register(master()._replace(epoch=5), "a")
+    assert table.register(master()._replace(epoch=1), "a").newer is None
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+
+
+def test_stock_brokers_know_no_terms_and_are_treated_as_ever(table: RouteTable) -> None:
+    table.register(master(), "a")
+    assert table.register(master(addr=NEW_MASTER), "b") == Registered(
+        Master(), new=False, replaced_addr=MASTER
+    )
+    table.register(master()._replace(epoch=2), "a")
+    # A stock broker that takes over does so, and what was known of terms is of another time.
+    assert table.register(master(addr=NEW_MASTER), "b").newer is None
+    assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
+    assert table.register(master()._replace(epoch=1), "a").newer is None
+
+
+def test_a_slave_is_told_of_the_newest_term_that_was_heard_of(table: RouteTable) -> None:
+    table.register(master()._replace(epoch=4), "a")
+    told = table.register(slave()._replace(epoch=3), "s")
+    assert (told.newer, told.master.addr) == (Term(4, MASTER), MASTER)
+    assert addrs(table) == {"broker-a": {0: MASTER, 1: SLAVE}}
+
+
+def test_the_newest_term_is_told_whoever_has_taken_its_place(table: RouteTable) -> None:
+    assert table.newest_term("broker-a") is None
+    table.register(master()._replace(epoch=5), "a")
+    table.channel_closed("a")
+    assert table.newest_term("broker-a") == Term(5, MASTER)
+    # With an empty store, or because it could ask nobody.
+    table.register(master()._replace(epoch=1), "a")
+    assert table.newest_term("broker-a") == Term(5, MASTER)
+    table.channel_closed("a")
+    table.register(master(addr=NEW_MASTER)._replace(epoch=5), "b")
+    assert table.newest_term("broker-a") == Term(5, MASTER)
+    table.register(master(addr=NEW_MASTER)._replace(epoch=6), "b")
+    assert table.newest_term("broker-a") == Term(6, NEW_MASTER)
+    table.register(master(), "a")  # a stock broker
+    assert table.newest_term("broker-a") is None
+
+
+def test_terms_are_remembered_of_a_bounded_number_of_names(clock: Clock) -> None:
+    table = RouteTable(clock, brokers_max=2)
+    for number in range(4):
+        table.register(master(addr=f"10.0.0.{number}:1", name=f"b{number}")._replace(epoch=9), "x")
+        table.channel_closed("x")
+    assert table.newest_term("b0") is None
+    assert table.newest_term("b3") == Term(9, "10.0.0.3:1")
+    assert table.register(master(addr="10.0.9.9:1", name="b0")._replace(epoch=1), "y").newer is None
+    table.channel_closed("y")
+    assert table.register(master(addr="10.0.9.9:1", name="b3")._replace(epoch=1), "y").newer is not None

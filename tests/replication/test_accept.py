@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from haservice.replication.accept import address_of
+from haservice.replication.accept import address_of, doors_of
+from haservice.replication.secure import SecureDoors
 from haservice.replication.service import HAService
 from tests.support.replication import CONFIG, Acked, ScriptedSlave, fill_raw, master, open_log
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def open_files() -> int:
@@ -87,6 +90,92 @@ def test_a_silent_crowd_does_not_keep_a_slave_out(tmp_path: Path) -> None:
             one.close()
 
 
+def test_one_address_has_its_share_of_the_places_and_no_more(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    with master(log, max_connections=10, max_connections_per_address=2) as ha:
+        slaves = [ScriptedSlave(ha.port) for _ in range(2)]
+        for slave in slaves:
+            slave.report(0)
+        wait_until(lambda: [one.state for one in ha.status().slaves] == ["TRANSFER"] * 2)
+        with ScriptedSlave(ha.port) as third:
+            assert third.closed()
+        assert ha.status().absent[0].reason == (
+            "all 2 places of haMaxConnectionsPerAddress are taken for 127.0.0.1"
+        )
+        with ScriptedSlave(ha.port, "127.0.0.2") as elsewhere:
+            elsewhere.report(0)
+            wait_until(lambda: [one.state for one in ha.status().slaves] == ["TRANSFER"] * 3)
+        for slave in slaves:
+            slave.close()
+
+
+def test_a_crowd_of_one_address_takes_no_place_of_another_address(tmp_path: Path) -> None:
+    """A stock slave is silent for seconds before it reports: it is not the one that has to go."""
+    log = open_log(tmp_path, replica=True)
+    fill_raw(log, 10)
+    with master(log, max_connections=4, max_connections_per_address=4) as ha:
+        with ScriptedSlave(ha.port, "127.0.0.2") as silent_for_now:
+            wait_until(lambda: len(ha.status().slaves) == 1)
+            crowd = []
+            for _ in range(20):
+                crowd.append(ScriptedSlave(ha.port))
+                wait_until(lambda: len(ha.status().slaves) <= 4)
+            silent_for_now.report(1)
+            assert silent_for_now.frame()[0] == 1
+        for one in crowd:
+            one.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"\0" * 7])
+def test_who_reports_nothing_in_time_is_hung_up_on(tmp_path: Path, said: bytes) -> None:
+    log = open_log(tmp_path)
+    with (
+        master(log, heartbeat_interval_ms=100, housekeeping_interval_ms=200) as ha,
+        ScriptedSlave(ha.port) as slave,
+    ):
+        slave.send(said)
+        assert slave.closed()
+        wait_until(lambda: not ha.status().slaves)
+
+
+def test_single_bytes_do_not_put_the_deadline_off(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    over = threading.Event()
+
+    def dribble(slave: ScriptedSlave) -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(7):  # never a whole report
+                slave.send(b"\0")
+                if over.wait(0.1):
+                    return
+            over.wait(PATIENCE_S)
+
+    with (
+        master(log, heartbeat_interval_ms=100, housekeeping_interval_ms=300) as ha,
+        ScriptedSlave(ha.port) as slave,
+    ):
+        thread = threading.Thread(target=dribble, args=(slave,))
+        thread.start()
+        try:
+            assert slave.closed()
+        finally:
+            over.set()
+            thread.join(PATIENCE_S)
+
+
+def test_a_stock_slave_may_be_silent_for_its_heartbeat_interval() -> None:
+    """RocketMQ's reports first when haSendHeartbeatInterval has passed; ours, so all behind TLS, at once."""
+    plain, secure = doors_of(1, heartbeat_s=5.0, housekeeping_s=20.0, secure=both_doors())
+    assert (plain.key, plain.first_report_s) == ("haListenPort", 10.0)
+    assert (secure.key, secure.first_report_s) == ("haSecurePort", 5.0)
+    (plain,) = doors_of(1, heartbeat_s=600.0, housekeeping_s=700.0)
+    assert plain.first_report_s == 700.0
+
+
+def both_doors() -> SecureDoors:
+    return SecureDoors(replace(CONFIG, secure_port=2))
+
+
 def test_ten_thousand_probes_leave_nothing_behind(tmp_path: Path) -> None:
     log = open_log(tmp_path, replica=True)
     fill_raw(log, 10)
@@ -117,8 +206,9 @@ def test_without_descriptors_the_port_rests_and_the_slave_at_work_goes_on(
         slave.report(1)
         slave.frame()
         assert ha._accept is not None
-        scarce = Scarce(ha._accept._listener)
-        monkeypatch.setattr(ha._accept, "_listener", scarce)
+        ((listener, door),) = ha._accept._listeners
+        scarce = Scarce(listener)
+        monkeypatch.setattr(ha._accept, "_listeners", [(scarce, door)])
         monkeypatch.setattr("haservice.replication.pace.random.Random.uniform", lambda *_: 0.0)
         scarce.left = 3
         with ScriptedSlave(ha.port) as late:

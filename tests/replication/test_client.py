@@ -6,6 +6,7 @@ import errno
 import logging
 import socket
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,30 @@ import pytest
 
 from commitlog.errors import LogNotWritable
 from commitlog.log import CommitLog
-from haservice.replication.client import HAClient, parse_address
+from commitlog.record import Message
+from haservice.replication.client import HAClient
+from haservice.replication.dial import parse_address
 from haservice.replication.protocol import BODY_BYTES_MAX
 from haservice.replication.service import HAService
 from haservice.replication.status import MasterLinkStatus
 from tests.support.replication import (
     CONFIG,
     SEGMENT_BYTES,
+    AnyBytes,
     ScriptedMaster,
     fill_raw,
     frame_bytes,
     message,
     open_log,
     pattern,
-    slave,
 )
+from tests.support.replication import slave as checking_slave
 from tests.support.waiting import wait_until
 
-NO_BOUNDARY = {"boundary": lambda: -1}
+
+def slave(log: CommitLog, port: int | None, **options: Any) -> AbstractContextManager[HAService[Any]]:
+    """The bytes of most tests here are no records."""
+    return checking_slave(log, port, check=AnyBytes(), **options)
 
 
 def replica(root: Path, end: int = 0, start: int | None = None, **options: Any) -> CommitLog:
@@ -68,7 +75,7 @@ def test_a_fresh_slave_answers_as_a_stock_one_does(tmp_path: Path) -> None:
 
 def test_the_first_report_is_the_true_end_of_the_log(tmp_path: Path) -> None:
     log = replica(tmp_path, 149084)
-    with ScriptedMaster() as master, slave(log, master.port, **NO_BOUNDARY), master.accept() as end:
+    with ScriptedMaster() as master, slave(log, master.port), master.accept() as end:
         assert end.report() == 149084
 
 
@@ -167,7 +174,7 @@ def test_a_lying_frame_changes_nothing_and_ends_the_connection(
     tmp_path: Path, frame: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = replica(tmp_path, 1000)
-    with ScriptedMaster() as master, slave(log, master.port, **NO_BOUNDARY) as service:
+    with ScriptedMaster() as master, slave(log, master.port) as service:
         with master.accept() as end:
             end.report()
             end.send(frame)
@@ -199,7 +206,7 @@ def test_a_master_that_does_not_go_on_with_a_record_is_refused(tmp_path: Path) -
     middle = source.append(message(50)).physical_offset
     log = open_log(tmp_path / "b", replica=True)
     log.append_replica(0, [source.read(0, middle)])
-    with ScriptedMaster() as master, slave(log, master.port) as service:
+    with ScriptedMaster() as master, checking_slave(log, master.port) as service:
         with master.accept() as end:
             assert end.report() == middle
             end.frame(middle, source.read(0, 200))
@@ -210,6 +217,66 @@ def test_a_master_that_does_not_go_on_with_a_record_is_refused(tmp_path: Path) -
             end.report()
             end.frame(middle, source.read(middle, 1000))
             end.reports_to(source.end)
+
+
+def records(*sizes: int) -> list[Message]:
+    return [message(size) for size in sizes]
+
+
+def test_what_is_acknowledged_are_whole_records(tmp_path: Path) -> None:
+    source = open_log(tmp_path / "a")
+    first, second = (source.append(one).end for one in records(100, 5000))
+    log = open_log(tmp_path / "b", replica=True)
+    with ScriptedMaster() as master, checking_slave(log, master.port):
+        with master.accept() as end:
+            assert end.report() == 0
+            end.frame(0, source.read(0, first + 1000))
+            assert end.report() == first
+            end.frame(first + 1000, source.read(first + 1000, second))
+            assert end.report() == second
+            end.frame(second, b"")
+        with master.accept() as end:
+            assert end.report() == second
+
+
+def test_a_slave_that_was_cut_off_within_a_record_takes_it_anew(tmp_path: Path) -> None:
+    source = open_log(tmp_path / "a")
+    first, second = (source.append(one).end for one in records(100, 5000))
+    log = open_log(tmp_path / "b", replica=True)
+    with ScriptedMaster() as master, checking_slave(log, master.port):
+        with master.accept() as end:
+            assert end.report() == 0
+            end.frame(0, source.read(0, first + 1000))
+            end.reports_to(first)
+            wait_until(lambda: log.end == first + 1000)
+        with master.accept() as end:
+            assert end.report() == first
+            assert log.end == first
+            end.frame(first, source.read(first, second))
+            assert end.report() == second
+    assert log.read(0, second) == source.read(0, second)
+
+
+def test_a_record_that_was_damaged_on_the_way_is_neither_stored_nor_acknowledged(tmp_path: Path) -> None:
+    source = open_log(tmp_path / "a")
+    ends = [source.append(one).end for one in records(100, 5000, 200)]
+    log = open_log(tmp_path / "b", replica=True)
+    flipped = bytearray(source.read(0, source.end))
+    flipped[ends[0] + 2000] ^= 1
+    with ScriptedMaster() as master, checking_slave(log, master.port) as service:
+        for sent in (bytes(flipped), bytes(flipped)[ends[0] :]):
+            with master.accept() as end:
+                position = source.end - len(sent)
+                assert end.report() == position
+                end.frame(position, sent)
+                end.ends()
+            wait_until(lambda: "CRC" in link(service).last_error)
+            assert log.end == ends[0]
+        with master.accept() as end:
+            assert end.report() == ends[0]
+            end.frame(ends[0], source.read(ends[0], source.end))
+            assert end.report() == source.end
+    assert log.read(0, source.end) == source.read(0, source.end)
 
 
 # -- a log that does not take it --------------------------------------------------------------------
@@ -230,6 +297,9 @@ class FullDisk:
     @property
     def start(self) -> int:
         return self._log.start
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._log.read(offset, size)
 
     def append_replica(self, offset: int, buffers: Sequence[memoryview]) -> int:
         if self.full:
@@ -276,7 +346,7 @@ def test_a_damaged_slave_acknowledges_nothing_more(tmp_path: Path) -> None:
     def told() -> str | None:
         return damage[0] if damage else None
 
-    with ScriptedMaster() as master, slave(log, master.port, damage=told, **NO_BOUNDARY) as service:
+    with ScriptedMaster() as master, slave(log, master.port, damage=told) as service:
         with master.accept() as end:
             assert end.report() == 0
             end.frame(0, pattern(0, 500))
@@ -296,7 +366,7 @@ def test_reports_go_on_while_nothing_comes(tmp_path: Path) -> None:
     config = replace(CONFIG, heartbeat_interval_ms=5)
     with (
         ScriptedMaster() as master,
-        slave(log, master.port, config=config, **NO_BOUNDARY),
+        slave(log, master.port, config=config),
         master.accept() as end,
     ):
         assert [end.report() for _ in range(5)] == [700] * 5
@@ -307,7 +377,7 @@ def test_reports_go_on_while_nothing_comes(tmp_path: Path) -> None:
 def test_a_silent_master_is_left_and_dialled_again(tmp_path: Path) -> None:
     log = replica(tmp_path, 700)
     config = replace(CONFIG, housekeeping_interval_ms=20)
-    with ScriptedMaster() as master, slave(log, master.port, config=config, **NO_BOUNDARY) as service:
+    with ScriptedMaster() as master, slave(log, master.port, config=config) as service:
         with master.accept() as end:
             end.report()
             end.ends()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from haservice.deadline import Deadline
-from haservice.replication.group_transfer import GroupTransferService
+from haservice.replication.group_transfer import EXPECTED_MAX, GroupTransferService
 from haservice.replication.progress import AckTable, LogRange, SlaveProgress
 from haservice.service import Service
 from tests.support.replication import Acked
@@ -22,9 +22,11 @@ def far() -> float:
 
 
 class Group:
-    def __init__(self) -> None:
+    def __init__(self, needed: int = 1) -> None:
         self.acked = Acked()
-        self.service: GroupTransferService[int] = GroupTransferService(AckTable(10_000, LOG.end), self.acked)
+        self.service: GroupTransferService[int] = GroupTransferService(
+            AckTable(10_000, LOG.end, needed), self.acked
+        )
 
     def slave(self, reported: int, identity: str = "a") -> SlaveProgress:
         progress = SlaveProgress(identity, identity)
@@ -138,3 +140,79 @@ def test_a_stop_fails_what_still_waits_and_what_comes_later() -> None:
     assert group.acked.outcomes == {100: False}
     assert not group.service.submit(200, far(), 200)
     assert group.acked.outcomes == {100: False, 200: False}
+
+
+def test_a_send_that_needs_two_slaves_waits_for_the_second() -> None:
+    group = Group(needed=2)
+    first, second = group.slave(1, "first"), group.slave(1, "second")
+    for end in (200, 300, 400):
+        assert not group.service.submit(end, far(), end)
+    group.service.reported(first, [1000], LOG)
+    assert not group.acked.batches
+    group.service.reported(second, [300], LOG)
+    assert group.acked.batches == [([200, 300], True)]
+    assert group.service.submit(300, far(), 300)
+    assert not group.service.submit(301, far(), 301)
+    assert len(group.service) == 2
+
+
+def test_one_ack_resolves_all_that_it_completes_even_where_others_have_gaps() -> None:
+    group = Group(needed=2)
+    low, high, whole = group.slave(100, "low"), group.slave(600, "high"), group.slave(1, "whole")
+    for end in (50, 150, 500, 900):
+        group.service.submit(end, far(), end)
+    group.service.reported(low, [200], LOG)
+    group.service.reported(high, [1000], LOG)
+    assert not group.acked.batches
+    group.service.reported(whole, [1000], LOG)
+    assert group.acked.batches == [([150, 900], True)]
+
+
+def test_a_verified_slave_that_comes_back_resolves_what_it_holds_by_its_first_report() -> None:
+    group = Group()
+    group.service.submit(700, far(), 700)
+    progress = SlaveProgress("a", "a")
+    group.service.connected(progress)
+    progress.verify("replica-1", 0)
+    group.service.reported(progress, [800], LOG)
+    assert group.acked.outcomes == {700: True}
+
+
+def test_a_slave_that_was_cut_off_is_expected_back_beside_those_that_are_here() -> None:
+    group = Group(needed=2)
+    first, second = group.slave(1, "first"), group.slave(1, "second")
+    group.service.reported(first, [900], LOG)
+    group.service.reported(second, [800], LOG)
+    group.service.disconnected(first, cut=True)
+    assert group.service.furthest() == 800
+    group.service.reported(second, [850], LOG)
+    assert group.service.furthest() == 850
+    group.service.disconnected(second, cut=True)
+    assert group.service.furthest() == 850
+    wait_until(lambda: group.service.furthest() == -1)
+
+
+def test_a_slave_that_is_cut_off_again_and_again_keeps_no_other_one_alive() -> None:
+    group = Group(needed=2)
+    first, second = group.slave(1, "first"), group.slave(1, "second")
+    group.service.reported(first, [900], LOG)
+    group.service.reported(second, [800], LOG)
+    group.service.disconnected(first, cut=True)
+
+    def flap() -> int:
+        nonlocal second
+        group.service.disconnected(second, cut=True)
+        second = group.slave(800, "second")
+        group.service.reported(second, [850], LOG)
+        return group.service.furthest()
+
+    wait_until(lambda: flap() == -1)
+
+
+def test_who_is_expected_back_is_bounded() -> None:
+    group = Group(needed=2)
+    for number in range(3 * EXPECTED_MAX):
+        slave = group.slave(1, f"slave-{number}")
+        group.service.reported(slave, [500], LOG)
+        group.service.disconnected(slave, cut=True)
+    assert len(group.service._expected) == EXPECTED_MAX

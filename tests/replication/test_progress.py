@@ -14,6 +14,7 @@ from haservice.replication.progress import (
     Refusal,
     ReportRefused,
     SlaveProgress,
+    slaves_needed,
 )
 from haservice.replication.protocol import MasterState
 
@@ -21,16 +22,27 @@ SEGMENT = 1000
 
 
 class Master:
-    def __init__(self, start: int = 0, end: int = 5400, life_start: int | None = None) -> None:
+    def __init__(
+        self, start: int = 0, end: int = 5400, life_start: int | None = None, needed: int = 1
+    ) -> None:
         self.log = LogRange(start, end)
-        self.table = AckTable(SEGMENT, end if life_start is None else life_start)
+        self.table = AckTable(SEGMENT, end if life_start is None else life_start, needed)
 
     def grow(self, end: int) -> None:
         self.log = LogRange(self.log.start, end)
 
-    def connect(self, identity: str = "a") -> SlaveProgress:
+    def connect(self, identity: str = "a", replica_id: str = "", held_from: int = 0) -> SlaveProgress:
         progress = SlaveProgress(identity, f"{identity}:1")
         self.table.open(progress)
+        if replica_id:
+            progress.verify(replica_id, held_from)
+        return progress
+
+    def connected(self, identity: str, reported: int) -> SlaveProgress:
+        """A slave that is sent everything from `reported` on, and has acked nothing."""
+        progress = self.connect(identity)
+        self.report(progress, reported)
+        self.send(progress)
         return progress
 
     def report(self, progress: SlaveProgress, *reports: int) -> Advance | None:
@@ -342,3 +354,274 @@ def test_a_slave_may_come_back_from_another_address_with_what_the_old_one_was_se
     master.report(moved, 5800)
     assert moved.state is MasterState.TRANSFER
     assert master.refused(master.connect("other"), 5901).refusal is Refusal.AHEAD
+
+
+# -- slaves that are known: their logs were compared with ours ----------------------------------------
+
+
+def test_the_first_report_of_a_verified_slave_is_an_ack_of_all_that_it_holds() -> None:
+    master = Master(start=1000, end=5400)
+    slave = master.connect("a", "replica-1")
+    assert master.report(slave, -1, 5400) == Advance(1000, 5400)
+    assert (slave.sent, slave.sent_from, slave.acked) == (5400, 1000, 5400)
+    assert master.table.is_proven(1001)
+    assert not master.table.is_proven(1000)
+
+
+def test_a_verified_slave_proves_nothing_below_the_start_of_its_own_log() -> None:
+    """It once began with the last segment; its lineage is right all the same."""
+    master = Master(end=5400)
+    slave = master.connect("a", "replica-1", held_from=5000)
+    assert master.report(slave, 5300) == Advance(5000, 5300)
+    assert not master.table.is_proven(4900)
+
+
+def test_a_verified_slave_that_reports_0_gets_everything_from_0_on() -> None:
+    master = Master(end=5400)
+    slave = master.connect("a", "replica-1")
+    assert master.report(slave, 0) is None
+    assert (slave.state, slave.sent, slave.sent_from, slave.acked) == (MasterState.TRANSFER, 0, 0, None)
+    master.send(slave, 700)
+    assert master.report(slave, 700) == Advance(0, 700)
+
+
+@pytest.mark.parametrize(
+    ("reported", "refusal"), [(0, Refusal.EXPIRED), (999, Refusal.EXPIRED), (5401, Refusal.AHEAD)]
+)
+def test_a_verified_slave_is_held_to_the_log_as_it_is(reported: int, refusal: Refusal) -> None:
+    master = Master(start=1000)
+    assert master.refused(master.connect("a", "replica-1"), reported).refusal is refusal
+
+
+def test_a_verified_slave_may_hold_what_it_was_sent_by_another_master() -> None:
+    """Two logs of one lineage need not be compared by what we sent in this life."""
+    master = Master(end=5400)
+    master.grow(6000)
+    assert master.refused(master.connect("a"), 5700).refusal is Refusal.DIVERGED
+    assert master.report(master.connect("a", "replica-1"), 5700) == Advance(0, 5700)
+
+
+def test_a_verified_slave_is_known_wherever_it_connects_from() -> None:
+    master = Master(end=5400)
+    master.report(master.connect("a", "replica-1"), 5000)
+    master.report(master.connect("b", "replica-1"), 5200)
+    assert (master.table.in_transfer, len(master.table.connections)) == (1, 1)
+
+
+def test_the_newest_connection_of_a_verified_slave_says_what_it_holds() -> None:
+    master = Master(end=5400)
+    old = master.connect("a", "replica-1")
+    master.report(old, 5400)
+    assert master.table.furthest == 5400
+    new = master.connect("a", "replica-1")
+    master.report(new, 5000)
+    assert master.table.furthest == 5000
+    assert master.table.proven == 5400, "it was, once"
+    error = master.refused(old, 5400)
+    assert (error.refusal, error.reported) == (Refusal.REPLACED, 5400)
+    assert master.table.furthest == 5000
+    assert new.state is MasterState.TRANSFER
+
+
+def test_a_replaced_connection_that_ends_takes_nothing_from_the_newer() -> None:
+    master = Master(end=5400)
+    old, new = master.connect("a", "replica-1"), master.connect("a", "replica-1")
+    master.report(old, 5400)
+    master.report(new, 5400)
+    master.table.close(old)
+    assert (master.table.furthest, master.table.in_transfer) == (5400, 1)
+
+
+# -- as many slaves as inSyncReplicas asks for ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(("in_sync_replicas", "slaves"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+def test_in_sync_replicas_count_the_master_and_a_sync_master_wants_a_slave(
+    in_sync_replicas: int, slaves: int
+) -> None:
+    assert slaves_needed(in_sync_replicas) == slaves
+
+
+def test_an_end_is_proven_when_enough_slaves_hold_it() -> None:
+    master = Master(needed=2)
+    first, second = master.connected("a", 5000), master.connected("b", 5000)
+    assert master.report(first, 5400) is None
+    assert not master.table.is_proven(5100)
+    assert master.report(second, 5100) == Advance(5000, 5100)
+    assert master.table.is_proven(5100)
+    assert not master.table.is_proven(5101)
+    assert master.table.proven == 5400, "push2slave_max_offset: the furthest of any slave"
+    assert master.report(second, 5400) == Advance(5000, 5400)
+
+
+def test_three_slaves_of_which_two_are_needed() -> None:
+    master = Master(needed=2)
+    slaves = [master.connected(name, 5000) for name in "abc"]
+    for slave, acked in zip(slaves, (5100, 5200, 5300), strict=True):
+        master.report(slave, acked)
+    assert master.table.is_proven(5200)
+    assert not master.table.is_proven(5201)
+
+
+def test_connections_of_one_slave_count_once_however_many() -> None:
+    master = Master(needed=2)
+    for _ in range(3):
+        assert master.report(master.connected("a", 5000), 5400) is None
+    assert not master.table.is_proven(5400)
+    assert master.table.furthest == -1
+    assert master.report(master.connected("b", 5000), 5400) == Advance(5000, 5400)
+
+
+def test_a_slave_that_is_gone_does_not_count_with_one_that_comes() -> None:
+    """They may be one machine: a slave that took another address."""
+    master = Master(needed=2)
+    first = master.connected("a", 5000)
+    master.report(first, 5400)
+    master.table.close(first)
+    assert master.report(master.connected("b", 5000), 5400) is None
+    assert not master.table.is_proven(5400)
+    back = master.connect("a")
+    assert master.report(back, 5400) == Advance(5000, 5400), "it was sent this before, and is here again"
+
+
+def test_a_slave_with_two_connections_is_one_of_the_two_others_that_are_needed() -> None:
+    master = Master(end=5400, needed=3)
+    for _ in range(2):
+        master.report(master.connected("a", 5000), 5400)
+    master.report(master.connected("c", 5000), 5100)
+    assert master.report(master.connected("b", 5000), 5400) == Advance(5000, 5100)
+    assert master.table.is_proven(5100)
+    assert not master.table.is_proven(5101)
+
+
+def test_what_both_hold_counts_and_what_lies_between_does_not() -> None:
+    master = Master(end=5400, needed=2)
+    early, late, behind = (
+        master.connected("a", 5000),
+        master.connected("b", 5300),
+        master.connected("c", 4000),
+    )
+    master.report(behind, 5100)
+    master.report(late, 5400)
+    assert master.report(early, 5400) == Advance(5300, 5400)
+    assert [end for end in (5001, 5100, 5101, 5300, 5301, 5400) if master.table.is_proven(end)] == [
+        5001,
+        5100,
+        5301,
+        5400,
+    ]
+
+
+def test_how_far_the_slaves_are_is_how_far_as_many_are_as_are_needed() -> None:
+    master = Master(needed=2)
+    first = master.connect("a")
+    master.report(first, 5400)
+    assert master.table.furthest == -1
+    second = master.connect("b")
+    master.report(second, 3000)
+    assert master.table.furthest == 3000
+    master.report(master.connect("c"), 4000)
+    assert master.table.furthest == 4000
+    master.table.close(first)
+    assert master.table.furthest == 3000
+    master.table.close(second)
+    assert master.table.furthest == -1
+    assert master.table.furthest_with({"b": 3500}) == 3500
+    assert master.table.furthest_with({"c": 3500}) == -1
+
+
+def test_a_slave_that_says_who_it_is_does_not_count_with_what_it_was_before() -> None:
+    """Its old connection is half open: it stands there until we miss its heartbeats."""
+    master = Master(needed=2)
+    half_open = master.connected("a", 5000)
+    master.report(half_open, 5400)
+    assert master.report(master.connect("a", "replica-1"), 5400) is None
+    assert not master.table.is_proven(5400)
+    assert master.table.furthest == -1
+    assert master.report(half_open, 5400) is None, "a report that was on its way"
+    assert (master.table.furthest, master.table.is_proven(5400)) == (-1, False)
+
+
+def test_another_slave_at_the_same_address_counts_by_what_it_acks_from_then_on() -> None:
+    master = Master(needed=2)
+    stock = master.connected("a", 5000)
+    master.report(stock, 5400)
+    ours = master.connect("a", "replica-1")
+    master.report(ours, 5400)
+    master.grow(5500)
+    master.send(stock)
+    master.send(ours)
+    assert master.report(ours, 5500) is None
+    assert master.report(stock, 5500) == Advance(5400, 5500)
+    assert master.table.furthest == 5500
+
+
+class Model:
+    """What is proven, by counting for each end who holds it, whenever somebody has said something."""
+
+    def __init__(self, master: Master) -> None:
+        self.master = master
+        self.proven: set[int] = set()
+
+    def look(self) -> None:
+        holders: dict[int, set[str]] = {}
+        for slave in self.master.table.connections:
+            if slave.state is MasterState.TRANSFER and slave.acked is not None:
+                for end in range(slave.sent_from + 1, slave.acked + 1):
+                    holders.setdefault(end, set()).add(slave.identity)
+        self.proven.update(end for end, who in holders.items() if len(who) >= self.master.table.needed)
+
+
+SMALL_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["connect", "verified", "close", "first", "ack", "ack", "send", "grow"]),
+        st.integers(0, 4),
+        st.integers(0, 90),
+    ),
+    max_size=80,
+)
+
+
+@given(SMALL_STEPS, st.integers(1, 4))
+@settings(max_examples=300, deadline=None)
+def test_what_is_proven_is_what_counting_says(steps: list[tuple[str, int, int]], needed: int) -> None:
+    master = Master(end=60, needed=needed)
+    model = Model(master)
+    live: list[SlaveProgress | None] = [None] * 5
+    told: set[int] = set()
+    for what, index, number in steps:
+        slave = live[index]
+        advance = None
+        if what == "grow":
+            master.grow(max(master.log.end, number))
+        elif what in ("connect", "verified"):
+            if slave is None:
+                replica_id = f"replica-{index % 3}" if what == "verified" else ""
+                live[index] = master.connect("abc"[index % 3], replica_id, held_from=number // 3)
+            continue
+        elif slave is None:
+            continue
+        elif what == "close":
+            master.table.close(slave)
+            live[index] = None
+        elif what == "send" and slave.state is MasterState.TRANSFER:
+            slave.sent = min(master.log.end, slave.sent + number)
+        elif what in ("first", "ack"):
+            waits = slave.state is MasterState.WAIT_REPORT
+            if waits is (what == "ack"):
+                continue
+            reported = number if waits else min(slave.sent, slave.reported + number)
+            try:
+                advance = master.report(slave, reported)
+            except ReportRefused:
+                master.table.close(slave)
+                live[index] = None
+        before = set(model.proven)
+        model.look()
+        master.table.check_invariants(master.log.end)
+        if advance is not None:
+            told.update(end for end in range(1, advance.proven + 1) if master.table.is_proven(end))
+            assert set(range(advance.unproven + 1, advance.proven + 1)) <= model.proven
+            assert advance.proven >= max(model.proven - before, default=0)
+        assert {end for end in range(1, 100) if master.table.is_proven(end)} == model.proven
+        assert model.proven == told, "who waits is not told"

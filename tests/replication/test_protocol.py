@@ -7,14 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haservice.errors import ProtocolError
+from haservice.replication.hello import HELLO_BYTES_MAX
 from haservice.replication.protocol import (
     BODY_BYTES_MAX,
     HEADER_BYTES,
     REPORT,
+    TRANSFER_HEADER,
+    LateHello,
     NotAReport,
     ReportReader,
     TransferReader,
+    peer_frame,
     shown,
+    slave_hello_block,
 )
 from tests.support.replication import frame_bytes, pattern
 
@@ -203,3 +208,78 @@ def test_one_stray_byte_ends_the_stream_instead_of_shifting_it() -> None:
 def test_a_long_text_is_shown_by_its_beginning() -> None:
     assert shown(b"A" * 100) == f"'{'A' * 32}' and 68 bytes more"
     assert HEADER_BYTES == 12
+
+
+# -- greetings --------------------------------------------------------------------------------------
+
+
+def greeted(data: bytes) -> ReportReader:
+    reader = ReportReader()
+    assert list(reader.feed(REPORT.pack(-1))) == [-1]
+    reader.expect_hello()
+    reader.feed(data)
+    return reader
+
+
+def test_a_hello_that_nobody_expects_is_a_report_like_others() -> None:
+    assert list(ReportReader().feed(slave_hello_block(bytes(8)))) == [-2, 8, 0]
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 8, 11])
+def test_reports_in_the_place_of_a_hello_are_reports(slice_bytes: int) -> None:
+    reader, got = greeted(REPORT.pack(-1)), []
+    stream = b"".join(map(REPORT.pack, [-1, 5, 9]))
+    for start in range(0, len(stream), slice_bytes):
+        got += reader.feed(stream[start : start + slice_bytes])
+    assert (got, reader.hello) == ([5, 9], None)
+    assert list(reader.feed(slave_hello_block(bytes(8)))) == [-2, 8, 0]
+
+
+@pytest.mark.parametrize("size", [0, -1, HELLO_BYTES_MAX + 1, 2**62])
+def test_a_hello_of_a_size_that_none_has_is_refused_before_it_comes(size: int) -> None:
+    with pytest.raises(ProtocolError, match=f"hello of {size} bytes"):
+        greeted(REPORT.pack(-2) + REPORT.pack(size))
+    reader = TransferReader(SEGMENT_BYTES, 4096)
+    if size < 2**31:
+        with pytest.raises(ProtocolError, match=f"greeting of {size} bytes"):
+            _peer_frame(reader, TRANSFER_HEADER.pack(-1, size))
+
+
+def test_the_largest_hello_is_taken() -> None:
+    body = bytes(HELLO_BYTES_MAX)
+    assert greeted(slave_hello_block(body)).hello == body
+    reader = TransferReader(SEGMENT_BYTES, 2 * HELLO_BYTES_MAX)
+    assert _peer_frame(reader, peer_frame(-2, body)) == (-2, body)
+
+
+def test_nothing_follows_a_hello_before_the_verdict() -> None:
+    with pytest.raises(NotAReport):
+        greeted(slave_hello_block(b"body") + REPORT.pack(5))
+
+
+def test_a_stranger_that_follows_a_call_is_named() -> None:
+    with pytest.raises(NotAReport, match="GET /"):
+        greeted(b"GET / HTTP/1.1\r\n\r\n")
+
+
+def test_a_transfer_in_the_place_of_a_greeting_is_left_to_the_classic_rules() -> None:
+    reader = TransferReader(SEGMENT_BYTES, 4096)
+    assert not reader.is_transfer
+    assert _peer_frame(reader, frames(10)) is None
+    assert reader.is_transfer
+    assert [run.end for run in reader.runs(0)] == [10]
+
+
+@pytest.mark.parametrize("end", [0, 10])
+@pytest.mark.parametrize("mark", [-1, -2])
+def test_a_greeting_amid_transfers_ends_the_connection_by_its_name(mark: int, end: int) -> None:
+    slave = Slave(start=end)
+    with pytest.raises(LateHello, match="greets us late"):
+        slave.feed(peer_frame(mark, b"body"))
+
+
+def _peer_frame(reader: TransferReader, data: bytes) -> tuple[int, bytes] | None:
+    space = reader.space()
+    space[: len(data)] = data
+    reader.received(len(data))
+    return reader.peer_frame()

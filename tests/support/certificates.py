@@ -33,11 +33,11 @@ def _self_signed(cert: Path, key: Path, name: str) -> None:
     _openssl("req", "-x509", *curve, "-subj", f"/CN={name}", "-keyout", key, "-out", cert)
 
 
-def _signed(cert: Path, key: Path, name: str, root: Path, root_key: Path) -> None:
+def _signed(cert: Path, key: Path, name: str, root: Path, root_key: Path, days: int = 2) -> None:
     request = cert.with_suffix(".csr")
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     _openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
-    signing = ("-CA", root, "-CAkey", root_key, "-CAcreateserial", "-days", 2)
+    signing = ("-CA", root, "-CAkey", root_key, "-CAcreateserial", "-days", days)
     _openssl("x509", "-req", "-in", request, *signing, "-out", cert)
 
 
@@ -57,3 +57,12 @@ def certificates() -> Certificates:
     locking = ("-topk8", "-passout", f"pass:{PASSWORD}")
     _openssl("pkcs8", "-in", made.server_key, *locking, "-out", made.locked_key)
     return made
+
+
+@functools.cache
+def signed(name: str, days: int = 2) -> tuple[Path, Path]:
+    """A further certificate of the root's, and its key; one whose time is over with `days` below 0."""
+    made = certificates()
+    cert, key = made.root.with_name(f"{name}-{days}.pem"), made.root.with_name(f"{name}-{days}-key.pem")
+    _signed(cert, key, name, made.root, made.root.with_name("root-key.pem"), days)
+    return cert, key

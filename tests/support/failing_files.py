@@ -56,9 +56,9 @@ class FailingFiles(OSFiles):
         self._called("open", path)
         return super().open(path)
 
-    def create(self, path: Path, size: int) -> int:
+    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
         self._changes("create", path)
-        return super().create(path, size)
+        return super().create(path, size, mode)
 
     def allocate(self, fd: int, size: int) -> None:
         self._changes("allocate")
@@ -96,6 +96,10 @@ class FailingFiles(OSFiles):
     def rename(self, source: Path, target: Path) -> None:
         self._changes("rename", target)
         super().rename(source, target)
+
+    def remove_directory(self, path: Path) -> None:
+        self._changes("remove_directory", path)
+        super().remove_directory(path)
 
     def unlink(self, path: Path) -> None:
         self._changes("unlink", path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.options import LogOptions
 from commitlog.record import Message
 from haservice.deadline import Deadline
-from haservice.replication.protocol import REPORT, TRANSFER_HEADER
+from haservice.replication.protocol import REPORT, REPORT_NOT_YET, TRANSFER_HEADER
 from haservice.replication.service import HAService
 from haservice.settings import BrokerRole, ReplicationConfig
 from tests.support.waiting import PATIENCE_S
@@ -53,6 +53,54 @@ def message(body: bytes | int = 100, topic: str = "Stories", queue_id: int = 0) 
     return Message(topic, queue_id, body if isinstance(body, bytes) else b"." * body)
 
 
+class AnyBytes:
+    """Stands for the check of records where a test's bytes are none, and all of them count as whole."""
+
+    def __init__(self) -> None:
+        self.whole = 0
+
+    def connect(self, end: int, boundary: int, read: Callable[[int, int], bytes]) -> int:
+        self.whole = end
+        return end
+
+    def stand_at(self, end: int) -> None:
+        self.whole = end
+
+    def feed(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        self.whole = offset + sum(map(len, buffers))
+
+
+class LogStore:
+    """A store that is but a log: cuts it and empties it as a slave's store does, and keeps what it cut."""
+
+    def __init__(self, log: CommitLog, kept: Path) -> None:
+        self.log = log
+        self.kept = kept
+        self.calls: list[tuple[Any, ...]] = []
+
+    def rewind(self, offset: int) -> Path | None:
+        self.calls.append(("rewind", offset))
+        self._keep(self.kept, offset)
+        self.log.truncate(offset)
+        return self.kept
+
+    def restart_at(self, offset: int, keep: Path | None = None) -> None:
+        self.calls.append(("restart_at", offset, keep is not None))
+        if keep is not None:
+            self._keep(self.kept, self.log.start)
+        if self.log.end > self.log.start:
+            self.log.truncate(self.log.start)
+        if offset != self.log.end:
+            self.log.append_replica(offset, [])
+
+    def _keep(self, path: Path, offset: int) -> None:
+        data = b""
+        while offset < self.log.end:
+            piece = self.log.read(offset, self.log.end - offset)
+            data, offset = data + piece, offset + len(piece)
+        path.write_bytes(data)
+
+
 class Acked:
     """Takes what on_acked hands over."""
 
@@ -75,9 +123,11 @@ def master(
     log: CommitLog,
     acked: Callable[[list[Any], bool], None] | None = None,
     clock_ms: Callable[[], int] = wall_clock_ms,
+    options: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Iterator[HAService[Any]]:
-    """A SYNC_MASTER on loopback, on a port of its own; `changes` are fields of its configuration."""
+    """A SYNC_MASTER on loopback, on a port of its own; `changes` are fields of its configuration, `options`
+    further parts of the service."""
     service: HAService[Any] = HAService(
         replace(CONFIG, **changes),
         log,
@@ -85,6 +135,7 @@ def master(
         bind_address="127.0.0.1",
         on_acked=acked or Acked(),
         clock_ms=clock_ms,
+        **(options or {}),
     )
     service.start()
     try:
@@ -162,8 +213,8 @@ class Peer:
 class ScriptedSlave(Peer):
     """Speaks as a slave to our master."""
 
-    def __init__(self, port: int) -> None:
-        super().__init__(socket.create_connection(("127.0.0.1", port)))
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        super().__init__(socket.create_connection(("127.0.0.1", port), source_address=(source, 0)))
 
     def report(self, *offsets: int) -> None:
         self.send(b"".join(REPORT.pack(offset) for offset in offsets))
@@ -209,6 +260,11 @@ class ScriptedMaster:
 class MasterEnd(Peer):
     def report(self) -> int:
         return int(REPORT.unpack(self.read(REPORT.size))[0])
+
+    def first_position(self) -> int:
+        """The first report that is one; a call to masters of our kind goes before it."""
+        reported = self.report()
+        return self.report() if reported == REPORT_NOT_YET else reported
 
     def reports_to(self, end: int) -> None:
         """Reads reports until one says `end`."""

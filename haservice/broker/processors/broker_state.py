@@ -130,7 +130,7 @@ class StateProcessor:
 
 
 def ha_info(status: HAStatus) -> HARuntimeInfo:
-    """5.x's HARuntimeInfo, with what it lacks: the lag in seconds, and why a slave is not in sync."""
+    """5.x's HARuntimeInfo, with what it lacks: the lag in seconds, why a slave does not count, lineage."""
     master = status.master
     return HARuntimeInfo(
         master=master is None,
@@ -146,6 +146,8 @@ def ha_info(status: HAStatus) -> HARuntimeInfo:
                 transfer_from_where=slave.sent_from,
                 lag_seconds=round(slave.lag_seconds, 3),
                 reason=slave.reason or None,
+                replica_id=slave.replica_id or None,
+                broker_addr=slave.broker_addr or None,
             )
             for slave in status.slaves
         ),
@@ -163,7 +165,10 @@ def ha_info(status: HAStatus) -> HARuntimeInfo:
             last_write_timestamp=master.last_write_timestamp_ms,
             state=master.state,
             last_error=master.last_error or None,
+            master_end=master.master_end if master.master_end >= 0 else None,
+            lineage=master.lineage or None,
         ),
+        epoch=status.epoch if status.epoch >= 0 else None,
     )
 
 

@@ -1,0 +1,173 @@
+"""ReadableQueue: the half of a consume queue that any thread uses: entries by number, by place, by time.
+
+    entry       | physical offset 8 | size 4 | tags code 8 |        number q at byte 20 * q
+
+An entry is readable when `max_offset` passes it, and that happens after its bytes are written: readers take
+no lock.  What writes is consume_queue.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from commitlog.errors import CommitLogError
+from commitlog.queue_files import UNIT, UNIT_BYTES, QueueFiles
+from commitlog.record import store_timestamp_ms
+
+PRE_BLANK_SIZE = 0x7FFFFFFF
+# What tells when a record was stored ends here, whatever its hosts are.
+_TIMESTAMP_END = 76
+
+
+class Entry(NamedTuple):
+    """One message of a queue.  A pre-blank (see `blank`) stands for none."""
+
+    physical_offset: int
+    size: int
+    tags_code: int
+
+    @property
+    def blank(self) -> bool:
+        return self.size == PRE_BLANK_SIZE and self.physical_offset == 0
+
+
+class RecordSource(Protocol):
+    """The part of the log that a search by time needs."""
+
+    @property
+    def start(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes: ...
+
+
+class ReadableQueue:
+    """The entries of one queue.  `min_offset`, `max_offset` are queue offsets."""
+
+    def __init__(self, topic: str, queue_id: int, files: QueueFiles) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.min_offset = 0
+        self.max_offset = 0
+        self._files = files
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def read(self, queue_offset: int, count: int) -> list[Entry]:
+        """Up to `count` entries from `queue_offset` on; fewer at the end, none outside of the queue."""
+        count = min(count, self.max_offset - queue_offset)
+        if queue_offset < 0 or count <= 0:
+            return []
+        data = self._files.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
+        if len(data) % UNIT_BYTES:
+            data = data[: len(data) - len(data) % UNIT_BYTES]
+        return list(map(Entry._make, UNIT.iter_unpack(data)))
+
+    def offset_by_time(self, timestamp_ms: int, log: RecordSource) -> int:
+        """Queue offset of the message stored nearest to `timestamp_ms`; 0 if there is none to look at.
+        Damaged ones are passed over.
+
+        RocketMQ first picks a file by its modification time; we search all, for a copied store keeps none.
+        """
+        low, high = self.min_offset, self.max_offset - 1
+        before: tuple[int, int] | None = None
+        after: tuple[int, int] | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            entries = self.read(middle, 1)
+            if not entries or entries[0].blank or entries[0].physical_offset < log.start:
+                low = middle + 1
+                continue
+            found = self._stored(middle, high, log)
+            if found is None:
+                high = middle - 1
+                continue
+            middle, time_ms = found
+            if time_ms == timestamp_ms:
+                return middle
+            if time_ms > timestamp_ms:
+                after, high = (middle, time_ms), middle - 1
+            else:
+                before, low = (middle, time_ms), middle + 1
+        return _nearest(timestamp_ms, before, after)
+
+    def _stored(self, low: int, high: int, log: RecordSource) -> tuple[int, int] | None:
+        """Of the messages from `low` to `high` the first that can be read, and when it was stored."""
+        for queue_offset in range(low, high + 1):
+            for entry in self.read(queue_offset, 1):
+                time_ms = None if entry.blank else stored_ms(entry, log)
+                if time_ms is not None:
+                    return queue_offset, time_ms
+        return None
+
+    # -- by place in the log ----------------------------------------------------------------------
+
+    @property
+    def last_entry(self) -> Entry | None:
+        """The last real message's; None if there is none."""
+        first = self._first_behind(0, self._files.first // UNIT_BYTES)
+        for queue_offset in range(self.max_offset - 1, first - 1, -1):
+            entries = self.read(queue_offset, 1)
+            if entries and not entries[0].blank:
+                return entries[0]
+        return None
+
+    def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Of the messages from `begin` to `end` in the log: where each lies, and its size."""
+        found: list[tuple[int, int]] = []
+        queue_offset = self._first_behind(begin, self._files.first // UNIT_BYTES)
+        while entries := self.read(queue_offset, 128):
+            for entry in entries:
+                if entry.physical_offset >= end:
+                    return found
+                if not entry.blank:
+                    found.append((entry.physical_offset, entry.size))
+            queue_offset += len(entries)
+        return found
+
+    def _first_behind(self, physical_offset: int, low: int) -> int:
+        """The first message from entry `low` on that lies at `physical_offset` or behind; or max_offset.
+
+        Physical offsets rise within a queue.  A blank counts like the message after it.
+        """
+        high = self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            real, entry = self._first_real(middle, high)
+            if entry is None or entry.physical_offset >= physical_offset:
+                high = middle
+            else:
+                low = real + 1
+        return self._first_real(low, self.max_offset)[0]
+
+    def _first_real(self, low: int, high: int) -> tuple[int, Entry | None]:
+        """The first entry in [low, high) that is no blank; (high, None) if there is none."""
+        count = 1
+        while low < high:
+            entries = self.read(low, min(count, high - low))
+            for number, entry in enumerate(entries):
+                if not entry.blank:
+                    return low + number, entry
+            if not entries:
+                break
+            low += len(entries)
+            count = 4096
+        return high, None
+
+
+def stored_ms(entry: Entry, log: RecordSource) -> int | None:
+    """When the message was stored; None if the log cannot tell."""
+    try:
+        data = log.read(entry.physical_offset, _TIMESTAMP_END)
+    except (CommitLogError, OSError):
+        return None
+    return store_timestamp_ms(data) if len(data) == _TIMESTAMP_END else None
+
+
+def _nearest(timestamp_ms: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> int:
+    """Of two (queue offset, ms) neighbours the nearer one's queue offset; a tie goes to the earlier."""
+    if before is None or after is None:
+        return (before or after or (0, 0))[0]
+    return after[0] if timestamp_ms - before[1] > after[1] - timestamp_ms else before[0]

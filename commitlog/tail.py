@@ -1,0 +1,172 @@
+"""What lies behind a place in the log: bytes, sound records among them; and how it is kept aside.
+
+Sound records are found by their magic, and told by their size, their offset, which each record states, and
+their CRC.  Nothing here changes the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from commitlog.damage import Fence
+from commitlog.errors import CorruptRecord
+from commitlog.files import Files
+from commitlog.record import (
+    MAGICS_BYTES,
+    RECORD_BYTES_MIN,
+    check,
+    parse_head,
+    record_size,
+    store_timestamp_ms,
+)
+from commitlog.segment import NAME_DIGITS, Segment
+from commitlog.walk import walk
+
+# Both magics of records begin with it.
+_MAGICS_BEGIN = MAGICS_BYTES[0][:3]
+assert all(magic.startswith(_MAGICS_BEGIN) for magic in MAGICS_BYTES)
+HEAD_BYTES = 128
+_PIECE_BYTES = 1 << 20
+
+# Bytes of a file: how many, from which position on.
+Read = Callable[[int, int], bytes]
+
+
+class Held:
+    """Keeps a segment open for a while, in which nobody drops it."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def __enter__(self) -> None:
+        held = self._segment.hold()
+        assert held
+
+    def __exit__(self, *_: object) -> None:
+        self._segment.release()
+
+
+def blocks_behind(items: Sequence[Segment], end: int) -> Iterator[tuple[int, bytes]]:
+    """Every block from `end` on that is not all zeros, with its offset in the log."""
+    for segment in items:
+        if segment.end > end:
+            with Held(segment):
+                for position, block in segment.data_blocks(max(0, end - segment.start)):
+                    yield segment.start + position, block
+
+
+def leftover(items: Sequence[Segment], end: int) -> int:
+    """How many bytes lie from `end` to the last one that is not zero."""
+    last = end
+    for offset, block in blocks_behind(items, end):
+        last = offset + len(block.rstrip(b"\0"))
+    return last - end
+
+
+def records_behind(items: Sequence[Segment], end: int) -> Iterator[tuple[int, int]]:
+    """Offset and store timestamp of the sound records found behind `end`, by their magic."""
+    for segment in items:
+        if segment.end <= end:
+            continue
+        with Held(segment):
+            position = max(0, end - segment.start)
+            tail = b""
+            for at, block in segment.data_blocks(position):
+                if at != position:
+                    tail = b""
+                block_at, data = at - len(tail), tail + block
+                found = data.find(_MAGICS_BEGIN)
+                while found >= 0:
+                    candidate = block_at + found - 4
+                    timestamp_ms = _sound_record(segment, candidate) if candidate >= 0 else 0
+                    if timestamp_ms:
+                        yield segment.start + candidate, timestamp_ms
+                    found = data.find(_MAGICS_BEGIN, found + 1)
+                position = at + len(block)
+                tail = data[-2:]
+
+
+def _sound_record(segment: Segment, position: int, read: Read | None = None) -> int:
+    """Store timestamp of the whole and sound record at `position` of the file; 0 if there is none."""
+    read = read or segment.pread
+    head = read(HEAD_BYTES, position)
+    size = record_size(head) or 0
+    # The offset is looked at first: it tells a record from a body that contains one, without a large read.
+    if not RECORD_BYTES_MIN <= size <= segment.size - position or len(head) < RECORD_BYTES_MIN:
+        return 0
+    if int.from_bytes(head[28:36], "big") != segment.start + position:
+        return 0
+    data = read(size, position)
+    try:
+        return store_timestamp_ms(data) if check(data) == size and parse_head(data) else 0
+    except CorruptRecord:
+        return 0
+
+
+def damage_at(segment: Segment, offset: int, reason: str, read: Read) -> Fence:
+    """The damaged range that begins at `offset`: up to the segment's next sound record, or its end.
+
+    `read` gives bytes of the segment's file: how many, from which position on.
+    """
+    position = offset - segment.start + 1
+    while position < segment.size:
+        data = read(min(_PIECE_BYTES, segment.size - position), position)
+        found = data.find(_MAGICS_BEGIN)
+        while found >= 0:
+            candidate = position + found - 4
+            if segment.start + candidate > offset and _sound_record(segment, candidate, read):
+                return Fence(offset, segment.start + candidate, reason)
+            found = data.find(_MAGICS_BEGIN, found + 1)
+        # A magic may begin at a piece's end.
+        position += max(1, len(data) - len(_MAGICS_BEGIN) + 1)
+    return Fence(offset, segment.end, reason)
+
+
+def damage_between(items: Sequence[Segment], begin: int, end: int, reason: str) -> list[Fence]:
+    """The damaged range from `begin` to `end`, one for each segment it touches."""
+    return [
+        Fence(max(begin, segment.start), min(end, segment.end), reason)
+        for segment in items
+        if segment.start < end and segment.end > begin
+    ]
+
+
+def whole_records(data: bytes | memoryview, offset: int, segment: Segment) -> str | None:
+    """Why `data`, which belongs at `offset`, is not a run of whole and sound records; None if it is.
+
+    A blank may end it that reaches to the segment's end.
+    """
+    room = segment.end - offset
+    done = walk(data, 0, offset, room, segment_start=segment.start)
+    if done.blank and done.position + done.blank == len(data) == room:
+        return None
+    if done.reason is None and done.position != len(data):
+        return f"the record at {offset + done.position} ends behind the {len(data)} bytes at hand"
+    return done.reason and f"the record at {offset + done.position}: {done.reason}"
+
+
+def keep_aside(items: Sequence[Segment], end: int, directory: Path, files: Files) -> Path:
+    """Copies what lies behind `end` into a new file, durably; runs of zero blocks become a hole.
+
+    Its name is the 20 digits of `end` and a number.
+    """
+    files.make_directory(directory)
+    taken = set(files.listdir(directory))
+    prefix = f"{end:0{NAME_DIGITS}d}"
+    number = next(n for n in range(1, len(taken) + 2) if f"{prefix}-{n}" not in taken)
+    path = directory / f"{prefix}-{number}"
+    fd = files.create(path, 0)
+    try:
+        for offset, block in blocks_behind(items, end):
+            files.pwrite(fd, block.rstrip(b"\0"), offset - end)
+        files.fdatasync(fd)
+    except OSError:
+        with suppress(OSError):
+            files.unlink(path)
+        raise
+    finally:
+        files.close(fd)
+    files.sync_directory(directory)
+    return path

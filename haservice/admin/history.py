@@ -1,0 +1,126 @@
+"""`mqadmin history`: the epochs of a broker name, and which replica has which."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import click
+
+from haservice.admin.calls import Admin
+from haservice.admin.options import address, command, format_option, namesrv_option
+from haservice.admin.output import Column, Table, human_bytes, local_second, show, shown_addr
+from haservice.admin.role_steps import name_option
+from haservice.admin.roll_call import gather
+from haservice.admin.topology import SHORT_ID, Member, Topology
+from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch
+
+BEFORE_LINEAGE = "before lineage was kept"
+
+
+@dataclass(slots=True)
+class Term:
+    """One term of one master, as the replicas tell it; `ends` by address: where it ends in their logs."""
+
+    epoch: Epoch
+    ends: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """What makes it one term.  Where the time before lineage begins differs with retention."""
+        one = self.epoch
+        return (one.number, 0 if one.number == UNKNOWN_EPOCH else one.start, one.master)
+
+
+def _addrs(addrs: Iterable[str]) -> str:
+    return ", ".join(map(shown_addr, addrs))
+
+
+COLUMNS = (
+    Column("#Epoch", "epoch", right=True),
+    Column("#Began", "beganMs", local_second),
+    Column("#Start", "start", right=True),
+    Column("#End", "end", right=True),
+    Column("#Bytes", "bytes", human_bytes, right=True),
+    Column("#Master", "masterAddr", lambda value: "-" if value is None else shown_addr(value)),
+    Column("#Master Id", "masterId", lambda value: "-" if value is None else value[:SHORT_ID]),
+    Column("#On", "heldBy", _addrs),
+    Column("#Why", "why"),
+)
+
+
+def terms_of(members: Iterable[Member]) -> list[Term]:
+    """Every term that a log has bytes of, or begins just there; oldest first.  Pure."""
+    found: dict[tuple[int, int, str], Term] = {}
+    for one in members:
+        lineage = one.own_lineage
+        for index, epoch in enumerate(lineage.epochs):
+            term = Term(epoch)
+            term = found.setdefault(term.key, term)
+            assert one.end is not None
+            term.ends[one.addr] = lineage.end_of(index, one.end)
+    return [found[key] for key in sorted(found)]
+
+
+def table_of(terms: Iterable[Term], addrs: Mapping[str, str]) -> Table:
+    """A line for each term; `addrs` gives the address of a replica id where it is known.  Pure."""
+    table = Table(COLUMNS)
+    for term in terms:
+        epoch = term.epoch
+        end = max(term.ends.values())
+        table.add(
+            epoch.number,
+            epoch.began_ms or None,
+            epoch.start,
+            end,
+            end - epoch.start,
+            addrs.get(epoch.master),
+            epoch.master or None,
+            sorted(term.ends),
+            epoch.why or (BEFORE_LINEAGE if epoch.number == UNKNOWN_EPOCH else None),
+        )
+    return table
+
+
+@command("history")
+@namesrv_option
+@name_option
+@format_option
+def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
+    """Shows who was the master, since when, and why.
+
+    One line for each epoch, the term of one master: from which offset of the log on, up to where, and which
+    brokers have it.  With -b NAME those of all brokers of the name, with -b ADDR those of one.  Two lines
+    with the same number, or a line that a broker lacks, show where logs parted.  An epoch in which nothing
+    was written is forgotten when the next one begins.
+
+    \b
+      mqadmin history -n 127.0.0.1:9876 -b broker-a
+      mqadmin history -b 10.0.0.2:10911 -f json
+
+    Stock brokers keep no epochs.  When a broker does not answer, the exit code is 1.
+    """
+    with Admin(namesrv) as admin:
+        topology = gather(admin, where, namesrv)
+    asked = members_asked(topology, where)
+    terms = terms_of(one for one in asked if one.is_ours)
+    if not terms:
+        said = "\n".join(f"  {shown_addr(one.addr)}: {one.state}" for one in asked)
+        raise click.ClickException(f"nobody of {topology.name} tells of an epoch\n{said}")
+    show(table_of(terms, topology.addrs_by_id), output_format)
+    silent = [one for one in asked if not one.is_ours]
+    for one in silent:
+        click.echo(f"Not shown: {shown_addr(one.addr)}: {one.state}", err=True)
+    if any(not one.answers for one in silent):
+        sys.exit(1)
+
+
+def members_asked(topology: Topology, where: str) -> tuple[Member, ...]:
+    if ":" not in where:
+        return topology.members
+    one = topology.member(address(where))
+    return () if one is None else (one,)
+
+
+COMMANDS = (history,)

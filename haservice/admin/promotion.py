@@ -1,0 +1,361 @@
+"""`mqadmin switchover`, `failover`: who is the master of a broker name, by command.
+
+    show who is there → say what it costs → ask → tell → wait until it is so → show who is there
+
+A role by command stands across restarts, and every change of master begins a new epoch: the brokers see to
+that.  These commands look, say what would be lost, and let the one who typed them choose.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from haservice.admin.calls import Admin
+from haservice.admin.explain import explain
+from haservice.admin.options import (
+    address_callback,
+    command,
+    format_option,
+    namesrv_option,
+)
+from haservice.admin.output import human_bytes, human_seconds, shown_addr
+from haservice.admin.role_steps import (
+    TELL_S,
+    Report,
+    name_option,
+    not_yet,
+    show_after,
+    timeout_option,
+    wait_for_followers,
+    wait_for_master,
+    yes_option,
+)
+from haservice.admin.roll_call import count, fetcher, gather, member_of
+from haservice.admin.topology import Count, Loss, Member, Topology, bound_text, loss_text
+from haservice.errors import RemotingError
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.lineage_headers import (
+    FollowHeader,
+    LineageBody,
+    PromoteHeader,
+    SwitchoverBody,
+    SwitchoverHeader,
+)
+
+# Beyond the time that a switchover may take: until its answer is here.
+ANSWER_S = 5.0
+
+
+# -- switchover ------------------------------------------------------------------------------------
+
+
+@command("switchover")
+@namesrv_option
+@name_option
+@click.option("--to", "to", metavar="ADDR", callback=address_callback, help="The slave; else the nearest.")
+@timeout_option(10.0, "Seconds within which the slave has to be level, and then to be the master.")
+@yes_option
+@format_option
+def switchover(
+    namesrv: tuple[str, ...], where: str, to: str | None, timeout_s: float, yes: bool, output_format: str
+) -> None:
+    """Makes a slave the master, and the master a slave.
+
+    For planned work, while both run.  The master takes no messages for a moment, until the slave holds all
+    that it has; then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing
+    is lost: when the slave is not level in time, the master goes on as before, and says why.
+
+    \b
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a                        to the slave that is nearest
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911    to this one
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --yes -f json          by a script
+
+    The roles stand across restarts, until a broker's properties file asks for another brokerRole.
+    """
+    report = Report(output_format, yes)
+    with Admin(namesrv) as admin:
+        before = gather(admin, where, namesrv, () if to is None else (to,))
+        report.show("before", before)
+        master, target = switchover_pair(before, to)
+        chosen = "its nearest slave" if target is None else shown_addr(target.addr)
+        report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  Nothing is lost.")
+        report.go_on()
+        started = time.monotonic()
+        to_addr = "" if target is None else target.broker_addr
+        header = SwitchoverHeader(to_addr, int(timeout_s * 1000), before.last_epoch + 1)
+        done = admin.ask(
+            master.addr, RequestCode.SWITCHOVER, header, into=SwitchoverBody, timeout_s=timeout_s + ANSWER_S
+        )
+        new_master, epoch = done.new_master, done.epoch
+        became = wait_for_master(admin, before.name, new_master, epoch, namesrv, timeout_s)
+        took_s = time.monotonic() - started
+        if became:
+            wait_for_followers(admin, before, new_master)
+        show_after(admin, before, namesrv, report)
+        report.line(
+            f"{shown_addr(new_master)} is the master of {before.name} since offset {done.logged_end}, "
+            f"epoch {epoch}: {human_seconds(took_s)}"
+            if became
+            else not_yet(new_master, before.name, timeout_s)
+        )
+        report.end(
+            brokerName=before.name,
+            newMaster=new_master,
+            epoch=epoch,
+            loggedEnd=done.logged_end,
+            complete=became,
+        )
+    if not became:
+        sys.exit(1)
+
+
+def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member | None]:
+    """Who hands over to whom, None for the nearest.  Raises click.ClickException."""
+    name, masters = topology.name, topology.masters
+    if not masters:
+        silent = [one for one in topology.members if not one.answers]
+        said = "".join(f"\n  {shown_addr(one.addr)}: {one.trouble}" for one in silent)
+        raise click.ClickException(
+            f"{name} has no master that answers{said}\n"
+            f"  mqadmin failover -b {name} --to ADDR makes a slave the master after a death"
+        )
+    if len(masters) > 1:
+        both = " and ".join(shown_addr(one.addr) for one in masters)
+        raise click.ClickException(
+            f"{name} has {len(masters)} masters: {both}\n"
+            "  stop the one with the older epoch; it comes back as a slave by itself"
+        )
+    (master,) = masters
+    if not master.is_ours:
+        raise click.ClickException(
+            f"{shown_addr(master.addr)} is a stock broker, which knows no switchover\n"
+            f"  stop it once its slave is level (mqadmin haStatus), then mqadmin failover -b {name} --to ADDR"
+        )
+    if master.held:
+        raise click.ClickException(
+            f"{shown_addr(master.addr)} takes no messages: {master.held}\n"
+            f"  mqadmin failover -b {name} --to ADDR chooses whose log is to stand"
+        )
+    slaves = [one for one in topology.ours if one is not master]
+    if to is None:
+        if not slaves:
+            raise click.ClickException(
+                f"{name} has no slave that could take over: {_others(topology, master)}"
+            )
+        return master, None
+    target = topology.member(to)
+    if target is master:
+        raise click.ClickException(f"{shown_addr(to)} is the master of {name} already")
+    _check_candidate(topology, to, target)
+    return master, target
+
+
+def _others(topology: Topology, master: Member) -> str:
+    others = [f"{shown_addr(one.addr)}: {one.state}" for one in topology.members if one is not master]
+    return "; ".join(others) or "no other broker of that name is known"
+
+
+def _check_candidate(topology: Topology, to: str, candidate: Member | None) -> None:
+    """Raises click.ClickException unless `to` can be told to become the master."""
+    if candidate is None or not candidate.answers:
+        trouble = "was not asked" if candidate is None else candidate.trouble
+        raise click.ClickException(f"{shown_addr(to)}: {trouble}: it cannot become the master")
+    if candidate.name != topology.name:
+        raise click.ClickException(
+            f"{shown_addr(to)} is of {candidate.name or 'another name'}, not of {topology.name}: "
+            "its log is another one"
+        )
+    if not candidate.is_ours:
+        raise click.ClickException(
+            f"{shown_addr(to)} is a stock broker, which takes no role by command\n"
+            "  stop it, set brokerRole and brokerId=0 in its properties file, and start it"
+        )
+
+
+# -- failover --------------------------------------------------------------------------------------
+
+
+@command("failover")
+@namesrv_option
+@name_option
+@click.option(
+    "--to",
+    "to",
+    metavar="ADDR",
+    required=True,
+    callback=address_callback,
+    help="Who is to be the master.",
+)
+@click.option("--force", is_flag=True, help="Even if that loses messages, or if nobody knows.")
+@click.option(
+    "--role",
+    type=click.Choice(["SYNC_MASTER", "ASYNC_MASTER"]),
+    help="Else what its last master was.",
+)
+@timeout_option(30.0, "Seconds within which the new master has to be there.")
+@yes_option
+@format_option
+def failover(
+    namesrv: tuple[str, ...],
+    where: str,
+    to: str,
+    force: bool,
+    role: str | None,
+    timeout_s: float,
+    yes: bool,
+    output_format: str,
+) -> None:
+    """Makes a broker the master, after a death.
+
+    Shows who holds what, and how many bytes and messages would be lost with this choice; for more than
+    none, or if nobody can tell, it wants --force.  The broker begins a new epoch; the others are told to
+    follow it, and cut what they hold beyond it (it is kept aside, under cut/).  The old master finds out
+    when it comes back, and follows as well.
+
+    \b
+      mqadmin failover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911
+      mqadmin failover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911 --force --yes -f json
+
+    While the master is alive and well it is refused: mqadmin switchover loses nothing.  A master that holds
+    its appends, because a slave had more than it, can be chosen like any other: it then goes on with what
+    it has.  What the last moments of an ASYNC_MASTER held, nobody else can know.
+    """
+    report = Report(output_format, yes)
+    with Admin(namesrv) as admin:
+        before = gather(admin, where, namesrv, (to,))
+        report.show("before", before)
+        candidate = failover_candidate(before, to)
+        loss = before.loss(candidate.addr)
+        counted = count(fetcher(admin), loss)
+        for line in cost(before, candidate, loss, counted):
+            report.line(line)
+        if loss.size != 0 and not force:
+            raise click.ClickException(
+                f"refused: {loss_text(loss, counted)}\n"
+                f"  --force does it all the same{_better(before, candidate)}"
+            )
+        report.go_on()
+        started = time.monotonic()
+        promoted = promote(admin, before, candidate, role, loss)
+        epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
+        became = wait_for_master(admin, before.name, candidate.addr, epoch, namesrv, timeout_s)
+        took_s = time.monotonic() - started
+        # Told earlier they would dial while it turns, and then wait before they dial again.
+        failures = follow(admin, before, candidate, promoted, epoch, report)
+        if became:
+            wait_for_followers(admin, before, candidate.addr)
+        show_after(admin, before, namesrv, report, (to,))
+        report.line(
+            f"{shown_addr(candidate.addr)} is the master of {before.name}, epoch {epoch}: "
+            f"{human_seconds(took_s)}"
+            if became
+            else not_yet(candidate.addr, before.name, timeout_s)
+        )
+        report.end(
+            brokerName=before.name,
+            newMaster=candidate.addr,
+            epoch=epoch,
+            lostBytes=loss.size,
+            lostBytesExact=loss.size is not None and loss.heard_by is None,
+            lostMessages=counted.messages,
+            lostMessagesExact=counted.exact and counted.messages is not None,
+            complete=became,
+            **({"notToldToFollow": failures} if failures else {}),
+        )
+    if not became:
+        sys.exit(1)
+
+
+def failover_candidate(topology: Topology, to: str) -> Member:
+    """The broker that is to be the master.  Raises click.ClickException if it cannot, or need not."""
+    name = topology.name
+    candidate = topology.member(to)
+    _check_candidate(topology, to, candidate)
+    assert candidate is not None
+    for master in topology.masters:
+        if master.held or (master.is_ours and (master.epoch or 0) < topology.heard_epoch):
+            continue  # it takes nothing, or gives way to a newer term by itself
+        if master is candidate:
+            raise click.ClickException(
+                f"{shown_addr(to)} is the master of {name} already, and takes messages"
+            )
+        if not master.is_ours:
+            raise click.ClickException(
+                f"{shown_addr(master.addr)}, a stock broker, is the master of {name} and alive\n"
+                "  stop it first: two masters of one name both take messages"
+            )
+        raise click.ClickException(
+            f"{shown_addr(master.addr)} is the master of {name}, alive and well\n"
+            f"  mqadmin switchover -b {name} --to {shown_addr(to)} hands over, and loses nothing"
+        )
+    return candidate
+
+
+def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> list[str]:
+    """What the choice of this candidate means, a line each."""
+    lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
+    if bound := bound_text(loss):
+        lines.append(bound)
+    silent = [one for one in topology.members if not one.answers]
+    if silent:
+        said = ", ".join(f"{shown_addr(one.addr)} ({one.trouble})" for one in silent)
+        lines.append(f"Not answering: {said}.  What only they hold is cut when they return, and kept aside.")
+    roles = {one.master_role for one in topology.ours if one.master_role}
+    if "ASYNC_MASTER" in roles and not any(one.is_master for one in topology.ours):
+        lines.append(
+            "The last master was an ASYNC_MASTER: what it acknowledged last, nobody may have heard of."
+        )
+    for one in topology.ours:
+        if one is not candidate and one is topology.furthest and loss.size:
+            lines.append(f"{shown_addr(one.addr)} is the one that holds most, up to {one.end}.")
+    return lines
+
+
+def _better(topology: Topology, candidate: Member) -> str:
+    """Who would lose less, for the end of a sentence."""
+    sizes = [(size, one) for one in topology.ours if (size := topology.loss(one.addr).size) is not None]
+    if not sizes:
+        return ""
+    size, one = min(sizes, key=lambda pair: pair[0])
+    own = topology.loss(candidate.addr).size
+    if one is candidate or (own is not None and own <= size):
+        return ""
+    return f"; --to {shown_addr(one.addr)} would lose {human_bytes(size)}"
+
+
+def promote(admin: Admin, topology: Topology, candidate: Member, role: str | None, loss: Loss) -> Member:
+    """Tells it, and gives what it will be.  Raises RemotingError, or ProtocolError."""
+    cost = "losing an unknown amount" if loss.size is None else f"losing {loss.size} bytes"
+    why = f"failover by command, {cost}" if loss.size != 0 else "failover by command"
+    # Any end will do: what is left of a record that its master never finished is cut before the epoch begins.
+    header = PromoteHeader(role=role or "", min_epoch=topology.last_epoch + 1, why=why)
+    body = admin.ask(candidate.addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=TELL_S)
+    return member_of(candidate.addr, candidate.broker_id, body)
+
+
+def follow(
+    admin: Admin, topology: Topology, candidate: Member, promoted: Member, epoch: int, report: Report
+) -> dict[str, str]:
+    """Tells the others that answer; address → why not, of those that refuse."""
+    header = FollowHeader(
+        master_addr=promoted.broker_addr or candidate.addr,
+        ha_addr=promoted.ha_addr,
+        epoch=epoch,
+        why="failover by command",
+    )
+    failures: dict[str, str] = {}
+    for one in topology.ours:
+        if one is candidate:
+            continue
+        try:
+            admin.call(one.addr, RequestCode.FOLLOW, header.encode(), timeout_s=TELL_S)
+        except RemotingError as error:
+            failures[one.addr] = str(error)
+            report.line(f"Not told to follow: {explain(error)}")
+    return failures
+
+
+COMMANDS = (switchover, failover)

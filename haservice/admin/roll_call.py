@@ -1,0 +1,245 @@
+"""Asking who is there: every broker of a name that the nameservers, or the answers themselves, name.
+
+All at once, 2 s for each round.  Who does not answer is a Member with its trouble, not an error: that is what
+one wants to see of a pair after a death.  A stock broker, which has no GET_LINEAGE, is asked what it knows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import click
+
+from haservice.admin.calls import Admin
+from haservice.admin.explain import explain
+from haservice.admin.options import address
+from haservice.admin.output import shown_addr
+from haservice.admin.topology import Count, Loss, Member, Registered, Topology
+from haservice.broker.refill import Fetch, edge_at_or_below, whole_records
+from haservice.broker.roles import lineage_of
+from haservice.errors import AnswerError, ProtocolError, RemotingError
+from haservice.remoting.bodies import MASTER_ID, ClusterInfo, KVTable
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.headers import BrokerNameHeader
+from haservice.remoting.lineage_headers import LineageBody, ReadLogHeader, TermBody
+from haservice.replication.lineage import LogSpan
+
+# A broker that is there answers in milliseconds.
+ASK_S = 2.0
+# Brokers that answers name are asked, too, and those that these name.
+ROUNDS_MAX = 3
+# More than any name has; who names more is not believed that far.
+ADDRS_MAX = 16
+# Counting messages reads them; what was counted by then is said.
+COUNT_S = 10.0
+
+
+def gather(admin: Admin, where: str, namesrv: Sequence[str], also: Iterable[str] = ()) -> Topology:
+    """All that is known of a broker name, or of the name of the broker at an address; `also` are addresses
+    that are asked besides.
+
+    Raises click.ClickException when nobody knows the name, or the one address does not say it, and
+    RemotingError when each nameserver is silent.
+    """
+    name, wanted = where, [address(one) for one in also]
+    if ":" in where:
+        name = name_at(admin, address(where))
+        wanted.insert(0, address(where))
+    found: dict[str, Member] = {}
+    with ThreadPoolExecutor(max_workers=ADDRS_MAX) as pool:
+        listed = listed_addrs(admin, name, namesrv, pool, required=not wanted)
+        registered = max(
+            pool.map(lambda place: registered_at(admin, place, name), namesrv), default=Registered()
+        )
+        waiting = [*wanted, *listed]
+        for _ in range(ROUNDS_MAX):
+            asked = [addr for addr in dict.fromkeys(waiting) if addr not in found]
+            asked = asked[: ADDRS_MAX - len(found)]
+            answers = pool.map(lambda addr: ask(admin, addr, listed.get(addr)), asked)
+            found |= zip(asked, answers, strict=True)
+            waiting = [addr for one in found.values() if one.name == name for addr in _named_by(one)]
+        # A log that grows meanwhile is not to look shorter than those that follow it.
+        masters = [addr for addr, one in found.items() if one.is_ours and one.is_master]
+        found |= zip(masters, pool.map(lambda addr: ask(admin, addr, listed.get(addr)), masters), strict=True)
+    # An address that another name has now was this one's once; who asked for it is told by the caller.
+    members = [one for one in found.values() if one.name in ("", name) or one.addr in wanted]
+    members = sorted(_distinct(members), key=lambda one: (not one.is_master, one.addr))
+    return Topology(name, tuple(members), registered)
+
+
+def _distinct(members: Sequence[Member]) -> list[Member]:
+    """One of each replica that was asked by several addresses, with the id that the nameservers list."""
+    found: dict[str, Member] = {}
+    for one in members:
+        other = found.get(one.replica_id or one.addr)
+        if other is None:
+            found[one.replica_id or one.addr] = one
+        elif other.broker_id is None:
+            found[one.replica_id] = replace(other, broker_id=one.broker_id)
+    return list(found.values())
+
+
+def name_at(admin: Admin, addr: str) -> str:
+    """The brokerName of the broker at an address.  Raises click.ClickException."""
+    first = ask(admin, addr)
+    if first.name:
+        return first.name
+    raise click.ClickException(
+        f"{shown_addr(addr)}: {first.trouble or 'does not say its brokerName'}\n"
+        "  -b NAME with -n ADDR asks all brokers of a name, and not each has to answer"
+    )
+
+
+def _named_by(one: Member) -> list[str]:
+    return [addr for addr in (*one.named.values(), one.master_addr) if addr]
+
+
+def listed_addrs(
+    admin: Admin, name: str, namesrv: Sequence[str], pool: ThreadPoolExecutor, *, required: bool
+) -> dict[str, int]:
+    """address → broker id of a name, by all nameservers that answer."""
+    if required:
+        namesrv = admin.nameservers  # or a UsageError that says what to do
+    tables = dict(zip(namesrv, pool.map(lambda addr: table_at(admin, addr), namesrv), strict=True))
+    failures = [table for table in tables.values() if not isinstance(table, ClusterInfo)]
+    for failure in failures:
+        click.echo(f"Not asked: {explain(failure)}", err=True)
+    known = [table.broker_addr_table for table in tables.values() if isinstance(table, ClusterInfo)]
+    found = {
+        addr: broker_id
+        for table in known
+        if name in table
+        for broker_id, addr in table[name].broker_addrs.items()
+    }
+    if required and not found:
+        if not known:
+            raise failures[0]
+        names = ", ".join(sorted({one for table in known for one in table}))
+        raise click.ClickException(
+            f"no broker {name!r} at {';'.join(namesrv)}; it knows "
+            f"{names or 'none: no broker has registered yet'}\n"
+            "  -b ADDR asks a broker by its address, host:port, and those of its name that it knows"
+        )
+    return found
+
+
+def table_at(admin: Admin, namesrv: str) -> ClusterInfo | RemotingError | ProtocolError:
+    """One nameserver's table of brokers, or why there is none."""
+    try:
+        return admin.ask(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, into=ClusterInfo, timeout_s=ASK_S)
+    except (RemotingError, ProtocolError) as error:
+        return error
+
+
+def registered_at(admin: Admin, namesrv: str, name: str) -> Registered:
+    """The newest term of a name that one nameserver was told of; none of a stock one, or one that is away."""
+    header = BrokerNameHeader(name)
+    try:
+        body = admin.ask(namesrv, RequestCode.GET_LINEAGE, header, into=TermBody, timeout_s=ASK_S)
+    except (RemotingError, ProtocolError):
+        return Registered()
+    return Registered(body.epoch, body.master_addr)
+
+
+def ask(admin: Admin, addr: str, broker_id: int | None = None) -> Member:
+    """What one broker says of itself."""
+    try:
+        body = admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody, timeout_s=ASK_S)
+        return member_of(addr, broker_id, body)
+    except AnswerError as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return Member(addr, broker_id, trouble=str(error))
+    except (RemotingError, ProtocolError) as error:
+        return Member(addr, broker_id, trouble=str(error).removeprefix(f"{addr}: "))
+    try:
+        return _ask_stock(admin, addr, broker_id)
+    except (RemotingError, ProtocolError) as error:
+        return Member(addr, broker_id, trouble=str(error).removeprefix(f"{addr}: "))
+
+
+def _ask_stock(admin: Admin, addr: str, broker_id: int | None) -> Member:
+    """By 28 and 26, which every broker knows."""
+    answer = admin.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_s=ASK_S)
+    info = KVTable.decode(answer.body).table
+    settings = admin.broker_config(addr)
+    end = info.get("commitLogMaxOffset", "")
+    start = info.get("commitLogMinOffset", "")
+    role = info.get("brokerRole") or settings.get("brokerRole")
+    return Member(
+        addr,
+        broker_id,
+        cluster=settings.get("brokerClusterName", ""),
+        name=settings.get("brokerName", ""),
+        role=role or ("MASTER" if broker_id == MASTER_ID else "SLAVE"),
+        log=LogSpan(int(start) if start.isdecimal() else 0, int(end)) if end.isdecimal() else None,
+    )
+
+
+def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
+    """Raises ProtocolError for terms that do not rise."""
+    try:
+        lineage = lineage_of(body)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
+    return Member(
+        addr,
+        broker_id,
+        broker_addr=body.broker_addr,
+        cluster=body.cluster_name,
+        name=body.broker_name,
+        role=body.role,
+        role_from=body.role_from,
+        role_why=body.role_why,
+        ha_addr=body.ha_addr,
+        replica_id=body.replica_id,
+        segment_bytes=body.segment_bytes,
+        log=LogSpan(body.log_start, body.log_end),
+        lineage=lineage,
+        held=body.held,
+        changing=body.changing,
+        master_end=body.master_end,
+        master_heard_ms=body.master_heard_ms,
+        master_end_kept=body.master_end_kept,
+        master_addr=body.master_addr,
+        master_role=body.master_role,
+        named={one.replica_id: one.broker_addr for one in body.replicas},
+    )
+
+
+# -- counting --------------------------------------------------------------------------------------
+
+
+def fetcher(admin: Admin) -> Fetch:
+    """READ_LOG, as refill wants it."""
+
+    def fetch(addr: str, offset: int, size: int) -> bytes:
+        return bytes(admin.call(addr, RequestCode.READ_LOG, ReadLogHeader(offset, size).encode()).body)
+
+    return fetch
+
+
+def count(fetch: Fetch, loss: Loss, clock_s: Callable[[], float] = time.monotonic) -> Count:
+    """The messages of the lost range, by reading it; what was found within COUNT_S."""
+    if loss.size == 0:
+        return Count(0)
+    holder = loss.holder
+    if loss.unknown or holder is None or holder.log is None or not holder.segment_bytes:
+        return Count(None)
+    found, until_s = 0, clock_s() + COUNT_S
+    exact = loss.held_end >= loss.end and holder.log.start <= loss.begin
+    try:
+        begin = max(loss.begin, holder.log.start)
+        begin = edge_at_or_below(fetch, holder.addr, holder.log.start, begin, holder.segment_bytes)
+        for run in whole_records(
+            fetch, holder.addr, begin, loss.held_end, holder.segment_bytes, torn_end=True
+        ):
+            found += run.records
+            if clock_s() >= until_s:
+                return Count(found, exact=run.offset + len(run.data) >= loss.end and exact)
+    except (RemotingError, ProtocolError) as error:
+        click.echo(f"Not counted: {error}", err=True)
+        return Count(found or None, exact=False)
+    return Count(found, exact)

@@ -1,0 +1,394 @@
+"""Who is there of one broker name, who is ahead, and what would be lost if another one became the master.
+
+    Member       one broker, by its answer
+    Topology     all of a name: who is the master, who holds the furthest log
+    Loss         the part of the furthest log that a candidate has not
+    Count        how many messages lie in it
+
+Ahead is who has the newer epoch, and of two with the same the further end.  A broker that has nothing, and
+began an epoch by itself, is ahead of nobody.  A master that does not answer counts by what its slaves heard
+of its log's end, and an epoch of which only a nameserver has heard by nothing: then nobody knows.  Stock
+brokers keep no epochs: they are shown by their log's end, and cannot be told anything.  Pure; roll_call.py
+asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from haservice.admin.output import Column, Table, human_bytes, local_second, shown_addr
+from haservice.replication.lineage import Epoch, Lineage, LogSpan, common_point
+
+SHORT_ID = 8
+STOCK = "stock peer: keeps no lineage"
+SYNC_MASTER = "SYNC_MASTER"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One broker, by its answer.  `trouble` is why there is none, and all else then empty.
+
+    A stock broker has no `replica_id`, and of its log only the end is known.
+    """
+
+    addr: str
+    """By which it was asked; `broker_addr` is what it calls itself, and registers as."""
+    broker_id: int | None = None
+    """As the nameservers list it; None if none does."""
+    cluster: str = ""
+    name: str = ""
+    role: str = ""
+    role_from: str = ""
+    role_why: str = ""
+    broker_addr: str = ""
+    ha_addr: str = ""
+    replica_id: str = ""
+    segment_bytes: int = 0
+    log: LogSpan | None = None
+    lineage: Lineage = field(default_factory=Lineage)
+    held: str = ""
+    changing: bool = False
+    master_end: int = -1
+    master_heard_ms: int = 0
+    master_end_kept: bool = False
+    """Whether it heard that before it was started last."""
+    master_addr: str = ""
+    master_role: str = ""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """replica id → address of others that it knows."""
+    trouble: str = ""
+
+    @property
+    def answers(self) -> bool:
+        return not self.trouble
+
+    @property
+    def is_ours(self) -> bool:
+        return bool(self.replica_id)
+
+    def is_at(self, addr: str) -> bool:
+        return addr in (self.addr, self.broker_addr)
+
+    @property
+    def is_master(self) -> bool:
+        return self.role.endswith("MASTER")
+
+    @property
+    def end(self) -> int | None:
+        return None if self.log is None else self.log.end
+
+    @property
+    def own_lineage(self) -> Lineage:
+        """Without the terms that its log has not reached yet."""
+        return self.lineage if self.log is None else self.lineage.up_to(self.log.end)
+
+    @property
+    def epoch(self) -> int | None:
+        last = self.own_lineage.last
+        return None if last is None else last.number
+
+    @property
+    def last_term(self) -> Epoch | None:
+        """The newest that it has heard of, whether its log has come to it or not."""
+        return self.lineage.last
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it has nothing, and has followed nobody: what it says of epochs is its own invention."""
+        last = self.last_term
+        empty = self.log is not None and self.log.is_empty
+        return empty and (last is None or last.master == self.replica_id)
+
+    @property
+    def state(self) -> str:
+        """For people: what matters most of it."""
+        if self.trouble:
+            return f"no answer: {self.trouble}"
+        if not self.is_ours:
+            return STOCK
+        if self.held:
+            return f"held: {self.held}"
+        if self.changing:
+            return "changes its role"
+        if self.is_master:
+            return "takes messages"
+        return f"follows {shown_addr(self.master_addr)}" if self.master_addr else "knows no master yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is lost if `candidate` becomes the master: the bytes from `begin` to `end` of the furthest log.
+
+    `holder` has them from where its own log begins up to `held_end`; None if nobody who answers does.  With
+    `unknown` nobody can tell, and the numbers say nothing.  `heard_by` has only heard where the log ends,
+    and so there may be more; None if the one that wrote it says so itself.
+    """
+
+    candidate: str
+    begin: int = 0
+    end: int = 0
+    holder: Member | None = None
+    held_end: int = 0
+    unknown: str = ""
+    heard_by: Member | None = None
+
+    @property
+    def size(self) -> int | None:
+        """In bytes; None if it cannot be told."""
+        return None if self.unknown else self.end - self.begin
+
+
+class Count(NamedTuple):
+    """Messages that were found; there may be more unless `exact`.  None if nobody could be asked."""
+
+    messages: int | None
+    exact: bool = True
+
+    def text(self) -> str:
+        if self.messages is None:
+            return "an unknown number of messages"
+        some = "message" if self.messages == 1 else "messages"
+        return f"{self.messages} {some}" if self.exact else f"{self.messages} {some} or more"
+
+
+class Registered(NamedTuple):
+    """The newest term that a nameserver was told of, -1 if none, and where its master was."""
+
+    epoch: int = -1
+    addr: str = ""
+
+
+NOT_REGISTERED = Registered()
+
+
+class _End(NamedTuple):
+    """Where a log is known to end, who has only heard so, and why that is not known."""
+
+    end: int = 0
+    heard_by: Member | None = None
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All brokers of one name that are known, the master first, then by address."""
+
+    name: str
+    members: tuple[Member, ...]
+    registered: Registered = NOT_REGISTERED
+
+    @property
+    def masters(self) -> tuple[Member, ...]:
+        return tuple(one for one in self.members if one.answers and one.is_master)
+
+    @property
+    def ours(self) -> tuple[Member, ...]:
+        """Those that answer and keep a lineage, of this name's log."""
+        return tuple(one for one in self.members if one.is_ours and one.name == self.name)
+
+    @property
+    def furthest(self) -> Member | None:
+        """Who holds the newest epoch, and most of it."""
+        return max(self._told, key=_rank, default=None)
+
+    @property
+    def _told(self) -> tuple[Member, ...]:
+        """Whose word on epochs counts: all but the blank ones, unless there are no others."""
+        return tuple(one for one in self.ours if not one.is_blank) or self.ours
+
+    @property
+    def heard_epoch(self) -> int:
+        """The highest number that a broker which answers knows of; 0 if none."""
+        return max((one.last_term.number for one in self.ours if one.last_term), default=0)
+
+    @property
+    def last_epoch(self) -> int:
+        """The highest number that anybody knows of, the nameservers too; 0 if none."""
+        return max(self.heard_epoch, self.registered.epoch)
+
+    @property
+    def addrs_by_id(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for one in self.members:
+            found.update(one.named)
+        return found | {one.replica_id: one.addr for one in self.ours}
+
+    def member(self, addr: str) -> Member | None:
+        return next((one for one in self.members if one.is_at(addr)), None)
+
+    def loss(self, addr: str) -> Loss:
+        """What is lost if the broker at `addr` becomes the master."""
+        candidate = self.member(addr)
+        if candidate is None or not candidate.answers:
+            return Loss(addr, unknown="it does not answer")
+        if candidate.log is None or candidate not in self.ours:
+            return Loss(addr, unknown="it keeps no lineage of this log")
+        unknown = self._unheard_term()
+        unheard = [where for where in candidate.named.values() if where and not self._answers_at(where)]
+        if candidate.held and unheard and not unknown:
+            said = ", ".join(map(shown_addr, unheard))
+            unknown = f"it may have lost what {said} holds, who does not answer"
+        if unknown:
+            return Loss(addr, unknown=unknown)
+        # Of two masters that began one number each has a log of its own, and the candidate lacks one of them.
+        losses = [self._loss_of(candidate, term) for term in self._last_terms]
+        return max(losses, key=lambda one: (one.size is None, one.size or 0))
+
+    @property
+    def _last_terms(self) -> tuple[Epoch | None, ...]:
+        """The newest one that anybody who counts has heard of; more than one if two masters began it."""
+        terms = [one.last_term for one in self._told if one.last_term is not None]
+        number = max((term.number for term in terms), default=-1)
+        found = {term.term: term for term in terms if term.number == number}
+        return tuple(found.values()) or (None,)
+
+    def _loss_of(self, candidate: Member, term: Epoch | None) -> Loss:
+        """What is lost of the log that ends with `term`."""
+        addr = candidate.addr
+        others = {one.term for one in self._last_terms if one is not None and one is not term}
+        furthest = max(
+            (one for one in self._told if one.last_term is None or one.last_term.term not in others),
+            key=_rank,
+        )
+        assert candidate.log is not None
+        assert furthest.log is not None
+        end, heard_by, unknown = self._end_of(furthest, term)
+        if unknown:
+            return Loss(addr, unknown=unknown)
+        begin = candidate.log.end
+        if candidate is not furthest and not (candidate.log.is_empty and furthest.log.is_empty):
+            common = common_point(candidate.lineage, candidate.log.end, furthest.lineage, end)
+            begin = furthest.log.start if common is None else common.point
+        if begin >= end:
+            return Loss(addr, end, end, heard_by=heard_by)
+        holder = furthest if candidate is not furthest and furthest.log.end > begin else None
+        return Loss(addr, begin, end, holder, min(end, furthest.log.end), heard_by=heard_by)
+
+    def _unheard_term(self) -> str:
+        """That only a nameserver has heard of a term, whose master has written who knows what; "" if not."""
+        number, addr = self.registered
+        terms = [one.last_term for one in self.ours if one.last_term is not None]
+        same = [term for term in terms if term.number == number]
+        known = self.addrs_by_id
+        if number < 0 or any(term.number > number for term in terms):
+            return ""
+        if any(not (where := known.get(term.master)) or self._same(where, addr) for term in same):
+            return ""
+        return (
+            f"the nameserver knows of epoch {number}, of {shown_addr(addr)}, "
+            "and nobody who answers has heard of it"
+        )
+
+    def _same(self, addr: str, other: str) -> bool:
+        """Whether both are addresses of one broker."""
+        one = self.member(addr)
+        return addr == other or (one is not None and one.is_at(other))
+
+    def _answers_at(self, addr: str) -> bool:
+        found = self.member(addr)
+        return found is not None and found.answers
+
+    def _end_of(self, furthest: Member, term: Epoch | None) -> _End:
+        """Of the log that ends with `term`; `furthest` holds most of it."""
+        end = furthest.end or 0
+        stock_ends = [one.end for one in self.masters if not one.is_ours and one.end is not None]
+        if stock_ends:
+            return _End(max(end, *stock_ends))
+        if term is not None and any(one.replica_id == term.master for one in self.ours):
+            return _End(end)  # who wrote the last term speaks for itself
+        ears = [
+            one
+            for one in self._told
+            if one.master_end >= 0
+            and (term is None or (one.last_term is not None and one.last_term.is_same_term(term)))
+        ]
+        silent = ", ".join(shown_addr(one.addr) for one in self.members if not one.answers)
+        who = f"the last master is not among those who answer{f' ({silent} does not)' if silent else ''}"
+        if not ears:
+            return _End(end, unknown=f"{who}, and nobody has heard how far its log went")
+        # Who was not started since has heard it to its last moment, as far as anybody can tell.
+        best = max(ears, key=lambda one: (not one.master_end_kept, one.master_end, one.master_heard_ms))
+        if best.master_end_kept and best.master_role != SYNC_MASTER:
+            return _End(
+                end,
+                unknown=f"{who}, and {shown_addr(best.addr)} was started again since it heard, "
+                f"{local_second(best.master_heard_ms)}, that its log goes up to {best.master_end}",
+            )
+        return _End(max(end, *(one.master_end for one in ears)), best)
+
+
+def _rank(one: Member) -> tuple[int, int]:
+    return (-1 if one.epoch is None else one.epoch, -1 if one.end is None else one.end)
+
+
+# -- showing ---------------------------------------------------------------------------------------
+
+
+def lost_text(size: int | None) -> str:
+    return "unknown" if size is None else human_bytes(size)
+
+
+COLUMNS = (
+    Column("#Addr", "brokerAddr", shown_addr),
+    Column("#BID", "brokerId", right=True),
+    Column("#Role", "role"),
+    Column("#Role From", "roleFrom"),
+    Column("#Replica", "replicaId", lambda value: str(value or "-")[:SHORT_ID]),
+    Column("#Epoch", "epoch", right=True),
+    Column("#Log End", "logEnd", right=True),
+    Column("#Lost If Master", "lostIfMasterBytes", lost_text, right=True),
+    Column("#State", "state"),
+    Column("", "logStart", json_only=True),
+    Column("", "roleWhy", json_only=True),
+    Column("", "held", json_only=True),
+    Column("", "masterAddr", json_only=True),
+)
+
+
+def table_of(topology: Topology) -> Table:
+    """A line for each broker.  Pure."""
+    table = Table(COLUMNS)
+    for one in topology.members:
+        table.add(
+            one.addr,
+            one.broker_id,
+            one.role or None,
+            one.role_from or None,
+            one.replica_id or None,
+            one.epoch,
+            one.end,
+            topology.loss(one.addr).size,
+            one.state,
+            None if one.log is None else one.log.start,
+            one.role_why or None,
+            one.held or None,
+            one.master_addr or None,
+        )
+    return table
+
+
+def loss_text(loss: Loss, counted: Count) -> str:
+    """What would be lost, in a sentence without its end."""
+    if loss.unknown:
+        return f"it is not known what would be lost: {loss.unknown}"
+    if loss.size == 0:
+        return f"nothing that is known of would be lost: the furthest log ends at {loss.end}"
+    return (
+        f"{human_bytes(loss.size)} with {counted.text()} would be lost, "
+        f"offsets {loss.begin} to {loss.end} of the log"
+    )
+
+
+def bound_text(loss: Loss) -> str:
+    """That the end of the log is hearsay, in a sentence; "" if it is not."""
+    by = loss.heard_by
+    if by is None or loss.unknown:
+        return ""
+    when = f" at {local_second(by.master_heard_ms)}" if by.master_heard_ms else ""
+    before = ", before it was started again" if by.master_end_kept else ""
+    return (
+        f"That is the least: {shown_addr(by.addr)} heard of the last master{when}{before}, "
+        "and not of what that took afterwards."
+    )

@@ -1,0 +1,151 @@
+"""Services: what of a broker has threads, each built from the configuration and the parts it needs.
+
+Nothing here is started, and nothing keeps what it builds: that is the node's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from commitlog.options import FlushDiskType
+from commitlog.store import Store
+from haservice.broker.durability import Durability, Wait
+from haservice.broker.hand_back import HandBack
+from haservice.broker.handlers import Processors
+from haservice.broker.registration import Identity, MasterAddresses, Registration
+from haservice.broker.security import Security
+from haservice.broker.slave_sync import SlaveSync
+from haservice.broker.tables import Tables
+from haservice.remoting.client import RemotingClient
+from haservice.remoting.server import Listener, RemotingServer
+from haservice.replication.greeting import Facts, Outcome
+from haservice.replication.hello import SlaveHello
+from haservice.replication.lineage_file import LineageFile
+from haservice.replication.service import HAService
+from haservice.settings import BrokerRole, NodeConfig
+
+
+def server_of(
+    config: NodeConfig, security: Security, processors: Processors, vip_processors: Processors
+) -> RemotingServer:
+    """Both ports; the processors are filled in later."""
+    remoting = config.remoting
+    return RemotingServer(
+        [
+            Listener(remoting.bind_address, port, served, key, security.guard, security.tls)
+            for port, served, key in (
+                (remoting.listen_port, processors, "listenPort"),
+                (remoting.vip_port, vip_processors, "listenPort - 2"),
+            )
+        ],
+        remoting.idle_seconds,
+    )
+
+
+def replication_of(
+    config: NodeConfig,
+    store: Store,
+    lineage: LineageFile,
+    security: Security,
+    *,
+    on_acked: Callable[[list[Wait], bool], None],
+    on_mark: Callable[[], None],
+    on_ahead: Callable[[SlaveHello], None],
+    on_heard: Callable[[SlaveHello, Outcome], None],
+    on_failure: Callable[[str, BaseException], None],
+) -> HAService[Wait]:
+    """With SYNC_FLUSH a slave reports what is on its disk, and not only in its memory."""
+    broker = config.broker
+    return HAService(
+        config.replication,
+        store.log,
+        role=broker.role,
+        bind_address=config.remoting.bind_address,
+        on_acked=on_acked,
+        on_mark=on_mark,
+        damage=lambda: store.dispatcher.failed,
+        flush=store.log.flush if flushes_at_once(config) else None,
+        boundary=lambda: store.dispatcher.position,
+        on_failure=on_failure,
+        lineage=lineage,
+        facts=Facts(broker.cluster_name, broker.broker_name, config.broker_addr),
+        store=store,
+        on_ahead=on_ahead,
+        on_heard=on_heard,
+        doors=security.doors,
+    )
+
+
+def durability_of(
+    config: NodeConfig, store: Store, ha: HAService[Wait], server: RemotingServer
+) -> Durability:
+    durability = Durability(
+        flush=store.flusher if flushes_at_once(config) else None,
+        replica=ha if config.broker.role is BrokerRole.SYNC_MASTER else None,
+        flush_timeout_s=config.log.sync_flush_timeout_ms / 1000,
+        replica_timeout_s=config.replication.slave_timeout_ms / 1000,
+        call_soon=server.call_soon,
+    )
+    store.flusher.on_done = durability.flushed
+    return durability
+
+
+def slave_sync_of(config: NodeConfig, tables: Tables, security: Security) -> SlaveSync:
+    return SlaveSync(
+        config.broker_addr,
+        tables.topics,
+        tables.offsets,
+        tables.groups,
+        delays=tables.delays,
+        on_synced=tables.persistence.soon,
+        make_client=security.make_client,
+    )
+
+
+def registration_of(
+    config: NodeConfig,
+    tables: Tables,
+    lineage: LineageFile,
+    security: Security,
+    *,
+    on_master: Callable[[MasterAddresses], None],
+    master_wanted: Callable[[], bool],
+    on_newer: Callable[[int, str], None],
+) -> Registration:
+    """A master takes consumer offsets back from its slaves before a name server hears of it."""
+    broker = config.broker
+    on_reachable: Callable[[RemotingClient, str], Awaitable[None]] | None = None
+    if not broker.role.is_slave:
+        on_reachable = HandBack(
+            broker.broker_name,
+            config.broker_addr,
+            tables.offsets,
+            tables.groups,
+            tables.queue_end,
+            on_taken=tables.persistence.soon,
+        ).run
+    return Registration(
+        Identity(
+            broker.cluster_name,
+            broker.broker_name,
+            broker.broker_id,
+            config.broker_addr,
+            config.ha_server_addr,
+        ),
+        broker.namesrv_addrs,
+        tables.topics,
+        permission=broker.permission,
+        period_s=broker.register_period_ms / 1000,
+        timeout_s=broker.register_timeout_ms / 1000,
+        on_master=on_master,
+        master_wanted=master_wanted,
+        on_reachable=on_reachable,
+        epoch=lambda: -1 if (last := lineage.state.lineage.last) is None else last.number,
+        on_newer=on_newer,
+        make_client=security.make_client,
+    )
+
+
+def flushes_at_once(config: NodeConfig) -> bool:
+    """Whether flushDiskType is SYNC_FLUSH."""
+    return config.log.flush_disk_type is FlushDiskType.SYNC_FLUSH

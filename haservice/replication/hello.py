@@ -1,0 +1,265 @@
+"""The handshake by which our brokers recognise each other on the HA port.  Pure: bytes in, values out.
+
+    slave → master    report −1                          a stock master ignores it, and stays silent
+    master → slave    offset −1 | size | MasterHello     a frame that a stock slave would never be sent
+    slave → master    −2 | size | SlaveHello             what it will hold once it has done what it has to
+    master → slave    offset −2 | size | Verdict         after it has compared the digest with its own bytes
+    slave → master    report ≥ 0                         from here on the classic wire
+
+Bodies are JSON objects; what is not known in them is passed over, so that later versions may say more.  The
+frames' headers are those of transfers (12 bytes), the slave's words those of reports (8 bytes each).
+
+The digest is of the last `digestBytes` below the nearer of `position` and the end that the master's hello
+told: both sides hold those, also when the slave is ahead.  Where a segment's end is but zeros it reaches back
+until it covers something.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from haservice.errors import ProtocolError
+from haservice.replication.lineage import Epoch, Lineage, LogSpan
+
+VERSION = 1
+HELLO_OFFSET = -1
+VERDICT_OFFSET = -2
+SLAVE_HELLO_MARK = -2
+HELLO_BYTES_MAX = 256 * 1024
+# So many bytes below the point where two logs are to be one are compared; more when they are all zeros, as
+# the end of a segment may be for a whole message's length.
+DIGEST_BYTES = 64 * 1024
+DIGEST_BYTES_MAX = 16 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
+# Texts of a peer, for people.
+_WORDS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class MasterHello:
+    """Who the master is and what it holds; `role` is its brokerRole, `broker_addr` where clients reach it.
+
+    `nonce` is another one each time; the slave's hello repeats it, so that none can be played back.
+    """
+
+    replica_id: str
+    cluster_name: str
+    broker_name: str
+    broker_addr: str
+    role: str
+    segment_bytes: int
+    log: LogSpan
+    lineage: Lineage
+    nonce: str = ""
+
+    def encode(self) -> bytes:
+        return _fitted(
+            {
+                "version": VERSION,
+                "nonce": self.nonce,
+                "replicaId": self.replica_id,
+                "clusterName": self.cluster_name,
+                "brokerName": self.broker_name,
+                "brokerAddr": self.broker_addr,
+                "role": self.role,
+                "segmentBytes": self.segment_bytes,
+                "start": self.log.start,
+                "end": self.log.end,
+                "epochs": encode_epochs(self.lineage),
+            }
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> MasterHello:
+        """Raises ProtocolError."""
+        said = _object(body, "the master's hello")
+        return cls(
+            replica_id=_text(said, "replicaId"),
+            cluster_name=_text(said, "clusterName"),
+            broker_name=_text(said, "brokerName"),
+            broker_addr=_text(said, "brokerAddr"),
+            role=_text(said, "role"),
+            segment_bytes=_number(said, "segmentBytes"),
+            log=_span(said),
+            lineage=decode_epochs(said.get("epochs")),
+            nonce=_nonce(said),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveHello:
+    """Who the slave is, where it will go on, and a digest of `digest_bytes` below there.
+
+    `log` is what it holds now.  A slave that is ahead says so by `position` > the master's end: up to there
+    it holds what the master lost; what it holds behind that is no part of the master's log.
+    """
+
+    replica_id: str
+    broker_name: str
+    broker_addr: str
+    segment_bytes: int
+    log: LogSpan
+    position: int
+    digest_bytes: int
+    digest: str
+    flushes: bool
+    lineage: Lineage
+    nonce: str = ""
+
+    def encode(self) -> bytes:
+        return _fitted(
+            {
+                "version": VERSION,
+                "nonce": self.nonce,
+                "replicaId": self.replica_id,
+                "brokerName": self.broker_name,
+                "brokerAddr": self.broker_addr,
+                "segmentBytes": self.segment_bytes,
+                "start": self.log.start,
+                "end": self.log.end,
+                "position": self.position,
+                "digestBytes": self.digest_bytes,
+                "digest": self.digest,
+                "flushes": self.flushes,
+                "epochs": encode_epochs(self.lineage),
+            }
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> SlaveHello:
+        """Raises ProtocolError."""
+        said = _object(body, "the slave's hello")
+        return cls(
+            replica_id=_text(said, "replicaId"),
+            broker_name=_text(said, "brokerName"),
+            broker_addr=_text(said, "brokerAddr"),
+            segment_bytes=_number(said, "segmentBytes"),
+            log=_span(said),
+            position=_number(said, "position"),
+            digest_bytes=_number(said, "digestBytes"),
+            digest=_text(said, "digest"),
+            flushes=said.get("flushes") is True,
+            lineage=decode_epochs(said.get("epochs")),
+            nonce=_nonce(said),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the slave may go on as it said; if not, why, and whether it makes sense to ask again soon."""
+
+    accepted: bool
+    reason: str = ""
+    again: bool = False
+
+    def encode(self) -> bytes:
+        return orjson.dumps({"accepted": self.accepted, "reason": self.reason, "again": self.again})
+
+    @classmethod
+    def decode(cls, body: bytes) -> Verdict:
+        """Raises ProtocolError."""
+        said = _object(body, "the master's verdict")
+        return cls(said.get("accepted") is True, _words(said.get("reason")), said.get("again") is True)
+
+
+def digest(read: Callable[[int, int], bytes], begin: int, end: int) -> str:
+    """SHA-256, in hexadecimal, of a log's bytes from `begin` to `end`; `read(offset, size)` may give less."""
+    sum_ = hashlib.sha256()
+    while begin < end:
+        piece = read(begin, min(end - begin, _PIECE_BYTES))
+        if not piece:
+            raise ProtocolError(f"the log has nothing at {begin}, wanted is a digest up to {end}")
+        sum_.update(piece)
+        begin += len(piece)
+    return sum_.hexdigest()
+
+
+def encode_epochs(lineage: Lineage) -> list[dict[str, Any]]:
+    return [
+        {
+            "epoch": one.number,
+            "start": one.start,
+            "master": one.master,
+            "beganMs": one.began_ms,
+            "why": one.why,
+        }
+        for one in lineage.epochs
+    ]
+
+
+def decode_epochs(said: object) -> Lineage:
+    """Raises ProtocolError for anything that is no list of epochs that rise."""
+    if not isinstance(said, list):
+        raise ProtocolError("epochs are no list")
+    epochs = []
+    for one in said:
+        if not isinstance(one, Mapping):
+            raise ProtocolError(f"an epoch is {str(one)[:_WORDS_MAX]!r}")
+        began_ms = one.get("beganMs")
+        epochs.append(
+            Epoch(
+                _number(one, "epoch"),
+                _number(one, "start"),
+                _text(one, "master"),
+                began_ms if type(began_ms) is int else 0,
+                _words(one.get("why")),
+            )
+        )
+    try:
+        return Lineage(tuple(epochs))
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
+
+
+def _fitted(said: dict[str, Any]) -> bytes:
+    """As JSON of at most HELLO_BYTES_MAX: of a longer lineage the oldest terms are left out."""
+    while len(body := orjson.dumps(said)) > HELLO_BYTES_MAX and said["epochs"]:
+        said["epochs"] = said["epochs"][(len(said["epochs"]) + 1) // 2 :]
+    return body
+
+
+def _span(said: Mapping[str, Any]) -> LogSpan:
+    start, end = _number(said, "start"), _number(said, "end")
+    if start > end:
+        raise ProtocolError(f"a log that begins at {start} and ends at {end}")
+    return LogSpan(start, end)
+
+
+def _object(body: bytes, what: str) -> Mapping[str, Any]:
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"{what} is no JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise ProtocolError(f"{what} is no object")
+    return said
+
+
+def _number(said: Mapping[str, Any], name: str) -> int:
+    value = said.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ProtocolError(f"{name} is {str(value)[:_WORDS_MAX]!r}, wanted is a whole number from 0 on")
+    return value
+
+
+def _nonce(said: Mapping[str, Any]) -> str:
+    return _text(said, "nonce") if "nonce" in said else ""
+
+
+def _text(said: Mapping[str, Any], name: str) -> str:
+    value = said.get(name)
+    if not isinstance(value, str) or len(value) > _WORDS_MAX or not value.isprintable():
+        raise ProtocolError(f"{name} is {str(value)[:_WORDS_MAX]!r}, wanted is a text of one line")
+    return value
+
+
+def _words(value: object) -> str:
+    """A peer's words as one line of a log can take them; nothing else hangs on them."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(char if char.isprintable() else "?" for char in value[:_WORDS_MAX])

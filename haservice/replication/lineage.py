@@ -1,0 +1,206 @@
+"""Lineage: which master wrote which part of a log, and so up to where two logs are one.  Pure.
+
+    epochs of a log      1 ────────── 2 ───── 4 ──────────▶ end
+                         written by A by B    by A again
+
+An epoch is one term of one master.  It begins where that master's log ended when the term began, and ends
+where the next one begins; the last one is open.  A number belongs to one term of one master: two logs that
+both have it, from the same start and the same master, hold the same bytes from there to the nearer of its
+two ends.  Terms that began at the same offset as a later one wrote nothing, and are forgotten.
+
+Epoch 0 stands for what was written before anybody kept epochs; that two logs agree on it, only their bytes
+can tell (hello.py compares a digest of the last ones in any case).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+# The oldest terms are forgotten beyond it; a log that old begins anew.
+EPOCHS_MAX = 1000
+# Written before lineage was kept: a stock broker's log, or one of our first versions.
+UNKNOWN_EPOCH = 0
+# Beyond every log.
+_NO_END = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One term of one master: `start` is an offset of the log, `master` its replica id, "" in epoch 0."""
+
+    number: int
+    start: int
+    master: str
+    began_ms: int = 0
+    why: str = ""
+
+    @property
+    def term(self) -> tuple[int, int, str]:
+        """What tells one term from all others.  The start of epoch 0 moves with retention: it counts as 0."""
+        return (self.number, self.start if self.number != UNKNOWN_EPOCH else 0, self.master)
+
+    def is_same_term(self, other: Epoch) -> bool:
+        return self.term == other.term
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpan:
+    """The bytes a log holds: from `start` up to `end`."""
+
+    start: int
+    end: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.start >= self.end
+
+
+class Step(enum.Enum):
+    """What a slave has to do before it follows a master."""
+
+    CONTINUE = "continue"
+    TRUNCATE = "truncate"
+    FROM_START = "take everything"
+    AHEAD = "ahead of its master"
+    OLD_MASTER = "knows of a newer term than its master"
+    REFUSE = "cannot be reconciled"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`position` is where the slave's log has to end, and the master's first byte to it is to be.
+
+    Of a slave that is AHEAD: up to where it holds what its master wrote and has lost; what lies behind is no
+    part of the master's log.  `lost_bytes` of ours the master has not: they are cut, or go with the old log.
+    """
+
+    step: Step
+    position: int
+    reason: str = ""
+    lost_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The terms of one log, oldest first; numbers and starts both rise."""
+
+    epochs: tuple[Epoch, ...] = ()
+
+    def __post_init__(self) -> None:
+        for before, after in zip(self.epochs, self.epochs[1:], strict=False):
+            if before.number >= after.number or before.start >= after.start:
+                raise ValueError(f"epochs do not rise: {before} and then {after}")
+
+    @property
+    def last(self) -> Epoch | None:
+        return self.epochs[-1] if self.epochs else None
+
+    @property
+    def next_number(self) -> int:
+        return self.epochs[-1].number + 1 if self.epochs else 1
+
+    def or_unknown(self, log: LogSpan) -> Lineage:
+        """Itself; of a log that is older than its lineage, epoch 0."""
+        if self.epochs or log.is_empty:
+            return self
+        return Lineage((Epoch(UNKNOWN_EPOCH, log.start, "", why="written before lineage was kept"),))
+
+    def newest_number(self, log_end: int, me: str) -> int:
+        """The highest number that was heard of, -1 if none.
+
+        A term of `me` that begins at the log's end or beyond left no byte: it was given up, and does not
+        count.
+        """
+        counting = (one.number for one in self.epochs if one.start < log_end or one.master != me)
+        return max(counting, default=-1)
+
+    def begun(self, epoch: Epoch) -> Lineage:
+        """With a new term.  Those that begin at its start or beyond wrote nothing that is left."""
+        kept = tuple(one for one in self.epochs if one.start < epoch.start)
+        if kept and kept[-1].number >= epoch.number:
+            raise ValueError(f"{epoch} is no newer than {kept[-1]}")
+        return Lineage((*kept, epoch)[-EPOCHS_MAX:])
+
+    def up_to(self, end: int) -> Lineage:
+        """The terms that a log which ends at `end` has bytes of, and the one that begins just there."""
+        return replace(self, epochs=tuple(one for one in self.epochs if one.start <= end))
+
+    def end_of(self, index: int, log_end: int) -> int:
+        """Where the term at `index` ends, in a log that ends at `log_end`."""
+        return self.epochs[index + 1].start if index + 1 < len(self.epochs) else log_end
+
+    def epoch_at(self, offset: int) -> Epoch | None:
+        """The term that wrote the byte at `offset`."""
+        return next((one for one in reversed(self.epochs) if one.start <= offset), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Up to `point` two logs are one; `is_open` if that lies in the last term of both."""
+
+    point: int
+    is_open: bool
+
+
+def common_point(own: Lineage, own_end: int, theirs: Lineage, their_end: int) -> Common | None:
+    """The furthest offset up to which both lineages say the same; None if they share no term."""
+    own, theirs = own.up_to(own_end), theirs.up_to(their_end)
+    places = {one.term: place for place, one in enumerate(theirs.epochs)}
+    for index in reversed(range(len(own.epochs))):
+        other = places.get(own.epochs[index].term)
+        if other is not None:
+            point = min(own.end_of(index, own_end), theirs.end_of(other, their_end))
+            is_open = index + 1 == len(own.epochs) and other + 1 == len(theirs.epochs)
+            return Common(point, is_open)
+    return None
+
+
+def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me: str = "") -> Plan:
+    """What the slave (`own`, replica id `me`) has to do to follow the master (`theirs`)."""
+    if own_log.is_empty:
+        return Plan(Step.FROM_START, their_log.start)
+    # As if the master had lost nothing: terms that begin beyond its end tell what it once held.
+    agreed = common_point(own, own_log.end, theirs, _NO_END)
+    if agreed is None:
+        return _refused(own_log, f"no term of a master is in both logs: {_both(own, theirs)}")
+    newest, their_newest = own.newest_number(own_log.end, me), theirs.newest_number(_NO_END, "")
+    if newest > their_newest:
+        return Plan(
+            Step.OLD_MASTER,
+            own_log.end,
+            f"we know of term {newest}, and the master's newest is {their_newest}: {_both(own, theirs)}",
+        )
+    point = agreed.point
+    lost = own_log.end - max(point, own_log.start)
+    if point > their_log.end:
+        if own_log.start > their_log.end:
+            return _refused(
+                own_log, f"the master ends at {their_log.end}, before ours begins: {own_log.start}"
+            )
+        text = f"we hold {point - their_log.end} bytes that the master wrote and has lost"
+        return Plan(Step.AHEAD, point, text, lost)
+    if point < their_log.start:
+        text = f"the two logs are one up to {point}, and the master's begins at {their_log.start}"
+        return Plan(Step.FROM_START, their_log.start, text, lost)
+    if point < own_log.start:
+        return _refused(own_log, f"the two logs are one up to {point}, and ours begins at {own_log.start}")
+    if lost:
+        return Plan(Step.TRUNCATE, point, f"the two logs part at {point}", lost)
+    return Plan(Step.CONTINUE, point)
+
+
+def _refused(own_log: LogSpan, reason: str) -> Plan:
+    return Plan(Step.REFUSE, own_log.end, reason)
+
+
+def _both(own: Lineage, theirs: Lineage) -> str:
+    return f"ours has {terms(own)}, the master's {terms(theirs)}"
+
+
+def terms(lineage: Lineage) -> str:
+    """For people: the newest few, as `epoch@start`."""
+    if not lineage.epochs:
+        return "none"
+    shown = ", ".join(f"{one.number}@{one.start}" for one in lineage.epochs[-3:])
+    return f"… {shown}" if len(lineage.epochs) > 3 else shown

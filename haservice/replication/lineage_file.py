@@ -1,0 +1,260 @@
+"""LineageFile: what a broker must not forget about its log, in `lineage/state.json` beside it.
+
+    replicaId     who we are: made up at the first start, and never changed
+    bootId        of the machine at the last start: another one means that unflushed pages are lost
+    epochs        the terms of our log, see lineage.py
+    masterRole    the brokerRole of the master that we followed last
+    masterEnd     the furthest end of its log that we heard of since our last term is what it is, and when
+    replicas      who followed us, until when, and how far: id → address, role of its own, offset
+    command       a role given by command, until the properties file asks for another one
+    handingOver   of a master: the slave that may have been promoted, while its answer is not known
+
+Outside RocketMQ's own directories, for a stock broker refuses a store with a file it does not know.  Every
+change is on the disk when the call returns; a power cut leaves the old or the new whole.
+
+Who changes what: the greeting of a slave its epochs and masterRole; a master's recorder the replicas; whoever
+decides on roles all else, bootId with started() among it, once the start has decided what it means.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from commitlog.files import Files, OSFiles
+from haservice.errors import ProtocolError
+from haservice.persisted_file import PersistedFile
+from haservice.replication.hello import decode_epochs, encode_epochs
+from haservice.replication.lineage import Epoch, Lineage
+
+T = TypeVar("T")
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# The longest unseen goes first.
+REPLICAS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Another broker of our name: where clients reach it, the end of its log when last heard, and when."""
+
+    broker_addr: str
+    offset: int
+    seen_ms: int
+    in_sync: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCommand:
+    """A role given by command, in force while the file's brokerRole is still `file_role`."""
+
+    role: str
+    broker_id: int
+    file_role: str
+    since_ms: int
+    why: str
+    ha_master: str = ""
+    """Of a slave: the HA address of the master that it was told to follow; "" for the name server's word."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandingOver:
+    """To whom a master hands over: where it is asked, and its replica id."""
+
+    broker_addr: str
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineageState:
+    """Everything in the file."""
+
+    replica_id: str
+    boot_id: str = ""
+    lineage: Lineage = field(default_factory=Lineage)
+    master_role: str = ""
+    replicas: Mapping[str, Replica] = field(default_factory=dict)
+    command: RoleCommand | None = None
+    master_end: int = -1
+    """-1 where it is unknown; a new lineage forgets it."""
+    master_heard_ms: int = 0
+    handing_over: HandingOver | None = None
+
+
+class LineageFile:
+    """The state and its file.  Any thread may read `state`; `update` replaces it, durably."""
+
+    def __init__(self, root: Path, files: Files | None = None) -> None:
+        """Reads the file below the store's root, or makes one.  `files` is how the disk is reached.
+
+        A file that does not parse is told in the log, and counts as none.  Raises OSError.
+        """
+        self.root = root
+        files = files if files is not None else OSFiles()
+        self._file = PersistedFile(root / "lineage" / "state.json", files)
+        self._lock = threading.Lock()  # guards replacing state; held while the file is written
+        state = self._file.load(decode_state)
+        self.is_new = state is None
+        self.state = state if state is not None else LineageState(uuid.uuid4().hex)
+        self.booted_anew = self.state.boot_id != boot_id()
+        """Whether the machine was started since the last start of this broker."""
+        if self.is_new:
+            self._write(self.state)
+        else:
+            # Who wrote it may have died before its name was durable, and what is read here is acted upon.
+            files.sync_directory(self._file.path.parent)
+
+    def update(self, **changes: Any) -> LineageState:
+        """Replaces fields of the state, and writes it.  Raises OSError, with nothing changed."""
+        with self._lock:
+            return self._replace(**changes)
+
+    def begin(self, epoch: Epoch) -> LineageState:
+        """Adds a term to the epochs.  Raises OSError, or ValueError if it is no newer than those before."""
+        with self._lock:
+            return self._replace(lineage=self.state.lineage.begun(epoch))
+
+    def saw(self, replica_id: str, replica: Replica) -> None:
+        """Remembers a replica; who was seen longest ago is forgotten beyond REPLICAS_MAX."""
+        self.saw_all({replica_id: replica})
+
+    def saw_all(self, replicas: Mapping[str, Replica]) -> None:
+        """As saw(), with one write for all."""
+        with self._lock:
+            known = {**self.state.replicas, **replicas}
+            newest = sorted(known.items(), key=lambda item: item[1].seen_ms)[-REPLICAS_MAX:]
+            self._replace(replicas=dict(newest))
+
+    def heard_master(self, lineage: Lineage, end: int, heard_ms: int) -> None:
+        """Its log goes up to `end`, as was heard in this lineage; of another one it says nothing.
+
+        Raises OSError.
+        """
+        with self._lock:
+            if lineage == self.state.lineage:
+                self._replace(master_end=end, master_heard_ms=heard_ms)
+
+    def started(self) -> None:
+        """Notes the machine's present boot: from the next start on, booted_anew counts from here."""
+        self.update(boot_id=boot_id())
+
+    def _replace(self, **changes: Any) -> LineageState:
+        assert self._lock.locked()
+        if changes.get("lineage", self.state.lineage) != self.state.lineage:
+            changes = {"master_end": -1, "master_heard_ms": 0, **changes}
+        state = replace(self.state, **changes)
+        if state != self.state:
+            self._write(state)
+            self.state = state
+        return state
+
+    def _write(self, state: LineageState) -> None:
+        self._file.save(lambda: encode_state(state))
+
+
+def boot_id() -> str:
+    """Another one after each start of the machine; "" where the system has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def encode_state(state: LineageState) -> bytes:
+    said: dict[str, Any] = {
+        "replicaId": state.replica_id,
+        "bootId": state.boot_id,
+        "epochs": encode_epochs(state.lineage),
+        "masterRole": state.master_role,
+        "masterEnd": state.master_end,
+        "masterHeardMs": state.master_heard_ms,
+        "replicas": {
+            name: {
+                "brokerAddr": one.broker_addr,
+                "offset": one.offset,
+                "seenMs": one.seen_ms,
+                "inSync": one.in_sync,
+            }
+            for name, one in state.replicas.items()
+        },
+    }
+    if state.command is not None:
+        command = state.command
+        said["command"] = {
+            "role": command.role,
+            "brokerId": command.broker_id,
+            "fileRole": command.file_role,
+            "sinceMs": command.since_ms,
+            "why": command.why,
+            "haMaster": command.ha_master,
+        }
+    if state.handing_over is not None:
+        said["handingOver"] = {
+            "brokerAddr": state.handing_over.broker_addr,
+            "replicaId": state.handing_over.replica_id,
+        }
+    body = orjson.dumps(said, option=orjson.OPT_INDENT_2)
+    return orjson.dumps({"crc32": zlib.crc32(body)}) + b"\n" + body + b"\n"
+
+
+def decode_state(content: bytes) -> LineageState:
+    """Raises ValueError, or what PersistedFile takes for it, when the content is not what was written."""
+    head, _, body = content.partition(b"\n")
+    body = body.removesuffix(b"\n")
+    if orjson.loads(head)["crc32"] != zlib.crc32(body):
+        raise ValueError("its checksum is another one")
+    said = orjson.loads(body)
+    try:
+        lineage = decode_epochs(said["epochs"])
+    except ProtocolError as error:
+        raise ValueError(str(error)) from None
+    command, handing = said.get("command"), said.get("handingOver")
+    return LineageState(
+        replica_id=_of(str, said["replicaId"]),
+        boot_id=_of(str, said["bootId"]),
+        lineage=lineage,
+        master_role=_of(str, said["masterRole"]),
+        replicas={
+            name: Replica(
+                _of(str, one["brokerAddr"]),
+                _of(int, one["offset"]),
+                _of(int, one["seenMs"]),
+                _of(bool, one["inSync"]),
+            )
+            for name, one in _of(dict, said["replicas"]).items()
+        },
+        command=None
+        if command is None
+        else RoleCommand(
+            _of(str, command["role"]),
+            _of(int, command["brokerId"]),
+            _of(str, command["fileRole"]),
+            _of(int, command["sinceMs"]),
+            _of(str, command["why"]),
+            _of(str, command["haMaster"]),
+        ),
+        handing_over=None
+        if handing is None
+        else HandingOver(_of(str, handing["brokerAddr"]), _of(str, handing["replicaId"])),
+        # Not in the files of our first versions.
+        master_end=_of(int, said.get("masterEnd", -1)),
+        master_heard_ms=_of(int, said.get("masterHeardMs", 0)),
+    )
+
+
+def _of(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -1,0 +1,674 @@
+"""`mqadmin switchover`, `failover`, `reinit`, `history`: who is there, what it costs, who is told what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitlog.log import CommitLog
+from haservice.admin.pair import free_port_block
+from haservice.admin.roll_call import count
+from haservice.admin.topology import Member, Registered, Topology, bound_text, loss_text, table_of
+from haservice.remoting.bodies import BrokerData, ClusterInfo, KVTable
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.lineage_headers import (
+    EpochBody,
+    FollowHeader,
+    LineageBody,
+    PromoteHeader,
+    ReadLogHeader,
+    ReadLogResponseHeader,
+    ReinitHeader,
+    ReplicaBody,
+    SwitchoverBody,
+    SwitchoverHeader,
+    TermBody,
+)
+from haservice.replication.lineage import Epoch, Lineage, LogSpan
+from tests.admin.asking import Serve, body, run
+from tests.support.messages import SEGMENT_BYTES, message, open_log
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+NAME = "broker-a"
+
+
+# -- what would be lost, without a network ---------------------------------------------------------
+
+
+def lineage(*terms: tuple[int, int, str]) -> Lineage:
+    return Lineage(tuple(Epoch(*term) for term in terms))
+
+
+def member(addr: str, replica_id: str, end: int, *terms: tuple[int, int, str], **fields: Any) -> Member:
+    fields = {"name": NAME, "role": "SLAVE", "segment_bytes": SEGMENT_BYTES, "broker_addr": addr, **fields}
+    log = LogSpan(fields.pop("start", 0), end)
+    return Member(addr, 1, replica_id=replica_id, log=log, lineage=lineage(*terms), **fields)
+
+
+def silent(addr: str) -> Member:
+    return Member(addr, 0, trouble="Connection refused")
+
+
+def topology(*members: Member) -> Topology:
+    return Topology(NAME, members)
+
+
+ONE_TERM = ((1, 0, A),)
+
+
+def test_a_level_slave_of_a_dead_master_loses_nothing_that_is_known_of() -> None:
+    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_TERM, master_end=500))
+    assert seen.loss("b:1").size == 0
+
+
+def test_what_the_dead_master_was_heard_to_have_beyond_is_lost_and_nobody_can_count_it() -> None:
+    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_TERM, master_end=720))
+    loss = seen.loss("b:1")
+    assert (loss.begin, loss.end, loss.size, loss.holder) == (500, 720, 220, None)
+    assert count(lambda *_: pytest.fail("nobody is asked"), loss).messages is None
+
+
+def test_of_two_slaves_the_shorter_one_loses_what_the_other_holds() -> None:
+    longer = member("c:1", C, 700, *ONE_TERM, master_end=700)
+    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_TERM, master_end=600), longer)
+    assert seen.furthest is longer
+    loss = seen.loss("b:1")
+    assert (loss.begin, loss.end, loss.holder) == (500, 700, longer)
+    assert seen.loss("c:1").size == 0
+
+
+def test_a_newer_epoch_is_ahead_of_a_longer_log() -> None:
+    old = member("a:1", A, 900, (1, 0, A), role="SYNC_MASTER")
+    new = member("b:1", B, 600, (1, 0, A), (2, 500, B), role="SYNC_MASTER")
+    seen = topology(old, new)
+    assert seen.furthest is new
+    loss = seen.loss("a:1")
+    assert (loss.begin, loss.end, loss.holder) == (500, 600, new)
+    assert seen.loss("b:1").size == 0
+
+
+def test_a_term_of_which_a_slave_has_only_heard_counts_too() -> None:
+    """It adopted epoch 2 in the handshake, and its log had not come to where that begins."""
+    old = member("a:1", A, 1000, (1, 0, A))
+    seen = topology(old, member("c:1", C, 900, (1, 0, A), (2, 1000, B), master_end=1200), silent("b:1"))
+    assert seen.loss("a:1").size == 200
+
+
+def test_without_anybody_who_heard_the_last_master_the_loss_is_not_known() -> None:
+    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_TERM))
+    loss = seen.loss("b:1")
+    assert loss.size is None
+    assert "a:1" in loss.unknown
+    assert "not known" in loss_text(loss, count(lambda *_: b"", loss))
+
+
+def test_a_held_master_may_have_lost_what_a_silent_replica_holds() -> None:
+    held = member("a:1", A, 500, *ONE_TERM, role="SYNC_MASTER", held="b has more", named={B: "b:1"})
+    assert topology(held, silent("b:1")).loss("a:1").size is None
+    back = member("b:1", B, 700, *ONE_TERM)
+    loss = topology(held, back).loss("a:1")
+    assert (loss.size, loss.holder) == (200, back)
+
+
+def test_logs_without_a_common_term_have_nothing_in_common() -> None:
+    seen = topology(member("a:1", A, 900, (1, 100, A), start=100), member("b:1", B, 600, (2, 0, B)))
+    assert seen.loss("a:1").size == 600
+
+
+def test_a_term_of_which_only_the_nameserver_has_heard_makes_the_loss_unknown() -> None:
+    alone = member("b:1", B, 500, *ONE_TERM, master_end=500)
+    for said in (Registered(2, "c:1"), Registered(7, "a:1")):
+        seen = Topology(NAME, (silent("a:1"), alone), said)
+        loss = seen.loss("b:1")
+        assert loss.size is None
+        assert f"epoch {said.epoch}, of {said.addr}" in loss.unknown
+        assert seen.last_epoch == said.epoch
+    for said in (Registered(1, "a:1"), Registered()):
+        assert Topology(NAME, (silent("a:1"), alone), said).loss("b:1").size == 0
+
+
+def test_one_number_of_two_masters_is_not_one_term() -> None:
+    """The nameserver's is the first one's, who is gone; the other began it because nobody answered."""
+    blank = member("c:1", C, 0, (1, 0, C), role="SYNC_MASTER")
+    assert Topology(NAME, (blank,), Registered(1, "a:1")).loss("c:1").size is None
+    assert Topology(NAME, (blank,), Registered(1, "c:1")).loss("c:1").size == 0
+    slave = member("b:1", B, 500, (1, 0, A), master_end=500)
+    seen = Topology(NAME, (blank, slave), Registered(1, "a:1"))
+    assert (seen.loss("b:1").size, seen.loss("c:1").size) == (0, 500)
+
+
+@pytest.mark.parametrize("terms", [(), ((0, 0, ""),), ((1, 0, A),), ((4, 0, A),)])
+def test_an_empty_broker_that_began_a_term_by_itself_is_ahead_of_nobody(
+    terms: tuple[tuple[int, int, str], ...],
+) -> None:
+    blank = member("c:1", C, 0, (1, 0, C), role="SYNC_MASTER")
+    slave = member("b:1", B, 500, *terms, master_end=700)
+    seen = topology(blank, slave)
+    assert seen.furthest is slave
+    loss = seen.loss("c:1")
+    assert (loss.begin, loss.end, loss.holder) == (0, 700, slave)
+    assert seen.loss("b:1").size == 200
+    # Without anybody who knows better it is the only one.
+    assert topology(blank).loss("c:1").size == 0
+
+
+def test_of_two_masters_with_one_number_neither_has_what_the_other_took() -> None:
+    one = member("a:1", A, 900, (1, 0, A), (2, 500, A), role="SYNC_MASTER")
+    other = member("b:1", B, 700, (1, 0, A), (2, 600, B), role="SYNC_MASTER")
+    seen = topology(one, other)
+    assert (seen.loss("a:1").begin, seen.loss("a:1").end) == (500, 700)
+    assert (seen.loss("b:1").begin, seen.loss("b:1").end) == (500, 900)
+
+
+def test_what_was_heard_before_a_restart_is_the_least_that_a_sync_master_had() -> None:
+    kept = {"master_end": 720, "master_end_kept": True, "master_heard_ms": 1_700_000_000_000}
+    slave = member("b:1", B, 500, *ONE_TERM, master_role="SYNC_MASTER", **kept)
+    loss = topology(silent("a:1"), slave).loss("b:1")
+    assert (loss.size, loss.heard_by) == (220, slave)
+    assert "before it was started again" in bound_text(loss)
+    # An ASYNC_MASTER told its clients OK whoever followed.
+    slave = replace(slave, master_role="ASYNC_MASTER")
+    loss = topology(silent("a:1"), slave).loss("b:1")
+    assert loss.size is None
+    assert "720" in loss.unknown
+    # Another one was there to the end.
+    there = member("c:1", C, 720, *ONE_TERM, master_role="ASYNC_MASTER", master_end=720)
+    loss = topology(silent("a:1"), slave, there).loss("b:1")
+    assert (loss.size, loss.heard_by) == (220, there)
+    assert "before" not in bound_text(loss)
+
+
+def test_of_stock_brokers_nothing_can_be_told() -> None:
+    stock = Member("s:1", 0, name=NAME, role="SYNC_MASTER", log=LogSpan(0, 800))
+    seen = topology(stock, member("b:1", B, 500, master_end=500))
+    assert seen.loss("s:1").size is None
+    assert seen.loss("b:1").size == 300
+    assert "stock" in table_of(seen).text()
+
+
+# -- brokers made of answers -----------------------------------------------------------------------
+
+
+class Fake:
+    """A broker that does what it is told at once; `told` keeps the requests."""
+
+    def __init__(
+        self, serve: Serve, replica_id: str, role: str, end: int, *epochs: tuple[int, int, str], **said: Any
+    ) -> None:
+        self.told: list[tuple[int, dict[str, str]]] = []
+        self.log: CommitLog | None = None
+        self.refuses: dict[int, str] = {}
+        self.on_told: Callable[[Fake, RemotingCommand], None] = lambda fake, request: None
+        handlers = {
+            RequestCode.GET_LINEAGE: lambda request: request.answer(body=self.said.encode()),
+            RequestCode.READ_LOG: self.read,
+            RequestCode.PROMOTE: self.promote,
+            RequestCode.FOLLOW: self.tell,
+            RequestCode.SWITCHOVER: self.tell,
+            RequestCode.REINIT: self.tell,
+        }
+        self.addr = serve(handlers)
+        self.said = LineageBody(
+            cluster_name="C",
+            broker_name=NAME,
+            broker_addr=self.addr,
+            ha_addr=f"{self.addr}0",
+            broker_id=0 if role.endswith("MASTER") else 1,
+            file_broker_id=0,
+            role=role,
+            replica_id=replica_id,
+            segment_bytes=SEGMENT_BYTES,
+            log_start=0,
+            log_end=end,
+            flushed=end,
+            epochs=tuple(EpochBody(*one) for one in epochs),
+        )
+        self.say(**said)
+
+    def say(self, **said: Any) -> None:
+        self.said = replace(self.said, **said)
+
+    @property
+    def codes(self) -> list[int]:
+        return [code for code, _ in self.told]
+
+    def ext(self, code: RequestCode) -> dict[str, str]:
+        return next(ext for told, ext in self.told if told == code)
+
+    def tell(self, request: RemotingCommand) -> RemotingCommand:
+        self.told.append((request.code, dict(request.ext or {})))
+        if request.code in self.refuses:
+            return request.answer(ResponseCode.SYSTEM_ERROR, self.refuses[request.code])
+        self.on_told(self, request)
+        if request.code == RequestCode.SWITCHOVER:
+            return request.answer(body=self.switched.encode())
+        return request.answer(body=self.said.encode())
+
+    def promote(self, request: RemotingCommand) -> RemotingCommand:
+        header = PromoteHeader.decode(request.ext or {})
+        if request.code not in self.refuses:
+            epoch = EpochBody(header.min_epoch, self.said.log_end, self.said.replica_id, 1_700_000_000_000)
+            kept = tuple(one for one in self.said.epochs if one.start < epoch.start)
+            self.say(role=header.role or "SYNC_MASTER", role_from="command", epochs=(*kept, epoch), held="")
+        return self.tell(request)
+
+    def read(self, request: RemotingCommand) -> RemotingCommand:
+        header = ReadLogHeader.decode(request.ext or {})
+        assert self.log is not None
+        data = self.log.read(header.offset, header.size)
+        return request.answer(body=data, ext=ReadLogResponseHeader(self.log.end).encode())
+
+    switched = SwitchoverBody("", 0, 0)
+
+
+class Names:
+    """A nameserver that lists as masters who says so, and besides whom it is told."""
+
+    def __init__(
+        self,
+        serve: Serve,
+        *fakes: Fake,
+        listed: dict[int, str] | None = None,
+        term: tuple[int, str] | None = None,
+    ) -> None:
+        self.fakes = fakes
+        self.listed = listed or {}
+        handlers = {RequestCode.GET_BROKER_CLUSTER_INFO: self.table}
+        if term is not None:  # a stock one knows no such request
+            handlers[RequestCode.GET_LINEAGE] = body(TermBody(NAME, *term).encode())
+        self.addr = serve(handlers)
+
+    def table(self, request: RemotingCommand) -> RemotingCommand:
+        addrs = dict(self.listed)
+        for number, fake in enumerate(self.fakes, 1):
+            addrs[0 if fake.said.role.endswith("MASTER") else number] = fake.addr
+        info = ClusterInfo({NAME: BrokerData(NAME, "C", addrs)}, {"C": [NAME]})
+        return request.answer(body=info.encode())
+
+
+def dead() -> str:
+    return f"127.0.0.1:{free_port_block(1)}"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> CommitLog:
+    """Ten messages over two segments."""
+    log = open_log(tmp_path)
+    for number in range(10):
+        log.append(message(bytes([number]) * 400))
+    return log
+
+
+def test_failover_promotes_a_level_slave_and_tells_the_others_whom_to_follow(serve: Serve) -> None:
+    gone = dead()
+    slave = Fake(
+        serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone, master_role="SYNC_MASTER"
+    )
+    other = Fake(serve, C, "SLAVE", 400, (3, 0, A), master_end=500, master_addr=gone)
+    names = Names(serve, slave, other, listed={0: gone})
+    result = run(
+        "failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "-f", "json", "--timeout", "10"
+    )
+    assert result.exit_code == 0, result.output
+    promote = PromoteHeader.decode(slave.ext(RequestCode.PROMOTE))
+    assert (promote.expected_end, promote.min_epoch, promote.role) == (-1, 4, "")
+    follow = FollowHeader.decode(other.ext(RequestCode.FOLLOW))
+    assert (follow.master_addr, follow.ha_addr, follow.epoch) == (slave.addr, slave.said.ha_addr, 4)
+    assert slave.codes == [RequestCode.PROMOTE]
+    shown = json.loads(result.stdout)
+    assert (shown["newMaster"], shown["epoch"], shown["lostBytes"], shown["lostMessages"]) == (
+        slave.addr,
+        4,
+        0,
+        0,
+    )
+    before = {row["brokerAddr"]: row for row in shown["before"]}
+    after = {row["brokerAddr"]: row for row in shown["after"]}
+    assert before[other.addr]["lostIfMasterBytes"] == 100
+    assert before[gone]["state"].startswith("no answer")
+    assert (after[slave.addr]["role"], after[slave.addr]["epoch"]) == ("SYNC_MASTER", 4)
+
+
+def test_failover_that_loses_messages_says_how_many_and_wants_force(serve: Serve, log: CommitLog) -> None:
+    gone = dead()
+    # Amid the sixth message: what a slave was sent follows no edges, and the sixth is lost as a whole.
+    end = log.append(message(b"x")).physical_offset
+    begin = 4 * 512 + 700
+    slave = Fake(serve, B, "SLAVE", begin, (3, 0, A), master_end=begin, master_addr=gone)
+    holder = Fake(serve, C, "SLAVE", end, (3, 0, A), master_end=end, master_addr=gone)
+    holder.log = log
+    lost = sum(1 for offset in offsets(log, end) if offset[1] > begin)
+    names = Names(serve, slave, holder, listed={0: gone})
+    arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "-f", "json")
+    refused = run(*arguments)
+    assert refused.exit_code == 1
+    assert "--force" in refused.output
+    assert f"{lost} messages" in refused.output
+    assert holder.addr in refused.output
+    assert slave.told == holder.told == []
+    done = run(*arguments, "--force")
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.stdout)
+    assert (shown["lostBytes"], shown["lostMessages"], shown["lostMessagesExact"]) == (
+        end - begin,
+        lost,
+        True,
+    )
+    assert f"{end - begin} bytes" in PromoteHeader.decode(slave.ext(RequestCode.PROMOTE)).why
+    assert holder.codes == [RequestCode.FOLLOW]
+
+
+def offsets(log: CommitLog, end: int) -> list[tuple[int, int]]:
+    """Begin and end of each message below `end`."""
+    found, offset = [], log.start
+    while offset < end:
+        size = int.from_bytes(log.read(offset, 4), "big")
+        if log.read(offset + 4, 4) != b"\xcb\xd4\x31\x94":
+            found.append((offset, offset + size))
+        offset += size
+    return found
+
+
+def test_failover_wants_force_when_nobody_heard_how_far_the_master_was(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A))
+    names = Names(serve, slave, listed={0: dead()})
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes")
+    assert result.exit_code == 1
+    assert "not known" in result.output
+    assert "--force" in result.output
+    assert slave.told == []
+
+
+def test_failover_begins_an_epoch_above_the_nameservers_and_wants_force_if_nobody_knows_that_one(
+    serve: Serve,
+) -> None:
+    gone = dead()
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
+    names = Names(serve, slave, listed={0: gone}, term=(6, gone))
+    arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes")
+    refused = run(*arguments)
+    assert refused.exit_code == 1
+    assert f"epoch 6, of {gone}" in refused.output
+    assert "--force" in refused.output
+    assert slave.told == []
+    assert run(*arguments, "--force").exit_code == 0
+    assert PromoteHeader.decode(slave.ext(RequestCode.PROMOTE)).min_epoch == 7
+
+
+def test_failover_is_refused_while_the_master_is_well(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, master, slave)
+    for to in (slave, master):
+        result = run("failover", "-n", names.addr, "-b", NAME, "--to", to.addr, "--yes", "--force")
+        assert result.exit_code == 1
+    assert "already" in result.output
+    assert (
+        "mqadmin switchover"
+        in run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--force").output
+    )
+    assert master.told == slave.told == []
+
+
+def test_a_master_whose_term_is_over_keeps_nobody_from_being_promoted(serve: Serve) -> None:
+    """It has not heard yet that there was another one, which died."""
+    old = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, C, "SLAVE", 620, (3, 0, A), (4, 500, B), master_end=620)
+    names = Names(serve, slave, listed={0: old.addr})
+    result = run(
+        "failover",
+        "-n",
+        names.addr,
+        "-b",
+        NAME,
+        "--to",
+        slave.addr,
+        "--yes",
+        "-f",
+        "json",
+        "--timeout",
+        "0.2",
+    )
+    assert PromoteHeader.decode(slave.ext(RequestCode.PROMOTE)).min_epoch == 5
+    assert FollowHeader.decode(old.ext(RequestCode.FOLLOW)).epoch == 5
+    assert json.loads(result.stdout)["lostBytes"] == 0
+
+
+def test_a_held_master_can_be_chosen_and_begins_a_further_epoch(serve: Serve) -> None:
+    gone = dead()
+    held = Fake(
+        serve,
+        A,
+        "SYNC_MASTER",
+        500,
+        (3, 0, A),
+        held="b has more",
+        replicas=(ReplicaBody(B, gone, 600, 0, True),),
+    )
+    names = Names(serve, held)
+    arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", held.addr, "--yes")
+    refused = run(*arguments)
+    assert refused.exit_code == 1
+    assert gone in refused.output
+    assert held.told == []
+    assert run(*arguments, "--force", "--role", "ASYNC_MASTER").exit_code == 0
+    promote = PromoteHeader.decode(held.ext(RequestCode.PROMOTE))
+    assert (promote.min_epoch, promote.role) == (4, "ASYNC_MASTER")
+
+
+def test_a_no_changes_nothing(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, slave, listed={0: dead()})
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, stdin="n\n")
+    assert result.exit_code == 1
+    assert "Go on? [y/N]" in result.output
+    assert "nothing was changed" in result.output
+    assert slave.told == []
+    assert run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, stdin="y\n").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("switchover", "-b", NAME), ("failover", "-b", NAME, "--to", "h:1"), ("reinit", "-b", "h:1")],
+)
+def test_a_program_cannot_be_asked_and_has_to_say_yes(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, "-f", "json")
+    assert result.exit_code == 2
+    assert "--yes" in result.output
+
+
+def test_failover_to_a_broker_of_another_name_or_a_stock_one_is_refused(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    stranger = Fake(serve, C, "SLAVE", 900, (3, 0, C), broker_name="broker-b")
+    stock = stock_broker(serve, "SLAVE", 500)
+    names = Names(serve, slave)
+    for to, said in ((stranger.addr, "broker-b"), (stock, "stock"), (dead(), "cannot become")):
+        result = run("failover", "-n", names.addr, "-b", NAME, "--to", to, "--yes", "--force")
+        assert result.exit_code == 1
+        assert said in result.output
+    assert stranger.told == []
+
+
+def stock_broker(serve: Serve, role: str, end: int) -> str:
+    settings = f"brokerName={NAME}\nbrokerRole={role}\nbrokerClusterName=C\n"
+    return serve(
+        {
+            RequestCode.GET_BROKER_RUNTIME_INFO: body(KVTable({"commitLogMaxOffset": str(end)}).encode()),
+            RequestCode.GET_BROKER_CONFIG: body(settings.encode()),
+        }
+    )
+
+
+def test_a_promotion_that_the_broker_refuses_is_told_in_its_words(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    other = Fake(serve, C, "SLAVE", 500, (3, 0, A), master_end=500)
+    slave.refuses[RequestCode.PROMOTE] = "the log ends at 512, expected was 500"
+    names = Names(serve, slave, other)
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes")
+    assert result.exit_code == 1
+    assert "512" in result.output
+    assert other.told == []
+
+
+def test_a_new_master_that_does_not_get_into_the_route_in_time_is_an_error_that_says_so(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    elsewhere = serve(
+        {
+            RequestCode.GET_BROKER_CLUSTER_INFO: body(
+                ClusterInfo({NAME: BrokerData(NAME, "C", {1: slave.addr})}, {"C": [NAME]}).encode()
+            )
+        }
+    )
+    result = run(
+        "failover", "-n", elsewhere, "-b", NAME, "--to", slave.addr, "--yes", "--timeout", "0.2", "-f", "json"
+    )
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["complete"] is False
+    assert "names no master" in result.stderr
+
+
+def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, master, slave, term=(8, master.addr))
+
+    def turn(fake: Fake, request: RemotingCommand) -> None:
+        master.say(role="SLAVE", master_addr=slave.addr)
+        slave.say(role="SYNC_MASTER", epochs=(EpochBody(3, 0, A), EpochBody(4, 500, B)))
+        master.switched = SwitchoverBody(slave.addr, 4, 500)
+
+    master.on_told = turn
+    result = run(
+        "switchover",
+        "-n",
+        names.addr,
+        "-b",
+        NAME,
+        "--to",
+        slave.addr,
+        "--yes",
+        "-f",
+        "json",
+        "--timeout",
+        "7",
+    )
+    assert result.exit_code == 0, result.output
+    header = SwitchoverHeader.decode(master.ext(RequestCode.SWITCHOVER))
+    assert (header.target, header.timeout_millis, header.min_epoch) == (slave.addr, 7000, 9)
+    shown = json.loads(result.stdout)
+    assert (shown["newMaster"], shown["epoch"], shown["loggedEnd"]) == (slave.addr, 4, 500)
+    assert [row["role"] for row in shown["before"]] == ["SYNC_MASTER", "SLAVE"]
+    assert shown["after"][0]["brokerAddr"] == slave.addr
+    assert slave.told == []
+
+
+def test_a_switchover_that_was_undone_is_told_in_the_masters_words(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 300, (3, 0, A), master_end=500)
+    master.refuses[RequestCode.SWITCHOVER] = f"{slave.addr} was 200 bytes behind after 10 s; undone"
+    names = Names(serve, master, slave)
+    result = run("switchover", "-n", names.addr, "-b", NAME, "--yes")
+    assert result.exit_code == 1
+    assert "200 bytes behind" in result.output
+    assert SwitchoverHeader.decode(master.ext(RequestCode.SWITCHOVER)).target == ""
+
+
+def test_switchover_without_a_master_or_without_a_slave_names_what_helps(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    orphan = Names(serve, slave, listed={0: dead()})
+    result = run("switchover", "-n", orphan.addr, "-b", NAME, "--yes")
+    assert result.exit_code == 1
+    assert "mqadmin failover" in result.output
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    result = run("switchover", "-n", Names(serve, master).addr, "-b", NAME, "--yes")
+    assert result.exit_code == 1
+    assert "no slave" in result.output
+    stock = stock_broker(serve, "SYNC_MASTER", 500)
+    result = run("switchover", "-n", Names(serve, slave, listed={0: stock}).addr, "-b", NAME, "--yes")
+    assert result.exit_code == 1
+    assert "stock broker" in result.output
+
+
+def test_brokers_of_a_name_can_be_asked_for_by_the_address_of_one(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=master.addr)
+    result = run("history", "-b", slave.addr, "-f", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)[0]["masterAddr"] == master.addr
+    result = run("history", "-b", dead())
+    assert result.exit_code == 1
+    assert "-n" in result.output
+
+
+def test_a_name_that_nobody_knows_is_an_error_with_those_that_are_known(serve: Serve) -> None:
+    names = Names(serve, Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A)))
+    result = run("history", "-n", names.addr, "-b", "broker-z")
+    assert result.exit_code == 1
+    assert NAME in result.output
+
+
+def test_history_tells_each_term_once_and_who_has_it(serve: Serve) -> None:
+    master = Fake(serve, B, "SYNC_MASTER", 900, (1, 0, A), (2, 500, B))
+    behind = Fake(serve, C, "SLAVE", 400, (1, 0, A), (2, 500, B), master_end=900)
+    parted = Fake(serve, A, "SLAVE", 700, (1, 0, A))
+    names = Names(serve, master, behind, parted)
+    result = run("history", "-n", names.addr, "-b", NAME, "-f", "json")
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)
+    assert (first["epoch"], first["start"], first["end"], first["masterAddr"]) == (1, 0, 700, parted.addr)
+    assert sorted(first["heldBy"]) == sorted([master.addr, behind.addr, parted.addr])
+    assert (second["epoch"], second["start"], second["heldBy"]) == (2, 500, [master.addr])
+    alone = json.loads(run("history", "-n", names.addr, "-b", parted.addr, "-f", "json").stdout)
+    assert [row["epoch"] for row in alone] == [1]
+
+
+def test_history_goes_on_without_one_that_is_silent_and_says_so(serve: Serve) -> None:
+    gone = dead()
+    names = Names(serve, Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A)), listed={7: gone})
+    result = run("history", "-n", names.addr, "-b", NAME)
+    assert result.exit_code == 1
+    assert "#Epoch" in result.stdout
+    assert gone in result.stderr
+
+
+def test_reinit_tells_the_slave_and_waits_until_it_holds_what_its_master_has(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 480, (2, 0, B), master_addr=master.addr)
+
+    slave.on_told = lambda fake, request: slave.say(log_end=0, epochs=())
+    result = run("reinit", "-b", slave.addr, "--yes", "-f", "json", "--timeout", "0.3")
+    assert ReinitHeader.decode(slave.ext(RequestCode.REINIT)).keep is True
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["complete"] is False
+    slave.say(log_end=480)
+    slave.on_told = lambda fake, request: slave.say(log_end=500, log_start=4096, epochs=(EpochBody(3, 0, A),))
+    done = run("reinit", "-b", slave.addr, "--discard", "--yes", "-f", "json")
+    assert done.exit_code == 0, done.output
+    assert slave.told[-1][1]["keep"] == "false"
+    assert "its master has not 480 B" in done.stderr
+    assert json.loads(done.stdout)["masterAddr"] == master.addr
+
+
+def test_reinit_is_refused_for_a_master_and_where_the_master_is_away(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    orphan = Fake(serve, B, "SLAVE", 480, (3, 0, A), master_addr=dead())
+    held = Fake(serve, A, "SYNC_MASTER", 400, (3, 0, A), held="b has more")
+    ahead = Fake(serve, B, "SLAVE", 480, (3, 0, A), master_addr=held.addr)
+    for broker, said in ((master, "switchover"), (orphan, "may be all there is"), (ahead, "b has more")):
+        result = run("reinit", "-b", broker.addr, "--yes")
+        assert result.exit_code == 1
+        assert said in result.output
+        assert broker.told == []
+
+
+@pytest.mark.parametrize("name", ["switchover", "failover", "reinit", "history"])
+def test_each_teaches_with_an_example(name: str) -> None:
+    text = run("help", name).output
+    assert f"mqadmin {name} -" in text
+    assert name in run("help").output

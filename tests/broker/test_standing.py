@@ -1,0 +1,85 @@
+"""What a broker is from its start on: whole ones in this process, that have been something before."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from haservice.broker.node import BrokerNode
+from haservice.errors import RequestError
+from haservice.remoting.client import BlockingClient
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.lineage_headers import FollowHeader, PromoteHeader
+from haservice.replication.lineage import Epoch, Lineage
+from haservice.replication.lineage_file import LineageFile, RoleCommand
+from haservice.settings import BrokerRole
+from tests.support.brokers import addr_of, send
+from tests.support.waiting import wait_until
+
+Start = Callable[..., BrokerNode]
+
+
+def stopped(start: Start, client: BlockingClient) -> LineageFile:
+    """The lineage of a master that took a message and was stopped."""
+    node = start()
+    assert send(client, addr_of(node), "Topic", b"body").code == ResponseCode.SUCCESS
+    node.stop()
+    return LineageFile(node.config.log.root)
+
+
+def test_a_master_without_a_number_for_its_term_is_held_until_an_operator_says_so(
+    start: Start, client: BlockingClient
+) -> None:
+    file = stopped(start, client)
+    own = file.state.replica_id
+    file.update(lineage=Lineage((Epoch(1, 0, own), Epoch(999, 1 << 20, own))))
+    for _ in range(2):  # a clean stop does not make it forget
+        node = start()
+        assert "no number is left below 1000" in node.standing.keeper.held
+        assert send(client, addr_of(node), "Topic", b"early").code == ResponseCode.SERVICE_NOT_AVAILABLE
+        node.stop()
+    node = start()
+    body = node.standing.changes.promote(PromoteHeader(min_epoch=1000, why="by hand"))
+    assert (body.epoch, body.held) == (1000, "")
+    assert send(client, addr_of(node), "Topic", b"late").code == ResponseCode.SUCCESS
+
+
+def test_a_master_whose_role_cannot_be_written_takes_nothing_and_tries_again(
+    start: Start, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    lineage = node.standing.lineage
+
+    def no_room(**changes: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lineage, "update", no_room)
+    with pytest.raises(RequestError, match=r"cannot be written.*nothing is taken"):
+        node.standing.changes.follow(FollowHeader("127.0.0.1:1", "127.0.0.1:2", 1000))
+    assert node.restart is None
+    assert send(client, addr_of(node), "Topic", b"body").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "cannot be written" in node.standing.changes.describe().held
+
+    monkeypatch.undo()
+    node.standing.keeper.wake()
+    wait_until(lambda: node.restart is not None, "the role is written, and the broker turns")
+    command = LineageFile(node.config.log.root).state.command
+    assert command is not None
+    assert command.role == "SLAVE"
+
+
+def test_a_master_by_a_command_that_is_over_starts_as_a_slave(start: Start, client: BlockingClient) -> None:
+    """It has followed somebody since, and that could not be written."""
+    file = stopped(start, client)
+    own = file.state.replica_id
+    file.update(
+        lineage=Lineage((Epoch(1, 0, own), Epoch(1000, 10, "another"))),
+        command=RoleCommand("ASYNC_MASTER", 0, "SLAVE", 1, "promoted yesterday"),
+    )
+    node = start(role=BrokerRole.SLAVE)
+    assert node.standing.role.role is BrokerRole.SLAVE
+    state = LineageFile(node.config.log.root).state
+    assert (state.command, state.lineage.epochs[-1].number) == (None, 1000)

@@ -1,0 +1,1 @@
+"""Chaos: the pair under every fault that can be provoked, and a checker that no promise was broken."""

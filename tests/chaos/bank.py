@@ -1,0 +1,256 @@
+"""The bank of bugs: defects that RocketMQ or we have had, each put back and to be caught.
+
+    bugs/NAME.patch    what the defect is | Origin: | Check: tests to run, one a line | a unified diff
+
+A patch is applied to a copy of the packages; its check, which passes without it, has to fail there.  One
+that no longer applies fails the bank:
+
+    python -m tests.chaos.bank list                what there is
+    python -m tests.chaos.bank run NAME…           some, or all
+    python -m tests.chaos.bank open NAME DIR       a copy with the patch, as far as it goes, to edit
+    python -m tests.chaos.bank save NAME DIR       the difference becomes the patch; its head stays
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.chaos.report import Report
+
+LAYER = "bank"
+ROOT = Path(__file__).parents[2]
+BUGS = Path(__file__).parent / "bugs"
+PACKAGES = ("commitlog", "haservice")
+_COPIED = (*PACKAGES, "tests", "conf", "scripts")
+_FILES = ("setup.cfg", "pyproject.toml", "README.md", "CHANGELOG.md")
+_LEFT_OUT = shutil.ignore_patterns("interop", "node_modules", "*.java", ".*")
+# A check that hangs is a caught bug, if it hangs without end only with the bug.
+CHECK_SECONDS_MAX = 150
+TEST_SECONDS_MAX = 40
+PATIENCE_S = 8
+_SHOWN_LINES = 12
+
+
+class Verdict(enum.Enum):
+    """What became of a bug."""
+
+    CAUGHT = "caught"
+    MISSED = "MISSED: its check passes with the bug in place"
+    STALE = "STALE: its patch no longer applies"
+    BROKEN = "BROKEN: its check does not run"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One defect, as its patch file tells it."""
+
+    name: str
+    what: str
+    origin: str
+    checks: tuple[str, ...]
+    path: Path
+
+
+@dataclass(frozen=True)
+class Result:
+    bug: Bug
+    verdict: Verdict
+    seconds: float
+    text: str = ""
+
+
+def bugs() -> list[Bug]:
+    """All of them, in the order of their names."""
+    return [read_bug(path) for path in sorted(BUGS.glob("*.patch"))]
+
+
+def read_bug(path: Path) -> Bug:
+    """Raises ValueError for a patch whose head is not as the module says."""
+    head, _ = _split(path.read_text())
+    what, origin, checks = [], "", []
+    for line in head.splitlines():
+        name, colon, rest = line.partition(": ")
+        if colon and name == "Origin":
+            origin = rest.strip()
+        elif colon and name == "Check":
+            checks.append(rest.strip())
+        elif line.strip():
+            what.append(line.strip())
+    if not what or not origin or not checks:
+        raise ValueError(f"{path}: wanted are a sentence, an Origin and a Check before the diff")
+    return Bug(path.stem, " ".join(what), origin, tuple(checks), path)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Head and diff of a patch file."""
+    at = re.search(r"^--- ", text, re.MULTILINE)
+    return (text[: at.start()], text[at.start() :]) if at else (text, "")
+
+
+@contextmanager
+def copy() -> Iterator[Path]:
+    """A copy of what a check needs, with the compiled modules, which are still those of their sources."""
+    with tempfile.TemporaryDirectory(prefix="bank-", dir=_fast_directory()) as directory:
+        root = Path(directory)
+        copy_to(root)
+        yield root
+
+
+def copy_to(root: Path) -> None:
+    for name in _COPIED:
+        shutil.copytree(ROOT / name, root / name, ignore=_LEFT_OUT)
+    for name in _FILES:
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, root / name)
+
+
+def _fast_directory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def apply(bug: Bug, root: Path) -> str | None:
+    """None if the whole patch applies; else what patch(1) said."""
+    command = ["patch", "-p1", "--batch", "--forward", "--no-backup-if-mismatch", "-i", str(bug.path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    return None if done.returncode == 0 else done.stdout + done.stderr
+
+
+def check(checks: Iterable[str], root: Path) -> tuple[int, str]:
+    """pytest's exit code over `checks` in the copy, and its last lines; -1 when it did not end."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += ["-o", f"timeout={TEST_SECONDS_MAX}", "-o", "addopts=", *checks]
+    # What has to happen soon, and with a bug never does, is not waited for as long as on a busy machine.
+    environment = {
+        "HASERVICE_TEST_PATIENCE_S": str(PATIENCE_S),
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(root / ".hypothesis"),
+    }
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_SECONDS_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"did not end within {CHECK_SECONDS_MAX} s"
+    return done.returncode, "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
+
+
+def try_bug(bug: Bug) -> Result:
+    """Puts the bug into a copy and runs its check there."""
+    began_s = time.monotonic()
+    with copy() as root:
+        said = apply(bug, root)
+        if said is not None:
+            how = f"open {bug.name} DIR, edit, save {bug.name} DIR"
+            text = f"{said}renew it: python -m tests.chaos.bank {how}"
+            return Result(bug, Verdict.STALE, time.monotonic() - began_s, text)
+        code, text = check(bug.checks, root)
+    verdict = {0: Verdict.MISSED, 1: Verdict.CAUGHT, -1: Verdict.CAUGHT}.get(code, Verdict.BROKEN)
+    return Result(bug, verdict, time.monotonic() - began_s, text)
+
+
+def sound(some: Sequence[Bug]) -> str | None:
+    """None if all their checks pass without any bug; else what failed."""
+    with copy() as root:
+        code, text = check(sorted({check for bug in some for check in bug.checks}), root)
+    return None if code == 0 else text
+
+
+def run(_rounds: int, seed: int, report: Report) -> None:
+    """All bugs, `report.jobs` at a time; there is nothing random in it."""
+    some = bugs()
+    report.figure(LAYER, "bugs", len(some))
+    text = sound(some)
+    if text is not None:
+        report.failure(
+            LAYER, seed, f"the checks fail without any bug\n{text}", "python -m tests.chaos.bank run"
+        )
+    with ThreadPoolExecutor(report.jobs) as pool:
+        for number, result in enumerate(pool.map(try_bug, some), 1):
+            report.progress(LAYER, number, len(some))
+            report.add(LAYER, result.verdict.name.lower())
+            report.figure(LAYER, result.bug.name, f"{result.verdict.name.lower()}, {result.seconds:.1f} s")
+            if result.verdict is not Verdict.CAUGHT:
+                name = result.bug.name
+                report.failure(
+                    LAYER,
+                    seed,
+                    f"{name}: {result.verdict.value}\n{result.bug.what}\n{result.text}",
+                    f"python -m tests.chaos.bank run {name}",
+                )
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+def difference(root: Path) -> str:
+    """The diff from the packages here to those of a copy, with one line around each change."""
+    pieces = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT)
+            old, new = path.read_text(), (root / name).read_text()
+            if old != new:
+                lines = difflib.unified_diff(
+                    old.splitlines(keepends=True),
+                    new.splitlines(keepends=True),
+                    f"a/{name}",
+                    f"b/{name}",
+                    n=1,
+                )
+                pieces += lines
+    return "".join(pieces)
+
+
+def main(arguments: list[str]) -> int:
+    what, *rest = arguments or ["list"]
+    if what == "list":
+        for bug in bugs():
+            print(f"{bug.name:34} {bug.what} ({bug.origin})")
+        return 0
+    if what == "run":
+        chosen = [bug for bug in bugs() if not rest or bug.name in rest]
+        text = sound(chosen)
+        if text is not None:
+            print(f"the checks fail without any bug\n{text}")
+        results = [try_bug(bug) for bug in chosen]
+        for result in results:
+            print(f"{result.bug.name:34} {result.verdict.value} {result.seconds:.1f} s")
+            if result.verdict is not Verdict.CAUGHT:
+                print(result.text)
+        return int(text is not None or any(result.verdict is not Verdict.CAUGHT for result in results))
+    name, directory = rest
+    path, root = BUGS / f"{name}.patch", Path(directory)
+    if what == "open":
+        copy_to(root)
+        if path.exists():
+            print(apply(read_bug(path), root) or "the patch applies")
+        return 0
+    head = _split(path.read_text())[0] if path.exists() else "What it is.\nOrigin: \nCheck: \n\n"
+    path.write_text(head + difference(root))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

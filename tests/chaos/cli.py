@@ -1,0 +1,200 @@
+"""scripts/chaos: runs layers of the harness, and makes the report page.
+
+    scripts/chaos sim                                     as many rounds as the short run of the tests has
+    scripts/chaos --rounds 5000 --seed 1 sim              seeds 1 … 5000
+    scripts/chaos --rounds 1 --seed 4711 sim              one seed again
+    scripts/chaos --report DIR all                        every layer, and DIR/report.html
+    scripts/chaos page DIR…                               the page of earlier runs together
+
+A layer is a module with `run(rounds, seed, report)`; it is imported when it is to run, so that one whose
+libraries or rights are missing stops no other.  The exit code is 1 if a promise was broken or a run failed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from tests.chaos.report import Report
+
+
+class Layer(NamedTuple):
+    """Where a layer is, what it does, and how many rounds a short run has."""
+
+    module: str
+    rounds: int
+    help: str
+
+
+LAYERS = {
+    "sim": Layer("tests.chaos.sim", 200, "Master, slaves and clients on virtual time; a round is a seed."),
+    "crash": Layer(
+        "tests.chaos.crash_points", 300, "A stop at every change of the disk; a round is a state."
+    ),
+    "power": Layer("tests.chaos.power", 3, "Real processes on a disk that is cut off; a round is a cut."),
+    "processes": Layer("tests.chaos.processes", 2, "Real brokers and clients under faults."),
+    "stock": Layer("tests.chaos.stock_processes", 2, "The same with RocketMQ 4.9.8, for its figures."),
+    "timing": Layer("tests.chaos.timing", 3, "How soon it goes on after a fault; a round is one of each."),
+    "fuzz": Layer(
+        "tests.chaos.fuzz", 20_000, "Every parser with bytes that nobody meant; a round is a case."
+    ),
+    "bank": Layer("tests.chaos.bank", 1, "Old bugs put back, each of which has to be caught."),
+}
+_BAR_CHARACTERS = 24
+# A bar on a terminal moves so often; elsewhere a line is written so often.
+_TERMINAL_S, _LINE_S = 0.2, 15.0
+
+
+class Progress:
+    """A bar with a rate, one line per layer; plain lines, seldom, where no terminal is."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._layer = ""
+        self._began_s = self._shown_s = 0.0
+
+    def __call__(self, layer: str, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if layer != self._layer:
+            self._layer, self._began_s, self._shown_s = layer, now_s, 0.0
+        last = done >= total
+        if not last and now_s - self._shown_s < (_TERMINAL_S if self._terminal else _LINE_S):
+            return
+        self._shown_s = now_s
+        elapsed_s = max(now_s - self._began_s, 1e-6)
+        filled = int(_BAR_CHARACTERS * min(1.0, done / total)) if total else 0
+        bar = "#" * filled + "." * (_BAR_CHARACTERS - filled)
+        text = (
+            f"{layer:<10} [{bar}] {done:,} of {total:,}, {done / elapsed_s:,.1f} a second, {elapsed_s:.0f} s"
+        )
+        click.echo(("\r" if self._terminal else "") + text, err=True, nl=last or not self._terminal)
+
+
+class Run(NamedTuple):
+    """The options before the layer."""
+
+    rounds: int | None
+    seed: int
+    jobs: int
+    directory: Path | None
+
+
+def run_layer(name: str, run: Run, report: Report) -> None:
+    """Runs one layer; an absent one is noted as that."""
+    layer = LAYERS[name]
+    try:
+        module = importlib.import_module(layer.module)
+    except ImportError as error:
+        missing = error.name or str(error)
+        report.absent(name, f"{missing} is not there")
+        click.echo(f"{name}: left out, {missing} is not there", err=True)
+        return
+    rounds = run.rounds if run.rounds is not None else layer.rounds
+    began_s = time.monotonic()
+    try:
+        module.run(rounds, run.seed, report)
+    except Exception as error:
+        report.failure(name, run.seed, f"the layer itself failed: {type(error).__name__}: {error}")
+        raise
+    finally:
+        report.figure(name, "seconds", round(time.monotonic() - began_s, 1))
+
+
+def summary(report: Report) -> list[str]:
+    """What a run comes to, as lines for a terminal."""
+    lines = []
+    for layer in report.layers:
+        counts = ", ".join(f"{value:,} {name}" for name, value in report.totals[layer].items())
+        broken = ", ".join(f"{count} {name}" for name, count in report.violations[layer].items() if count)
+        lines.append(f"{layer}: {counts or 'nothing counted'}; {broken or 'no promise broken'}")
+    for failure in report.failures:
+        lines += [
+            f"\n{failure.layer} seed {failure.seed} FAILED: {failure.text}",
+            f"  repeat: {failure.repeat}",
+        ]
+    left = report.failed.total() - len(report.failures)
+    if left:
+        lines.append(f"and {left} failing seeds more")
+    return lines
+
+
+def _run(context: click.Context, names: list[str]) -> None:
+    run: Run = context.obj
+    report = Report(run.directory, progress=Progress(), jobs=run.jobs)
+    try:
+        for name in names:
+            run_layer(name, run, report)
+    finally:
+        report.close()
+        for line in summary(report):
+            click.echo(line)
+        if run.directory is not None:
+            _page(Report.load(run.directory), run.directory)
+    if not report.ok:
+        context.exit(1)
+    if not report.layers:
+        raise click.ClickException("nothing ran")
+
+
+def _page(report: Report, directory: Path) -> None:
+    from tests.chaos.report_page import write_page
+
+    made_by = shlex.join(["scripts/chaos", *sys.argv[1:]])
+    click.echo(f"report: {write_page(report, directory, made_by=made_by)}")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--rounds", type=click.IntRange(min=1), help="How many; each layer has its own short number.")
+@click.option("--seed", default=1, show_default=True, help="Of the first round; the next one has the next.")
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, max(1, os.cpu_count() or 1)),
+    help="Processes.",
+)
+@click.option("--report", "directory", type=click.Path(path_type=Path), help="Where the report page goes.")
+@click.pass_context
+def main(context: click.Context, rounds: int | None, seed: int, jobs: int, directory: Path | None) -> None:
+    """Faults by the thousand, and a checker that no promise was broken by any of them."""
+    context.obj = Run(rounds, seed, jobs, directory)
+
+
+def _command(name: str) -> click.Command:
+    @click.pass_context
+    def command(context: click.Context) -> None:
+        _run(context, [name])
+
+    short = f" ({LAYERS[name].rounds:,} rounds)"
+    return click.Command(name, callback=command, help=LAYERS[name].help + short)
+
+
+for _name in LAYERS:
+    main.add_command(_command(_name))
+
+
+@main.command("all")
+@click.pass_context
+def every(context: click.Context) -> None:
+    """Every layer, one after the other; one that is missing is named."""
+    _run(context, list(LAYERS))
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.pass_context
+def page(context: click.Context, runs: tuple[Path, ...]) -> None:
+    """Makes the page of earlier runs: directories, or their report.jsonl files."""
+    run: Run = context.obj
+    _page(Report.load(*runs), run.directory or (runs[0] if runs[0].is_dir() else runs[0].parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Hosts of our own on this machine: network namespaces on one bridge, and links between them that fail.
+
+    hub ── bridge ─┬─ veth ─ node 0     192.0.2.10
+                   ├─ veth ─ node 1     192.0.2.11
+                   └ 192.0.2.1, where clients and the name server are
+
+Needs root.  This kernel may have neither netfilter nor traffic classes that drop: packets of one host to
+another are lost by sending them to a card that nobody has, which is silent and one-way;
+both ways, a partition.
+
+Nothing leaves the machine: the bridge is in a namespace of its own, and has no way out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+HUB_ADDR = "192.0.2.1"
+_CLONE_NEWNET = 0x40000000
+_RUN_NETNS = Path("/run/netns")
+_NOBODY = "02:00:00:de:ad:{:02x}"
+_COMMAND_S = 10.0
+
+
+class NoHosts(Exception):
+    """This machine cannot be divided; the text says why."""
+
+
+def ip(*arguments: str, ns: str | None = None) -> str:
+    """Runs iproute2's ip, and gives what it prints.  Raises NoHosts."""
+    words = ["ip", *(() if ns is None else ("-n", ns)), *arguments]
+    return _run(words)
+
+
+def _run(words: list[str]) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except OSError as error:
+        raise NoHosts(f"{words[0]}: {error.strerror}") from None
+    if done.returncode:
+        raise NoHosts(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def enter(ns: str) -> None:
+    """This thread, and what it starts from now on, lives in the namespace.  Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open(_RUN_NETNS / ns, os.O_RDONLY)
+    try:
+        if libc.setns(fd, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to {ns}")
+    finally:
+        os.close(fd)
+
+
+def run_in(ns: str | None, work: Callable[[], T]) -> T:
+    """`work()` in a thread of its own, within the namespace; None for where this thread is."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            if ns is not None:
+                enter(ns)
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=body, name=f"in-{ns or 'here'}")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+class Hosts:
+    """So many hosts on one bridge; close() takes all of it away."""
+
+    def __init__(self, count: int) -> None:
+        """Raises NoHosts."""
+        if os.geteuid() != 0:
+            raise NoHosts("network namespaces need root")
+        prefix = f"chaos{os.getpid()}"
+        self.hub = f"{prefix}h"
+        self.names = [f"{prefix}n{number}" for number in range(count)]
+        self.addrs = [f"192.0.2.{10 + number}" for number in range(count)]
+        self._made: list[str] = []
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> None:
+        for ns in (self.hub, *self.names):
+            ip("netns", "add", ns)
+            self._made.append(ns)
+            ip("link", "set", "lo", "up", ns=ns)
+        ip("link", "add", "bridge", "type", "bridge", ns=self.hub)
+        ip("addr", "add", f"{HUB_ADDR}/24", "dev", "bridge", ns=self.hub)
+        ip("link", "set", "bridge", "up", ns=self.hub)
+        for number, ns in enumerate(self.names):
+            port = f"port{number}"
+            ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", ns, ns=self.hub)
+            ip("link", "set", port, "master", "bridge", ns=self.hub)
+            ip("link", "set", port, "up", ns=self.hub)
+            ip("addr", "add", f"{self.addrs[number]}/24", "dev", "eth0", ns=ns)
+            ip("link", "set", "eth0", "up", ns=ns)
+
+    def lose(self, source: int, target: int) -> None:
+        """Packets from host `source` to host `target` are lost from now on."""
+        nobody = _NOBODY.format(target)
+        ip("neigh", "replace", self.addrs[target], "lladdr", nobody, "dev", "eth0", "nud", "permanent",
+           ns=self.names[source])  # fmt: skip
+
+    def find(self, source: int, target: int) -> None:
+        """They arrive again."""
+        card, ns = self._card(target), self.names[source]
+        ip("neigh", "replace", self.addrs[target], "lladdr", card, "dev", "eth0", "nud", "reachable", ns=ns)
+
+    def unplug(self, number: int) -> None:
+        """The host has no link to anybody, the clients included."""
+        ip("link", "set", f"port{number}", "down", ns=self.hub)
+
+    def plug(self, number: int) -> None:
+        ip("link", "set", f"port{number}", "up", ns=self.hub)
+
+    def throttle(self, number: int, rate: str) -> None:
+        """The host sends so much, such as 1mbit, to all together."""
+        _run(["tc", "-n", self.names[number], "qdisc", "replace", "dev", "eth0", "root",
+              "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"])  # fmt: skip
+
+    def unthrottle(self, number: int) -> None:
+        _run(["tc", "-n", self.names[number], "qdisc", "del", "dev", "eth0", "root"])
+
+    def _card(self, number: int) -> str:
+        words = ip("-o", "link", "show", "eth0", ns=self.names[number]).split()
+        return words[words.index("link/ether") + 1]
+
+    def close(self) -> None:
+        """May be called twice."""
+        for ns in reversed(self._made):
+            subprocess.run(["ip", "netns", "del", ns], capture_output=True, timeout=_COMMAND_S, check=False)
+        self._made.clear()

@@ -1,0 +1,330 @@
+"""Clients of a cluster that write down what they ask and are told: producers, and a consumer of each queue.
+
+A producer does as RocketMQ's does with a synchronous send: three tries in all within the time that one may
+take, another route after a failure, no second try after a status such as FLUSH_SLAVE_TIMEOUT.  It asks
+for the route after each failure, where RocketMQ's asks every 30 s.
+
+Times are seconds since the History began; offsets of log and queues count from where the round began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+import zlib
+from collections.abc import Callable
+
+from commitlog.record import decode, decode_properties, parse_message_id
+from haservice.admin.calls import PULL_WITH_SUBSCRIPTION
+from haservice.admin.sending import STATUS_BY_CODE, Outgoing, send_command
+from haservice.errors import ProtocolError, RemotingError
+from haservice.remoting.bodies import MASTER_ID, ClusterInfo
+from haservice.remoting.client import RemotingClient
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader, SendMessageResponseHeader
+from tests.chaos.history import OK, REFUSED, UNKNOWN, Answered, Consumed, Event, Invoked, Voided
+from tests.chaos.proc_cluster import BROKER, QUEUES, TOPIC, Cluster
+
+SEND_TRIES = 3
+SEND_S = 3.0
+PULL_S = 2.0
+# After another status than OK; a master without a slave would fill the log with such messages.
+REFUSED_S = 0.02
+BODY_BYTES = (40, 700)
+GROUP = "CHAOS_CONSUMER"
+_RETRIED = {
+    ResponseCode.TOPIC_NOT_EXIST,
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    ResponseCode.SYSTEM_ERROR,
+    ResponseCode.NO_PERMISSION,
+}
+
+
+class Base:
+    """Where a round begins: in the log, and in each queue."""
+
+    def __init__(self, offset: int = 0, queues: tuple[int, ...] = (0,) * QUEUES) -> None:
+        self.offset = offset
+        self.queues = queues
+
+
+class History:
+    """The events of one round, on one clock."""
+
+    def __init__(self, cluster: Cluster, base: Base) -> None:
+        self.events: list[Event] = []
+        self.base = base
+        self.acknowledged = 0
+        self.answered = asyncio.Event()
+        """Set anew at each OK."""
+        self.last_ok_s = -1.0
+        self._cluster = cluster
+        self._began_s = time.monotonic()
+        self._proven: set[str] = set()
+        self._exposed: dict[str, Consumed] = {}
+        self._shown_at: dict[tuple[int, int], str] = {}
+        self._replaced: str | None = None
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+
+    def held_by(self, name: str, offset: int) -> tuple[str, ...] | None:
+        """Who has the record at `offset` of the log, as far as its master can know; None: nobody watched."""
+        proxy = self._cluster.proxies.get(name)
+        if proxy is None:
+            return None
+        return (name, "a slave") if proxy.acknowledged > offset else (name,)
+
+    def ok(self, key: str) -> None:
+        self.acknowledged += 1
+        self.last_ok_s = self.now_s
+        self._proven.add(key)
+        self._exposed.pop(key, None)
+        self.answered.set()
+
+    def consumed(self, event: Consumed, offset: int) -> None:
+        """What a consumer was shown while no slave had it, may go with the master that showed it."""
+        self.placed(event.queue, event.queue_offset, event.key)
+        self.add(event)
+        if event.key in self._proven or len(self.held_by(event.node, offset) or ("",)) > 1:
+            return
+        self._exposed[event.key] = event
+        self._shown_at[event.queue, event.queue_offset] = event.key
+        if self._replaced is not None and event.node != self._replaced:
+            self.void("served by a master that was replaced")
+
+    def placed(self, queue: int, queue_offset: int, key: str) -> None:
+        """After a failover another record may stand where one was that only the loser had."""
+        other = self._shown_at.get((queue, queue_offset), key)
+        if other == key or self._replaced is None:
+            return
+        shown = self._exposed.pop(other, None)
+        if shown is not None:
+            where = ((shown.topic, queue, queue_offset),)
+            self.add(Voided(self.now_s, (other,), "had by the loser of two masters", where))
+
+    def replaced_by(self, name: str) -> None:
+        """A failover: what only the old master had, was never acknowledged, and may be gone."""
+        self._replaced = name
+        self.void("failover")
+
+    def void(self, why: str) -> None:
+        if self._exposed:
+            places = tuple((one.topic, one.queue, one.queue_offset) for one in self._exposed.values())
+            self.add(Voided(self.now_s, tuple(self._exposed), why, places))
+            self._exposed.clear()
+
+
+class Route:
+    """Where the brokers are, as the name server has it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.addrs: dict[int, str] = {}
+        self._cluster = cluster
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def master(self) -> str | None:
+        return self.addrs.get(MASTER_ID)
+
+    @property
+    def any(self) -> str | None:
+        return self.addrs[min(self.addrs)] if self.addrs else None
+
+    async def refresh(self) -> None:
+        """All who ask at once share one question."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.shield(self._asking)
+
+    async def _ask(self) -> None:
+        with contextlib.suppress(RemotingError, ProtocolError):
+            info = await self._cluster.ask(
+                self._cluster.namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo, timeout_s=1.0
+            )
+            table = info.broker_addr_table.get(BROKER)
+            self.addrs = {} if table is None else dict(table.broker_addrs)
+        await asyncio.sleep(0.02)
+
+
+class Traffic:
+    """Producers and consumers, from start() to stop()."""
+
+    def __init__(
+        self, cluster: Cluster, history: History, rng: random.Random, *, producers: int = 4, each: int = 6
+    ) -> None:
+        """So many producers with a connection of their own, `each` with so many sends at once."""
+        self._cluster = cluster
+        self._history = history
+        self._route = Route(cluster)
+        self._rng = rng
+        self._prefix = f"{rng.randrange(1 << 48):x}"
+        self._count = 0
+        self._sends = 0
+        self._sending = True
+        self._over = False
+        self._clients: list[RemotingClient] = []
+        self._producing: list[asyncio.Task[None]] = []
+        self._consuming: list[asyncio.Task[None]] = []
+        self._shape = (producers, each)
+
+    async def start(self) -> None:
+        await self._route.refresh()
+        producers, each = self._shape
+        for number in range(producers):
+            client = RemotingClient(connect_timeout_s=1.0)
+            self._clients.append(client)
+            for _ in range(each):
+                self._producing.append(asyncio.create_task(self._produce(client, f"p{number}")))
+        for queue in range(QUEUES):
+            self._consuming.append(asyncio.create_task(self._consume(queue)))
+
+    async def stop_producing(self) -> None:
+        """Returns when every send has its answer, or was given up."""
+        self._sending = False
+        await asyncio.gather(*self._producing)
+        for client in self._clients:
+            await client.close()
+
+    async def stop(self) -> None:
+        """May be called twice, and after stop_producing()."""
+        self._over = True
+        await self.stop_producing()
+        await asyncio.gather(*self._consuming)
+
+    # -- producing -----------------------------------------------------------------------------------
+
+    async def _produce(self, client: RemotingClient, name: str) -> None:
+        while self._sending:
+            self._count += 1
+            number = self._count
+            key = f"{self._prefix}-{number}"
+            body = key.encode() + b" " + b"x" * self._rng.randint(*BODY_BYTES)
+            await self._send(client, name, key, number % QUEUES, body)
+
+    async def _send(self, client: RemotingClient, name: str, key: str, queue: int, body: bytes) -> None:
+        history, until_s = self._history, time.monotonic() + SEND_S
+        crc, message = zlib.crc32(body) & 0x7FFFFFFF, Outgoing(body, {"KEYS": key})
+        for _ in range(SEND_TRIES):
+            while self._route.master is None and time.monotonic() < until_s:
+                await self._route.refresh()
+            addr, left_s = self._route.master, until_s - time.monotonic()
+            if addr is None or left_s <= 0:
+                return
+            self._sends += 1
+            send = f"{key}/{self._sends}"
+            now_s = history.now_s
+            history.add(Invoked(now_s, send, key, TOPIC, queue, crc, len(body), name, now_s + left_s))
+            if await self._try(client, addr, send, key, send_command(TOPIC, queue, message), left_s):
+                return
+            await self._route.refresh()
+
+    async def _try(
+        self, client: RemotingClient, addr: str, send: str, key: str, command: RemotingCommand, left_s: float
+    ) -> bool:
+        """Whether that is the end of it."""
+        history = self._history
+        node = self._cluster.node_at(addr)
+        name = addr if node is None else node.name
+        try:
+            answer = await client.invoke(addr, command, left_s)
+        except RemotingError:
+            history.add(Answered(history.now_s, send, UNKNOWN, name))
+            return False
+        status = STATUS_BY_CODE.get(answer.code)
+        if status is None:
+            history.add(Answered(history.now_s, send, REFUSED, name))
+            return answer.code not in _RETRIED
+        stored = SendMessageResponseHeader.decode(answer.ext)
+        offset = parse_message_id(stored.msg_id)[2]
+        is_ok = answer.code == 0
+        if is_ok:
+            queue_offset = stored.queue_offset - history.base.queues[stored.queue_id]
+            history.placed(stored.queue_id, queue_offset, key)
+        history.add(
+            Answered(
+                history.now_s,
+                send,
+                OK if is_ok else status,
+                name,
+                stored.queue_offset - history.base.queues[stored.queue_id],
+                offset - history.base.offset,
+                history.held_by(name, offset) if is_ok else None,
+            )
+        )
+        if is_ok:
+            history.ok(key)
+        else:
+            await asyncio.sleep(REFUSED_S)
+        return True
+
+    # -- consuming -----------------------------------------------------------------------------------
+
+    async def _consume(self, queue: int) -> None:
+        position = self._history.base.queues[queue]
+        while not self._over:
+            addr = self._route.master or self._route.any
+            try:
+                moved = addr is not None and await self.pull(addr, queue, position, "consumer")
+            except (RemotingError, ProtocolError):
+                await self._route.refresh()
+                continue
+            if moved is False or moved == position:
+                await asyncio.sleep(0.02)
+                if addr is None or addr != self._route.master:
+                    await self._route.refresh()
+            else:
+                position = max(int(moved), self._history.base.queues[queue])
+
+    async def pull(self, addr: str, queue: int, position: int, client: str, timeout_s: float = PULL_S) -> int:
+        """One pull; where to go on.  Raises RemotingError."""
+        header = PullMessageHeader(
+            consumer_group=GROUP,
+            topic=TOPIC,
+            queue_id=queue,
+            queue_offset=position,
+            max_msg_nums=256,
+            sys_flag=PULL_WITH_SUBSCRIPTION,
+            subscription="*",
+            expression_type="TAG",
+        )
+        command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.encode())
+        answer = await self._cluster.client.invoke(addr, command, timeout_s)
+        if answer.code == ResponseCode.PULL_NOT_FOUND:
+            return position
+        if answer.code not in (0, ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY):
+            return position
+        found = PullMessageResponseHeader.decode(answer.ext)
+        if answer.code == 0:
+            self._take(addr, queue, bytes(answer.body), client)
+        return found.next_begin_offset
+
+    def _take(self, addr: str, queue: int, data: bytes, client: str) -> None:
+        history, base, position = self._history, self._history.base, 0
+        node = self._cluster.node_at(addr)
+        name = addr if node is None else node.name
+        while position < len(data):
+            message = decode(data, position)
+            position += message.size
+            key = decode_properties(message.properties).get("KEYS", "")
+            at = message.queue_offset - base.queues[queue]
+            crc = zlib.crc32(message.body) & 0x7FFFFFFF
+            event = Consumed(history.now_s, key, message.topic, queue, at, crc, name, client)
+            history.consumed(event, message.physical_offset)
+
+    async def read_all(self, addr: str, ends: Callable[[int], int]) -> None:
+        """Everything that a broker serves, from where the round began to `ends(queue)`."""
+        for queue in range(QUEUES):
+            position = self._history.base.queues[queue]
+            while position < ends(queue):
+                moved = await self.pull(addr, queue, position, "reader", 5.0)
+                if moved <= position:
+                    break
+                position = moved

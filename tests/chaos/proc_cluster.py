@@ -1,0 +1,378 @@
+"""Real brokers of one name as processes, with a name server, whose links can be made to fail.
+
+    shape "proxy"   all on loopback; a master's slaves come to it through its LinkProxy
+    shape "netns"   each broker a host of its own, see netns.py
+
+A Cluster belongs to one asyncio loop.  close() ends every process and host, and says nothing of files: they
+lie below `root` until someone removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from haservice.admin.pair import BROKER_PORTS, Process, free_port_block
+from haservice.errors import HAServiceError, ProtocolError, RemotingError
+from haservice.remoting.bodies import HARuntimeInfo, KVTable
+from haservice.remoting.client import RemotingClient, expect
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import CreateTopicHeader, ExtHeader
+from haservice.remoting.json_body import JSONBody
+from haservice.remoting.lineage_headers import LineageBody
+from tests.chaos.netns import HUB_ADDR, Hosts, run_in
+from tests.chaos.proxy import LinkProxy
+
+Body = TypeVar("Body", bound=JSONBody)
+
+BROKER = "broker-a"
+TOPIC = "Chaos"
+QUEUES = 4
+SEGMENT_BYTES = 1024 * 1024
+# Where slaves are told that a master is: its proxy.
+PROXY_HOST = "127.0.0.2"
+HEARTBEAT_MS = 500
+ASK_S = 2.0
+LOOK_S = 0.05
+
+SETTINGS = {
+    "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
+    "maxMessageSize": "65536",
+    "mappedFileSizeConsumeQueue": "20000",
+    "maxHashSlotNum": "1000",
+    "maxIndexNum": "4000",
+    "haSendHeartbeatInterval": str(HEARTBEAT_MS),
+    "haHousekeepingInterval": str(3 * HEARTBEAT_MS),
+    "slaveTimeout": "1000",
+    "syncFlushTimeout": "2000",
+    "maxTransferCountOnMessageInMemory": "256",
+    "maxTransferCountOnMessageInDisk": "256",
+    "autoCreateTopicEnable": "false",
+}
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """A SIGTERM ends the block as Ctrl-C does, so that processes and mounts are given back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Shape(NamedTuple):
+    """What a cluster is; rounds of one shape may share one."""
+
+    flush: str = "ASYNC_FLUSH"
+    links: str = "proxy"
+    brokers: int = 2
+    role: str = "SYNC_MASTER"
+
+    def __str__(self) -> str:
+        return f"{self.brokers} brokers, {self.role}, {self.flush}, {self.links}"
+
+
+class NotSoInTime(Exception):
+    """Something did not become so before its deadline; the text says what was so instead."""
+
+
+class Node:
+    """One broker, whether its process runs or not."""
+
+    def __init__(self, root: Path, number: int, ip: str, port: int, namesrv: str, ns: str | None) -> None:
+        self.number = number
+        self.name = f"n{number}"
+        self.root = root / self.name
+        self.ip = ip
+        self.port = port
+        self.ns = ns
+        self.process: Process | None = None
+        self.frozen = False
+        self.extra: dict[str, str] = {}
+        self._namesrv = namesrv
+        self._directory = root
+
+    @property
+    def addr(self) -> str:
+        return f"{self.ip}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.popen.poll() is None
+
+    @property
+    def commitlog(self) -> Path:
+        return self.root / "commitlog"
+
+    def launch(self, shape: Shape) -> None:
+        """Starts the process; it is not up yet."""
+        assert not self.running, f"{self.name} runs"
+        lines = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": BROKER,
+            "brokerId": str(self.number),
+            "brokerRole": shape.role if self.number == 0 else "SLAVE",
+            "flushDiskType": shape.flush,
+            "namesrvAddr": self._namesrv,
+            "bindAddress": self.ip,
+            "brokerIP1": self.ip,
+            "brokerIP2": PROXY_HOST if shape.links == "proxy" else self.ip,
+            "listenPort": str(self.port),
+            "storePathRootDir": str(self.root),
+            **SETTINGS,
+            **self.extra,
+        }
+        path = self._directory / f"{self.name}.properties"
+        path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        log = self._directory / f"{self.name}.log"
+        self.process = run_in(
+            self.ns, lambda: Process(self.name, "mqbroker", ["-c", str(path)], log, "The broker[")
+        )
+        self.frozen = False
+
+    def kill(self) -> None:
+        if self.running and self.process is not None:
+            self.process.kill()
+
+    def freeze(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+        self.frozen = True
+
+    def thaw(self) -> None:
+        if self.running and self.frozen and self.process is not None:
+            os.kill(self.process.pid, signal.SIGCONT)
+        self.frozen = False
+
+    def tail(self) -> str:
+        return "" if self.process is None else self.process.tail()
+
+
+class Cluster:
+    """Made, started, asked, closed."""
+
+    def __init__(self, root: Path, shape: Shape, hosts: Hosts | None = None) -> None:
+        """With links "netns" the caller makes the hosts, lives in their hub, and closes them."""
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root
+        self.shape = shape
+        self.hosts = hosts
+        count = shape.brokers
+        first = free_port_block(1 + count * BROKER_PORTS)
+        ips = hosts.addrs if hosts is not None else ["127.0.0.1"] * count
+        namespaces: list[str | None] = [*hosts.names] if hosts is not None else [None] * count
+        self._namesrv_ip = HUB_ADDR if hosts is not None else "127.0.0.1"
+        self.namesrv = f"{self._namesrv_ip}:{first}"
+        self._namesrv_process: Process | None = None
+        self.nodes = [
+            Node(
+                root, number, ips[number], first + 3 + number * BROKER_PORTS, self.namesrv, namespaces[number]
+            )
+            for number in range(count)
+        ]
+        self.proxies: dict[str, LinkProxy] = {}
+        self.client = RemotingClient(connect_timeout_s=1.0)
+
+    def node_at(self, addr: str) -> Node | None:
+        return next((one for one in self.nodes if one.addr == addr), None)
+
+    # -- processes -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Everything, level; the topic is there before the slaves, which copy topics when they start."""
+        if self.shape.links == "proxy":
+            for node in self.nodes:
+                proxy = LinkProxy((node.ip, node.port + 1))
+                await proxy.start(PROXY_HOST, node.port + 1)
+                self.proxies[node.name] = proxy
+        path = self.root / "namesrv.properties"
+        lines = {
+            "listenPort": self.namesrv.rpartition(":")[2],
+            "bindAddress": self._namesrv_ip,
+            "kvConfigPath": str(self.root / "kvConfig.json"),
+        }
+        path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        self._namesrv_process = Process(
+            "namesrv",
+            "mqnamesrv",
+            ["-c", str(path)],
+            self.root / "namesrv.log",
+            "The Name Server boot success",
+        )
+        await self._booted(self._namesrv_process)
+        await self.run(self.nodes[0])
+        header = CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6)
+        await self.call(self.nodes[0].addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        for node in self.nodes[1:]:
+            node.launch(self.shape)
+        for node in self.nodes[1:]:
+            await self.booted(node)
+        await self.until(self.is_level, "the cluster is level at its start", 30.0)
+
+    async def run(self, node: Node) -> None:
+        """Starts a broker; returns when it is up."""
+        node.launch(self.shape)
+        await self.booted(node)
+
+    async def booted(self, node: Node) -> None:
+        assert node.process is not None
+        await self._booted(node.process)
+
+    async def _booted(self, process: Process, seconds: float = 30.0) -> None:
+        deadline_s = time.monotonic() + seconds
+        while process._boot_line not in process.output():
+            if process.popen.poll() is not None:
+                raise NotSoInTime(f"{process.name} ended with {process.popen.returncode}:\n{process.tail()}")
+            if time.monotonic() > deadline_s:
+                raise NotSoInTime(f"{process.name} is not up after {seconds:g} s:\n{process.tail()}")
+            await asyncio.sleep(0.01)
+
+    async def stop(self, node: Node) -> None:
+        """SIGTERM, and its end."""
+        assert node.process is not None
+        await asyncio.to_thread(node.process.stop)
+
+    async def close(self) -> None:
+        """May be called twice."""
+        for node in self.nodes:
+            node.kill()
+        if self._namesrv_process is not None and self._namesrv_process.popen.poll() is None:
+            self._namesrv_process.kill()
+        await self.client.close()
+        for proxy in self.proxies.values():
+            await proxy.close()
+
+    # -- questions -----------------------------------------------------------------------------------
+
+    async def call(
+        self, addr: str, code: RequestCode, header: ExtHeader | None = None, timeout_s: float = ASK_S
+    ) -> RemotingCommand:
+        command = RemotingCommand.request(code, None if header is None else header.encode())
+        return expect(addr, await self.client.invoke(addr, command, timeout_s))
+
+    async def ask(
+        self,
+        addr: str,
+        code: RequestCode,
+        into: type[Body],
+        header: ExtHeader | None = None,
+        timeout_s: float = ASK_S,
+    ) -> Body:
+        return into.decode((await self.call(addr, code, header, timeout_s)).body)
+
+    async def lineage(self, node: Node) -> LineageBody | None:
+        """What the broker says; None while it does not."""
+        if not node.running or node.frozen:
+            return None
+        try:
+            return await self.ask(node.addr, RequestCode.GET_LINEAGE, LineageBody)
+        except (RemotingError, ProtocolError):
+            return None
+
+    async def lineages(self) -> dict[str, LineageBody | None]:
+        bodies = await asyncio.gather(*(self.lineage(node) for node in self.nodes))
+        return {node.name: body for node, body in zip(self.nodes, bodies, strict=True)}
+
+    async def master(self) -> Node | None:
+        """Who is the master of the newest epoch, and takes messages."""
+        said = await self.lineages()
+        masters = [
+            (body.epoch, node)
+            for node in self.nodes
+            if (body := said[node.name]) is not None
+            and body.is_master
+            and not body.changing
+            and not body.held
+        ]
+        return max(masters, key=lambda one: one[0])[1] if masters else None
+
+    async def the_master(self, seconds: float = 30.0) -> Node:
+        """As master(), with patience.  Raises NotSoInTime."""
+        found: list[Node] = []
+
+        async def there() -> bool:
+            node = await self.master()
+            if node is not None:
+                found.append(node)
+            return node is not None
+
+        await self.until(there, "there is a master", seconds)
+        return found[-1]
+
+    async def is_level(self) -> bool:
+        """One master; every other broker is in sync with it, and holds and has dispatched what it has."""
+        said = await self.lineages()
+        bodies = [body for body in said.values() if body is not None]
+        if len(bodies) < len(self.nodes) or sum(body.is_master for body in bodies) != 1:
+            return False
+        if len({(body.log_end, body.epoch) for body in bodies}) != 1 or any(
+            b.held or b.changing for b in bodies
+        ):
+            return False
+        master = next(body for body in bodies if body.is_master)
+        try:
+            status = await self.ask(master.broker_addr, RequestCode.GET_BROKER_HA_STATUS, HARuntimeInfo)
+            if sum(slave.in_sync for slave in status.ha_connection_info) < len(self.nodes) - 1:
+                return False
+            for node in self.nodes:
+                info = await self.ask(node.addr, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
+                if info.table["dispatchBehindBytes"] != "0":
+                    return False
+        except (RemotingError, ProtocolError):
+            return False
+        return True
+
+    async def until(self, condition: Callable[[], object], what: str, seconds: float) -> float:
+        """Waits for an awaitable condition; the seconds that it took.  Raises NotSoInTime with what is so."""
+        began_s = time.monotonic()
+        while True:
+            if await condition():  # type: ignore[misc]
+                return time.monotonic() - began_s
+            if time.monotonic() - began_s >= seconds:
+                raise NotSoInTime(f"{what}: not so within {seconds:g} s\n{await self.describe()}")
+            await asyncio.sleep(LOOK_S)
+
+    async def describe(self) -> str:
+        """Who says what, for a failure."""
+        lines = []
+        for node in self.nodes:
+            body = await self.lineage(node)
+            state = "runs" if node.running else "ended"
+            if body is not None:
+                terms = " ".join(f"{one.epoch}@{one.start}" for one in body.epochs)
+                state = (
+                    f"{body.role} ({body.role_from}) log {body.log_start}..{body.log_end} epochs {terms}"
+                    f" held={body.held!r} changing={body.changing} master={body.master_addr}"
+                )
+            lines.append(f"{node.name} {node.addr}{' frozen' if node.frozen else ''}: {state}")
+        return "\n".join(lines)
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def log_bytes(self, node: Node, end: int, start: int = 0) -> bytes:
+        """The bytes [start, end) of a broker's log, from its files.  Raises HAServiceError for a hole."""
+        parts = []
+        for path in sorted(node.commitlog.iterdir()):
+            base = int(path.name)
+            low, high = max(start, base), min(end, base + SEGMENT_BYTES)
+            if low < high:
+                with path.open("rb") as file:
+                    file.seek(low - base)
+                    parts.append(file.read(high - low))
+        data = b"".join(parts)
+        if len(data) != end - start:
+            raise HAServiceError(f"{node.name} has {len(data)} bytes of [{start}, {end}) in its files")
+        return data

@@ -1,0 +1,193 @@
+"""Report: what every layer of the harness counted and found, kept as JSON lines while it runs.
+
+    figure      a number or a text of a layer; of two with one name the later counts
+    add         a number that grows: rounds, acknowledged messages, cases
+    violation   one more broken promise of a class (checker.Violation's words)
+    recovery    how long after a fault of some kind the first OK came, and what it lost
+    series      points for a plot: unit, and (x, y) pairs
+    span        a fault in a timeline
+    failure     a seed that fails, why, and the command that repeats it
+
+One thread or process owns a Report.  A line is on disk when the call returns, so that what a run found
+outlives it; `load` takes the lines of several runs together, and numbers that grow are added up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+LINES = "report.jsonl"
+# Failures that are kept with their text; beyond that they are only counted.
+FAILURES_MAX = 200
+TEXT_CHARACTERS_MAX = 20_000
+
+
+class Failure(NamedTuple):
+    """A seed that fails."""
+
+    layer: str
+    seed: int
+    text: str
+    repeat: str
+
+
+class Recovered(NamedTuple):
+    """One fault of a kind: seconds to the first OK after it, acknowledged bytes that it took."""
+
+    layer: str
+    kind: str
+    seconds: float
+    lost_bytes: int
+
+
+class Series(NamedTuple):
+    """Points of one line in a plot."""
+
+    layer: str
+    name: str
+    unit: str
+    points: list[tuple[float, float]]
+
+
+class Span(NamedTuple):
+    """A fault of a timeline, in its seconds."""
+
+    layer: str
+    name: str
+    begin: float
+    end: float
+
+
+def _no_progress(layer: str, done: int, total: int) -> None:
+    pass
+
+
+class Report:
+    """Collects; with `directory` every line goes to its report.jsonl as well."""
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        progress: Callable[[str, int, int], None] = _no_progress,
+        jobs: int = 1,
+    ) -> None:
+        self.directory = directory
+        self.progress = progress
+        """Called with a layer, what is done and what is to be done; also for a rate."""
+        self.jobs = jobs
+        """How many processes a layer may use."""
+        self.figures: dict[str, dict[str, Any]] = defaultdict(dict)
+        self.totals: dict[str, Counter[str]] = defaultdict(Counter)
+        self.violations: dict[str, Counter[str]] = defaultdict(Counter)
+        self.recoveries: list[Recovered] = []
+        self.all_series: list[Series] = []
+        self.spans: list[Span] = []
+        self.failures: list[Failure] = []
+        self.failed: Counter[str] = Counter()
+        self.missing: dict[str, str] = {}
+        self._file: IO[str] | None = None
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = (directory / LINES).open("a", buffering=1)
+
+    @classmethod
+    def load(cls, *paths: Path) -> Report:
+        """What the lines of `paths` (files, or directories that hold report.jsonl) say together."""
+        report = cls()
+        for path in paths:
+            file = path / LINES if path.is_dir() else path
+            for line in file.read_text().splitlines():
+                if line.strip():
+                    report._take(json.loads(line))
+        return report
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # -- what layers say ----------------------------------------------------------------------------
+
+    def figure(self, layer: str, name: str, value: float | str) -> None:
+        """A number or a text; it replaces what the layer said by this name before."""
+        self._put({"what": "figure", "layer": layer, "name": name, "value": value})
+
+    def add(self, layer: str, name: str, count: int = 1) -> None:
+        """A number that grows, in this run and from run to run."""
+        self._put({"what": "add", "layer": layer, "name": name, "count": count})
+
+    def violation(self, layer: str, violation: str, count: int = 1) -> None:
+        self._put({"what": "violation", "layer": layer, "name": violation, "count": count})
+
+    def recovery(self, layer: str, kind: str, seconds: float, lost_bytes: int = 0) -> None:
+        self._put(
+            {"what": "recovery", "layer": layer, "name": kind, "seconds": seconds, "lost_bytes": lost_bytes}
+        )
+
+    def series(self, layer: str, name: str, points: Iterable[tuple[float, float]], unit: str = "") -> None:
+        """A line of a plot; lines of one layer that have one unit share theirs."""
+        some = [(float(x), float(y)) for x, y in points]
+        self._put({"what": "series", "layer": layer, "name": name, "unit": unit, "points": some})
+
+    def span(self, layer: str, name: str, begin_s: float, end_s: float) -> None:
+        """A fault, for the timeline of the layer."""
+        self._put({"what": "span", "layer": layer, "name": name, "begin": begin_s, "end": end_s})
+
+    def failure(self, layer: str, seed: int, text: str, repeat: str = "") -> None:
+        """A failing seed; `repeat` is the command that shows it again."""
+        repeat = repeat or f"scripts/chaos --rounds 1 --seed {seed} {layer}"
+        text = text[:TEXT_CHARACTERS_MAX]
+        self._put({"what": "failure", "layer": layer, "seed": seed, "text": text, "repeat": repeat})
+
+    def absent(self, layer: str, why: str) -> None:
+        """This layer did not run."""
+        self._put({"what": "absent", "layer": layer, "why": why})
+
+    # -- keeping ------------------------------------------------------------------------------------
+
+    def _put(self, said: dict[str, Any]) -> None:
+        self._take(said)
+        if self._file is not None:
+            self._file.write(json.dumps(said, separators=(",", ":")) + "\n")
+
+    def _take(self, said: dict[str, Any]) -> None:
+        layer = said["layer"]
+        match said["what"]:
+            case "figure":
+                self.figures[layer][said["name"]] = said["value"]
+            case "add":
+                self.totals[layer][said["name"]] += said["count"]
+            case "violation":
+                self.violations[layer][said["name"]] += said["count"]
+            case "recovery":
+                self.recoveries.append(Recovered(layer, said["name"], said["seconds"], said["lost_bytes"]))
+            case "series":
+                points = [(x, y) for x, y in said["points"]]
+                self.all_series.append(Series(layer, said["name"], said["unit"], points))
+            case "span":
+                self.spans.append(Span(layer, said["name"], said["begin"], said["end"]))
+            case "failure":
+                self.failed[layer] += 1
+                if len(self.failures) < FAILURES_MAX:
+                    self.failures.append(Failure(layer, said["seed"], said["text"], said["repeat"]))
+            case "absent":
+                self.missing[layer] = said["why"]
+
+    @property
+    def layers(self) -> list[str]:
+        """Every layer that said something, in the order in which they did."""
+        named = [*self.totals, *self.figures, *self.violations, *self.failed]
+        named += [one.layer for one in (*self.recoveries, *self.all_series, *self.spans)]
+        return list(
+            dict.fromkeys(layer for layer in named if layer not in self.missing or self.totals[layer])
+        )
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not any(counts.total() for counts in self.violations.values())

@@ -1,0 +1,469 @@
+"""Node: one broker of a simulation.  Its store, its lineage and its decisions are the product's own.
+
+    boot       Store.open over the simulated disk, then the role: roles.py says which term, and what is held
+    master     append → Durability → answers; MasterEnd per slave; RoleKeeper.look() every second or five
+    slave      SlaveEnd to the master that it knows of
+
+What threads do in the product, events do here, one after the other.  What a node knows of the world it has
+from its disk and from the wire; `records` is what the simulation knows of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commitlog.errors import CommitLogError
+from commitlog.options import FlushDiskType, LogOptions
+from commitlog.record import Message, encode_host, encode_properties
+from commitlog.store import Store
+from haservice.broker.durability import Durability, PutStatus
+from haservice.broker.peers import Heard
+from haservice.broker.role_keeper import RoleKeeper
+from haservice.broker.roles import (
+    NoNumberLeft,
+    StartOfMaster,
+    command_that_counts,
+    highest_number,
+    newer_master,
+    reason_for_new_term,
+    replicas_to_hear,
+    takes_over,
+)
+from haservice.replication.group_transfer import GroupTransferService
+from haservice.replication.lineage import LogSpan
+from haservice.replication.lineage_file import (
+    Replica,
+    now_ms,
+)
+from haservice.replication.progress import AckTable, slaves_needed
+from haservice.replication.read_mark import HighWaterMark
+from haservice.replication.recorder import ReplicaRecorder
+from haservice.settings import BrokerRole, ReadMark
+from tests.chaos.sim_disk import ProcessEnded, SimDisk, SimFiles
+from tests.chaos.sim_ends import MasterEnd, SlaveEnd
+from tests.chaos.sim_link import Connection
+from tests.chaos.sim_roles import Roles, SimLineageFile
+from tests.chaos.sim_timed import Timed
+
+if TYPE_CHECKING:
+    from tests.chaos.sim_world import Record, World
+
+STORE_HOST = encode_host("10.0.0.1", 10911)
+FLUSH_INTERVAL_S = 0.5
+QUEUE_FLUSH_S = 1.0
+FLUSH_TIMEOUT_S = 1.5
+SLAVE_TIMEOUT_S = 1.5
+KEEPER_S = 5.0
+KEEPER_HELD_S = 1.0
+RECORD_S = 1.0
+FALLBEHIND_BYTES_MAX = 256 * 1024 * 1024
+
+
+class Node(Timed, Roles):
+    """One broker.  `up`: its process runs.  All else of a life is made by boot() and gone with it."""
+
+    store: Store
+    files: SimFiles
+    lineage: SimLineageFile
+    role: BrokerRole
+    fallbehind_bytes_max = FALLBEHIND_BYTES_MAX
+
+    def __init__(
+        self, world: World, name: str, root: Path, file_role: BrokerRole, flush: FlushDiskType
+    ) -> None:
+        super().__init__(world)
+        self.name = name
+        self.root = root
+        self.file_role = file_role
+        self.flush_type = flush
+        self.disk = SimDisk(now_s=lambda: world.clock.now_s)
+        self.boots = 1
+        self.machines = 1
+        self.skew_ms = 0
+        self.broken = ""
+        """Why it does not start; empty when it does."""
+        self.records: list[Record] = []
+        """Those that lie whole in its log, in order; of a node that is down, as it was when it went."""
+        self.link: SlaveEnd | None = None
+        self.ends: list[MasterEnd] = []
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def machine(self) -> str:
+        """Which machine stands in its place: copies on one that was replaced were copies, too."""
+        return self.name if self.machines == 1 else f"{self.name}{self.machines}"
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    def clock_ms(self) -> int:
+        return now_ms() + self.skew_ms
+
+    @property
+    def flushes(self) -> bool:
+        """Whether its reports speak of flushed bytes."""
+        return self.flush_type is FlushDiskType.SYNC_FLUSH
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    def options(self, role: BrokerRole) -> LogOptions:
+        return LogOptions(
+            root=self.root,
+            segment_bytes=self.world.mode.segment_bytes,
+            queue_file_bytes=20 * 64,
+            index_enabled=False,
+            flush_disk_type=self.flush_type,
+            flush_least_pages=0,
+            queue_flush_thorough_interval_ms=5000,
+            replica=role.is_slave,
+        )
+
+    def boot(self) -> None:
+        """Starts the process; what keeps it from starting is in `broken`."""
+        assert not self.up
+        self.life += 1
+        self.files = SimFiles(self.disk)
+        self.frozen_until_s = 0.0
+        try:
+            self._open()
+        except (CommitLogError, OSError) as error:
+            self.broken = f"{type(error).__name__}: {error}"
+            self.world.note("{} does not start: {}", self.name, self.broken)
+            self.files.end()
+            return
+        self.broken = ""
+
+    def _open(self) -> None:
+        self.files.make_directory(self.root)
+        self.lineage = SimLineageFile(self.root, self.files, f"boot-{self.name}-{self.boots}")
+        self.role = self._role_in_force()
+        heard = Heard()
+        if not self.role.is_slave:
+            heard = self.ask_peers()
+            newer = newer_master(
+                self.lineage.state.replica_id, self.lineage.state.lineage, heard.peers, starting=True
+            )
+            if newer is not None:
+                self._commit_slave(newer, f"{newer.broker_addr} is the master of term {newer.epoch}")
+                self.role = BrokerRole.SLAVE
+        self.store = Store.open(
+            self.options(self.role), store_host=STORE_HOST, clock_ms=self.clock_ms, files=self.files
+        )
+        self.up = True
+        try:
+            self.world.recovered(self)
+            if self.role.is_slave:
+                self._start_slave()
+            else:
+                self._start_master(heard)
+        except BaseException:
+            self.up = False
+            self.store.close(clean=False)
+            raise
+        self.after(QUEUE_FLUSH_S, self._flush_queues)
+        self.after(FLUSH_INTERVAL_S, self._flush_seldom)
+
+    def _role_in_force(self) -> BrokerRole:
+        state = self.lineage.state
+        command = command_that_counts(self.file_role, state, now_ms())
+        if command != state.command:
+            self.world.note("{} is no master by its command, which is over", self.name)
+            self.lineage.update(command=command)
+        return BrokerRole[command.role] if command is not None else self.file_role
+
+    def _end_life(self) -> None:
+        """The process is gone, and with it all that it had in memory."""
+        self.up = False
+        self.life += 1
+        self.link = None
+        self.ends = []
+
+    def crash(self, *, silent: bool = False) -> None:
+        """F1: the page cache stays.  `silent`: with the whole machine, so that no peer is told."""
+        if not self.up:
+            return
+        for end in (*self.ends, *([self.link] if self.link is not None else [])):
+            end.abandon(silent=silent)
+        self._end_life()
+        self.files.end()
+        with suppress(ProcessEnded):
+            self.store.close(clean=False)
+        self.world.went_down(self, "crash")
+
+    def power_cut(self) -> None:
+        """F2: what was not synced is lost, any subset of it."""
+        self.crash(silent=True)
+        self.disk.power_cut(self.world.source)
+        self.boots += 1
+        self.skew_ms += self.world.source.choice((0, 0, 0, -2000, 5000))
+
+    def wipe(self) -> None:
+        """F3: another machine takes its place, with an empty disk, and as a slave."""
+        self.crash(silent=True)
+        self.world.wiped(self)
+        self.disk = SimDisk(now_s=lambda: self.world.clock.now_s)
+        self.boots += 1
+        self.machines += 1
+        self.file_role = BrokerRole.SLAVE
+
+    def stop_cleanly(self) -> None:
+        if not self.up:
+            return
+        if self.link is not None:
+            self.link.abandon()
+        for end in list(self.ends):
+            end.abandon()
+        if not self.role.is_slave:
+            self.durability.settle_all()
+        self._end_life()
+        try:
+            self.store.close()
+        except (CommitLogError, OSError) as error:
+            self.world.note("{} not stopped cleanly: {}", self.name, error)
+        self.files.end()
+        self.world.went_down(self, "stop")
+
+    def turn(self, why: str) -> None:
+        """Stops and starts again in the same process, in what role is written by now."""
+        self.world.note("{} turns: {}", self.name, why)
+        self.stop_cleanly()
+        self.boot()
+        if not self.up:
+            self.world.clock.after(1.0, self.world.start_again, self)
+
+    # -- the master ---------------------------------------------------------------------------------
+
+    def _start_master(self, heard: Heard) -> None:
+        log, state = self.store.log, self.lineage.state
+        start = StartOfMaster(
+            log=LogSpan(log.start, log.end),
+            stopped_cleanly=self.store.recovery.clean,
+            booted_anew=self.lineage.booted_anew,
+            flushes_at_once=self.flush_type is FlushDiskType.SYNC_FLUSH,
+            sync_master=self.role is BrokerRole.SYNC_MASTER,
+            heard=highest_number(heard.peers),
+        )
+        hold, undecided = replicas_to_hear(state, start), ""
+        if not hold:
+            why = reason_for_new_term(state, start)
+            try:
+                if why:
+                    self._commit_term(why, start.heard, promoted=takes_over(state))
+                self.lineage.started()
+            except NoNumberLeft as error:
+                undecided = str(error)
+        table = AckTable(log.segment_bytes, log.end, slaves_needed(self.world.mode.in_sync_replicas))
+        self.table = table
+        self.group: GroupTransferService[Any] = GroupTransferService(table, self._acked, lambda: None)
+        sync = self.role is BrokerRole.SYNC_MASTER
+        self.durability = Durability(
+            flush=self.store.flusher if self.flush_type is FlushDiskType.SYNC_FLUSH else None,
+            replica=self if sync else None,
+            flush_timeout_s=FLUSH_TIMEOUT_S,
+            replica_timeout_s=SLAVE_TIMEOUT_S,
+            call_soon=lambda call: self.after(0.0, call),
+        )
+        self.store.flusher.on_done = self.durability.flushed
+        self.recorder = ReplicaRecorder(self.lineage, self._replicas)
+        self.mark = HighWaterMark(self.world.mode.read_mark, FALLBEHIND_BYTES_MAX, log.end)
+        self._flush_due = self._dispatch_due = False
+        self.alone_end = log.end if self.world.mode.read_mark is ReadMark.STRICT else 0
+        """Up to where all is shown, proven or not: STRICT at a start, IN_SYNC while no slave is there."""
+        replicas = {name: state.replicas[name] for name in hold}
+        self.keeper = RoleKeeper(
+            self,
+            lambda: self.lineage.state,
+            log,
+            self,
+            self._pull_back,
+            hold=replicas,
+            followers=self._followers,
+            undecided=undecided,
+        )
+        self.keeper.begin_hold()
+        self.keeper.note_heard(start.heard)
+        self.world.master_started(self)
+        self.after(KEEPER_HELD_S if self.keeper.waits else KEEPER_S, self._look)
+        self.after(RECORD_S, self._record)
+
+    def _record(self) -> None:
+        self.recorder._record()
+        self.after(RECORD_S, self._record)
+
+    def _replicas(self) -> dict[str, Replica]:
+        """Who follows now, as HAService gives it to the recorder."""
+        log_end = self.store.log.end
+        return {
+            end.replica_id: Replica(
+                end.peer,
+                end.progress.reported,
+                now_ms(),
+                log_end - end.progress.reported < FALLBEHIND_BYTES_MAX,
+            )
+            for end in self.ends
+            if end.replica_id and end.transfers
+        }
+
+    def _look(self) -> None:
+        life = self.life
+        self.keeper.look()
+        if self.life == life:
+            urgent = bool(self.keeper.held or self.keeper._ahead)
+            self.after(KEEPER_HELD_S if urgent else KEEPER_S, self._look)
+
+    def on_ahead(self, hello: Any) -> None:
+        self.keeper.on_ahead(hello)
+        self.after(0.01, self.keeper.look)
+
+    def _followers(self) -> Iterable[str]:
+        return [end.replica_id for end in self.ends if end.replica_id and end.transfers]
+
+    def _acked(self, waits: list[Any], ok: bool) -> None:
+        self.durability.replicated(waits, ok)
+
+    def is_slave_ok(self, end: int) -> bool:
+        furthest = self.group.furthest()
+        return furthest >= 0 and end - furthest < FALLBEHIND_BYTES_MAX
+
+    def submit(self, end: int, deadline_s: float, waiter: Any) -> bool:
+        proven = self.group.submit(end, deadline_s, waiter)
+        if not proven:
+            self.after(deadline_s - self.world.clock.now_s + 0.001, self._expire)
+        return proven
+
+    def _expire(self) -> None:
+        stop = threading.Event()
+        stop.set()
+        expired = self.group._next_expired(stop)
+        if expired:
+            self.durability.replicated(expired, False)
+
+    def readable_end(self) -> int:
+        """As HAService says it."""
+        end = self.store.log.end
+        if self.role is not BrokerRole.SYNC_MASTER:
+            return end
+        if not self.is_slave_ok(end) and self.world.mode.read_mark is not ReadMark.STRICT:
+            self.alone_end = end
+        return self.mark.readable_end(self.group.furthest(), end)
+
+    def send(
+        self, topic: str, queue: int, body: bytes, key: str, answer: Callable[[str, Record | None], None]
+    ) -> None:
+        """A producer's message; `answer(status, record)` comes once."""
+        if self.role.is_slave:
+            answer("REFUSED", None)
+            return
+        message = Message(topic, queue, body, encode_properties({"KEYS": key}))
+        try:
+            appended = self.store.log.append(message)
+        except CommitLogError as error:
+            self.world.note("{} refuses {}: {}", self.name, key, error)
+            answer("REFUSED", None)
+            return
+        place = (topic, queue, appended.queue_offset)
+        record = self.world.appended(self, key, place, appended.physical_offset, appended.end)
+        self._after_append()
+
+        def settled(status: PutStatus) -> None:
+            text = "OK" if status is PutStatus.PUT_OK else status.name
+            self.world.answering(self, record, text)
+            answer(text, record)
+
+        status = self.durability.put_status(appended.end, settled)
+        if status is not None:
+            settled(status)
+
+    def _after_append(self) -> None:
+        if self.flush_type is FlushDiskType.SYNC_FLUSH and not self._flush_due:
+            self._flush_due = True
+            self.after(self.world.source.uniform(0.0005, 0.006), self._flush_now)
+        if not self._dispatch_due:
+            self._dispatch_due = True
+            self.after(self.world.source.uniform(0.0005, 0.005), self._dispatch)
+        for end in list(self.ends):
+            end.pump()
+
+    def _flush_now(self) -> None:
+        self._flush_due = False
+        self._flush()
+        if (
+            not self.role.is_slave
+            and self.store.log.flushed < self.store.log.end
+            and not self.store.log.fenced
+        ):
+            self._flush_due = True
+            self.after(0.01, self._flush_now)
+
+    def _flush_seldom(self) -> None:
+        self._flush()
+        self.after(FLUSH_INTERVAL_S, self._flush_seldom)
+
+    def _flush(self) -> None:
+        self.store.flusher.step()
+        self.world.flushed(self)
+        if self.store.log.fenced:
+            self.world.fenced(self)
+
+    def _dispatch(self) -> None:
+        self._dispatch_due = False
+        try:
+            while self.store.dispatcher.step():
+                pass
+        except OSError:
+            if not self._dispatch_due:
+                self._dispatch_due = True
+                self.after(0.2, self._dispatch)
+
+    def _flush_queues(self) -> None:
+        self.store.queue_flusher.step()
+        self.after(QUEUE_FLUSH_S, self._flush_queues)
+
+    def accept(self, connection: Connection) -> MasterEnd | None:
+        """A slave connects; None if nobody listens."""
+        if not self.awake or self.role.is_slave:
+            return None
+        end = MasterEnd(self, connection)
+        self.ends.append(end)
+        return end
+
+    # -- the slave ----------------------------------------------------------------------------------
+
+    def _start_slave(self) -> None:
+        self._flush_due = self._dispatch_due = False
+        self.lineage.started()
+        self.link = SlaveEnd(self)
+        self.after(self.world.source.uniform(0.0, 0.05), self.link.connect)
+
+    def appended_replica(self) -> None:
+        """Bytes came from the master."""
+        if not self._dispatch_due:
+            self._dispatch_due = True
+            self.after(self.world.source.uniform(0.0005, 0.01), self._dispatch)
+
+    # -- what the simulation knows --------------------------------------------------------------------
+
+    def holds(self, record: Record) -> bool:
+        index = bisect_right(self.records, record.offset, key=lambda one: one.offset) - 1
+        return index >= 0 and self.records[index] is record
+
+    def records_between(self, begin: int, end: int) -> Sequence[Record]:
+        """Those that end behind `begin`, and no later than `end`."""
+        first = bisect_right(self.records, begin, key=lambda one: one.end)
+        last = bisect_right(self.records, end, key=lambda one: one.end)
+        return self.records[first:last]
+
+    def log_bytes(self) -> bytes:
+        """Every byte of its log."""
+        log, parts = self.store.log, []
+        offset = log.start
+        while data := log.read(offset, log.segment_bytes):
+            parts.append(data)
+            offset += len(data)
+        return b"".join(parts)

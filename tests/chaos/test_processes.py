@@ -1,0 +1,196 @@
+"""The layer of real processes: one round with each kind of fault is clean, and a real loss is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.checker import Violation
+from tests.chaos.netns import Hosts, NoHosts, run_in
+from tests.chaos.proc_cluster import Cluster, Shape
+from tests.chaos.proc_faults import Fault, Scene
+from tests.chaos.proc_round import ALL_FAULTS, Outcome, Play
+from tests.chaos.proxy import PADDING, LinkProxy, Reports
+from tests.chaos.report import Report
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def play(
+    root: Path,
+    shape: Shape,
+    rounds: Sequence[Sequence[tuple[str, ...]]],
+    hosts: Hosts | None = None,
+    also: dict[str, Fault] | None = None,
+) -> list[Outcome]:
+    """What became of the rounds, all with one cluster."""
+
+    async def all_rounds() -> list[Outcome]:
+        cluster = Cluster(root, shape, hosts)
+        try:
+            await cluster.start()
+            rounds_of = Play(cluster, {**ALL_FAULTS, **(also or {})})
+            return [await rounds_of.round(seed, steps) for seed, steps in enumerate(rounds, 1)]
+        finally:
+            await cluster.close()
+
+    return run_in(None if hosts is None else hosts.hub, lambda: asyncio.run(all_rounds()))
+
+
+def assert_clean(outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        assert [str(one) for one in outcome.findings.verdicts] == []
+        assert outcome.findings.acknowledged > 100
+        assert outcome.findings.consumed >= outcome.findings.acknowledged
+
+
+def test_every_fault_of_a_process_a_link_and_a_role_keeps_the_promises(tmp_path: Path) -> None:
+    outcomes = play(
+        tmp_path,
+        Shape(flush="SYNC_FLUSH"),
+        [
+            [("kill master",), ("freeze slave", "link cut"), ("restart master",)],
+            [("link cut at a byte",), ("link sliced",), ("link silent",), ("link flips bits",)],
+            [("link coalesced",), ("link delayed",), ("link slow",), ("freeze master",)],
+            [("switchover",), ("kill slave",), ("failover",), ("restart slave",)],
+            [("failover of a frozen master",), ("link cut",)],
+        ],
+    )
+    assert_clean(outcomes)
+    assert all(outcome.findings.recoveries for outcome in outcomes)
+
+
+def test_lost_packets_between_hosts_keep_the_promises(tmp_path: Path) -> None:
+    try:
+        hosts = Hosts(2)
+    except NoHosts as error:
+        pytest.skip(str(error))
+    try:
+        outcomes = play(
+            tmp_path, Shape(links="netns"), [[("partition",), ("one way lost",), ("unplugged",)]], hosts
+        )
+    finally:
+        hosts.close()
+    assert_clean(outcomes)
+
+
+def test_a_loss_in_real_processes_is_found(tmp_path: Path) -> None:
+    """An ASYNC_MASTER, held to a SYNC_MASTER's promise: its OKs are not on the slave that takes over."""
+
+    async def silent_then_failover(scene: Scene) -> None:
+        master = await scene.cluster.the_master()
+        scene.cluster.proxies[master.name].silence()
+        wanted = scene.history.acknowledged + 200
+
+        async def enough() -> bool:
+            return scene.history.acknowledged >= wanted
+
+        await scene.cluster.until(enough, f"{wanted} messages are acknowledged", 20)
+        await ALL_FAULTS["failover"](scene)
+
+    shape = Shape(role="ASYNC_MASTER")
+    (outcome,) = play(tmp_path, shape, [[("loss",)]], also={"loss": silent_then_failover})
+    found = Counter(one.violation for one in outcome.findings.verdicts)
+    assert found[Violation.LOST] > 0
+    assert found[Violation.WRONG_OK] > 0
+
+
+# -- the proxy ---------------------------------------------------------------------------------------
+
+
+def test_reports_are_read_however_they_are_cut_and_greetings_are_skipped() -> None:
+    words = [-1, 700, 4096, 12]
+    greeting = (-2).to_bytes(8, "big", signed=True) + (5).to_bytes(8, "big") + b"hello"
+    data = (
+        words[0].to_bytes(8, "big", signed=True)
+        + greeting
+        + b"".join(word.to_bytes(8, "big") for word in words[1:])
+    )
+    for size in (1, 3, 8, len(data)):
+        reports = Reports()
+        seen = [reports.feed(data[at : at + size]) for at in range(0, len(data), size)]
+        assert max(seen) == 4096
+
+
+Way = Callable[[LinkProxy], None]
+
+
+def passed(spoil: Way, sent: bytes, wanted: int) -> tuple[bytes, LinkProxy]:
+    """The first `wanted` bytes, or those until the end, that come out of the link of what a master sent."""
+
+    async def body() -> tuple[bytes, LinkProxy]:
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(sent)
+            await writer.drain()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        proxy = LinkProxy(("127.0.0.1", server.sockets[0].getsockname()[1]))
+        port = await proxy.start()
+        spoil(proxy)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            async with asyncio.timeout(20):
+                data = b""
+                while len(data) < wanted and (more := await reader.read(wanted - len(data))):
+                    data += more
+            return data, proxy
+        finally:
+            writer.close()
+            await proxy.close()
+            server.close()
+
+    return asyncio.run(body())
+
+
+def test_a_link_passes_every_byte_in_pieces_in_one_piece_late_and_slowly() -> None:
+    sent = bytes(range(256)) * 20
+
+    def slice_(proxy: LinkProxy) -> None:
+        proxy.down.slice_bytes = 1
+
+    def coalesce(proxy: LinkProxy) -> None:
+        proxy.down.coalesce_s = 0.01
+
+    def late(proxy: LinkProxy) -> None:
+        proxy.down.delay_s = 0.01
+
+    def slowly(proxy: LinkProxy) -> None:
+        proxy.down.bytes_per_s = 100_000
+
+    for spoil in (slice_, coalesce, late, slowly):
+        assert passed(spoil, sent, len(sent))[0] == sent
+
+
+@pytest.mark.parametrize("count", [0, 1, 11, 12, 13, 999])
+def test_a_link_is_cut_at_the_byte(count: int) -> None:
+    def cut(proxy: LinkProxy) -> None:
+        proxy.down.cut_after = count
+
+    assert passed(cut, b"y" * 1000, 1000)[0] == b"y" * count
+
+
+def test_a_link_flips_one_bit_of_padding() -> None:
+    def flip(proxy: LinkProxy) -> None:
+        proxy.down.flips = 1
+
+    sent = b"head" + PADDING + b"tail"
+    data, proxy = passed(flip, sent, len(sent))
+    assert proxy.flipped == 1
+    assert data[:4] + data[-4:] == b"headtail"
+    assert sum((one ^ other).bit_count() for one, other in zip(data, sent, strict=True)) == 1
+
+
+def test_the_layer_reports_what_it_did(tmp_path: Path) -> None:
+    from tests.chaos import processes
+
+    report = Report(tmp_path)
+    processes.run(1, 1, report)
+    report.close()
+    assert [failure.text for failure in report.failures] == []
+    assert report.totals["processes"]["rounds"] == 1
+    assert report.totals["processes"]["acknowledged messages"] > 100
+    assert any(one.layer == "processes" for one in report.recoveries)

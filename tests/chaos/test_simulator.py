@@ -1,0 +1,174 @@
+"""The simulator: the product keeps its promises in some hundred seeds, and a product that is broken does not.
+
+A simulator that cannot fail proves nothing: so bugs that systems of this kind had are put into the product in
+memory, one at a time, and have to be found within few seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitlog.errors import LogNotWritable
+from commitlog.log import CommitLog
+from commitlog.segment import Segment
+from haservice.replication import greeting
+from haservice.replication.lineage import Plan, Step
+from haservice.replication.progress import AckTable, Advance, SlaveProgress
+from haservice.replication.read_mark import HighWaterMark
+from haservice.settings import BrokerRole
+from tests.chaos import sim
+from tests.chaos.checker import Violation
+from tests.chaos.report import Report
+from tests.chaos.sim import Outcome, draw_mode, simulate
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 200
+# A bug that was put in is found within so many.
+SEEDS_OF_BUGS = 300
+
+
+@pytest.mark.timeout(300)
+def test_no_promise_is_broken(tmp_path: Path) -> None:
+    report = Report()
+    sim.run(SEEDS, 1, report)
+    told = "\n\n".join(f"{one.repeat}\n{one.text}" for one in report.failures[:3])
+    assert report.ok, f"{report.failed.total()} of {SEEDS} seeds fail, first:\n{told}"
+    assert report.totals["sim"]["seeds"] == SEEDS
+    # It has been a run worth the name: much was said OK, and every kind of fault was there.
+    assert report.totals["sim"]["acknowledged"] > 10 * SEEDS
+    assert report.totals["sim"]["failovers"] > SEEDS / 10
+    assert len([name for name in report.figures["sim"] if name.startswith("faults: ")]) >= 15
+
+
+def test_a_seed_decides_everything(tmp_path: Path) -> None:
+    first, again, other = (simulate(seed, tmp_path) for seed in (3, 3, 4))
+    assert (first.digest, first.steps) == (again.digest, again.steps)
+    assert first.events == again.events
+    assert first.digest != other.digest
+
+
+def test_a_seed_decides_everything_in_another_process_too(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.chaos.sim import simulate;"
+        "print(simulate(3, Path(sys.argv[1])).digest)"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert int(printed.stdout) == simulate(3, tmp_path).digest
+
+
+def first_failure(directory: Path, wanted: Callable[[Outcome], bool]) -> Outcome:
+    """Of the seeds from 1 on, the first one that is as it has to be; fails without any."""
+    for seed in range(1, SEEDS_OF_BUGS + 1):
+        outcome = simulate(seed, directory)
+        if wanted(outcome):
+            return outcome
+    raise AssertionError(f"not found in {SEEDS_OF_BUGS} seeds")
+
+
+def broke(*violations: Violation) -> Callable[[Outcome], bool]:
+    return lambda outcome: any(verdict.violation in violations for verdict in outcome.verdicts)
+
+
+@pytest.mark.timeout(300)
+def test_a_flush_that_fails_and_is_called_a_success_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PostgreSQL's fsyncgate; RocketMQ's #9713."""
+    flush_segment = CommitLog._flush_segment
+
+    def passes_over(self: CommitLog, segment: Segment) -> None:
+        fence = self.fence
+        self.fence = lambda reason: None  # type: ignore[method-assign]
+        try:
+            flush_segment(self, segment)
+        except LogNotWritable:
+            pass
+        finally:
+            self.fence = fence  # type: ignore[method-assign]
+
+    monkeypatch.setattr(CommitLog, "_flush_segment", passes_over)
+    outcome = first_failure(tmp_path, broke(Violation.LOST, Violation.CORRUPT))
+    assert any("had flushed" in verdict.text for verdict in outcome.verdicts)
+
+
+@pytest.mark.timeout(300)
+def test_bytes_that_were_sent_and_are_taken_for_acknowledged_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An ack before the store: whatever the slave reports, all that is on its way to it counts."""
+    count = AckTable._count
+
+    def count_sent(self: AckTable, progress: SlaveProgress) -> Advance | None:
+        if progress.acked is not None:
+            progress.acked = progress.sent
+        return count(self, progress)
+
+    monkeypatch.setattr(AckTable, "_count", count_sent)
+    outcome = first_failure(tmp_path, broke(Violation.WRONG_OK))
+    assert "SYNC_MASTER" in outcome.mode or "believes" in outcome.text()
+
+
+@pytest.mark.timeout(300)
+def test_a_log_that_parted_from_its_masters_and_is_continued_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before Kafka's KIP-101: offsets alone are compared."""
+    real = greeting.plan
+
+    def by_offset(own: Any, own_log: Any, theirs: Any, their_log: Any, me: str = "") -> Plan:
+        decided = real(own, own_log, theirs, their_log, me)
+        if decided.step is Step.TRUNCATE and own_log.end <= their_log.end:
+            return Plan(Step.CONTINUE, own_log.end)
+        return decided
+
+    monkeypatch.setattr(greeting, "plan", by_offset)
+    monkeypatch.setattr(greeting.MasterGreeting, "_compare", lambda *_: "")
+    first_failure(tmp_path, broke(Violation.DIVERGED))
+
+
+@pytest.mark.timeout(300)
+def test_a_record_that_is_shown_before_a_slave_has_it_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """RocketMQ's #2830: read, and then gone."""
+    monkeypatch.setattr(HighWaterMark, "readable_end", lambda _, __, log_end: log_end)
+    outcome = first_failure(tmp_path, broke(Violation.PHANTOM))
+    assert "SYNC_MASTER" in outcome.mode
+
+
+def test_a_failing_seed_is_told_with_its_last_steps_and_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sim.Simulation, "_unsettled", lambda *_: "made up")
+    monkeypatch.setattr(sim, "SETTLE_S", 1.0)
+    report = Report()
+    sim.run(2, 3, report)
+    assert [one.seed for one in report.failures] == [3, 4]
+    assert report.failures[0].repeat == "scripts/chaos --rounds 1 --seed 3 sim"
+    assert "not settled" in report.failures[0].text
+    assert "HEAL" in report.failures[0].text
+    assert not report.ok
+
+
+def test_modes_of_all_kinds_are_drawn() -> None:
+    modes = [draw_mode(random.Random(seed)) for seed in range(200)]
+    assert {mode.slaves for mode in modes} == {1, 2, 3}
+    assert {mode.master_role for mode in modes} == {BrokerRole.ASYNC_MASTER, BrokerRole.SYNC_MASTER}
+    assert {mode.in_sync_replicas for mode in modes} == {1, 2, 3}

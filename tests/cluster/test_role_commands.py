@@ -1,0 +1,205 @@
+"""The walks of docs/operations.md that go by command, with real processes, as an operator types them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from haservice.admin.calls import Admin
+from haservice.admin.pair import ScratchPair
+from haservice.errors import RemotingError
+from tests.admin.asking import run
+from tests.cluster.support import (
+    TOPIC,
+    assert_equal_logs,
+    log_end,
+    numbered,
+    read,
+    send_ok,
+    start_with_topic,
+    wait_level,
+)
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+MakePair = Callable[..., ScratchPair]
+Ask = Callable[[ScratchPair], Admin]
+
+
+def typed(pair: ScratchPair, *arguments: str, exit_code: int = 0) -> Any:
+    """What the command prints as JSON."""
+    result = run(arguments[0], "-n", pair.namesrv_addr, *arguments[1:], "-f", "json")
+    assert result.exit_code == exit_code, result.output
+    return json.loads(result.stdout)
+
+
+def epochs(pair: ScratchPair) -> list[tuple[int, str, str]]:
+    return [(row["epoch"], row["masterAddr"], row["why"]) for row in typed(pair, "history", "-b", "broker-a")]
+
+
+def is_level(ask: Admin, master: str, slave: str) -> bool:
+    try:
+        status = ask.ha_status(master)
+        return (
+            status is not None
+            and any(one.in_sync and one.broker_addr == slave for one in status.ha_connection_info)
+            and log_end(ask, slave) == log_end(ask, master)
+            and ask.runtime_info(slave)["dispatchBehindBytes"] == "0"
+        )
+    except RemotingError:
+        return False
+
+
+def test_a_planned_switchover_and_back(make_pair: MakePair, admin: Ask) -> None:
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 200))
+    there = typed(pair, "switchover", "-b", "broker-a", "--yes")
+    assert (there["newMaster"], there["epoch"], there["complete"]) == (pair.slave_addr, 1000, True)
+    roles = {row["brokerAddr"]: (row["role"], row["roleFrom"]) for row in there["after"]}
+    assert roles == {pair.slave_addr: ("SYNC_MASTER", "command"), pair.master_addr: ("SLAVE", "command")}
+    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    send_ok(pair.slave_addr, numbered(200, 300))
+    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+
+    back = typed(pair, "switchover", "-b", "broker-a", "--to", pair.master_addr, "--yes")
+    assert (back["newMaster"], back["epoch"]) == (pair.master_addr, 2000)
+    wait_level(pair, ask)
+    assert [(number, addr) for number, addr, _ in epochs(pair)] == [
+        (1, pair.master_addr),
+        (1000, pair.slave_addr),
+        (2000, pair.master_addr),
+    ]
+    assert read(ask, pair.master_addr) == read(ask, pair.slave_addr) == numbered(0, 300)
+    status = typed(pair, "haStatus")
+    assert {row["epoch"] for row in status} == {2000}
+    (link,) = [row for row in status if row["role"] == "SYNC_MASTER"]
+    assert (link["peerBrokerAddr"], link["inSync"]) == (pair.slave_addr, True)
+
+
+def test_a_failover_after_a_death_and_the_old_master_comes_back(make_pair: MakePair, admin: Ask) -> None:
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 200))
+    refused = run(
+        "failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes", "--force"
+    )
+    assert refused.exit_code == 1
+    assert "mqadmin switchover" in refused.output
+
+    pair.processes["broker-a"].kill()
+    done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert (done["newMaster"], done["epoch"], done["lostBytes"], done["complete"]) == (
+        pair.slave_addr,
+        1000,
+        0,
+        True,
+    )
+    (data,) = ask.route(TOPIC).broker_datas
+    assert data.broker_addrs == {0: pair.slave_addr}
+
+    pair.start_master()
+    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    send_ok(pair.slave_addr, numbered(200, 300))
+    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    assert read(ask, pair.slave_addr) == read(ask, pair.master_addr) == numbered(0, 300)
+    assert_equal_logs(pair, ask, pair.slave_addr)
+    assert [number for number, _, _ in epochs(pair)] == [1, 1000]
+
+
+def test_a_failover_to_a_slave_that_heard_nothing_of_the_master_wants_force(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    """It was away when the master went on, and died."""
+    pair = make_pair("ASYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    wait_level(pair, ask)
+    pair.processes["broker-a-s"].kill()
+    send_ok(pair.master_addr, numbered(100, 150))
+    pair.processes["broker-a"].kill()
+    pair.start_slave()
+    command = ("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    refused = run(*command)
+    assert refused.exit_code == 1
+    assert "--force" in refused.output
+    done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes", "--force")
+    assert (done["lostBytes"], done["epoch"], done["complete"]) == (None, 1000, True)
+    pair.start_master()
+    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    assert read(ask, pair.master_addr) == numbered(0, 100)
+    assert any((pair.store("broker-a") / "cut").iterdir())
+
+
+def test_a_slave_that_was_started_again_still_knows_how_far_its_sync_master_was(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    wait_level(pair, ask)
+    pair.processes["broker-a"].kill()
+    assert pair.processes["broker-a-s"].stop() == 0
+    pair.start_slave()
+    done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert (done["lostBytes"], done["lostBytesExact"], done["complete"]) == (0, False, True)
+    assert read(ask, pair.slave_addr) == numbered(0, 100)
+
+
+def test_a_nameserver_knows_of_a_term_that_nobody_else_has_heard_of(make_pair: MakePair, admin: Ask) -> None:
+    """The slave was away when its master began it."""
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    wait_level(pair, ask)
+    typed(pair, "switchover", "-b", "broker-a", "--yes")
+    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    pair.processes["broker-a"].kill()
+    again = run("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert "already" in again.output
+    pair.processes["broker-a-s"].kill()
+    shutil.rmtree(pair.store("broker-a") / "lineage")
+    pair.start_master()
+    command = ("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.master_addr, "--yes")
+    wait_until(
+        lambda: f"the nameserver knows of epoch 1000, of {pair.slave_addr}" in run(*command).output,
+        "it has stepped down, and is not taken for the one that knows all",
+    )
+    assert run(*command).exit_code == 1
+
+
+@pytest.mark.parametrize("discard", [False, True])
+def test_a_slave_is_built_anew(make_pair: MakePair, admin: Ask, discard: bool) -> None:
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 300))
+    wait_level(pair, ask)
+    refused = run("reinit", "-b", pair.master_addr, "--yes")
+    assert refused.exit_code == 1
+    arguments = ("--discard",) if discard else ()
+    result = run("reinit", "-b", pair.slave_addr, *arguments, "--yes", "-f", "json")
+    assert result.exit_code == 0, result.output
+    done = json.loads(result.stdout)
+    assert (done["complete"], done["kept"], done["logEnd"]) == (
+        True,
+        not discard,
+        log_end(ask, pair.master_addr),
+    )
+    wait_level(pair, ask)
+    assert_equal_logs(pair, ask, pair.master_addr)
+    assert bool(list((pair.store("broker-a-s") / "cut").glob("reinit-*"))) is not discard
+    pair.processes["broker-a"].kill()
+    refused = run("reinit", "-b", pair.slave_addr, "--yes")
+    assert refused.exit_code == 1
+    assert "may be all there is" in refused.output

@@ -1,0 +1,777 @@
+"""Greetings over real sockets: two of ours, and each of ours against scripted peers of either kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitlog.log import CommitLog
+from haservice.admin.pair import free_port_block
+from haservice.admin.relay import Relay
+from haservice.replication import client as client_module
+from haservice.replication import recorder
+from haservice.replication.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
+from haservice.replication.hello import (
+    HELLO_BYTES_MAX,
+    HELLO_OFFSET,
+    VERDICT_OFFSET,
+    MasterHello,
+    SlaveHello,
+    Verdict,
+)
+from haservice.replication.lineage import Epoch, Lineage, LogSpan
+from haservice.replication.lineage_file import LineageFile, Replica
+from haservice.replication.protocol import REPORT, TRANSFER_HEADER, peer_frame
+from haservice.replication.service import HAService
+from haservice.replication.status import MasterLinkStatus
+from tests.support.replication import (
+    SEGMENT_BYTES,
+    Acked,
+    AnyBytes,
+    LogStore,
+    MasterEnd,
+    ScriptedMaster,
+    ScriptedSlave,
+    fill_raw,
+    message,
+    open_log,
+    pattern,
+)
+from tests.support.replication import master as any_master
+from tests.support.replication import slave as any_slave
+from tests.support.waiting import wait_until
+
+
+class Broker:
+    """A log with its lineage, and what it says of itself."""
+
+    def __init__(
+        self, root: Path, name: str, *, replica: bool = False, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self.root = root / name
+        self.log: CommitLog = open_log(self.root, replica=replica, segment_bytes=segment_bytes)
+        self.lineage = LineageFile(self.root)
+        self.store = LogStore(self.log, root / f"{name}-cut")
+        self.facts = Facts("Cluster", "broker-a", f"{name}:10911")
+        self.ahead: list[SlaveHello] = []
+        self.heard: list[Outcome] = []
+
+    @property
+    def id(self) -> str:
+        return self.lineage.state.replica_id
+
+    def begin(self, number: int | None = None, start: int | None = None) -> None:
+        lineage = self.lineage.state.lineage
+        self.lineage.begin(
+            Epoch(
+                lineage.next_number if number is None else number,
+                self.log.end if start is None else start,
+                self.id,
+            )
+        )
+
+    def write(self, *sizes: int) -> int:
+        for size in sizes:
+            self.log.append(message(size))
+        return self.log.end
+
+    def bytes(self, start: int = 0) -> bytes:
+        data, position = [], max(start, self.log.start)
+        while position < self.log.end:
+            data.append(self.log.read(position, self.log.end - position))
+            position += len(data[-1])
+        return b"".join(data)
+
+    @contextmanager
+    def leads(self, **changes: Any) -> Iterator[HAService[Any]]:
+        options: dict[str, Any] = {
+            "lineage": self.lineage,
+            "facts": self.facts,
+            "on_ahead": self.ahead.append,
+            "on_heard": lambda _, outcome: self.heard.append(outcome),
+        }
+        with any_master(self.log, Acked(), options=options, **changes) as service:
+            yield service
+
+    @contextmanager
+    def follows(self, port: int | None, **options: Any) -> Iterator[HAService[Any]]:
+        with any_slave(
+            self.log, port, lineage=self.lineage, facts=self.facts, store=self.store, **options
+        ) as service:
+            yield service
+
+
+@pytest.fixture
+def a(tmp_path: Path) -> Broker:
+    broker = Broker(tmp_path, "a")
+    broker.begin()
+    return broker
+
+
+@pytest.fixture
+def b(tmp_path: Path) -> Broker:
+    return Broker(tmp_path, "b", replica=True)
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is: nobody is taken for a stock peer."""
+    monkeypatch.setattr(client_module, "STRANGER_S", 60.0)
+
+
+patient = pytest.mark.usefixtures("_patient")
+
+
+def link(service: HAService[Any]) -> MasterLinkStatus:
+    status = service.status().master
+    assert status is not None
+    return status
+
+
+def level(one: Broker, other: Broker) -> None:
+    wait_until(lambda: one.log.end == other.log.end, "both logs are level")
+    assert one.bytes(other.log.start) == other.bytes(one.log.start)
+
+
+def raw(broker: Broker, end: int, start: int | None = None) -> None:
+    fill_raw(broker.log, end, start)
+
+
+# -- two of ours ------------------------------------------------------------------------------------
+
+
+@patient
+def test_an_empty_slave_gets_the_log_from_its_first_byte(a: Broker, b: Broker) -> None:
+    a.write(*[5000] * 40)
+    assert a.log.end > 2 * SEGMENT_BYTES
+    with a.leads() as ha, b.follows(ha.port) as replica:
+        level(a, b)
+        assert b.log.start == 0
+        wait_until(lambda: ha.push2slave_max_offset == a.log.end)
+        a.write(100)
+        level(a, b)
+        (status,) = ha.status().slaves
+        assert (status.replica_id, status.broker_addr) == (b.id, "b:10911")
+        assert ha.status().epoch == 1
+        assert replica.status().epoch == 1
+        assert link(replica).master_end == a.log.end
+        assert link(replica).lineage == "one log with term 1 up to 0"
+    assert b.lineage.state.lineage == a.lineage.state.lineage
+    assert b.lineage.state.master_role == "SYNC_MASTER"
+
+
+@patient
+def test_a_slave_does_not_forget_how_far_its_master_was(a: Broker, b: Broker) -> None:
+    a.write(100, 200)
+    with a.leads() as ha:
+        with b.follows(ha.port) as replica:
+            wait_until(lambda: link(replica).lineage.startswith("one log"), "it was greeted")
+            assert b.lineage.state.master_end == a.log.end
+            a.write(300)
+            level(a, b)
+        # A clean stop, and what came since the greeting.
+        state = LineageFile(b.root).state
+        assert (state.master_end, state.master_heard_ms > 0) == (a.log.end, True)
+    with b.follows(free_port_block(1)) as replica:
+        wait_until(lambda: link(replica).last_error, "nobody is there")
+        assert link(replica).master_end == -1
+    assert LineageFile(b.root).state.master_end == a.log.end
+
+
+@patient
+def test_while_a_slave_follows_it_is_written_down_how_far_its_master_is(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "WRITE_MS", 10)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+        a.write(300)
+        level(a, b)
+        wait_until(lambda: LineageFile(b.root).state.master_end == a.log.end, "it is written down")
+
+
+@patient
+def test_the_first_report_of_a_slave_that_was_compared_is_an_ack(a: Broker, b: Broker) -> None:
+    """A master that has just started cannot know it of a stock slave."""
+    a.write(100, 200)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+    a.begin()
+    with a.leads() as ha, b.follows(ha.port):
+        wait_until(lambda: ha.push2slave_max_offset == a.log.end)
+        assert ha.status().slaves[0].proven == a.log.end
+    assert b.lineage.state.lineage == a.lineage.state.lineage
+
+
+@patient
+def test_an_old_master_goes_back_to_where_the_logs_part_and_keeps_what_it_cut(
+    tmp_path: Path, a: Broker
+) -> None:
+    common = a.write(100, 200)
+    b = Broker(tmp_path, "b", replica=True)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+    a.write(700)
+    mine = a.bytes(common)
+    b.log.close()
+    promoted = Broker(tmp_path, "b")
+    assert promoted.id == b.id
+    promoted.begin()
+    promoted.write(300, 400)
+    a.log.close()
+    back = Broker(tmp_path, "a", replica=True)
+    with promoted.leads() as ha, back.follows(ha.port):
+        level(promoted, back)
+        wait_until(lambda: ha.push2slave_max_offset == promoted.log.end)
+    assert back.store.calls == [("rewind", common)]
+    assert back.store.kept.read_bytes() == mine
+    assert back.lineage.state.lineage == promoted.lineage.state.lineage
+
+
+@patient
+@pytest.mark.parametrize("parted", [False, True])
+def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has_not(
+    tmp_path: Path, parted: bool
+) -> None:
+    a, b = Broker(tmp_path, "a", replica=True), Broker(tmp_path, "b", replica=True)
+    raw(a, 5 * SEGMENT_BYTES, 3 * SEGMENT_BYTES)
+    raw(b, SEGMENT_BYTES)
+    first = Epoch(1, 0, a.id)
+    b.lineage.update(lineage=Lineage((first,)))
+    second = Epoch(2, SEGMENT_BYTES - 100 if parted else SEGMENT_BYTES + 5, a.id)
+    a.lineage.update(lineage=Lineage((first, second)))
+    with a.leads() as ha, b.follows(ha.port, check=AnyBytes()):
+        level(a, b)
+        assert b.log.start == 3 * SEGMENT_BYTES
+        wait_until(lambda: ha.push2slave_max_offset == a.log.end)
+    assert b.store.calls == [("restart_at", 3 * SEGMENT_BYTES, parted)]
+    if parted:
+        assert b.store.kept.read_bytes() == pattern(0, SEGMENT_BYTES)
+
+
+@patient
+def test_a_master_that_lost_its_tail_hears_of_it_before_a_byte_flows(
+    a: Broker, b: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "AGAIN_PAUSE_S", 0.01)
+    lost_at = a.write(100)
+    a.write(700)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+    a.log.truncate(lost_at)
+    with a.leads() as ha:
+        with b.follows(ha.port) as replica:
+            wait_until(lambda: a.ahead)
+            wait_until(lambda: "master wrote and has lost" in link(replica).last_error)
+            assert (a.ahead[0].replica_id, a.ahead[0].position) == (b.id, b.log.end)
+            wait_until(lambda: len(a.ahead) > 2, "it asks again")
+            assert "greeting: you hold" in ha.status().absent[0].reason
+            assert not ha.status().in_sync_slaves
+        assert b.log.end > a.log.end
+    told = [record for record in caplog.records if "do not go together" in record.getMessage()]
+    assert len(told) == 2  # each side, once
+
+
+@patient
+def test_bytes_that_differ_are_refused_loudly_and_once_and_nothing_flows(
+    a: Broker, b: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "REFUSED_PAUSE_S", 0.01)
+    a.write(100, 200)
+    raw(b, a.log.end - 50)
+    b.lineage.update(lineage=a.lineage.state.lineage)
+    before = b.bytes()
+    with a.leads() as ha, b.follows(ha.port, check=AnyBytes()) as replica:
+        wait_until(lambda: "not the same in both logs" in link(replica).last_error)
+        wait_until(lambda: link(replica).connects > 3)
+        assert link(replica).lineage.startswith("refused: ")
+        assert not ha.push2slave_max_offset
+    assert b.bytes() == before
+    told = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(told) == 2
+    assert b.lineage.state.lineage == a.lineage.state.lineage
+
+
+@patient
+def test_segment_sizes_that_differ_are_refused_with_the_way_out(tmp_path: Path, a: Broker) -> None:
+    small = Broker(tmp_path, "b", replica=True, segment_bytes=SEGMENT_BYTES // 2)
+    a.write(100)
+    with a.leads() as ha, small.follows(ha.port) as replica:
+        wait_until(lambda: f"mappedFileSizeCommitLog is {SEGMENT_BYTES // 2}" in link(replica).last_error)
+        assert str(SEGMENT_BYTES) in link(replica).last_error
+    assert small.log.end == 0
+
+
+@patient
+def test_a_slave_that_knows_a_newer_term_does_not_follow_and_the_master_hears_it(
+    a: Broker, b: Broker
+) -> None:
+    a.write(100)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+    b.lineage.begin(Epoch(5, a.log.end, "another"))
+    a.write(100)
+    with a.leads() as ha, b.follows(ha.port) as replica:
+        wait_until(lambda: Outcome.OLD_MASTER in a.heard)
+        wait_until(lambda: "term 5" in link(replica).last_error)
+        assert not ha.status().in_sync_slaves
+    assert b.log.end < a.log.end
+
+
+@patient
+def test_a_new_term_on_a_running_master_reaches_its_slaves(a: Broker, b: Broker) -> None:
+    a.write(100)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+        a.begin()
+        ha.regreet()
+        wait_until(lambda: b.lineage.state.lineage == a.lineage.state.lineage)
+        a.write(100)
+        level(a, b)
+
+
+@patient
+def test_a_slave_is_itself_wherever_it_connects_from(tmp_path: Path, a: Broker) -> None:
+    b, c = (Broker(tmp_path, name, replica=True) for name in "bc")
+    a.write(100)
+    with a.leads() as ha, Relay(ha.port) as relay, b.follows(relay.port), c.follows(ha.port):
+        wait_until(lambda: ha.status().in_sync_slaves == 2, "two slaves on one host count twice")
+        assert {one.replica_id for one in ha.status().slaves} == {b.id, c.id}
+
+
+@patient
+def test_links_that_are_cut_again_and_again_greet_each_time(a: Broker, b: Broker) -> None:
+    with a.leads() as ha, Relay(ha.port) as relay, b.follows(relay.port) as replica:
+        for _ in range(10):
+            wait_until(lambda: relay.live and replica.connected)
+            end = a.write(3000)
+            wait_until(lambda end=end: ha.push2slave_max_offset == end)  # type: ignore[misc]
+            relay.cut()
+        level(a, b)
+    assert len(a.heard) >= 10
+    assert set(a.heard) == {Outcome.ACCEPTED}
+
+
+@patient
+@pytest.mark.parametrize("slice_bytes", [1, 7])
+def test_a_greeting_in_slices(a: Broker, b: Broker, slice_bytes: int) -> None:
+    a.write(3000)
+    with a.leads() as ha, Relay(ha.port) as relay:
+        relay.slice_bytes = lambda: slice_bytes
+        with b.follows(relay.port):
+            level(a, b)
+    assert a.heard == [Outcome.ACCEPTED]
+
+
+# -- what the master writes down --------------------------------------------------------------------
+
+
+@patient
+def test_who_follows_is_written_down_before_it_may_acknowledge(a: Broker, b: Broker) -> None:
+    end = a.write(100)
+    with a.leads() as ha:
+        with b.follows(ha.port):
+            level(a, b)
+            known = LineageFile(a.root).state.replicas[b.id]
+            assert (known.broker_addr, known.in_sync) == ("b:10911", True)
+        wait_until(lambda: not ha.status().slaves)
+        wait_until(lambda: LineageFile(a.root).state.replicas[b.id].offset == end)
+    assert LineageFile(a.root).state.replicas[b.id].in_sync
+
+
+@patient
+def test_a_slave_too_far_behind_is_not_in_sync_until_it_is(tmp_path: Path) -> None:
+    a, b = Broker(tmp_path, "a", replica=True), Broker(tmp_path, "b", replica=True)
+    raw(a, 60_000)
+    a.begin(start=0)
+    noted: list[bool] = []
+    saw_all = a.lineage.saw_all
+
+    def note(replicas: dict[str, Replica]) -> None:
+        noted.extend(one.in_sync for one in replicas.values())
+        saw_all(replicas)
+
+    a.lineage.saw_all = note  # type: ignore[method-assign,assignment]
+    with a.leads(fallbehind_max_bytes=1000) as ha, b.follows(ha.port, check=AnyBytes()):
+        level(a, b)
+        wait_until(lambda: a.lineage.state.replicas[b.id].in_sync)
+    assert noted[:2] == [False, True]
+
+
+@patient
+def test_a_disk_that_takes_no_notes_does_not_keep_slaves_away(
+    a: Broker, b: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    a.write(100)
+    a.lineage.saw_all = full  # type: ignore[method-assign,assignment]
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+    assert sum("not written down" in record.getMessage() for record in caplog.records) == 1
+
+
+# -- our slave, and masters of other kinds ----------------------------------------------------------
+
+
+def hello_of(a: Broker, log: LogSpan | None = None, **changes: Any) -> bytes:
+    said = MasterHello(
+        a.id,
+        "Cluster",
+        "broker-a",
+        "a:10911",
+        "ASYNC_MASTER",
+        SEGMENT_BYTES,
+        log or LogSpan(a.log.start, a.log.end),
+        a.lineage.state.lineage,
+    )
+    return peer_frame(HELLO_OFFSET, replace(said, **changes).encode())
+
+
+def slave_hello(end: MasterEnd) -> SlaveHello:
+    mark, size = REPORT.unpack(end.read(8))[0], REPORT.unpack(end.read(8))[0]
+    assert mark == -2
+    return SlaveHello.decode(end.read(size))
+
+
+def test_a_stock_master_stays_silent_and_gets_nothing_but_reports(b: Broker) -> None:
+    raw(b, 1000)
+    b.lineage.update(lineage=Lineage((Epoch(1, 0, "x"), Epoch(2, 5000, "y"))))
+    with ScriptedMaster() as master, b.follows(master.port, check=AnyBytes()) as replica:
+        with master.accept() as end:
+            assert [end.report(), end.report()] == [-1, 1000]
+            assert "stock" in link(replica).lineage
+            end.frame(1000, pattern(1000, 1100))
+            assert end.report() == 1100
+        with master.accept() as end:
+            assert [end.report(), end.report()] == [-1, 1100]
+    assert b.lineage.state.lineage == Lineage((Epoch(1, 0, "x"),))
+
+
+def test_without_a_lineage_nobody_is_called(b: Broker) -> None:
+    with ScriptedMaster() as master, any_slave(b.log, master.port), master.accept() as end:
+        assert end.report() == 0
+
+
+def test_a_stock_master_that_speaks_first_is_one_at_once(b: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "STRANGER_S", 600.0)
+    with ScriptedMaster() as master, b.follows(master.port, check=AnyBytes()), master.accept() as end:
+        assert end.report() == -1
+        end.frame(0, b"")
+        assert end.report() == 0
+        end.frame(0, pattern(0, 100))
+        assert end.report() == 100
+
+
+def test_a_hello_that_comes_late_ends_the_connection_and_is_waited_for_from_then_on(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "STRANGER_S", 0.001)
+    monkeypatch.setattr(client_module, "KNOWN_S", 600.0)
+    with ScriptedMaster() as master, b.follows(master.port):
+        with master.accept() as end:
+            assert [end.report(), end.report()] == [-1, 0]
+            end.send(hello_of(a))
+            assert end.closed()
+        with master.accept() as end:
+            assert end.report() == -1
+            for byte in hello_of(a):
+                end.send(bytes([byte]))
+            assert slave_hello(end).position == 0
+            end.send(peer_frame(VERDICT_OFFSET, Verdict(True).encode()))
+            assert end.report() == 0
+    assert b.lineage.state.lineage == a.lineage.state.lineage
+    assert b.lineage.state.master_role == "ASYNC_MASTER"
+
+
+def test_a_late_hello_takes_back_nothing_that_is_there(a: Broker, b: Broker) -> None:
+    with ScriptedMaster() as master, b.follows(master.port, check=AnyBytes()):
+        with master.accept() as end:
+            assert [end.report(), end.report()] == [-1, 0]
+            end.frame(0, pattern(0, 100))
+            assert end.report() == 100
+            end.send(hello_of(a))
+            assert end.closed()
+        with master.accept() as end:
+            assert end.report() == -1
+            end.send(hello_of(a, LogSpan(0, 100), lineage=Lineage((Epoch(0, 0, ""), Epoch(1, 100, a.id)))))
+            hello = slave_hello(end)
+            assert (hello.position, hello.digest_bytes) == (100, 100)
+            assert hello.lineage.epochs[0].number == 0
+
+
+def test_an_address_that_was_ours_and_is_silent_is_a_stock_masters_again(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "KNOWN_S", 0.001)
+    with ScriptedMaster() as master, b.follows(master.port):
+        with master.accept() as end:
+            assert end.report() == -1
+            end.send(hello_of(a))
+            slave_hello(end)
+        for _ in range(2):
+            with master.accept() as end:
+                assert [end.report(), end.report()] == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        TRANSFER_HEADER.pack(HELLO_OFFSET, HELLO_BYTES_MAX + 1),
+        TRANSFER_HEADER.pack(HELLO_OFFSET, -1),
+        TRANSFER_HEADER.pack(HELLO_OFFSET, 0),
+        peer_frame(HELLO_OFFSET, b"no json"),
+        peer_frame(HELLO_OFFSET, b"{}"),
+        peer_frame(HELLO_OFFSET, b"[" * HELLO_BYTES_MAX),
+        peer_frame(VERDICT_OFFSET, Verdict(True).encode()),
+    ],
+)
+@patient
+def test_a_master_that_greets_with_garbage_is_left(b: Broker, garbage: bytes) -> None:
+    with ScriptedMaster() as master, b.follows(master.port) as replica:
+        for _ in range(2):
+            with master.accept() as end:
+                assert end.report() == -1
+                end.send(garbage)
+                end.ends()
+        wait_until(lambda: link(replica).last_error)
+    assert b.log.end == 0
+    assert b.lineage.state.lineage == Lineage()
+
+
+@patient
+@pytest.mark.parametrize("verdict", [b"", b"x", Verdict(False, "parted").encode(), b'{"accepted": 1}'])
+def test_without_a_good_verdict_nothing_is_cut_and_nothing_adopted(
+    a: Broker, b: Broker, verdict: bytes
+) -> None:
+    raw(b, 1000)
+    first, second = Epoch(1, 0, a.id), Epoch(2, 400, a.id)
+    b.lineage.update(lineage=Lineage((first,)))
+    with ScriptedMaster() as master, b.follows(master.port, check=AnyBytes()) as replica:
+        with master.accept() as end:
+            assert end.report() == -1
+            end.send(hello_of(a, LogSpan(0, 2000), lineage=Lineage((first, second))))
+            hello = slave_hello(end)
+            assert (hello.position, hello.log) == (400, LogSpan(0, 1000))
+            if verdict:
+                end.send(peer_frame(VERDICT_OFFSET, verdict))
+                end.ends()
+        wait_until(lambda: link(replica).last_error)
+    assert b.bytes() == pattern(0, 1000)
+    assert b.lineage.state.lineage == Lineage((first,))
+    assert not b.store.calls
+
+
+@patient
+def test_a_slave_without_a_store_cuts_nothing(a: Broker, b: Broker) -> None:
+    raw(b, 1000)
+    first = Epoch(1, 0, a.id)
+    b.lineage.update(lineage=Lineage((first,)))
+    with (
+        ScriptedMaster() as master,
+        any_slave(b.log, master.port, lineage=b.lineage, facts=b.facts, check=AnyBytes()) as replica,
+        master.accept() as end,
+    ):
+        assert end.report() == -1
+        end.send(hello_of(a, LogSpan(0, 400), lineage=Lineage((first, Epoch(2, 400, a.id)))))
+        slave_hello(end)
+        end.send(peer_frame(VERDICT_OFFSET, Verdict(True).encode()))
+        end.ends()
+        wait_until(lambda: "no store" in link(replica).last_error)
+    assert b.log.end == 1000
+
+
+@patient
+def test_a_stop_ends_every_wait_of_a_greeting(a: Broker, b: Broker) -> None:
+    for stage in range(2):
+        with ScriptedMaster() as master, b.follows(master.port), master.accept() as end:
+            assert end.report() == -1
+            if stage:
+                end.send(hello_of(a))
+                slave_hello(end)
+
+
+# -- our master, and slaves of other kinds ----------------------------------------------------------
+
+
+def call(slave: ScriptedSlave) -> MasterHello:
+    slave.report(-1)
+    mark, body = slave.frame()
+    assert mark == HELLO_OFFSET
+    return MasterHello.decode(body)
+
+
+def block_of(b: Broker, hello: MasterHello) -> bytes:
+    greeting = SlaveGreeting(b.facts, b.id, b.log, b.lineage.state.lineage)
+    return greeting.heed(hello.encode())
+
+
+def verdict_of(slave: ScriptedSlave) -> Verdict:
+    mark, body = slave.frame()
+    assert mark == VERDICT_OFFSET
+    return Verdict.decode(body)
+
+
+def test_a_stock_slave_is_never_greeted(a: Broker) -> None:
+    end = a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave:
+        slave.report(0)
+        assert slave.frame() == (0, a.bytes())
+        slave.report(end)
+        wait_until(lambda: ha.push2slave_max_offset == end)
+        assert ha.status().slaves[0].replica_id == ""
+    assert not a.heard
+    assert not a.lineage.state.replicas
+
+
+def test_a_slave_that_calls_and_then_reports_is_a_classic_one(a: Broker) -> None:
+    """One of ours that took this master for a stock one: it learns better by the hello."""
+    a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave:
+        slave.report(-1, 1)
+        assert slave.frame()[0] == HELLO_OFFSET
+        assert slave.frame()[0] == 1
+
+
+def test_the_hello_of_a_slave_byte_by_byte(a: Broker, b: Broker) -> None:
+    end = a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave:
+        for byte in block_of(b, call(slave)):
+            slave.send(bytes([byte]))
+        assert verdict_of(slave).accepted
+        slave.report(0)
+        assert slave.frame() == (0, a.bytes())
+        slave.report(end)
+        wait_until(lambda: ha.push2slave_max_offset == end)
+
+
+def test_a_flood_of_calls_gets_one_hello(a: Broker) -> None:
+    end = a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave:
+        slave.report(*[-1] * 5000)
+        slave.report(*[-1] * 5000)
+        assert slave.frame()[0] == HELLO_OFFSET
+        slave.report(end)
+        a.write(200)
+        assert slave.frame()[0] == end
+        slave.report(-1)
+        slave.ends()
+
+
+def test_two_connections_of_one_slave_count_once_and_the_older_one_ends(a: Broker, b: Broker) -> None:
+    end = a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as one, ScriptedSlave(ha.port) as two:
+        for slave in (one, two):
+            slave.send(block_of(b, call(slave)))
+            assert verdict_of(slave).accepted
+        one.report(0)
+        one.frames_to(end)
+        one.report(end)
+        wait_until(lambda: ha.status().in_sync_slaves == 1)
+        two.report(0)
+        two.frames_to(end)
+        two.report(end)
+        one.send(REPORT.pack(end))
+        one.ends()
+        wait_until(lambda: len(ha.status().slaves) == 1)
+        assert ha.status().in_sync_slaves == 1
+
+
+def test_a_replica_id_is_not_taken_from_the_slave_that_works_with_it(a: Broker, b: Broker) -> None:
+    """It stands in every table of terms, so a stranger may know it; from 127.0.0.2 he is another host."""
+    a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave, ScriptedSlave(ha.port, "127.0.0.2") as thief:
+        slave.send(block_of(b, call(slave)))
+        assert verdict_of(slave).accepted
+        slave.report(0)
+        slave.frames_to(a.log.end)
+        thief.send(block_of(b, call(thief)))
+        verdict = verdict_of(thief)
+        assert (verdict.accepted, verdict.again) == (False, True)
+        assert "is connected from 127.0.0.1" in verdict.reason
+        slave.report(a.log.end)
+        wait_until(lambda: ha.push2slave_max_offset == a.log.end)
+        slave.close()
+        wait_until(lambda: not ha.status().slaves)
+        with ScriptedSlave(ha.port, "127.0.0.2") as moved:
+            moved.send(block_of(b, call(moved)))
+            assert verdict_of(moved).accepted
+
+
+def test_a_first_report_beyond_what_was_compared_is_refused(a: Broker, b: Broker) -> None:
+    end = a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave:
+        slave.send(block_of(b, call(slave)))
+        assert verdict_of(slave).accepted
+        slave.report(end)
+        slave.ends()
+        wait_until(lambda: ha.status().absent)
+        assert "was to go on at 0" in ha.status().absent[0].reason
+        assert not ha.push2slave_max_offset
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        REPORT.pack(-2) + REPORT.pack(HELLO_BYTES_MAX + 1),
+        REPORT.pack(-2) + REPORT.pack(0),
+        REPORT.pack(-2) + REPORT.pack(-5),
+        REPORT.pack(-2) + REPORT.pack(7) + b"no json",
+        REPORT.pack(-2) + REPORT.pack(2) + b"{}",
+        REPORT.pack(-3),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_a_slave_that_greets_with_garbage_is_closed(a: Broker, garbage: bytes) -> None:
+    a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave:
+        call(slave)
+        slave.send(garbage)
+        slave.ends()
+        wait_until(lambda: not ha.status().slaves)
+        assert not ha.is_slave_ok(a.log.end)
+    assert not a.heard
+    assert not a.lineage.state.replicas
+
+
+def test_a_slave_that_is_refused_is_told_why_and_closed(a: Broker, b: Broker) -> None:
+    a.write(100)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave:
+        hello = call(slave)
+        strange = replace(b.facts, broker_name="broker-b")
+        block = SlaveGreeting(strange, b.id, b.log, Lineage()).heed(
+            replace(hello, broker_name="broker-b").encode()
+        )
+        slave.send(block)
+        verdict = verdict_of(slave)
+        assert (verdict.accepted, verdict.again) == (False, False)
+        assert "brokerName is broker-b" in verdict.reason
+        assert slave.closed()
+        wait_until(lambda: ha.status().absent)
+        assert "brokerName is broker-b" in ha.status().absent[0].reason
+
+
+def test_a_slave_that_falls_silent_amid_its_hello_is_closed(a: Broker, b: Broker) -> None:
+    a.write(100)
+    with a.leads(housekeeping_interval_ms=50) as ha, ScriptedSlave(ha.port) as slave:
+        block = block_of(b, call(slave))
+        slave.send(block[:-1])
+        slave.ends()
+        wait_until(lambda: not ha.status().slaves)
+
+
+def test_a_master_that_is_no_longer_the_one_that_was_greeted(a: Broker) -> None:
+    """The greeting speaks of one moment: what the master writes meanwhile is no part of it."""
+    log = a.write(100)
+    greeting = MasterGreeting(a.facts, a.id, "SYNC_MASTER", a.log, lambda: a.lineage.state.lineage)
+    greeting.hello()
+    a.write(100)
+    assert greeting.said is not None
+    assert greeting.said.log.end == log

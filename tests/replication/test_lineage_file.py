@@ -1,0 +1,162 @@
+"""What a broker does not forget: over restarts, damage, and a disk that does not take it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from haservice.replication import lineage_file
+from haservice.replication.lineage import Epoch, Lineage
+from haservice.replication.lineage_file import (
+    REPLICAS_MAX,
+    HandingOver,
+    LineageFile,
+    LineageState,
+    Replica,
+    RoleCommand,
+    decode_state,
+    encode_state,
+)
+
+FULL = LineageState(
+    "id",
+    "boot",
+    Lineage((Epoch(0, 0, "", 0, "before"), Epoch(3, 700, "id", 5, "first start"))),
+    "SYNC_MASTER",
+    {"other": Replica("10.0.0.2:10911", 690, 1234, True)},
+    RoleCommand("SLAVE", 1, "SYNC_MASTER", 99, "switchover", "10.0.0.2:10912"),
+    handing_over=HandingOver("10.0.0.2:10911", "other"),
+    master_end=690,
+    master_heard_ms=1234,
+)
+
+
+def path(root: Path) -> Path:
+    return root / "lineage" / "state.json"
+
+
+def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
+    assert decode_state(encode_state(FULL)) == FULL
+    assert decode_state(encode_state(LineageState("x"))) == LineageState("x")
+
+
+def test_a_broker_stays_who_it_is(tmp_path: Path) -> None:
+    first = LineageFile(tmp_path)
+    assert first.is_new
+    assert len(first.state.replica_id) == 32
+    second = LineageFile(tmp_path)
+    assert not second.is_new
+    assert second.state == first.state
+    assert LineageFile(tmp_path / "other").state.replica_id != first.state.replica_id
+
+
+def test_what_was_heard_of_a_master_is_of_one_lineage(tmp_path: Path) -> None:
+    file = LineageFile(tmp_path)
+    first, second = Lineage((Epoch(1, 0, "m"),)), Lineage((Epoch(1, 0, "m"), Epoch(2, 500, "n")))
+    file.update(lineage=first, master_end=400, master_heard_ms=5)
+    file.heard_master(first, 450, 6)
+    assert (file.state.master_end, file.state.master_heard_ms) == (450, 6)
+    file.update(lineage=second)
+    assert file.state.master_end == -1
+    file.heard_master(first, 480, 7)
+    assert file.state.master_end == -1
+    file.heard_master(second, 520, 8)
+    assert LineageFile(tmp_path).state.master_end == 520
+
+
+def test_every_change_is_there_at_the_next_start(tmp_path: Path) -> None:
+    file = LineageFile(tmp_path)
+    file.begin(Epoch(1, 0, file.state.replica_id, 5, "first start"))
+    file.update(master_role="ASYNC_MASTER", command=FULL.command)
+    file.saw("other", FULL.replicas["other"])
+    again = LineageFile(tmp_path).state
+    assert again == file.state
+    assert again.lineage.epochs == (Epoch(1, 0, file.state.replica_id, 5, "first start"),)
+    assert (again.master_role, again.command, dict(again.replicas)) == (
+        "ASYNC_MASTER",
+        FULL.command,
+        dict(FULL.replicas),
+    )
+
+
+def test_a_term_that_is_no_newer_changes_nothing(tmp_path: Path) -> None:
+    file = LineageFile(tmp_path)
+    file.begin(Epoch(2, 100, "a"))
+    with pytest.raises(ValueError, match="no newer"):
+        file.begin(Epoch(2, 200, "b"))
+    assert LineageFile(tmp_path).state.lineage.epochs == (Epoch(2, 100, "a"),)
+
+
+def test_whether_the_machine_was_started_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage_file, "boot_id", lambda: "monday")
+    LineageFile(tmp_path).started()
+    assert not LineageFile(tmp_path).booted_anew
+    monkeypatch.setattr(lineage_file, "boot_id", lambda: "tuesday")
+    file = LineageFile(tmp_path)
+    assert file.booted_anew
+    assert LineageFile(tmp_path).booted_anew  # until a start says that it took note
+    file.started()
+    assert not LineageFile(tmp_path).booted_anew
+
+
+def test_who_was_seen_longest_ago_is_forgotten_first(tmp_path: Path) -> None:
+    file = LineageFile(tmp_path)
+    for number in range(REPLICAS_MAX + 3):
+        file.saw(f"r{number}", Replica("addr", number, 1000 + number, True))
+    file.saw("r3", Replica("addr", 50, 5000, False))
+    assert set(LineageFile(tmp_path).state.replicas) == {f"r{one}" for one in range(3, REPLICAS_MAX + 3)}
+
+
+def test_replicas_that_are_noted_at_once_are_all_there(tmp_path: Path) -> None:
+    file = LineageFile(tmp_path)
+    threads = [
+        threading.Thread(target=file.saw, args=(f"r{number}", Replica("", number, number, True)))
+        for number in range(REPLICAS_MAX)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(LineageFile(tmp_path).state.replicas) == REPLICAS_MAX
+
+
+def test_damage_is_told_and_the_backup_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = LineageFile(tmp_path)
+    file.update(master_role="ASYNC_MASTER")
+    file.update(master_role="SYNC_MASTER")
+    content = path(tmp_path).read_bytes()
+    path(tmp_path).write_bytes(content.replace(b"SYNC_MASTER", b"SYNC_NASTER"))
+    again = LineageFile(tmp_path)
+    assert (again.state.replica_id, again.state.master_role) == (file.state.replica_id, "ASYNC_MASTER")
+    assert any("state.json" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("at", range(0, 400, 13))
+def test_a_flipped_bit_is_found(at: int) -> None:
+    content = bytearray(encode_state(FULL))
+    content[at % len(content)] ^= 4
+    try:
+        state = decode_state(bytes(content))
+    except (ValueError, TypeError, KeyError):
+        return
+    assert state == FULL  # in white space
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}\n", b"[]\n{}", b'{"crc32": 0}\n', b"null\nnull", b'{"crc32":558161692}\n[]\n']
+)
+def test_what_is_no_state(content: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        decode_state(content)
+
+
+def test_a_disk_that_does_not_take_it_leaves_all_as_it_was(tmp_path: Path) -> None:
+    file = LineageFile(tmp_path)
+    before = file.state
+    path(tmp_path).parent.rename(tmp_path / "aside")
+    (tmp_path / "lineage").write_text("no directory")
+    with pytest.raises(OSError, match="lineage"):
+        file.update(master_role="SYNC_MASTER")
+    assert file.state is before
