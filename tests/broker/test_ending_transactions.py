@@ -32,6 +32,7 @@ from tests.support.half_messages import (
     TransactionPeer,
     ended_of,
     halves_of,
+    let_halves_age,
     messages_of,
     place_of,
 )
@@ -434,6 +435,7 @@ def test_nothing_counts_as_open_while_queues_lack_what_a_crash_left_in_the_log(s
         interval_s=60,
         hand_over=hand_over,
     )
+    let_halves_age(node)
     transactions.round(threading.Event())
     assert (asked, len(halves_of(node))) == ([], 1)
     behind.dispatcher.position = node.store.log.end
@@ -447,10 +449,9 @@ def test_progress_is_kept_once_the_log_is_on_the_disk_and_with_the_slave(start: 
     node.transaction_check._slaves_have = lambda: slaves[0]
     with TransactionPeer(node) as peer:
         peer.send_half()
-    wait_until(lambda: node.store.dispatcher.behind == 0, "all is dispatched")
-    wait_until(
-        lambda: not node.transaction_check.round(threading.Event()) and len(halves_of(node)) == 2, "it"
-    )
+    let_halves_age(node)
+    assert node.transaction_check.round(threading.Event()) is False
+    assert len(halves_of(node)) == 2
     settle = node.transaction_check.settle
     settle()
     assert node.offsets.query(GROUP, HALF_TOPIC, 0) is None, "the copy is not on the disk"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from commitlog.log import wall_clock_ms
 from commitlog.record import StoredMessage, decode, encode_properties, parse_message_id
 from haservice.broker.node import BrokerNode
 from haservice.broker.topics import HALF_TOPIC, OP_HALF_TOPIC
@@ -107,6 +108,12 @@ def messages_of(node: BrokerNode, topic: str, queue_id: int = 0) -> list[StoredM
 
 def halves_of(node: BrokerNode) -> list[StoredMessage]:
     return messages_of(node, HALF_TOPIC)
+
+
+def let_halves_age(node: BrokerNode) -> None:
+    """Until a millisecond has passed since the last one: a round leaves alone what is as young as itself."""
+    last_ms = halves_of(node)[-1].store_timestamp_ms
+    wait_until(lambda: wall_clock_ms() > last_ms, "a millisecond has passed")
 
 
 def ended_of(node: BrokerNode) -> list[bytes]:
