@@ -49,6 +49,8 @@ LOOK_S = 30.0
 # A record's size, magic and physical offset.
 _HEAD = struct.Struct(">ii20xq")
 _LOOK_BACK_BYTES = 256 * 1024
+# A record begins with its size.
+SIZE_BYTES = 4
 
 _QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
 
@@ -145,6 +147,13 @@ def whole_records(
             yield Run(offset, bytes(pending[:whole]), found.records)
             del pending[:whole]
             offset += whole
+
+
+def is_unfinished(head: bytes, left: int) -> bool:
+    """Whether the record that begins with `head` is not all there, `left` bytes before its log's end."""
+    if left < SIZE_BYTES:
+        return True
+    return len(head) >= SIZE_BYTES and int.from_bytes(head[:SIZE_BYTES], "big", signed=True) > left
 
 
 def edge_at_or_below(fetch: Fetch, addr: str, start: int, offset: int, segment_bytes: int) -> int:

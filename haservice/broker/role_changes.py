@@ -23,7 +23,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from commitlog.errors import CommitLogError
+from commitlog.log import wall_clock_ms
 from haservice.broker.peers import Heard
+from haservice.broker.refill import SIZE_BYTES, is_unfinished
 from haservice.broker.role_parts import HOLDER, RoleParts, refused
 from haservice.broker.roles import (
     NewerMaster,
@@ -45,7 +47,7 @@ from haservice.remoting.lineage_headers import (
     SwitchoverHeader,
 )
 from haservice.replication.lineage import Lineage, LogSpan
-from haservice.replication.lineage_file import HandingOver, RoleCommand, boot_id, now_ms
+from haservice.replication.lineage_file import HandingOver, RoleCommand, boot_id
 from haservice.settings import BrokerRole
 
 logger = logging.getLogger(__name__)
@@ -59,7 +61,6 @@ LINK_STOP_SECONDS = 2.0
 DISPATCH_SECONDS = 30.0
 DISPATCH_LOOK_SECONDS = 0.05
 CONFIRM_SECONDS = 2.0
-_SIZE_BYTES = 4
 
 
 class RoleChanges:
@@ -126,7 +127,7 @@ class RoleChanges:
         if header.expected_end not in (-1, end):
             raise refused(f"the log ends at {end}, and not at {header.expected_end}")
         why = header.why or "promoted"
-        command = command_for(role, 0, parts.role, why, now_ms())
+        command = command_for(role, 0, parts.role, why, wall_clock_ms())
         heard = max(header.min_epoch - 1, parts.keeper().heard)
         try:
             log.flush()
@@ -134,7 +135,7 @@ class RoleChanges:
                 self._confirm(header)
             span = LogSpan(log.start, end)
             state = parts.lineage.state
-            lineage = with_new_term(state, span, why, now_ms(), promoted=True, heard=heard)
+            lineage = with_new_term(state, span, why, wall_clock_ms(), promoted=True, heard=heard)
             parts.lineage.update(
                 lineage=lineage, replicas=none_in_sync(state), command=command, boot_id=boot_id()
             )
@@ -166,7 +167,7 @@ class RoleChanges:
             position, end = dispatcher.position, log.end
             if dispatcher.failed is not None:
                 raise refused(f"the log is damaged: {dispatcher.failed}")
-            if _is_unfinished(log.read(position, _SIZE_BYTES), end - position):
+            if is_unfinished(log.read(position, SIZE_BYTES), end - position):
                 return position
             if deadline.expired:
                 raise refused(f"{end - position} bytes of the log are not dispatched yet; try again")
@@ -186,7 +187,7 @@ class RoleChanges:
         if role is parts.role.role:
             self._commit_term(why, header.min_epoch - 1, promoted=True)
             return self.describe()
-        command = command_for(role, 0, parts.role, why, now_ms())
+        command = command_for(role, 0, parts.role, why, wall_clock_ms())
         self._commit_term(why, header.min_epoch - 1, promoted=True, command=command)
         self._turn_soon(f"the role is {role.value} from now on: {why}")
         return self.describe(role_in_force(parts.file_config, command))
@@ -205,7 +206,7 @@ class RoleChanges:
             span = LogSpan(log.start, log.end)
             heard = max(heard, self._parts.keeper().heard)
             state = parts.lineage.state
-            lineage = with_new_term(state, span, why, now_ms(), promoted=promoted, heard=heard)
+            lineage = with_new_term(state, span, why, wall_clock_ms(), promoted=promoted, heard=heard)
             parts.lineage.update(
                 lineage=lineage,
                 replicas=none_in_sync(state),
@@ -251,7 +252,12 @@ class RoleChanges:
         if command is not None and header.ha_addr:
             parts.lineage.update(
                 command=RoleCommand(
-                    command.role, command.broker_id, command.file_role, now_ms(), command.why, header.ha_addr
+                    command.role,
+                    command.broker_id,
+                    command.file_role,
+                    wall_clock_ms(),
+                    command.why,
+                    header.ha_addr,
                 )
             )
 
@@ -272,7 +278,7 @@ class RoleChanges:
         parts = self._parts
         parts.store.log.hold_appends("this broker becomes a slave", HOLDER)
         broker_id = free_slave_id(parts.role, newer, heard)
-        command = command_for(BrokerRole.SLAVE, broker_id, parts.role, why, now_ms(), newer.ha_addr)
+        command = command_for(BrokerRole.SLAVE, broker_id, parts.role, why, wall_clock_ms(), newer.ha_addr)
         try:
             parts.lineage.update(command=command, handing_over=None)
         except OSError as error:
@@ -324,7 +330,7 @@ class RoleChanges:
         """Empties the slave's log and queues, and turns, so that it takes everything anew."""
         parts = self._parts
         with self._one_change():
-            kept = parts.config.log.root / "cut" / f"reinit-{now_ms()}" if keep else None
+            kept = parts.config.log.root / "cut" / f"reinit-{wall_clock_ms()}" if keep else None
             logger.warning("the store is emptied end=%d kept=%s", parts.store.log.end, kept)
             parts.ha.stop(Deadline(LINK_STOP_SECONDS))
             try:
@@ -364,8 +370,3 @@ def free_slave_id(role: RoleInForce, newer: NewerMaster, heard: Heard) -> int:
     taken = {number for number, addr in heard.taken_ids.items() if addr != newer.broker_addr}
     taken |= {one.broker_id for one in heard.peers if one.broker_addr != newer.broker_addr}
     return slave_id(role.file_broker_id, newer.file_broker_id, taken)
-
-
-def _is_unfinished(head: bytes, left: int) -> bool:
-    """Whether a record that begins with `head` is not all there, `left` bytes before the log's end."""
-    return left < _SIZE_BYTES or int.from_bytes(head[:_SIZE_BYTES], "big", signed=True) > left

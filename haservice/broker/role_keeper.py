@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from haservice.broker.peers import Heard
-from haservice.broker.refill import PulledBack
+from haservice.broker.refill import SIZE_BYTES, PulledBack, is_unfinished
 from haservice.broker.roles import (
     NewerMaster,
     highest_number,
@@ -43,7 +43,6 @@ HELD_PERIOD_S = 1.0
 AHEAD_MAX = 16
 # Under this name appends are held.
 HOLDER = "role-keeper"
-_SIZE_BYTES = 4
 
 
 class PeersAsked(Protocol):
@@ -339,11 +338,10 @@ class RoleKeeper:
 
     def _is_unfinished(self, peer: LineageBody, offset: int, end: int) -> bool:
         """Whether the peer has no more than the beginning of a record at `offset`: nobody was told OK."""
-        left = end - offset
-        if left < _SIZE_BYTES:
-            return True
-        try:
-            head = self._peers.read_log(peer.broker_addr, offset, _SIZE_BYTES)
-        except (RemotingError, ProtocolError):
-            return False
-        return len(head) == _SIZE_BYTES and int.from_bytes(head, "big", signed=True) > left
+        left, head = end - offset, b""
+        if left >= SIZE_BYTES:
+            try:
+                head = self._peers.read_log(peer.broker_addr, offset, SIZE_BYTES)
+            except (RemotingError, ProtocolError):
+                return False
+        return is_unfinished(head, left)

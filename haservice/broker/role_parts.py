@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.broker.peers import Peers
 from haservice.broker.role_keeper import RoleKeeper
@@ -14,7 +15,7 @@ from haservice.errors import RequestError
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.lineage_headers import EpochBody, LineageBody, ReplicaBody
 from haservice.replication.lineage import Lineage
-from haservice.replication.lineage_file import LineageFile, LineageState, now_ms
+from haservice.replication.lineage_file import LineageFile, LineageState
 from haservice.replication.service import HAService
 from haservice.replication.status import MasterHeard, MasterLinkStatus, SlaveStatus
 from haservice.settings import NodeConfig
@@ -108,6 +109,6 @@ def _replicas(state: LineageState, slaves: Sequence[SlaveStatus]) -> list[Replic
     for slave in slaves:
         if slave.replica_id:
             found[slave.replica_id] = ReplicaBody(
-                slave.replica_id, slave.broker_addr, slave.ack, now_ms(), slave.in_sync
+                slave.replica_id, slave.broker_addr, slave.ack, wall_clock_ms(), slave.in_sync
             )
     return list(found.values())

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.broker.peers import Heard, Peers
 from haservice.broker.refill import PulledBack, pull_back
@@ -46,7 +47,7 @@ from haservice.errors import ConfigError
 from haservice.replication.greeting import Outcome
 from haservice.replication.hello import SlaveHello
 from haservice.replication.lineage import LogSpan
-from haservice.replication.lineage_file import LineageFile, Replica, RoleCommand, boot_id, now_ms
+from haservice.replication.lineage_file import LineageFile, Replica, RoleCommand, boot_id
 from haservice.replication.protocol import MasterState
 from haservice.replication.service import HAService
 from haservice.settings import BrokerRole, NodeConfig
@@ -68,7 +69,7 @@ class Standing:
                 state = LineageFile(file_config.log.root).state
                 self._known, counts = (
                     state.command,
-                    command_that_counts(file_config.broker.role, state, now_ms()),
+                    command_that_counts(file_config.broker.role, state, wall_clock_ms()),
                 )
         self.role = role_in_force(file_config, counts)
         self.config = in_role(file_config, self.role)
@@ -155,7 +156,9 @@ class Standing:
             log.flush()
             promoted = takes_over(state)
             try:
-                lineage = with_new_term(state, start.log, why, now_ms(), promoted=promoted, heard=start.heard)
+                lineage = with_new_term(
+                    state, start.log, why, wall_clock_ms(), promoted=promoted, heard=start.heard
+                )
             except NoNumberLeft as error:
                 self._undecided = f"a new term is to begin, for {why}: {error}"
                 return
@@ -167,7 +170,7 @@ class Standing:
     def _give_way(self, newer: NewerMaster, heard: Heard) -> None:
         why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of term {newer.epoch}"
         broker_id = free_slave_id(self.role, newer, heard)
-        command = command_for(BrokerRole.SLAVE, broker_id, self.role, why, now_ms(), newer.ha_addr)
+        command = command_for(BrokerRole.SLAVE, broker_id, self.role, why, wall_clock_ms(), newer.ha_addr)
         self.lineage.update(command=command, handing_over=None)
         logger.warning("becomes a slave id=%d of=%s epoch=%d", broker_id, newer.broker_addr, newer.epoch)
 

@@ -19,7 +19,6 @@ decides on roles all else, bootId with started() among it, once the start has de
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 import zlib
 from collections.abc import Mapping
@@ -166,10 +165,6 @@ def boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def encode_state(state: LineageState) -> bytes:

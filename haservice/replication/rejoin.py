@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from commitlog.log import wall_clock_ms
 from haservice.replication.greeting import Facts, GreetedLog, GreetingRefused, SlaveGreeting, span_of
 from haservice.replication.lineage import Lineage, LogSpan, Plan, Step
-from haservice.replication.lineage_file import LineageFile, now_ms
+from haservice.replication.lineage_file import LineageFile
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class Rejoin:
             lineage=master.lineage,
             master_role=master.role,
             master_end=master.log.end,
-            master_heard_ms=now_ms(),
+            master_heard_ms=wall_clock_ms(),
         )
 
     def follow_stock(self) -> None:
@@ -117,7 +118,7 @@ class Rejoin:
         held = span_of(self._log)
         keep = None
         if plan.lost_bytes:
-            keep = self._lineage.root / "cut" / f"parted-{now_ms()}"
+            keep = self._lineage.root / "cut" / f"parted-{wall_clock_ms()}"
         self._store_for(plan).restart_at(plan.position, keep)
         if not held.is_empty:
             logger.warning(

@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from commitlog.errors import CommitLogError
+from commitlog.log import wall_clock_ms
 from haservice.errors import ProtocolError
 from haservice.replication.connection import HAConnection
 from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
 from haservice.replication.greeting import Answer, GreetingRefused, MasterGreeting, Outcome, SlaveGreeting
 from haservice.replication.hello import HELLO_OFFSET
-from haservice.replication.lineage_file import Replica, now_ms
+from haservice.replication.lineage_file import Replica
 from haservice.replication.pace import Backoff, Growth
 from haservice.replication.progress import LogRange
 from haservice.replication.protocol import REPORT, MasterState, ReportReader, Run, TransferReader
@@ -151,7 +152,7 @@ class MasterEnd:
         if answer.outcome is Outcome.ACCEPTED:
             self.replica_id = slave.replica_id
             level = node.store.log.end - slave.position < node.fallbehind_bytes_max
-            replica = Replica(slave.broker_addr, slave.position, now_ms(), level)
+            replica = Replica(slave.broker_addr, slave.position, wall_clock_ms(), level)
             node.recorder.greeted(slave.replica_id, replica)
         elif answer.outcome is Outcome.AHEAD:
             node.on_ahead(slave)
@@ -212,7 +213,7 @@ class MasterEnd:
         if node.up:
             node.group.disconnected(self.progress, cut=cut)
             if self.replica_id:
-                node.recorder.left(self.replica_id, max(acked, 0), now_ms())
+                node.recorder.left(self.replica_id, max(acked, 0), wall_clock_ms())
             node.world.check_acks(node)
 
     def abandon(self, *, silent: bool = False) -> None:
