@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commitlog.errors import CommitLogError
+from commitlog.log import wall_clock_ms
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.record import Message, encode_host, encode_properties
 from commitlog.store import Store
@@ -38,7 +39,6 @@ from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.lineage import LogSpan
 from haservice.replication.lineage_file import (
     Replica,
-    now_ms,
 )
 from haservice.replication.progress import AckTable, slaves_needed
 from haservice.replication.read_mark import HighWaterMark
@@ -103,7 +103,7 @@ class Node(Timed, Roles):
     # -- time ---------------------------------------------------------------------------------------
 
     def clock_ms(self) -> int:
-        return now_ms() + self.skew_ms
+        return wall_clock_ms() + self.skew_ms
 
     @property
     def flushes(self) -> bool:
@@ -171,7 +171,7 @@ class Node(Timed, Roles):
 
     def _role_in_force(self) -> BrokerRole:
         state = self.lineage.state
-        command = command_that_counts(self.file_role, state, now_ms())
+        command = command_that_counts(self.file_role, state, wall_clock_ms())
         if command != state.command:
             self.world.note("{} is no master by its command, which is over", self.name)
             self.lineage.update(command=command)
@@ -303,7 +303,7 @@ class Node(Timed, Roles):
             end.replica_id: Replica(
                 end.peer,
                 end.progress.reported,
-                now_ms(),
+                wall_clock_ms(),
                 log_end - end.progress.reported < FALLBEHIND_BYTES_MAX,
             )
             for end in self.ends

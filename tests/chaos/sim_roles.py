@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commitlog.errors import CommitLogError
+from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.broker import refill
 from haservice.broker.peers import Heard
@@ -28,7 +29,6 @@ from haservice.replication.lineage_file import (
     LineageState,
     RoleCommand,
     decode_state,
-    now_ms,
 )
 from haservice.settings import BrokerRole
 from tests.chaos.sim_disk import SimFiles
@@ -146,7 +146,7 @@ class Roles:
 
     def _commit_slave(self, newer: NewerMaster, why: str) -> None:
         """Raises OSError."""
-        command = RoleCommand("SLAVE", 1, self.file_role.value, now_ms(), why, newer.ha_addr)
+        command = RoleCommand("SLAVE", 1, self.file_role.value, wall_clock_ms(), why, newer.ha_addr)
         self.lineage.update(command=command)
 
     def begin_term(self, why: str, /) -> None:
@@ -166,7 +166,9 @@ class Roles:
         log.flush()
         self.world.flushed(self)
         span = LogSpan(log.start, log.end)
-        lineage = with_new_term(self.lineage.state, span, why, now_ms(), promoted=promoted, heard=heard)
+        lineage = with_new_term(
+            self.lineage.state, span, why, wall_clock_ms(), promoted=promoted, heard=heard
+        )
         self.lineage.update(
             lineage=lineage, replicas=none_in_sync(self.lineage.state), boot_id=self.lineage.boot
         )
@@ -196,10 +198,10 @@ class Roles:
             self.world.flushed(self)
             span = LogSpan(log.start, log.end)
             lineage = with_new_term(
-                self.lineage.state, span, why, now_ms(), promoted=True, heard=min_epoch - 1
+                self.lineage.state, span, why, wall_clock_ms(), promoted=True, heard=min_epoch - 1
             )
             role = self.lineage.state.master_role or self.world.mode.master_role.value
-            command = RoleCommand(role, 0, self.file_role.value, now_ms(), why)
+            command = RoleCommand(role, 0, self.file_role.value, wall_clock_ms(), why)
             self.lineage.update(
                 lineage=lineage,
                 replicas=none_in_sync(self.lineage.state),
@@ -218,7 +220,7 @@ class Roles:
         """40006, of a slave: it takes everything anew."""
         assert self.link is not None
         self.link.abandon()
-        self.store.restart_at(0, self.root / "cut" / f"reinit-{now_ms()}")
+        self.store.restart_at(0, self.root / "cut" / f"reinit-{wall_clock_ms()}")
         self.lineage.update(lineage=Lineage())
         self.world.rejoined(self)
         self.turn("everything is taken anew")

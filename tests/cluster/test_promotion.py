@@ -463,13 +463,7 @@ def test_a_master_that_lost_its_end_to_a_power_cut_takes_it_back(make_pair: Make
     """Acknowledged by both and on neither's disk; the machine of the slave kept its power."""
     pair = make_pair("SYNC_MASTER")
     ask = admin(pair)
-    start_with_topic(pair, ask)
-    send_ok(pair.master_addr, numbered(0, 200))
-    end = log_end(ask, pair.master_addr)
-    wait_until(lambda: knows_replica_in_sync(ask, pair.master_addr), "the master knows its slave in sync")
-    for name in ("broker-a", "broker-a-s"):
-        pair.processes[name].kill()
-    cut_power(pair.store("broker-a"), keeps=end // 2, end=end)
+    end = lose_half(pair, ask, 200)
 
     pair.start_master()
     held = lineage(ask, pair.master_addr)
@@ -540,13 +534,7 @@ def test_a_slave_may_begin_with_a_copy_of_the_masters_store(
 def test_an_operator_lets_a_held_master_go_on(make_pair: MakePair, admin: Ask) -> None:
     pair = make_pair("SYNC_MASTER")
     ask = admin(pair)
-    start_with_topic(pair, ask)
-    send_ok(pair.master_addr, numbered(0, 100))
-    end = log_end(ask, pair.master_addr)
-    wait_until(lambda: knows_replica_in_sync(ask, pair.master_addr), "the master knows its slave in sync")
-    for name in ("broker-a", "broker-a-s"):
-        pair.processes[name].kill()
-    cut_power(pair.store("broker-a"), keeps=end // 2, end=end)
+    lose_half(pair, ask, 100)
     pair.start_master()
     body = promote(ask, pair.master_addr, min_epoch=2, why="the slave is lost for good")
     assert (body.epoch, body.held) == (1000, "")
@@ -575,6 +563,20 @@ def cut_power(store: Path, *, keeps: int, end: int) -> None:
         file.seek(keeps)
         file.write(bytes(end - keeps))
     LineageFile(store).update(boot_id="another boot")
+
+
+def lose_half(pair: ScratchPair, ask: Admin, count: int) -> int:
+    """Kills both after `count` messages that both hold; the master's machine loses the second half of its
+    log, whose end before that is returned.
+    """
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, count))
+    end = log_end(ask, pair.master_addr)
+    wait_until(lambda: knows_replica_in_sync(ask, pair.master_addr), "the master knows its slave in sync")
+    for name in ("broker-a", "broker-a-s"):
+        pair.processes[name].kill()
+    cut_power(pair.store("broker-a"), keeps=end // 2, end=end)
+    return end
 
 
 def test_the_log_is_read_by_its_bytes(make_pair: MakePair, admin: Ask) -> None:
