@@ -44,6 +44,7 @@ class ConsumeQueue(ReadableQueue):
         self._lock = threading.Lock()
         self._deleted = False
         self._flushed_offset = 0
+        self._end_unsynced = False
         self._cuts = 0  # changes under the lock: who measures without it sees that the measure is void
         # Of the writing thread: what append() gathered for the next write().
         self._pending: list[bytes] = []
@@ -197,14 +198,14 @@ class ConsumeQueue(ReadableQueue):
         entry = self.last_entry
         return entry.physical_offset + entry.size if entry is not None else 0
 
-    def distrust(self, physical_offset: int) -> bool:
-        """Has the entries of messages from `physical_offset` on flushed again; True if there are any."""
+    def distrust(self, physical_offset: int) -> None:
+        """Drops the messages from there on; with the next flush() nothing else than zeros follows."""
         with self._lock:
-            start = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
-            if start < self.max_offset:
-                self._files.rewrite(start * UNIT_BYTES, self.max_offset * UNIT_BYTES)
-                self._flushed_offset = start
-            return start < self.max_offset
+            end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
+            if end < self.max_offset:
+                self._cut(end)
+            self._files.distrust_names()
+            self._end_unsynced = True
 
     def correct_min_offset(self, physical_offset: int) -> None:
         """Lets the queue begin at its first message that a log beginning at `physical_offset` has."""
@@ -242,15 +243,17 @@ class ConsumeQueue(ReadableQueue):
         with self._lock:
             cuts, start, end = self._cuts, self._flushed_offset, self.max_offset
         pages = end * UNIT_BYTES // PAGE_BYTES - start * UNIT_BYTES // PAGE_BYTES
-        if start >= end:
+        if start >= end and not self._end_unsynced:
             return True
         if least_pages and pages < least_pages and end * UNIT_BYTES < self._files.limit:
             return False
-        self._files.flush(start * UNIT_BYTES, end * UNIT_BYTES)
+        limit = max(end * UNIT_BYTES, self._files.limit) if self._end_unsynced else end * UNIT_BYTES
+        self._files.flush(start * UNIT_BYTES, limit)
         with self._lock:
             if cuts != self._cuts:  # other entries are there now
                 return False
             self._flushed_offset = end
+            self._end_unsynced = False
         return True
 
 
@@ -376,8 +379,13 @@ class ConsumeQueues:
         return (stored_ms(entry, log) or 0) if entry is not None else 0
 
     def distrust(self, physical_offset: int) -> None:
-        """After a crash nobody knows whether entries of messages from `physical_offset` on are durable."""
-        self._dirty.update([queue for _, queue in self.items() if queue.distrust(physical_offset)])
+        """After a crash nobody knows what the disk has of messages from there on: they come again.
+
+        It may even be what was cut off once: whoever cut it may have died before it was durable.
+        """
+        for _, queue in self.items():
+            queue.distrust(physical_offset)
+            self._dirty.add(queue)
 
     def correct_min_offset(self, physical_offset: int) -> None:
         for _, queue in self.items():

@@ -284,7 +284,7 @@ class Dispatcher:
             self._write()
         if index is not None:
             index.write()
-            index.written_position = self.position
+            index.written_position = max(index.written_position, self.position)
         return moved
 
     def _let_flood_pass(self, stop: threading.Event) -> None:
@@ -354,7 +354,7 @@ class Dispatcher:
         at, gathered_ms = 0, self._gathered_ms
         index, lanes, touched = self._index, self._lanes, self._touched
         puts = index.pending if index is not None else None
-        indexed_to = index.end_physical_offset if index is not None else 0
+        indexed_to = index.entered_position if index is not None else 0
         notify = self.on_arrival is not None
         try:
             while (head := parse_head(data, at, room - at)) is not None:

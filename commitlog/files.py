@@ -7,6 +7,7 @@ the file is unknown.  Nothing here retries.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
 from collections.abc import Sequence
@@ -76,6 +77,9 @@ class Files(Protocol):
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None: ...
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None: ...
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        """The first `size` bytes as memory; the file has them, and gets what is written there."""
 
     def next_data(self, fd: int, offset: int) -> int | None:
         """Where bytes that may differ from zero go on, at or behind `offset`; None when only zeros follow."""
@@ -197,6 +201,9 @@ class OSFiles:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             rest = rest[written:]
             offset += written
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        return mmap.mmap(fd, size)
 
     def next_data(self, fd: int, offset: int) -> int | None:
         try:

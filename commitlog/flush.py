@@ -63,7 +63,9 @@ class FlushedIndex(Protocol):
 
 
 class Flusher(Generic[T]):
-    """The task of thread log-flush.  `on_done(waiters, ok)` gets those whose wait is over, no lock held."""
+    """The task of thread log-flush.  `on_done(waiters, ok)` gets those whose wait is over; `on_flushed()` is
+    called when more is flushed.  No lock is held then.
+    """
 
     def __init__(
         self,
@@ -74,9 +76,11 @@ class Flusher(Generic[T]):
         on_done: Callable[[list[T], bool], None] | None = None,
     ) -> None:
         self.on_done = on_done
+        self.on_flushed: Callable[[], None] | None = None
         self.at_work = threading.Lock()
         """Held during a pass: who takes it keeps the next one from beginning."""
         self._log = log
+        self._flushed = log.flushed  # as of the last pass; others flush, too
         self._queues = queues
         self._checkpoint = checkpoint
         self._sync = options.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -164,7 +168,7 @@ class Flusher(Generic[T]):
             return
         with self._lock:
             deadline_s = self._waiters.next_deadline
-        self._log.wait_beyond(self._log.flushed, due_s if deadline_s is None else min(due_s, deadline_s))
+        self._log.wait_beyond(self._flushed, due_s if deadline_s is None else min(due_s, deadline_s))
 
     def _flush(self, least_pages: int) -> None:
         # Read before the flush: what the queues hold by now lies below the end that is flushed.
@@ -188,6 +192,10 @@ class Flusher(Generic[T]):
         with self._lock:
             done = self._waiters.advance(flushed)
         self._hand_over(done, ok=True)
+        if flushed != self._flushed:
+            self._flushed = flushed
+            if self.on_flushed is not None:
+                self.on_flushed()
 
     def _fail(self, error: LogNotWritable) -> None:
         if not self._said_failed:

@@ -72,17 +72,17 @@ class IndexFiles:
         return [file.path for file in self._list]
 
     @property
-    def end_physical_offset(self) -> int:
-        """The last message that was entered; one before it is in the index already."""
-        return self._list[-1].end_physical_offset if self._list else 0
+    def entered_position(self) -> int:
+        """Messages before this offset of the log are in the index already."""
+        return max(self._list[-1].end_physical_offset, self.written_position) if self._list else 0
 
     def load(self, *, crashed: bool, checkpoint_ms: int, position: int | None = None) -> None:
-        """Finds the files.  After a crash those that end behind what the checkpoint says are deleted, for
-        they may be half on disk; dispatch enters again what recovery looks at.
+        """Finds the files.  After a crash they are cut at `position`, an offset of the log below which all
+        is durable, and dispatch is to enter again what follows.
 
-        It says so by `position`, an offset of the log, or, if that is None, by the store time
-        `checkpoint_ms`.  When anything was deleted, less is claimed from now on, for what is entered again
-        is older: the caller has to make that durable first.  Raises SegmentSizeMismatch.
+        If that is None, in a stock broker's store, files that end behind the store time `checkpoint_ms` are
+        deleted.  Less is claimed from then on, for what is entered again is older: the caller has to make
+        that durable first.  Raises SegmentSizeMismatch.
         """
         self._files.make_directory(self.directory)
         found, deleted = [], False
@@ -93,10 +93,8 @@ class IndexFiles:
                 continue
             file = IndexFile(path, self._slots, self._entries, self._files, self._descriptors)
             file.load()
-            doubtful = (
-                file.end_ms > checkpoint_ms if position is None else file.end_physical_offset >= position
-            )
-            if file.empty or (crashed and doubtful):
+            doubtful = crashed and position is None and file.end_ms > checkpoint_ms
+            if file.empty or doubtful:
                 deleted |= not file.empty
                 logger.info("index file deleted path=%s end_ms=%d", path, file.end_ms)
                 file.delete()
@@ -106,17 +104,41 @@ class IndexFiles:
         self._list = tuple(found)
         self._flushed = {file: file.next_entry for file in found}
         self.durable_ms = checkpoint_ms
-        self.durable_position = self.end_physical_offset + 1 if found else 0
-        if position is not None:
-            self.durable_position = min(position, self.durable_position) if deleted else position
         if deleted:
             self.durable_ms = min(checkpoint_ms, found[-1].end_ms if found else 0)
-        self.written_position = self.durable_position
+        if position is None:
+            position = self._list[-1].end_physical_offset if found else 0
+        elif crashed:
+            self._cut(position)
+        self.written_position = self.durable_position = position
 
     def truncate(self, physical_offset: int) -> None:
-        """The log was cut there; messages from there on are entered, though the index has been further."""
-        if self._list:
-            self._list[-1].forget_behind(physical_offset)
+        """The log was cut there: messages from there on are gone.  Raises OSError."""
+        if self._list and self._list[-1].end_physical_offset >= physical_offset:
+            self._cut(physical_offset)
+
+    def _cut(self, physical_offset: int) -> None:
+        """Messages from there on are gone, with all that a crash may have left of the last files.
+
+        Only the last file is ever not full; what follows one that is not was never claimed.
+        """
+        files = self._list
+        sound = 0
+        while sound < len(files) and files[sound].full and files[sound].end_physical_offset < physical_offset:
+            sound += 1
+        kept = sound
+        if sound < len(files):
+            files[sound].cut(physical_offset)
+            kept += not files[sound].empty
+        with self._lock:
+            self._list = files[:kept]
+        for file in files[sound:]:
+            self._flushed.pop(file, None)
+        for file in reversed(files[kept:]):
+            logger.info("index file deleted path=%s", file.path)
+            file.delete()
+        if files[kept:]:
+            self._files.sync_directory(self.directory)
 
     def rewind(self, physical_offset: int, last_ms: int) -> None:
         """Same, durably, of a running store, whose last message left was stored at `last_ms`.
@@ -127,11 +149,9 @@ class IndexFiles:
         self.durable_ms = min(self.durable_ms, last_ms)
         self.written_position = min(self.written_position, physical_offset)
         self.durable_position = min(self.durable_position, physical_offset)
+        self.truncate(physical_offset)
         if self._list:
-            last = self._list[-1]
-            last.forget_behind(physical_offset)
-            last.forget_after(last_ms)
-            last.flush()
+            self._list[-1].flush()
 
     def let_go(self) -> None:
         """There is no index any more; the caller removes the files."""

@@ -11,12 +11,18 @@ from there.  Format and rules: RocketMQ 4.9.8's IndexFile and IndexHeader.
 
 Written through a mapping, for slots are hit at random: 0.2 µs instead of a system call.  The file is fully
 allocated before, so a full disk is an error of its creation.  Read with pread, from any thread.
+
+Slots and header change in place, so a power cut may leave a slot that leads to an entry the disk never got,
+and with it loses the older ones that this entry led to.  Entries are only added: of those that were flushed
+once, every byte stays.  So a cut makes the slots anew, from the entries that it keeps.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +37,9 @@ HEADER_BYTES = HEADER.size
 assert (HEADER_BYTES, SLOT.size, ENTRY.size) == (40, 4, 20)
 
 _INT_MAX = 0x7FFFFFFF
+# Entries that are read at a time, and bytes that are zeroed at a time.
+_PIECE_ENTRIES = 50_000
+_ZEROS = bytes(1 << 20)
 
 # Key hash, physical offset, store timestamp in ms.
 Put = tuple[int, int, int]
@@ -110,9 +119,8 @@ class IndexFile:
             slot_at = HEADER_BYTES + key_hash % slots * 4
             (older,) = read_slot(mapped, slot_at)
             if not 0 < older < number:
-                older = self._living(mapped, older, number)
-                if not older:
-                    used += 1
+                older = 0
+                used += 1
             seconds = (store_ms - begin_ms) // 1000 if begin_ms > 0 else 0
             if not 0 <= seconds <= _INT_MAX:
                 seconds = 0 if seconds < 0 else _INT_MAX
@@ -129,43 +137,60 @@ class IndexFile:
         self._write_header()
         return len(some)
 
-    def _living(self, mapped: mmap.mmap, older: int, number: int) -> int:
-        """The newest entry below `number` in a chain that begins at `older`; 0 for none.
-
-        A crash may leave slots that point to entries which the header does not count.
-        """
-        while number <= older < self._entries:
-            _, _, _, following = ENTRY.unpack_from(mapped, self._entries_at + ENTRY.size * older)
-            if following >= older:
-                return 0
-            older = following
-        return older if 0 < older < number else 0
-
     def _open_map(self) -> mmap.mmap:
         with self._descriptors.borrow(self._file) as fd:
             # Not shorter than the mapping: touching a page behind the end would kill the process.
             assert self._files.size(fd) == self._size
-            self._map = mmap.mmap(fd, self._size)
+            self._map = self._files.map(fd, self._size)
         return self._map
 
     def _write_header(self) -> None:
-        mapped = self._map or self._open_map()
+        HEADER.pack_into(self._map or self._open_map(), 0, *self._header())
+
+    def _header(self) -> tuple[int, ...]:
         begin_end = (self.begin_ms, self.end_ms, self.begin_physical_offset, self.end_physical_offset)
-        next_entry = 0 if self.empty else self.next_entry
-        HEADER.pack_into(mapped, 0, *begin_end, self.used_slots, next_entry)
+        return (*begin_end, self.used_slots, 0 if self.empty else self.next_entry)
 
-    def forget_behind(self, physical_offset: int) -> None:
-        """The log was cut there: what comes now is new again.  Entries of what was cut stay, and mislead
-        no further than any other collision of hashes.
+    def cut(self, physical_offset: int) -> None:
+        """Keeps the entries of messages before `physical_offset` in the log, all of which were flushed, or
+        never left the page cache; whatever the disk has of others is gone.  Raises OSError.
+
+        Entries lie in the log's order: the first one that does not is none.  After a crash amid it, it is
+        to be done again.
         """
-        if self.end_physical_offset >= physical_offset:
-            self.end_physical_offset = max(physical_offset - 1, 0)
-            self._write_header()
+        slots = array("i", bytes(SLOT.size * self._slots))
+        with self._descriptors.borrow(self._file) as fd:
+            number, last, seconds = self._keep(fd, physical_offset, slots)
+            self.next_entry = number
+            self.used_slots = self._slots - slots.count(0)
+            if not self.empty:
+                self.end_physical_offset = last
+                if self.begin_ms > 0:
+                    self.end_ms = max(self.begin_ms, min(self.end_ms, self.begin_ms + seconds * 1000 + 999))
+            if sys.byteorder == "little":
+                slots.byteswap()
+            write = self._files.pwrite
+            write(fd, HEADER.pack(*self._header()) + slots.tobytes(), 0)
+            # Lest they are taken for entries later on, where the disk did not get those that were.
+            behind = self._entries_at + ENTRY.size * number
+            for begin, end in self._files.data_ranges(fd, behind, self._size):
+                for at in range(begin, end, len(_ZEROS)):
+                    write(fd, _ZEROS[: end - at], at)
 
-    def forget_after(self, end_ms: int) -> None:
-        """The log was cut behind a message stored then."""
-        self.end_ms = max(self.begin_ms, min(self.end_ms, end_ms))
-        self._write_header()
+    def _keep(self, fd: int, physical_offset: int, slots: array[int]) -> tuple[int, int, int]:
+        """Enters in `slots` what is kept; the number of the first entry that is not, and the place and the
+        seconds of the last one that is.
+        """
+        number, last, last_seconds = 1, 0, 0
+        while number < self.next_entry:
+            count = min(_PIECE_ENTRIES, self.next_entry - number)
+            data = self._files.pread(fd, ENTRY.size * count, self._entries_at + ENTRY.size * number)
+            for key_hash, place, seconds, _ in ENTRY.iter_unpack(data):
+                if not last <= place < physical_offset:
+                    return number, last, last_seconds
+                slots[key_hash % self._slots] = number
+                number, last, last_seconds = number + 1, place, seconds
+        return number, last, last_seconds
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         return not self.empty and begin_ms <= self.end_ms and end_ms >= self.begin_ms

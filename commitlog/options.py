@@ -55,7 +55,10 @@ class LogOptions:
     index_slots: int = option("maxHashSlotNum", 5_000_000, "slots", "Hash slots of an index file.")
     index_entries: int = option("maxIndexNum", 20_000_000, "entries", "Entries of an index file.")
     index_safe: bool = option(
-        "messageIndexSafe", False, "", "Whether recovery after a crash starts where the index is safe, too."
+        "messageIndexSafe",
+        False,
+        "",
+        "Whether recovery after a stock broker's crash starts where the index is safe, too.",
     )
     max_message_bytes: int = option("maxMessageSize", 4_194_304, "bytes", "The largest body that is taken.")
     flush_disk_type: FlushDiskType = option(  # noqa: RUF009 - an enum's member

@@ -212,14 +212,9 @@ class QueueFiles:
         for file in listed:
             self._descriptors.let_go(file)
 
-    def rewrite(self, start: int, end: int) -> None:
-        """Writes these bytes again as they are, and the next flush() takes nothing for durable.
-
-        After a failed flush the kernel may hold pages for clean that the disk never got.
-        """
+    def distrust_names(self) -> None:
+        """A process that died made files, or removed some: the next flush() makes that durable."""
         self._unsynced_names = True
-        for position in range(start, end, _LOOK_BYTES):
-            self.write(position, self.read(position, min(_LOOK_BYTES, end - position)))
 
     def find_end(self) -> int:
         """Where the valid units end.  Trusts all files but the last three, as RocketMQ does."""

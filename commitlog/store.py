@@ -164,9 +164,10 @@ class Store:
         safe_ms = checkpoint.min_timestamp_ms
         known = checkpoint.positions.known
         safe_below = None if known is None else min(known.log, known.queues)
-        if self.options.index_enabled and self.options.index_safe:
-            safe_ms = checkpoint.min_timestamp_index_ms
+        if self.options.index_enabled:
             safe_below = None if known is None else min(known)
+            if self.options.index_safe:
+                safe_ms = checkpoint.min_timestamp_index_ms
         report = recover(
             segments,
             cut_directory=self.options.root / "cut",
@@ -184,10 +185,11 @@ class Store:
             trusted_end=self._trusted_end,
             proven_end=self.queues.max_physical_offset,
         )
-        if self.queues.max_physical_offset > report.end:
-            self.queues.truncate(report.end)
         if not clean:
-            self.queues.distrust(report.scanned_from)
+            proven = 0 if known is None else min(known.queues, report.end)
+            self.queues.distrust(max(proven, report.scanned_from))
+        elif self.queues.max_physical_offset > report.end:
+            self.queues.truncate(report.end)
         self.index.truncate(report.end)
         self.queues.correct_min_offset(report.start)
         return report
@@ -198,7 +200,7 @@ class Store:
             options, segments, recovery.end, store_host=store_host, clock_ms=clock_ms, files=self._files
         )
         self._opened.callback(self.log.close)
-        position = max(self.queues.max_physical_offset, self.log.start)
+        position = max(min(self.queues.max_physical_offset, recovery.end), self.log.start)
         if not recovery.clean:
             # Of each queue some pages may be lost: they come again from all that was looked at.
             position = max(min(position, recovery.scanned_from), self.log.start)

@@ -320,8 +320,9 @@ class ReplicationConfig:
         "haReadMark",
         ReadMark.IN_SYNC,
         "",
-        "OURS, not RocketMQ's: a SYNC_MASTER's consumers read what an in-sync slave has, too; without one "
-        "all. STRICT: without one nothing new. OFF: always all, as RocketMQ.",
+        "OURS, not RocketMQ's: consumers read what is flushed, with SYNC_FLUSH, and of a SYNC_MASTER what an "
+        "in-sync slave has, too; without one all. STRICT: without one nothing new, after a start nothing. "
+        "OFF: always all, as RocketMQ.",
     )
 
 

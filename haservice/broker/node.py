@@ -298,6 +298,7 @@ class BrokerNode:
             held=lambda: self.sends.refuse_all or store.log.writable,
             persist_s=broker.flush_delay_offset_interval_ms / 1000,
         )
+        store.flusher.on_flushed = self.long_polling.on_mark
         store.dispatcher.on_arrival = self._arrived
         store.dispatcher.awaited = lambda: len(self.long_polling) > 0
         parts = Parts(

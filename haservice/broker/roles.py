@@ -142,8 +142,8 @@ class StartOfMaster:
 
     @property
     def may_have_lost_what_was_told(self) -> bool:
-        """With SYNC_FLUSH nobody was told OK too early; but a SYNC_MASTER's consumers read what a slave has,
-        flushed here or not.
+        """With SYNC_FLUSH nobody was told OK too early, and consumers saw nothing here that was not flushed;
+        but those of a SYNC_MASTER may have read on from its slave meanwhile.
         """
         return self.may_have_lost_its_end and (self.sync_master or not self.flushes_at_once)
 

@@ -40,7 +40,7 @@ from haservice.replication.secure import SecureDoors
 from haservice.replication.status import AbsentSlave, HAStatus, SlaveStatus
 from haservice.replication.transport import HandshakeFailed, Transport
 from haservice.service import Service, Task
-from haservice.settings import BrokerRole, ReplicationConfig
+from haservice.settings import BrokerRole, ReadMark, ReplicationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Log(SourceLog, ReplicaLog, Protocol):
 
     segment_bytes: int
     end: int
+    flushed: int
 
 
 def _stored_ms(log: Log, position: int) -> int | None:
@@ -82,9 +83,10 @@ def _stored_ms(log: Log, position: int) -> int | None:
 class HAService(Generic[T]):
     """Replication of one broker.  `on_acked(waiters, ok)` gets the waits of submit() back, in batches.
 
-    `flush`, on a slave: called before each report, so that acks speak of flushed bytes.  `boundary`, on a
-    slave: up to where its log is known to be whole records (where dispatch is).  `identify` turns a slave's
-    address into what it is known by.  `on_failure(thread, error)` is told of a thread that died.
+    `flush`, with SYNC_FLUSH: a slave calls it before each report, so that acks speak of flushed bytes, and
+    consumers are shown flushed ones only.  `boundary`, on a slave: up to where its log is known to be whole
+    records (where dispatch is).  `identify` turns a slave's address into what it is known by.
+    `on_failure(thread, error)` is told of a thread that died.
 
     With `lineage` and `facts` brokers of ours are greeted.  A slave cuts or renews its `store` then.  On a
     master, `on_ahead(hello)` is told of a slave that holds what this master lost, up to hello.position, and
@@ -130,7 +132,8 @@ class HAService(Generic[T]):
         self._refusals = News(REFUSED_AGAIN_S)
         self._table = AckTable(log.segment_bytes, log.end, slaves_needed(config.in_sync_replicas))
         self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked, on_mark)
-        self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes, log.end)
+        self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes)
+        self._shows_flushed = flush is not None and config.read_mark is not ReadMark.OFF
         self._growth = Growth()
         self._fallbehind_max_bytes = config.fallbehind_max_bytes
         self._accept: AcceptSocketService | None = None
@@ -239,11 +242,12 @@ class HAService(Generic[T]):
         return furthest >= 0 and end - furthest < self._fallbehind_max_bytes
 
     def readable_end(self) -> int:
-        """Up to where consumers may read: the high-water mark of a SYNC_MASTER, the log's end for all others.
+        """Up to where consumers may read: what is stored, with SYNC_FLUSH what is flushed, and of it what
+        lies below the high-water mark of a SYNC_MASTER.
 
-        `on_mark` is called whenever a slave's report may have moved it.
+        `on_mark` is called whenever a slave's report may have moved it; of a flush the flusher tells.
         """
-        end = self._log.end
+        end = self._log.flushed if self._shows_flushed else self._log.end
         if self._role is not BrokerRole.SYNC_MASTER:
             return end
         return self._mark.readable_end(self._group.furthest(), end)

@@ -1,18 +1,24 @@
-"""Consumers of a SYNC_MASTER, over real sockets, see nothing that no in-sync slave has acknowledged."""
+"""Consumers, over real sockets: of a SYNC_MASTER they see nothing that no in-sync slave has acknowledged, and
+with SYNC_FLUSH nothing that is not flushed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from commitlog.options import FlushDiskType
 from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import PullMessageHeader
-from haservice.settings import BrokerRole
+from haservice.settings import BrokerRole, ReadMark
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.replication import ScriptedSlave
 from tests.support.waiting import wait_until
@@ -20,14 +26,20 @@ from tests.support.waiting import wait_until
 MAY_SUSPEND, WITH_SUBSCRIPTION = 2, 4
 
 
+@contextmanager
+def started(root: Path, role: BrokerRole = BrokerRole.SYNC_MASTER, **options: Any) -> Iterator[BrokerNode]:
+    made = BrokerNode(node_config(root, role=role, **options))
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[BrokerNode]:
-    made = BrokerNode(
-        node_config(tmp_path, role=BrokerRole.SYNC_MASTER, replication={"slave_timeout_ms": 100})
-    )
-    made.start()
-    yield made
-    made.stop()
+    with started(tmp_path, replication={"slave_timeout_ms": 100}) as made:
+        yield made
 
 
 @pytest.fixture
@@ -85,3 +97,44 @@ def test_what_only_the_master_has_is_read_once_its_slave_is_gone(
         wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
         assert pull(client, node, 0).code == ResponseCode.PULL_NOT_FOUND
     assert pull(client, node, 0, hold_ms=20_000).code == ResponseCode.SUCCESS
+
+
+def test_a_strict_master_that_starts_alone_shows_nothing_until_a_slave_has_it(
+    tmp_path: Path, client: BlockingClient
+) -> None:
+    strict = {"read_mark": ReadMark.STRICT, "slave_timeout_ms": 100}
+    with started(tmp_path, replication=strict) as node:
+        assert send(client, addr_of(node), "T", b"alone").code == ResponseCode.SLAVE_NOT_AVAILABLE
+    with started(tmp_path, replication=strict) as node:
+        assert pull(client, node, 0).code == ResponseCode.PULL_NOT_FOUND
+        with ScriptedSlave(node.ha.port) as slave:
+            slave.report(node.store.log.end)
+            assert pull(client, node, 0, hold_ms=20_000).code == ResponseCode.SUCCESS
+        wait_until(lambda: not node.ha.is_slave_ok(0), "the slave is gone")
+        assert pull(client, node, 0).code == ResponseCode.SUCCESS, "what was readable stays so"
+
+
+@pytest.mark.parametrize("role", [BrokerRole.ASYNC_MASTER, BrokerRole.SYNC_MASTER])
+@pytest.mark.parametrize("mode", [ReadMark.IN_SYNC, ReadMark.OFF])
+def test_with_sync_flush_a_message_is_read_when_it_is_flushed_and_not_before(
+    tmp_path: Path,
+    client: BlockingClient,
+    monkeypatch: pytest.MonkeyPatch,
+    role: BrokerRole,
+    mode: ReadMark,
+) -> None:
+    monkeypatch.setattr("haservice.broker.node.TICK_SECONDS", 3600.0)  # only the flush wakes who waits for it
+    sync_flush = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
+    with (
+        started(tmp_path, role, log=sync_flush, replication={"read_mark": mode}) as node,
+        ThreadPoolExecutor(1) as other,
+    ):
+        with node.store.flusher.at_work:
+            send(client, addr_of(node), "T", b"not flushed", properties="WAIT\x01false")
+            wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+            shown = ResponseCode.SUCCESS if mode is ReadMark.OFF else ResponseCode.PULL_NOT_FOUND
+            assert pull(client, node, 0).code == shown
+            held = other.submit(pull, client, node, 0, 90_000)
+            wait_until(lambda: held.done() or len(node.long_polling) == 1, "the pull is held")
+            assert held.done() is (mode is ReadMark.OFF)
+        assert held.result().code == ResponseCode.SUCCESS

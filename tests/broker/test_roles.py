@@ -263,7 +263,7 @@ def test_a_master_that_lost_its_end_waits_for_those_that_were_in_sync() -> None:
     mine, his = Epoch(1, 0, ME), Epoch(2, 500, OTHER)
     assert replicas_to_hear(state(mine, replicas=replicas), start(**CRASHED)) == ("a",)
     assert replicas_to_hear(state(mine, replicas=replicas), start()) == ()
-    # What its consumers were shown a slave has, though this broker had not flushed it.
+    # What its consumers have read from a slave meanwhile, this broker may not have flushed.
     flushed = start(**CRASHED, flushes_at_once=True)
     assert replicas_to_hear(state(mine, replicas=replicas), flushed) == ("a",)
     flushed = start(**CRASHED, flushes_at_once=True, sync_master=False)

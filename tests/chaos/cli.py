@@ -98,6 +98,7 @@ def run_layer(name: str, run: Run, report: Report) -> None:
         return
     rounds = run.rounds if run.rounds is not None else layer.rounds
     began_s = time.monotonic()
+    report.progress(name, 0, rounds)
     try:
         module.run(rounds, run.seed, report)
     except Exception as error:

@@ -117,7 +117,7 @@ class Explorer:
         self._tally.states[self._story.name] += 1
         self._tally.losses[loss.value] += 1
         try:
-            self._story.check(disk, loss)
+            self._story.check(disk)
         except Exception:
             self._fail(loss.value, traceback.format_exc(limit=-6))
 

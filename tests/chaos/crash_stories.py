@@ -48,8 +48,7 @@ class Story(Protocol):
 
     def play(self) -> None: ...
 
-    def check(self, disk: MemoryDisk, loss: Loss) -> None:
-        """`loss` is what the crash took that left `disk`."""
+    def check(self, disk: MemoryDisk) -> None: ...
 
 
 def options(**fields: Any) -> LogOptions:
@@ -94,7 +93,7 @@ class Image:
             offset += len(data)
         self.data = b"".join(parts)
         assert len(self.data) == self.end - self.start, "the log can be read from its start to its end"
-        self.keys: list[tuple[str, str, int]] = []
+        self.keys: dict[tuple[str, str], list[int]] = {}
         self.expected: dict[Key, Entries] = {}
         self._walk(log.segment_bytes)
         self.queues = {key: _entries(queue) for key, queue in store.queues.items()}
@@ -120,7 +119,7 @@ class Image:
             assert head.queue_offset not in entries, f"{head.topic} has {head.queue_offset} twice"
             entries[head.queue_offset] = (offset, head.size, tags)
             if "KEYS" in properties:
-                self.keys.append((head.topic, properties["KEYS"], offset))
+                self.keys.setdefault((head.topic, properties["KEYS"]), []).append(offset)
             at += head.size
 
     def check_queues(self, *, started: bool = True) -> None:
@@ -138,16 +137,11 @@ class Image:
                 )
 
     def check_index(self, store: Store) -> None:
-        """Every key that the start looked at leads to its message.
-
-        Of a store that never lost power: of an index file that a power cut tore, what is left passes for
-        all of it if the checkpoint covers its last entry.  What a deleted file had of older messages is gone.
-        """
-        from_offset = self.end if store.recovery.clean else store.recovery.scanned_from
-        for topic, key, offset in self.keys:
-            if offset >= from_offset:
-                found = store.index.query(topic, key, 64, 0, 2**62)
-                assert offset in found, f"key {key} of {topic} leads to {found}, not to {offset}"
+        """Every key leads to each of its messages once, and to no others."""
+        for (topic, key), places in self.keys.items():
+            found = store.index.query(topic, key, 64, 0, 2**62)
+            found = [offset for offset in reversed(found) if offset >= self.start]
+            assert found == places, f"key {key} of {topic} leads to {found}, not to {places}"
 
     def same_as(self, other: Image) -> None:
         assert (self.start, self.end) == (other.start, other.end), (
@@ -178,22 +172,19 @@ def same_but_for_a_blank(image: Image, second: Store, last_edge: int) -> None:
 
 
 def starts(
-    disk: MemoryDisk, loss: Loss, chance: random.Random, begin: Callable[[MemoryDisk], Store]
-) -> tuple[MemoryDisk, Store, bool]:
-    """Starts on the disk, killed up to a few times on the way, each with a loss of its own.
-
-    Also says whether the power was never cut.
-    """
-    powered = loss is Loss.NOTHING
+    disk: MemoryDisk, chance: random.Random, begin: Callable[[MemoryDisk], Store]
+) -> tuple[MemoryDisk, Store]:
+    """Starts on the disk, killed up to a few times on the way, each with a loss of its own."""
     for _ in range(chance.choice((0, 0, 1, STARTS_KILLED_MAX))):
         disk.crash_at(chance.randrange(START_OPERATIONS))
         try:
-            return disk, begin(disk), powered
+            store = begin(disk)
         except Crash:
-            loss = chance.choice(LOSSES)
-            powered = powered and loss is Loss.NOTHING
-            disk = disk.after_crash(loss, chance)
-    return disk, begin(disk), powered
+            disk = disk.after_crash(chance.choice(LOSSES), chance)
+        else:
+            disk.crash_at(-1)
+            return disk, store
+    return disk, begin(disk)
 
 
 # -- a master's store ------------------------------------------------------------------------------
@@ -212,8 +203,6 @@ class MasterStory:
         """Every byte of the log that an append has returned for, from offset 0 on."""
         self.flushed = 0
         """What a flush that returned has covered."""
-        self.powered = True
-        """Whether the store never lost power before the story began."""
         self._appending = False
         self._steps = steps
         self._tick_ms = self.chance.choice((0, 1, 400, 5000))
@@ -308,13 +297,14 @@ class MasterStory:
 
     # -- the check ---------------------------------------------------------------------------------
 
-    def check(self, disk: MemoryDisk, loss: Loss) -> None:
+    def check(self, disk: MemoryDisk) -> None:
         chance = self._check_chance
-        disk, store, powered = starts(disk, loss, chance, self._open)
+        disk, store = starts(disk, chance, self._open)
         image = Image(store)
         self._compare(image)
-        if powered and self.powered:
-            image.check_index(store)
+        image.check_index(store)
+        if chance.random() < 0.5:
+            disk, image = self._another_crash(disk, store, chance)
         # What a start kept is durable, and a further start changes nothing.
         again = disk.after_crash(chance.choice(LOSSES), chance)
         second = self._open(again)
@@ -334,12 +324,36 @@ class MasterStory:
         assert image.end <= len(self.truth) or self._appending, "bytes that nobody appended"
         image.check_queues()
 
+    def _another_crash(
+        self, disk: MemoryDisk, store: Store, chance: random.Random
+    ) -> tuple[MemoryDisk, Image]:
+        """Other messages come to where some were lost, and another crash."""
+        for number in range(chance.randint(1, 4)):
+            store.log.append(some_message(chance, 9000 + number))
+        if chance.random() < 0.6:
+            self._dispatch(store, 0)
+        flushed = store.log.flush() if chance.random() < 0.7 else 0
+        if chance.random() < 0.4:
+            store.queue_flusher.flush(0, thorough=chance.random() < 0.8)
+        before = Image(store)
+        disk = disk.after_crash(chance.choice(LOSSES), chance)
+        store = self._open(disk)
+        image = Image(store)
+        assert image.end >= flushed, f"flushed up to {flushed}, found up to {image.end}"
+        assert image.start == before.start
+        assert image.data == before.data[: len(image.data)], "other bytes"
+        image.check_queues()
+        image.check_index(store)
+        return disk, image
+
     def _goes_on(self, store: Store) -> None:
         before = store.log.end
         placed = store.log.append(message(b"after it all", TOPICS[0], 0))
         assert placed.physical_offset >= before
         self._dispatch(store, 0)
-        Image(store).check_queues()
+        image = Image(store)
+        image.check_queues()
+        image.check_index(store)
 
 
 class _never:  # noqa: N801 - stands for an event
@@ -365,9 +379,9 @@ class RecoveryStory(MasterStory):
         self.disk.crash_at(self.chance.randint(20, 150))
         with suppress(Crash):
             super().play()
-        loss = self.chance.choice((Loss.SOME, Loss.TORN, Loss.NOTHING))
-        self.powered = loss is Loss.NOTHING
-        self.disk = self.disk.after_crash(loss, self.chance)
+        self.disk = self.disk.after_crash(
+            self.chance.choice((Loss.SOME, Loss.TORN, Loss.NOTHING)), self.chance
+        )
 
     def play(self) -> None:
         self._open(self.disk)
@@ -430,9 +444,9 @@ class ReplicaStory:
         pieces = [memoryview(self.truth)[end : end + half], memoryview(self.truth)[end + half : end + size]]
         store.log.append_replica(end, pieces)
 
-    def check(self, disk: MemoryDisk, loss: Loss) -> None:
+    def check(self, disk: MemoryDisk) -> None:
         chance = self._check_chance
-        disk, store, powered = starts(disk, loss, chance, self._open)
+        disk, store = starts(disk, chance, self._open)
         image = Image(store)
         least = max(self._edges_below(self.reported))
         assert image.end >= least, (
@@ -440,8 +454,7 @@ class ReplicaStory:
         )
         assert image.data == self.truth[image.start : image.end], "other bytes than its master's"
         image.check_queues()
-        if powered:
-            image.check_index(store)
+        image.check_index(store)
         again = disk.after_crash(chance.choice(LOSSES), chance)
         second = self._open(again)
         same_but_for_a_blank(image, second, max(self._edges_below(image.end - 1)))
@@ -453,6 +466,7 @@ class ReplicaStory:
             whole = Image(second)
             assert whole.data == self.truth
             whole.check_queues(started=False)
+            whole.check_index(second)
 
     def _edges_below(self, offset: int) -> list[int]:
         """Where records end, up to there."""

@@ -118,7 +118,9 @@ class RejoinStory:
                 while store.dispatcher.step():
                     pass
                 if not store.dispatcher.behind:
-                    Image(store).check_queues(started=False)
+                    image = Image(store)
+                    image.check_queues(started=False)
+                    image.check_index(store)
             elif roll < 0.87:
                 store.queue_flusher.flush(0, thorough=True)
             elif roll < 0.95:
@@ -166,14 +168,13 @@ class RejoinStory:
         self.reported = store.log.end
         return store
 
-    def check(self, disk: MemoryDisk, loss: Loss) -> None:
+    def check(self, disk: MemoryDisk) -> None:
         chance = self._check_chance
-        disk, store, powered = starts(disk, loss, chance, self._open)
+        disk, store = starts(disk, chance, self._open)
         image = Image(store)
         self._compare(image)
         image.check_queues()
-        if powered:
-            image.check_index(store)
+        image.check_index(store)
         again = disk.after_crash(chance.choice(LOSSES), chance)
         edges = [edge for edge in self.log.edges if edge < image.end]
         same_but_for_a_blank(image, self._open(again), max(edges, default=-1))
@@ -252,7 +253,7 @@ class SmallFilesStory:
         finally:
             lineage_module.encode_state = encoded
 
-    def check(self, disk: MemoryDisk, _loss: Loss) -> None:
+    def check(self, disk: MemoryDisk) -> None:
         table = PersistedFile(TABLE, files=disk)
         found = table.load(_version)
         allowed = {self._saved, self._saving} if self._saving is not None else {self._saved}

@@ -23,13 +23,11 @@ import errno
 import itertools
 import os
 import random
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import commitlog.index_file
 import commitlog.store
 from commitlog.files import Buffer, DiskUsage
 from tests.chaos.disk_states import (
@@ -57,8 +55,6 @@ _ZERO_PAGE = bytes(PAGE_BYTES)
 _FIRST_FD = 1 << 24
 
 _descriptors = itertools.count(_FIRST_FD)
-# What a descriptor of any MemoryDisk stands for, while somebody has that disk.
-_mapped: weakref.WeakValueDictionary[int, Content] = weakref.WeakValueDictionary()
 
 
 class MemoryDisk:
@@ -80,7 +76,7 @@ class MemoryDisk:
     # -- crashing ----------------------------------------------------------------------------------
 
     def crash_at(self, operation: int) -> None:
-        """The `operation`-th change from now on, from 0, does not happen, nor any later one."""
+        """The `operation`-th change from now on, from 0, does not happen, nor any later one; -1 is none."""
         self._crash_at = self.operations + operation
 
     def _change(self, name: str) -> None:
@@ -153,7 +149,6 @@ class MemoryDisk:
 
     def close(self, fd: int) -> None:
         del self._fds[fd]
-        _mapped.pop(fd, None)
 
     def size(self, fd: int) -> int:
         return len(self._fds[fd].cached)
@@ -189,9 +184,10 @@ class MemoryDisk:
         self._change("fdatasync")
         inode.durable = bytes(inode.cached)
 
-    def map(self, fd: int, _size: int) -> Content:
-        """The file as a writable mapping."""
-        return self._fds[fd].cached
+    def map(self, fd: int, size: int) -> Any:
+        content = self._fds[fd].cached
+        assert len(content) == size, "a page behind the end would kill the process"
+        return content
 
     # -- Files: names ------------------------------------------------------------------------------
 
@@ -317,7 +313,6 @@ class MemoryDisk:
     def _descriptor(self, inode: Inode) -> int:
         fd = next(_descriptors)
         self._fds[fd] = inode
-        _mapped[fd] = inode.cached
         return fd
 
     def _rename_all(self, change: Change) -> None:
@@ -378,30 +373,14 @@ class _NoLock:
         """Nothing is held."""
 
 
-class _Mapping:
-    """Stands for the module mmap: maps files of a MemoryDisk, and real ones as ever."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def mmap(self, fd: int, size: int, *args: Any, **options: Any) -> Any:
-        content = _mapped.get(fd)
-        return self._module.mmap(fd, size, *args, **options) if content is None else content
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 @contextmanager
 def in_memory() -> Iterator[None]:
-    """While it lasts a Store may be opened on a MemoryDisk: its lock file and the mapping of its index
-    are the two things that it asks of the system past its file seam.
+    """While it lasts a Store may be opened on a MemoryDisk: its lock is the one thing that it asks of the
+    system past its file seam.  A lock ends with its process, and a crash leaves nothing of it.
     """
-    lock, mapping = commitlog.store.StoreLock, commitlog.index_file.mmap
+    lock = commitlog.store.StoreLock
     commitlog.store.StoreLock = _NoLock  # type: ignore[misc,assignment]
-    commitlog.index_file.mmap = _Mapping(mapping)  # type: ignore[attr-defined,assignment]
     try:
         yield
     finally:
         commitlog.store.StoreLock = lock  # type: ignore[misc]
-        commitlog.index_file.mmap = mapping  # type: ignore[attr-defined]

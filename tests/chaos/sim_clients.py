@@ -84,7 +84,7 @@ class Producer:
         world = self.world
         held = None
         if record is not None:
-            held = (tuple(record.held), tuple(record.flushed))
+            held = (tuple(record.held), (*record.flushed, *record.replaced))
             if status == history.OK:
                 world.promise(node, record)
         if world.network.reaches(node.name, self.name):

@@ -14,6 +14,7 @@ SimFiles is the disk as one life of a process sees it: when that ends, nothing o
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 from collections import Counter
@@ -248,6 +249,9 @@ class SimFiles:
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
         self.pwrite(fd, b"".join(buffers), offset)
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
     def next_data(self, fd: int, offset: int) -> int | None:
         ranges = self.data_ranges(fd, offset, self.size(fd))

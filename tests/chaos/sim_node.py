@@ -271,10 +271,10 @@ class Node(Timed, Roles):
         )
         self.store.flusher.on_done = self.durability.flushed
         self.recorder = ReplicaRecorder(self.lineage, self._replicas)
-        self.mark = HighWaterMark(self.world.mode.read_mark, FALLBEHIND_BYTES_MAX, log.end)
+        self.mark = HighWaterMark(self.world.mode.read_mark, FALLBEHIND_BYTES_MAX)
         self._flush_due = self._dispatch_due = False
-        self.alone_end = log.end if self.world.mode.read_mark is ReadMark.STRICT else 0
-        """Up to where all is shown, proven or not: STRICT at a start, IN_SYNC while no slave is there."""
+        self.alone_end = 0
+        """Up to where all is shown, on a slave or not: IN_SYNC while none is there."""
         replicas = {name: state.replicas[name] for name in hold}
         self.keeper = RoleKeeper(
             self,
@@ -346,7 +346,7 @@ class Node(Timed, Roles):
 
     def readable_end(self) -> int:
         """As HAService says it."""
-        end = self.store.log.end
+        end = self.store.log.flushed if self.flushes else self.store.log.end
         if self.role is not BrokerRole.SYNC_MASTER:
             return end
         if not self.is_slave_ok(end) and self.world.mode.read_mark is not ReadMark.STRICT:

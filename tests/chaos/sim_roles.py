@@ -151,27 +151,29 @@ class Roles:
 
     def begin_term(self, why: str, /) -> None:
         """Acts: the keeper has heard all that was held for."""
-        log = self.store.log
-        log.hold_appends("a new term begins", HOLDER)
         try:
             self._commit_term(why, self.keeper.heard, promoted=False)
         except (CommitLogError, OSError, ValueError) as error:
             self.world.note("{} cannot write its new term: {}", self.name, error)
-            log.hold_appends(None, HOLDER)
             return
         self.turn(why)
 
     def _commit_term(self, why: str, heard: int, *, promoted: bool) -> None:
+        """Raises CommitLogError, OSError or ValueError, and appends are taken as before."""
         log = self.store.log
-        log.flush()
-        self.world.flushed(self)
-        span = LogSpan(log.start, log.end)
-        lineage = with_new_term(
-            self.lineage.state, span, why, wall_clock_ms(), promoted=promoted, heard=heard
-        )
-        self.lineage.update(
-            lineage=lineage, replicas=none_in_sync(self.lineage.state), boot_id=self.lineage.boot
-        )
+        log.hold_appends("a new term begins", HOLDER)
+        try:
+            log.flush()
+            self.world.flushed(self)
+            span = LogSpan(log.start, log.end)
+            lineage = with_new_term(
+                self.lineage.state, span, why, wall_clock_ms(), promoted=promoted, heard=heard
+            )
+            self.lineage.update(
+                lineage=lineage, replicas=none_in_sync(self.lineage.state), boot_id=self.lineage.boot
+            )
+        finally:
+            log.hold_appends(None, HOLDER)
         self.world.note("{} begins term {} at {}: {}", self.name, lineage.epochs[-1].number, log.end, why)
 
     def promote(self, *, min_epoch: int, why: str, forced: bool, expected_end: int = -1) -> bool:
@@ -180,7 +182,6 @@ class Roles:
         if not self.role.is_slave:
             if last is not None and min_epoch <= last.number:
                 return False
-            log.hold_appends("a new term begins", HOLDER)
             self._commit_term(why, min_epoch - 1, promoted=True)
             self.world.promoted(self, forced=forced)
             self.turn(why)

@@ -68,7 +68,21 @@ class Mode:
 class Record:
     """One record, wherever it is copied to."""
 
-    __slots__ = (*("blamed", "data", "end", "flushed", "held", "key", "offset", "place", "promised", "term"),)
+    __slots__ = (
+        *(
+            "blamed",
+            "data",
+            "end",
+            "flushed",
+            "held",
+            "key",
+            "offset",
+            "place",
+            "promised",
+            "replaced",
+            "term",
+        ),
+    )
 
     def __init__(
         self,
@@ -89,6 +103,8 @@ class Record:
         """Machines that ever held it."""
         self.flushed: dict[str, None] = {}
         """Machines on whose disk it is, of their own saying."""
+        self.replaced: dict[str, None] = {}
+        """Machines on whose disk it was when another one took their place: what they had said was true."""
         self.promised = False
         self.blamed = False
         """A node has cut it off by itself while it was promised: no later fault excuses its loss."""
@@ -359,7 +375,9 @@ class World:
     def wiped(self, node: Node) -> None:
         lost, node.records = node.records, []
         for record in lost:
-            record.flushed.pop(node.machine, None)
+            if node.machine in record.flushed:
+                del record.flushed[node.machine]
+                record.replaced[node.machine] = None
         self.note("{} has a new, empty disk", node)
         self._void_unheld(lost, "node gone")
 

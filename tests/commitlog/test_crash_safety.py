@@ -161,6 +161,36 @@ def test_torn_queues_index_and_checkpoint_are_built_again(
     assert store.close()
 
 
+@pytest.mark.parametrize("claimed", [False, True])
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_entry_of_a_message_that_a_power_cut_took_comes_back_to_a_later_one(
+    tmp_path: Path, killed: bool, claimed: bool
+) -> None:
+    def dies(store: Store, files: PowerFiles) -> PowerFiles:
+        store.close(clean=False)
+        files.power_cut()
+        return PowerFiles(tmp_path)
+
+    store = open_store(tmp_path, files := PowerFiles(tmp_path))
+    store.log.append(message(queue_id=0))
+    store.log.flush()
+    store.log.append(message(b"x" * 500, queue_id=1))
+    dispatched(store).queues.flush()
+    files = dies(store, files)
+    if killed:
+        open_store(tmp_path, files).close(clean=False)
+    store = open_store(tmp_path, files)
+    store.log.append(message(b"y" * 300, queue_id=2))
+    store.log.flush()
+    dispatched(store)
+    if claimed:
+        store.queue_flusher.flush(0, thorough=True)
+    store = open_store(tmp_path, dies(store, files))
+    assert queued(store)["TopicTest", 2] == placed(store)["TopicTest", 2]
+    assert queued(store).get(("TopicTest", 1), []) == []
+    store.close()
+
+
 # -- small files -----------------------------------------------------------------------------------
 
 

@@ -142,6 +142,38 @@ def test_bytes_nobody_waits_for_are_flushed_at_once_too(sync: Parts) -> None:
     wait_until(lambda: sync.log.flushed == sync.log.end)
 
 
+def test_what_is_flushed_is_told_once(sync: Parts) -> None:
+    told: list[int] = []
+    sync.flusher.on_flushed = lambda: told.append(sync.log.flushed)
+    first = sync.log.append(message()).end
+    sync.flusher.step()
+    sync.flusher.step()
+    assert told == [first]
+    sync.files.fail("fdatasync", errno.EIO)
+    sync.log.append(message())
+    sync.flusher.step()
+    assert told == [first]
+
+
+def test_what_somebody_else_has_flushed_is_told_too(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, FlushDiskType.SYNC_FLUSH, flush_interval_ms=3_600_000)
+    told: list[int] = []
+
+    def told_and_flushed_again() -> None:
+        told.append(parts.log.flushed)
+        if len(told) == 1:
+            parts.log.append(message())
+            parts.log.flush()
+
+    parts.flusher.on_flushed = told_and_flushed_again
+    parts.start()
+    try:
+        parts.log.append(message())
+        wait_until(lambda: told[1:] == [parts.log.end], "the second flush is told")
+    finally:
+        parts.end()
+
+
 def test_a_failed_flush_is_told_to_all_and_the_log_is_fenced(sync: Parts) -> None:
     sync.files.fail("fdatasync", errno.EIO, times=1)
     sync.start()

@@ -139,22 +139,65 @@ def test_all_keys_are_found_again_after_a_restart(tmp_path: Path) -> None:
     assert all(len(content) == file_bytes(50, 120) for content in contents(tmp_path))
 
 
-def test_a_crash_before_the_header_is_mended_by_entering_again(tmp_path: Path) -> None:
+def after_a_crash(root: Path, position: int, slots: int = 10, entries: int = 40) -> IndexFiles:
+    """Opened by a start that knows all below `position` in the log to be durable."""
+    index = IndexFiles(root, slots, entries, OSFiles(), Clock())
+    index.load(crashed=True, checkpoint_ms=0, position=position)
+    assert index.durable_position == position
+    return index
+
+
+@pytest.mark.parametrize("lost", ["header", "slots", "entries", "header and entries"])
+def test_a_power_cut_takes_no_entry_that_was_durable(tmp_path: Path, lost: str) -> None:
     index = open_index(tmp_path)
     for number in range(5):
         put(index, "k", number)
     (path,) = tmp_path.iterdir()
-    header = path.read_bytes()[:40]
+    durable = path.read_bytes()
     for number in range(5, 9):
         put(index, "k", number)
     index.close()
-    with path.open("r+b") as file:
-        file.write(header)
-    index = open_index(tmp_path)
+    torn = bytearray(path.read_bytes())
+    for name, begin, end in (("header", 0, 40), ("slots", 40, 80), ("entries", 80, len(torn))):
+        if name in lost:
+            torn[begin:end] = durable[begin:end]
+    path.write_bytes(torn)
+    index = after_a_crash(tmp_path, 5)
+    assert path.read_bytes() == durable
     assert index.query("TopicTest", "k", 99, 0, FOREVER) == [4, 3, 2, 1, 0]
     for number in range(5, 9):
         put(index, "k", number)
     assert index.query("TopicTest", "k", 99, 0, FOREVER) == list(range(8, -1, -1))
+
+
+def test_after_a_crash_files_that_follow_the_cut_go_and_the_one_it_is_in_has_room_again(
+    tmp_path: Path,
+) -> None:
+    index = open_index(tmp_path, entries=4)
+    for number in range(8):
+        put(index, "k", number)
+    index.close()
+    assert len(contents(tmp_path)) == 3
+    index = after_a_crash(tmp_path, 5, entries=4)
+    assert len(contents(tmp_path)) == 2
+    assert index.query("TopicTest", "k", 99, 0, FOREVER) == [4, 3, 2, 1, 0]
+    for number in range(5, 8):
+        put(index, "k", number)
+    assert index.query("TopicTest", "k", 99, 0, FOREVER) == list(range(7, -1, -1))
+    index.close()
+    assert after_a_crash(tmp_path, 0, entries=4).paths == []
+    assert contents(tmp_path) == []
+
+
+def test_what_was_cut_is_flushed_before_more_is_claimed(tmp_path: Path) -> None:
+    put(open_index(tmp_path), "k", 1)
+    files = FailingFiles()
+    index = IndexFiles(tmp_path, 10, 40, files, Clock())
+    index.load(crashed=True, checkpoint_ms=0, position=5)
+    index.written_position = 9
+    index.flush()
+    assert files.calls["fdatasync"] == 1
+    assert index.durable_position == 9
 
 
 def test_a_chain_that_loops_or_leads_outside_ends(tmp_path: Path) -> None:
@@ -202,15 +245,23 @@ def test_files_of_another_size_and_foreign_names(tmp_path: Path) -> None:
         open_index(tmp_path, entries=41)
 
 
-def test_a_cut_log_is_indexed_again_from_the_cut(tmp_path: Path) -> None:
-    index = open_index(tmp_path)
+@pytest.mark.parametrize("entries", [3, 40])
+def test_of_a_log_that_is_cut_the_index_keeps_what_is_left(tmp_path: Path, entries: int) -> None:
+    index = open_index(tmp_path, entries=entries)
     for number in range(5):
-        put(index, "k", number * 100)
-    assert index.end_physical_offset == 400
+        put(index, "k", number * 100, STORE_MS + number * 2500)
+        put(index, f"k{number}", number * 100, STORE_MS + number * 2500)
+    before = contents(tmp_path)
+    index.truncate(401)
+    assert contents(tmp_path) == before
     index.truncate(250)
-    assert index.end_physical_offset == 249, "the message at 250 comes again"
+    assert index.query("TopicTest", "k", 99, 0, FOREVER) == [200, 100, 0]
+    assert index.query("TopicTest", "k3", 99, 0, FOREVER) == []
+    assert index.query("TopicTest", "k", 99, STORE_MS + 5000, FOREVER) == [200]
+    put(index, "k", 250, STORE_MS + 9000)
     index.close()
-    assert open_index(tmp_path).end_physical_offset == 249, "the message at 250 comes again"
+    again = open_index(tmp_path, entries=entries)
+    assert again.query("TopicTest", "k", 99, 0, FOREVER) == [250, 200, 100, 0]
 
 
 def test_a_full_disk_loses_nothing_when_it_is_written_again(tmp_path: Path) -> None:

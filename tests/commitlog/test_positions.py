@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.checkpoint import Checkpoint
 from commitlog.errors import CorruptRecord
 from commitlog.files import OSFiles
+from commitlog.index_file import file_bytes
 from commitlog.positions import SLOT_BYTES, Durable, Positions
 from commitlog.record import check, decode, parse_head
 from commitlog.segment import segment_name
@@ -241,30 +240,45 @@ def decode_key(properties: bytes) -> str:
     return properties.partition(b"KEYS\x01")[2].partition(b"\x02")[0].decode()
 
 
-def test_an_index_file_that_is_begun_anew_is_believed_only_once_it_is_flushed(tmp_path: Path) -> None:
+def test_an_index_file_keeps_what_was_flushed_and_the_rest_is_entered_again(tmp_path: Path) -> None:
     clock = Clock(STORE_MS)
     store = open_store(tmp_path, clock_ms=clock)
     keyed(store, 0, 10, clock)
     flush_all(store)
     keyed(store, 10, 5, clock)
+    (path,) = store.index.paths
+    flushed = store.checkpoint.positions.index
     store.close(clean=False)
-    # Its end is beyond what is claimed: it goes, and all that was looked at is entered again.
+    for _ in range(2):
+        again = open_store(tmp_path, clock_ms=clock)
+        assert again.index.paths == [path]
+        assert again.index.durable_position == flushed
+        assert missing(again, 0) == []
+        # Another crash, after which the disk has all of the slots, of the entries those that were flushed.
+        again.close(clean=False)
+        with path.open("r+b") as file:
+            whole = file.seek(0, 2)
+            file.truncate(file_bytes(100, 11))
+            file.truncate(whole)
+
+
+def test_a_start_looks_at_all_that_the_index_lacks(tmp_path: Path) -> None:
+    clock = Clock(STORE_MS)
+    store = open_store(tmp_path, clock_ms=clock)
+    keyed(store, 0, 5, clock)
+    flush_all(store)
+    flushed = store.checkpoint.positions.index
+    keyed(store, 5, 200, clock)
+    store.flusher.step()
+    store.log.flush()
+    store.flusher.step()
+    store.queue_flusher.flush(0, thorough=False)
+    assert store.checkpoint.positions.now.queues > flushed + 3 * SEGMENT_BYTES
+    store.close(clean=False)
     again = open_store(tmp_path, clock_ms=clock)
-    checkpoint = Checkpoint(tmp_path / "checkpoint", OSFiles())
-    assert checkpoint.index_timestamp_ms == 0
-    assert checkpoint.positions.known is not None
-    assert checkpoint.positions.known.index == 0
-    checkpoint.close()
+    assert again.recovery.scanned_from <= flushed
     assert missing(again, 0) == []
-    (path,) = again.index.paths
-    # Another crash: of the entries the disk has none, of the header the first state that it had.
-    again.close(clean=False)
-    data = path.read_bytes()
-    header = struct.pack(">qqqqii", STORE_MS, STORE_MS + 40, 0, 5 * 200, 5, 6)
-    path.write_bytes(header + bytes(len(data) - len(header)))
-    third = open_store(tmp_path, clock_ms=clock)
-    assert missing(third, third.recovery.scanned_from) == []
-    third.close()
+    again.close()
 
 
 def test_an_index_that_was_flushed_survives_a_crash_of_an_idle_broker(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_after_a_kill_the_names_of_segments_and_queue_files_are_made_durable(tmp
     store.close(clean=False)
     assert files.synced == [], "nothing was flushed"
     again = open_store(tmp_path, files := SyncedNames())
-    assert files.synced == [tmp_path / "lineage", tmp_path / "commitlog", tmp_path]
+    assert files.synced == [tmp_path / name for name in ("lineage", "index", "commitlog", "")]
     before = files.calls["fdatasync"]
     again.queues.flush()
     # Three queues of one file each.
