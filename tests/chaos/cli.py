@@ -114,7 +114,8 @@ def summary(report: Report) -> list[str]:
     for layer in report.layers:
         counts = ", ".join(f"{value:,} {name}" for name, value in report.totals[layer].items())
         broken = ", ".join(f"{count} {name}" for name, count in report.violations[layer].items() if count)
-        lines.append(f"{layer}: {counts or 'nothing counted'}; {broken or 'no promise broken'}")
+        failed = f"{report.failed[layer]} seeds failed" if report.failed[layer] else ""
+        lines.append(f"{layer}: {counts or 'nothing counted'}; {broken or failed or 'no promise broken'}")
     for failure in report.failures:
         lines += [
             f"\n{failure.layer} seed {failure.seed} FAILED: {failure.text}",

@@ -89,7 +89,7 @@ class Machines:
         for node in nodes:
             node.kill()
         # Answers that were on their way are read; whatever slaves reported is of no worth from now on.
-        await asyncio.sleep(0.05)
+        await scene.history.pulls_over()
         # Read while no slave was in sync, and flushed nowhere.
         scene.history.void("power cut")
         for node in nodes:

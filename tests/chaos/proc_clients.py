@@ -61,6 +61,8 @@ class History:
         self.answered = asyncio.Event()
         """Set anew at each OK."""
         self.last_ok_s = -1.0
+        self.pulls: set[asyncio.Future[None]] = set()
+        """Those on their way."""
         self._cluster = cluster
         self._began_s = time.monotonic()
         self._proven: set[str] = set()
@@ -109,6 +111,11 @@ class History:
         if shown is not None:
             where = ((shown.topic, queue, queue_offset),)
             self.add(Voided(self.now_s, (other,), "had by the loser of two masters", where))
+
+    async def pulls_over(self) -> None:
+        """Returns when each pull of this moment has its answer, or was given up."""
+        if self.pulls:
+            await asyncio.wait(set(self.pulls), timeout=2 * PULL_S)
 
     def replaced_by(self, name: str) -> None:
         """A failover: what only the old master had, was never acknowledged, and may be gone."""
@@ -296,15 +303,18 @@ class Traffic:
             expression_type="TAG",
         )
         command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.encode())
-        answer = await self._cluster.client.invoke(addr, command, timeout_s)
-        if answer.code == ResponseCode.PULL_NOT_FOUND:
-            return position
+        over = asyncio.get_running_loop().create_future()
+        self._history.pulls.add(over)
+        try:
+            answer = await self._cluster.client.invoke(addr, command, timeout_s)
+            if answer.code == 0:
+                self._take(addr, queue, bytes(answer.body), client)
+        finally:
+            self._history.pulls.discard(over)
+            over.set_result(None)
         if answer.code not in (0, ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY):
             return position
-        found = PullMessageResponseHeader.decode(answer.ext)
-        if answer.code == 0:
-            self._take(addr, queue, bytes(answer.body), client)
-        return found.next_begin_offset
+        return PullMessageResponseHeader.decode(answer.ext).next_begin_offset
 
     def _take(self, addr: str, queue: int, data: bytes, client: str) -> None:
         history, base, position = self._history, self._history.base, 0

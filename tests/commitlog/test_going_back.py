@@ -53,16 +53,9 @@ def feed(replica: Store, source: Store) -> None:
 
 
 def found_keys(store: Store) -> dict[str, list[int]]:
-    """Where the index finds each key, of what is there: what was cut off stays in it, and misleads nobody."""
+    """Where the index finds each key."""
     keys = [f"k{number}" for number in range(30)]
-    return {
-        key: [
-            offset
-            for offset in store.index.query("TopicTest", key, 9, 0, 2**62)
-            if offset < store.log.end and store.log.begins_record(offset)
-        ]
-        for key in keys
-    }
+    return {key: store.index.query("TopicTest", key, 9, 0, 2**62) for key in keys}
 
 
 def edges(store: Store) -> list[int]:
