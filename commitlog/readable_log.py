@@ -10,9 +10,19 @@ range (damage.py) is fenced: a read or a window ends before it, and one that beg
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from commitlog.damage import Fence, Fences
 from commitlog.errors import CorruptRecord, OffsetNotFound, StoreUnreadable
-from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, parse_head
+from commitlog.record import (
+    BLANK,
+    BLANK_BYTES,
+    BLANK_MAGIC,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    check,
+    parse_head,
+)
 from commitlog.segment import Segment, Window
 from commitlog.segments import Segments
 from commitlog.waiters import Followers
@@ -28,6 +38,8 @@ class ReadableLog:
         self.segments = segments
         self.segment_bytes = segments.segment_bytes
         self.end = end
+        self.suspect: Callable[[int], None] = lambda offset: None
+        """To be told the offset of a record that looks damaged to who reads it; it is looked at soon."""
         self._followers = Followers()
         self._fences = Fences()
         self._cuts = 0  # how often `end` went back
@@ -111,6 +123,19 @@ class ReadableLog:
         if magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2) or not BLANK_BYTES < size <= room:
             raise CorruptRecord(offset, f"no record of {size} bytes begins here")
         return data[:size] if size <= len(data) else data + self.read(offset + len(data), size - len(data))
+
+    def read_sound_record(self, offset: int) -> bytes:
+        """As read_record(); its CRC, and that it states this offset, is looked at."""
+        record = self.read_record(offset)
+        head = parse_head(record)
+        if head is None or head.physical_offset != offset:
+            raise CorruptRecord(offset, "no record that belongs here")
+        try:
+            check(record)
+        except CorruptRecord as error:
+            self.suspect(offset)
+            raise CorruptRecord(offset, error.reason) from error
+        return record
 
     def begins_record(self, offset: int) -> bool:
         """Whether a whole record that states this offset begins there, or the blank that ends the segment.

@@ -38,7 +38,7 @@ ORDERED_PASSES = 20
 # So that unlinking gigabytes, which may stall a file system, comes in doses.
 _PAUSE_S = 0.1
 # Who holds appends back while the disk is full.
-_HOLDER = "disk"
+DISK_HOLDER = "disk"
 # A broker that has just started has better to do.
 _FIRST_PASS_S = 60.0
 
@@ -203,10 +203,10 @@ class Retention:
         if full and not self.full:
             reason = f"disk is {self.used_ratio:.1%} used, appends end at {DISK_FULL_RATIO:.0%}"
             logger.error("disk is full, appends are refused used=%.4f", self.used_ratio)
-            self._log.hold_appends(reason, _HOLDER)
+            self._log.hold_appends(reason, DISK_HOLDER)
         elif self.full and not full:
             logger.info("disk has space again used=%.4f", self.used_ratio)
-            self._log.hold_appends(None, _HOLDER)
+            self._log.hold_appends(None, DISK_HOLDER)
         self.full = full
 
     def _measure(self) -> float | None:

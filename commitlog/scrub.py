@@ -2,6 +2,7 @@
 
     a pass     every sealed segment once, from any one of them on and round; haScrubRate bytes a second
     then       rest, until a day after it began; the next one follows at once if that has passed
+    a suspect  a record that a reader found damaged, wherever it lies: looked at at once, at any rate
     a finding  looked at twice, then fenced (damage.py) up to the next sound record, and told
 
 Sealed is a segment that is flushed, dispatched, and not the last.  What is in the page cache is read there,
@@ -36,6 +37,8 @@ PASS_EVERY_S = 24 * 3600.0
 # A broker that has just started has better to do; and so often it looks whether a segment is sealed.
 _FIRST_PASS_S = 60.0
 _LOOK_S = 60.0
+# Readers that find more than this before one was looked at find the rest again.
+_SUSPECTS_MAX = 100
 _PAGE_BYTES = 4096
 
 
@@ -83,10 +86,12 @@ class Scrub:
         self._monotonic_s = monotonic_s
         self._pick = pick
         self._signal = Signal()
+        self._suspects: set[int] = set()
 
     def run(self, stop: threading.Event) -> None:
         due_s = self._monotonic_s() + _FIRST_PASS_S
         while not stop.is_set():
+            self.look_at_suspects()
             now_s = self._monotonic_s()
             if self._bytes_per_s <= 0 or now_s < due_s:
                 self._signal.take(due_s - now_s if self._bytes_per_s > 0 else threading.TIMEOUT_MAX)
@@ -96,6 +101,33 @@ class Scrub:
 
     def wake(self) -> None:
         self._signal.give()
+
+    def suspect(self, offset: int) -> None:
+        """The record there looked damaged to who read it; any thread."""
+        if len(self._suspects) < _SUSPECTS_MAX and self._log.fence_at(offset) is None:
+            self._suspects.add(offset)
+            self._signal.give()
+
+    def look_at_suspects(self) -> None:
+        """Fences those that are damaged."""
+        while self._suspects:
+            offset = self._suspects.pop()
+            try:
+                with self.at_work:
+                    self._look_at_suspect(offset)
+            except OSError as error:
+                logger.warning("record not looked at offset=%d reason=%s", offset, error)
+
+    def _look_at_suspect(self, offset: int) -> None:
+        limit = self._dispatched()  # the edge of a record
+        segment = self._log.segments.find(offset) if offset < limit else None
+        if segment is None or self._log.fence_at(offset) is not None:
+            return
+        fd = self._files.open_to_read(segment.path)
+        try:
+            self._check_damage(segment, fd, offset, min(segment.end, limit))
+        finally:
+            self._files.close(fd)
 
     def run_pass(self, stop: threading.Event) -> int:
         """One pass; how many bytes it looked at."""
@@ -126,6 +158,7 @@ class Scrub:
         try:
             position, needed = segment.start, 0
             while position < segment.end and not stop.is_set():
+                self.look_at_suspects()
                 began_s = self._monotonic_s()
                 with self.at_work:
                     if segment not in self._sealed():

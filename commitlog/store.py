@@ -217,6 +217,7 @@ class Store:
         self.queue_flusher = QueueFlusher(options, self.queues, index, self.checkpoint)
         self.retention = Retention(options, self.log, [self.queues, self.index], self._files)
         self.scrub = Scrub(self.log, self._files, options.scrub_bytes_per_s, lambda: self.dispatcher.position)
+        self.log.suspect = self.scrub.suspect
 
     def _note_durable(self) -> None:
         """What is known to be durable now, and no more, is written down before anything changes again."""

@@ -85,6 +85,12 @@ class WritableLog(ReadableLog):
             return "this is a replica"
         return next(iter(self._holds.values()), None)
 
+    def writable_but_for(self, holder: str) -> str | None:
+        """As `writable` would be if `holder` held nothing back."""
+        if self._closed_reason is not None or self._replica:
+            return self.writable
+        return next((why for who, why in self._holds.items() if who != holder), None)
+
     @property
     def fenced(self) -> bool:
         """Nothing is taken any more: after an I/O error, or a close."""

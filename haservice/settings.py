@@ -138,6 +138,12 @@ class BrokerConfig:
     offset_check_in_slave: bool = option(
         "offsetCheckInSlave", False, "", "A slave answers a pull outside its queue as a master does."
     )
+    pass_damaged_messages: bool = option(
+        "passDamagedMessages",
+        False,
+        "",
+        "OURS, not RocketMQ's: consumers pass over what is damaged, and do not wait for its repair.",
+    )
     flush_consumer_offset_interval_ms: int = option(
         "flushConsumerOffsetInterval", 5000, "ms", "How often consumer offsets are written to their file."
     )

@@ -38,6 +38,7 @@ LIBRARIES = {
     "psutil": ("haservice.admin", "haservice.broker"),
     "pyspark": ("haservice.pipeline",),
     "pyarrow": ("haservice.pipeline",),
+    "isal": ("haservice.broker", "haservice.replication"),
     "orjson": ("haservice",),
     "tenacity": ("haservice",),
     "uvloop": ("haservice.remoting",),

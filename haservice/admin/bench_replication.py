@@ -1,6 +1,7 @@
 """scripts/bench_replication: what the pair costs on this machine, each row beside a baseline of its run.
 
     catch-up of a fresh slave      against  a bare sendfile → recv → pwrite of the same bytes, files fresh
+    the same over haSecurePort     against  haListenPort
     SYNC_MASTER, 64 in flight      against  ASYNC_MASTER with the same slave and client
     one in flight, p50             against  ASYNC_MASTER again: what a round trip to the slave adds
     our own client, 128 in flight, SYNC_MASTER, messages a second
@@ -36,6 +37,7 @@ from haservice.remoting.client import BlockingClient, RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import SendMessageHeader
+from haservice.remoting.tls import self_signed
 
 TOPIC = "bench"
 STORE_HOST = encode_host("127.0.0.1", 10911)
@@ -61,7 +63,9 @@ class Load(NamedTuple):
 @click.option("--body", "body_bytes", default=1024, show_default=True, help="Bytes of body in each message.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds; a row shows the median.")
 @click.option(
-    "--only", multiple=True, help="Only rows whose name starts so: catch-up, sends, cut, restart, idle."
+    "--only",
+    multiple=True,
+    help="Only rows whose name starts so: catch-up, secure, sends, cut, restart, idle.",
 )
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where the stores go.")
 def main(
@@ -71,6 +75,7 @@ def main(
     bench = ReplicationBench(int(gib * (1 << 30)), count, body_bytes, rounds, directory)
     rows = {
         "catch-up": bench.catch_up,
+        "secure": bench.secure_catch_up,
         "sends": bench.sends,
         "cut": bench.cut,
         "restart": bench.restart,
@@ -109,7 +114,7 @@ class ReplicationBench:
             for _ in range(2 * self._rounds + 1):
                 bare.append(bare_copy(segment, pair.root / "bare", end))
                 (pair.root / "bare").unlink()
-                ours.append(self._catch_up_once(pair, end))
+                ours.append(self._catch_up_once(pair, end, pair.ha_port()))
                 pair.processes["broker-a-s"].kill()
                 shutil.rmtree(pair.store("broker-a-s"))
         click.echo(f"catch-up of {self._log_bytes / (1 << 30):g} GiB of {len(self._body)} B messages, MB/s:")
@@ -117,10 +122,35 @@ class ReplicationBench:
             base, rate = choose(bare[1:]) / 1e6, choose(ours[1:]) / 1e6
             click.echo(f"  {name:<8} bare {base:>7,.0f}   ours {rate:>7,.0f}   ours/bare {rate / base:.2f}")
 
-    def _catch_up_once(self, pair: ScratchPair, end: int) -> float:
+    def secure_catch_up(self) -> None:
+        """Plain and TLS in turn, after one unmeasured round."""
+        rates: dict[int, list[float]] = {}
+        with self._pair(mappedFileSizeCommitLog=str(self._segment_bytes)) as pair:
+            end = self._fill(pair.store("broker-a"))
+            cert, key = map(str, self_signed(pair.root))
+            plain = pair.ha_port()
+            secure = plain - 2
+            tls = {
+                "haSecurePort": str(secure),
+                "haSecureCertPath": cert,
+                "haSecureKeyPath": key,
+                "haSecureTrustCertPath": cert,
+            }
+            pair.start_master(**tls)
+            for _ in range(2 * self._rounds + 1):
+                for port, settings in ((plain, {}), (secure, {**tls, "haSecureMaster": "true"})):
+                    rates.setdefault(port, []).append(self._catch_up_once(pair, end, port, **settings))
+                    pair.processes["broker-a-s"].kill()
+                    shutil.rmtree(pair.store("broker-a-s"))
+        click.echo(f"catch-up of {self._log_bytes / (1 << 30):g} GiB over haSecurePort, MB/s:")
+        for name, choose in (("median", statistics.median), ("best", max)):
+            base, rate = choose(rates[plain][1:]) / 1e6, choose(rates[secure][1:]) / 1e6
+            click.echo(f"  {name:<8} plain {base:>6,.0f}   TLS {rate:>8,.0f}   TLS/plain {rate / base:.2f}")
+
+    def _catch_up_once(self, pair: ScratchPair, end: int, port: int, **settings: str) -> float:
         """Bytes a second between the first bytes seen on the slave and the last."""
         with BlockingClient() as client:
-            pair.start_slave(haMasterAddress=f"127.0.0.1:{pair.ha_port()}")
+            pair.start_slave(haMasterAddress=f"127.0.0.1:{port}", **settings)
             first, began = 0, 0.0
             deadline = time.monotonic() + PATIENCE_SECONDS
             while time.monotonic() < deadline:

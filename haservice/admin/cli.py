@@ -90,6 +90,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)
+@click.version_option(package_name="haservice", message="%(package)s %(version)s")
 @click.option("--tls", is_flag=True, help="Calls use TLS, as with tls.enable=true.")
 @click.option(
     "--tls-config",

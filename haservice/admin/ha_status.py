@@ -56,7 +56,7 @@ COLUMNS = (
     Column("#Lag Time", "lagSeconds", human_seconds, right=True),
     Column("#Rate", "bytesPerSecond", human_rate, right=True),
     Column("#In Sync", "inSync"),
-    Column("#Lineage", "lineage"),
+    Column("#Lineage", "lineage", lambda value: "-" if value is None else shown_lineage(value)),
     Column("#State", "state"),
     Column("", "roleFrom", json_only=True),
     Column("", "roleWhy", json_only=True),
@@ -80,6 +80,8 @@ class Seen:
     status: HARuntimeInfo | None = None
     failure: RemotingError | None = None
     lineage: LineageBody | None = None
+    in_sync_replicas: int = 0
+    damaged: str = ""
 
     @property
     def is_slave(self) -> bool:
@@ -124,6 +126,11 @@ class Link:
         )
 
 
+def shown_lineage(said: str) -> str:
+    """In short: why a greeting was refused stands under State."""
+    return next((short for short in (SAME_LOG, "refused") if said.startswith(short)), said)
+
+
 def look(admin: Admin, broker: Broker) -> Seen:
     """Asks one broker.  Raises RemotingError."""
     info = admin.runtime_info(broker.addr)
@@ -139,6 +146,8 @@ def look(admin: Admin, broker: Broker) -> Seen:
         log_end_of(status, info.get("commitLogMaxOffset")),
         status,
         lineage=None if status is None else lineage_at(admin, broker.addr),
+        in_sync_replicas=int(info.get("inSyncReplicas", 0)),
+        damaged=info.get("damagedRanges", ""),
     )
 
 
@@ -197,13 +206,28 @@ def role_of(one: Seen) -> tuple[str | None, str | None, str | None]:
 
 def notes_of(one: Seen) -> list[str]:
     """What a person has to know of the broker itself, a line each."""
-    if one.lineage is None:
-        return []
     who = f"{one.broker.name} at {shown_addr(one.broker.addr)}"
     notes = []
+    wanted = max(1, one.in_sync_replicas - 1)
+    if one.role == "SYNC_MASTER" and one.status and one.in_sync_replicas > 2:
+        there = one.status.in_sync_slave_nums
+        if there < wanted:
+            notes.append(
+                f"{who} answers SLAVE_NOT_AVAILABLE: inSyncReplicas={one.in_sync_replicas} wants {wanted}"
+                f" slaves in sync, {there} of them {'is' if there == 1 else 'are'}."
+            )
+    if one.damaged:
+        notes.append(
+            f"{who} is damaged from {one.damaged}: nobody is given these bytes until another broker of this"
+            " name gives them back."
+        )
+    if one.lineage is None:
+        return notes
     if one.lineage.role_from == "command":
         why = f" ({one.lineage.role_why})" if one.lineage.role_why else ""
-        notes.append(f"{who} is {one.role} by command{why}, whatever its properties file says.")
+        notes.append(
+            f"{who} is {one.role} by command{why}; its file counts again once its brokerRole is changed."
+        )
     if one.lineage.changing:
         notes.append(f"{who} is changing its role.")
     if one.lineage.held:

@@ -11,7 +11,7 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.options import address, command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, human_bytes, local_second, show, shown_addr
-from haservice.admin.role_steps import name_option
+from haservice.admin.role_steps import name_option, refuse
 from haservice.admin.roll_call import gather
 from haservice.admin.topology import SHORT_ID, Member, Topology
 from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch
@@ -106,12 +106,12 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
     asked = members_asked(topology, where)
     terms = terms_of(one for one in asked if one.is_ours)
     if not terms:
-        said = "\n".join(f"  {shown_addr(one.addr)}: {one.state}" for one in asked)
-        raise click.ClickException(f"nobody of {topology.name} tells of an epoch\n{said}")
+        refuse(f"nobody of {topology.name} tells of an epoch", asked)
     show(table_of(terms, topology.addrs_by_id), output_format)
     silent = [one for one in asked if not one.is_ours]
     for one in silent:
-        click.echo(f"Not shown: {shown_addr(one.addr)}: {one.state}", err=True)
+        advice = f"\n  {one.advice}" if one.advice else ""
+        click.echo(f"Not shown: {shown_addr(one.addr)}: {one.state}{advice}", err=True)
     if any(not one.answers for one in silent):
         sys.exit(1)
 

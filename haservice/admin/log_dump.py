@@ -65,8 +65,9 @@ Found = Record | Blank | Unwritten | Torn
 
 
 def base_offset(path: Path) -> int:
-    """The offset of the file's first byte: its name, or 0 for a copy under another name."""
-    return int(path.name) if len(path.name) == NAME_DIGITS and path.name.isdigit() else 0
+    """The offset of the file's first byte: its name, less the number of a cut; 0 under another name."""
+    digits = path.name.partition("-")[0]
+    return int(digits) if len(digits) == NAME_DIGITS and digits.isdigit() else 0
 
 
 def scan(view: bytes | memoryview, base: int = 0) -> Iterator[Found]:

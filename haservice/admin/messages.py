@@ -299,6 +299,7 @@ def report(tally: Tally, output_format: str) -> None:
                     "messagesPerSecond": round(rate, 1),
                     "statuses": dict(tally.statuses),
                     "remarks": tally.remarks,
+                    "stopped": tally.stopped,
                 }
             )
         )
@@ -311,6 +312,8 @@ def report(tally: Tally, output_format: str) -> None:
         f"{stored} of {tally.sent} messages stored, {human_bytes(tally.body_bytes)} of bodies, "
         f"in {tally.seconds:.2f} s: {rate:,.0f} messages/s"
     )
+    if tally.stopped:
+        click.echo("Stopped at a lost connection: what was left of the input was not sent.")
 
 
 # -- consumeMessage ------------------------------------------------------------------------------------

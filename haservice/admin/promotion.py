@@ -1,9 +1,10 @@
 """`mqadmin switchover`, `failover`: who is the master of a broker name, by command.
 
-    show who is there → say what it costs → ask → tell → wait until it is so → show who is there
+    show who is there → say what it costs → ask → look again → tell → wait until it is so → show who is there
 
 A role by command stands across restarts, and every change of master begins a new epoch: the brokers see to
-that.  These commands look, say what would be lost, and let the one who typed them choose.
+that.  These commands look, say what would be lost, and let the one who typed them choose.  A master that
+answers, be it with an error, is not dead, and none is deposed for an answer that was given of other facts.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from haservice.admin.output import human_bytes, human_seconds, shown_addr
 from haservice.admin.role_steps import (
     TELL_S,
     Report,
+    check_at_rest,
+    check_told,
     name_option,
     not_yet,
+    refuse,
     show_after,
     timeout_option,
     wait_for_followers,
@@ -47,6 +51,7 @@ from haservice.remoting.lineage_headers import (
 
 # Beyond the time that a switchover may take: until its answer is here.
 ANSWER_S = 5.0
+ROUTES = "Clients find it when they ask for the route again: RocketMQ's within 30 s."
 
 
 # -- switchover ------------------------------------------------------------------------------------
@@ -73,27 +78,32 @@ def switchover(
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911    to this one
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a --yes -f json          by a script
 
+    Clients find the new master when they ask for the route again, RocketMQ's within 30 s; until then their
+    sends fail.  A master whose disk is full can hand over as well: for that nothing is appended.
+
     The roles stand across restarts, until a broker's properties file asks for another brokerRole.
     """
     report = Report(output_format, yes)
-    with Admin(namesrv) as admin:
+    with report, Admin(namesrv) as admin:
         before = gather(admin, where, namesrv, () if to is None else (to,))
         report.show("before", before)
         master, target = switchover_pair(before, to)
         chosen = "its nearest slave" if target is None else shown_addr(target.addr)
         report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  Nothing is lost.")
+        report.line(ROUTES)
         report.go_on()
         started = time.monotonic()
         to_addr = "" if target is None else target.broker_addr
         header = SwitchoverHeader(to_addr, int(timeout_s * 1000), before.last_epoch + 1)
-        done = admin.ask(
-            master.addr, RequestCode.SWITCHOVER, header, into=SwitchoverBody, timeout_s=timeout_s + ANSWER_S
-        )
+        patience_s = timeout_s + ANSWER_S
+        with report.telling(admin, before.name, master):
+            done = admin.ask(
+                master.addr, RequestCode.SWITCHOVER, header, into=SwitchoverBody, timeout_s=patience_s
+            )
         new_master, epoch = done.new_master, done.epoch
         became = wait_for_master(admin, before.name, new_master, epoch, namesrv, timeout_s)
         took_s = time.monotonic() - started
-        if became:
-            wait_for_followers(admin, before, new_master)
+        alone = not became or wait_for_followers(admin, before, new_master, report)
         show_after(admin, before, namesrv, report)
         report.line(
             f"{shown_addr(new_master)} is the master of {before.name} since offset {done.logged_end}, "
@@ -106,16 +116,18 @@ def switchover(
             newMaster=new_master,
             epoch=epoch,
             loggedEnd=done.logged_end,
-            complete=became,
+            complete=became and alone,
         )
-    if not became:
+    if not (became and alone):
         sys.exit(1)
 
 
 def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member | None]:
     """Who hands over to whom, None for the nearest.  Raises click.ClickException."""
     name, masters = topology.name, topology.masters
+    check_at_rest(topology)
     if not masters:
+        check_told(topology)
         silent = [one for one in topology.members if not one.answers]
         said = "".join(f"\n  {shown_addr(one.addr)}: {one.trouble}" for one in silent)
         raise click.ClickException(
@@ -133,11 +145,6 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
         raise click.ClickException(
             f"{shown_addr(master.addr)} is a stock broker, which knows no switchover\n"
             f"  stop it once its slave is level (mqadmin haStatus), then mqadmin failover -b {name} --to ADDR"
-        )
-    if master.held:
-        raise click.ClickException(
-            f"{shown_addr(master.addr)} takes no messages: {master.held}\n"
-            f"  mqadmin failover -b {name} --to ADDR chooses whose log is to stand"
         )
     slaves = [one for one in topology.ours if one is not master]
     if to is None:
@@ -161,8 +168,7 @@ def _others(topology: Topology, master: Member) -> str:
 def _check_candidate(topology: Topology, to: str, candidate: Member | None) -> None:
     """Raises click.ClickException unless `to` can be told to become the master."""
     if candidate is None or not candidate.answers:
-        trouble = "was not asked" if candidate is None else candidate.trouble
-        raise click.ClickException(f"{shown_addr(to)}: {trouble}: it cannot become the master")
+        refuse(f"{shown_addr(to)} cannot become the master", [candidate] if candidate else [])
     if candidate.name != topology.name:
         raise click.ClickException(
             f"{shown_addr(to)} is of {candidate.name or 'another name'}, not of {topology.name}: "
@@ -219,34 +225,41 @@ def failover(
       mqadmin failover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911
       mqadmin failover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911 --force --yes -f json
 
-    While the master is alive and well it is refused: mqadmin switchover loses nothing.  A master that holds
+    While the master is alive and well it is refused: mqadmin switchover loses nothing.  So it is where a
+    broker answers with an error: that is no death, and the keys may be missing.  A master that holds
     its appends, because a slave had more than it, can be chosen like any other: it then goes on with what
     it has.  What the last moments of an ASYNC_MASTER held, nobody else can know.
     """
     report = Report(output_format, yes)
-    with Admin(namesrv) as admin:
+    with report, Admin(namesrv) as admin:
         before = gather(admin, where, namesrv, (to,))
-        report.show("before", before)
-        candidate = failover_candidate(before, to)
-        loss = before.loss(candidate.addr)
-        counted = count(fetcher(admin), loss)
-        for line in cost(before, candidate, loss, counted):
-            report.line(line)
-        if loss.size != 0 and not force:
-            raise click.ClickException(
-                f"refused: {loss_text(loss, counted)}\n"
-                f"  --force does it all the same{_better(before, candidate)}"
-            )
-        report.go_on()
+        while True:
+            report.show("before", before)
+            candidate = failover_candidate(before, to)
+            loss = before.loss(candidate.addr)
+            counted = count(fetcher(admin), loss)
+            for line in cost(before, candidate, loss, counted):
+                report.line(line)
+            if loss.size != 0 and not force:
+                raise click.ClickException(
+                    f"refused: {loss_text(loss, counted)}\n"
+                    f"  --force does it all the same{_better(before, candidate)}"
+                )
+            report.go_on()
+            now = gather(admin, where, namesrv, (to,))
+            if what_counts(now, to) == what_counts(before, to):
+                break
+            report.changed()
+            before = now
         started = time.monotonic()
-        promoted = promote(admin, before, candidate, role, loss)
+        with report.telling(admin, before.name, candidate):
+            promoted = promote(admin, before, candidate, role, loss)
         epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
         became = wait_for_master(admin, before.name, candidate.addr, epoch, namesrv, timeout_s)
         took_s = time.monotonic() - started
         # Told earlier they would dial while it turns, and then wait before they dial again.
         failures = follow(admin, before, candidate, promoted, epoch, report)
-        if became:
-            wait_for_followers(admin, before, candidate.addr)
+        alone = not became or wait_for_followers(admin, before, candidate.addr, report)
         show_after(admin, before, namesrv, report, (to,))
         report.line(
             f"{shown_addr(candidate.addr)} is the master of {before.name}, epoch {epoch}: "
@@ -262,11 +275,21 @@ def failover(
             lostBytesExact=loss.size is not None and loss.heard_by is None,
             lostMessages=counted.messages,
             lostMessagesExact=counted.exact and counted.messages is not None,
-            complete=became,
+            complete=became and alone,
             **({"notToldToFollow": failures} if failures else {}),
         )
-    if not became:
+    if not (became and alone):
         sys.exit(1)
+
+
+def what_counts(topology: Topology, to: str) -> object:
+    """What the answer to the question was given for: where it is another, the question is put again."""
+    loss = topology.loss(to)
+    members = [
+        (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_term)
+        for one in topology.members
+    ]
+    return topology.registered, members, loss.begin, loss.end, loss.unknown
 
 
 def failover_candidate(topology: Topology, to: str) -> Member:
@@ -275,6 +298,7 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     candidate = topology.member(to)
     _check_candidate(topology, to, candidate)
     assert candidate is not None
+    check_at_rest(topology)
     for master in topology.masters:
         if master.held or (master.is_ours and (master.epoch or 0) < topology.heard_epoch):
             continue  # it takes nothing, or gives way to a newer term by itself
@@ -291,6 +315,7 @@ def failover_candidate(topology: Topology, to: str) -> Member:
             f"{shown_addr(master.addr)} is the master of {name}, alive and well\n"
             f"  mqadmin switchover -b {name} --to {shown_addr(to)} hands over, and loses nothing"
         )
+    check_told(topology)
     return candidate
 
 

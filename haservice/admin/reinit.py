@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
 import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.options import command, format_option, namesrv_option, one_broker_option
 from haservice.admin.output import human_bytes, human_seconds, shown_addr
-from haservice.admin.role_steps import LOOK_AGAIN_S, TELL_S, Report, say_once, timeout_option, yes_option
+from haservice.admin.role_steps import (
+    LOOK_AGAIN_S,
+    TELL_S,
+    Report,
+    check_told,
+    say_once,
+    timeout_option,
+    yes_option,
+)
 from haservice.admin.roll_call import ask, gather
 from haservice.admin.topology import Member, Topology
 from haservice.deadline import Deadline
+from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.lineage_headers import ReinitHeader
 from haservice.replication.lineage import common_point
 
 # A slave that was told to begin anew has begun by then, if nobody has seen it empty.
 BEGUN_S = 2.0
+NOT_RUNNING = "start it: a slave builds itself anew while it runs"
 
 
 @command("reinit")
@@ -46,10 +57,11 @@ def reinit(
     is.
     """
     report = Report(output_format, yes)
-    with Admin(namesrv) as admin:
-        before = gather(admin, broker, namesrv)
+    with report, Admin(namesrv) as admin:
+        before = gather(admin, broker, namesrv, hint=NOT_RUNNING)
         report.show("before", before)
         slave, master = reinit_pair(before, broker)
+        refuse_damaged(admin, master, slave)
         assert master.log is not None
         assert slave.log is not None
         gives, takes = (human_bytes(one.end - one.start) for one in (slave.log, master.log))
@@ -63,15 +75,17 @@ def reinit(
             report.line(f"Of that its master has not {human_bytes(own)}.")
         report.go_on()
         started = time.monotonic()
-        admin.call(slave.addr, RequestCode.REINIT, ReinitHeader(not discard).encode(), timeout_s=TELL_S)
+        with report.telling(admin, before.name, slave):
+            admin.call(slave.addr, RequestCode.REINIT, ReinitHeader(not discard).encode(), timeout_s=TELL_S)
         level = wait_for_refill(admin, slave, master.log.end, timeout_s)
         took_s = time.monotonic() - started
+        late = "" if level else why_not(admin, slave)
         after = gather(admin, master.addr, namesrv, (slave.addr,))
         report.show("after", after)
         report.line(
             f"{shown_addr(slave.addr)} holds what its master has: {human_seconds(took_s)}"
             if level
-            else f"{shown_addr(slave.addr)} is not level after {timeout_s:g} s, and goes on\n"
+            else f"{shown_addr(slave.addr)} is not level after {timeout_s:g} s, and goes on{late}\n"
             f"  mqadmin haStatus -b {shown_addr(slave.addr)} -w 2 watches it"
         )
         now = after.member(slave.addr)
@@ -104,6 +118,7 @@ def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
         )
     masters = [one for one in topology.masters if one.is_at(slave.master_addr)] or list(topology.masters)
     if not masters:
+        check_told(topology)
         of_it = shown_addr(slave.master_addr) if slave.master_addr else "which it does not know"
         raise click.ClickException(
             f"the master of {where}, {of_it}, does not answer: what {where} holds may be all there is\n"
@@ -113,9 +128,30 @@ def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
     if master.held:
         raise click.ClickException(
             f"the master of {where}, {shown_addr(master.addr)}, takes no messages: {master.held}\n"
-            f"  what {where} holds may be what it lacks; mqadmin failover -b {topology.name} chooses"
+            f"  what {where} holds may be what it lacks: see to that first; mqadmin haStatus says more"
         )
     return slave, master
+
+
+def refuse_damaged(admin: Admin, master: Member, slave: Member) -> None:
+    """What the slave has may be all there is of what its master cannot give.  Raises click.ClickException."""
+    damaged = admin.runtime_info(master.addr).get("damagedRanges")
+    if damaged:
+        raise click.ClickException(
+            f"the log of the master, {shown_addr(master.addr)}, is damaged from {damaged}: a new slave stops"
+            f" there, and {shown_addr(slave.addr)} may be the only one that has these bytes\n"
+            "  let both run: the master takes them from its slaves within a minute or two; then begin again"
+        )
+
+
+def why_not(admin: Admin, slave: Member) -> str:
+    """What the slave says of its link to the master, to stand behind a sentence."""
+    with suppress(RemotingError):
+        status = admin.ha_status(slave.addr)
+        if status is not None and status.ha_client_runtime_info is not None:
+            error = status.ha_client_runtime_info.last_error
+            return f": {error}" if error else ""
+    return ""
 
 
 def own_bytes(slave: Member, master: Member) -> int:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import click
 
 from haservice.admin.calls import Admin
+from haservice.admin.explain import explain
 from haservice.admin.output import shown_addr, to_json
 from haservice.admin.roll_call import ask, gather, table_at
-from haservice.admin.topology import Topology, table_of
+from haservice.admin.topology import Member, Topology, table_of
 from haservice.deadline import Deadline
+from haservice.errors import AnswerError, HAServiceError, ProtocolError, RemotingError
 from haservice.remoting.bodies import MASTER_ID, ClusterInfo
 
 LOOK_AGAIN_S = 0.1
@@ -21,6 +25,9 @@ LOOK_AGAIN_S = 0.1
 TELL_S = 30.0
 # A broker that was told to follow turns at once; one that does not is shown as it is.
 FOLLOW_S = 3.0
+# As the shell has it of a process that ^C ended.
+INTERRUPTED = 130
+NOTHING = "nothing was changed"
 
 name_option = click.option(
     "-b",
@@ -47,15 +54,31 @@ def timeout_option(default: float, help: str) -> Callable[[Any], Any]:
 
 @dataclass(slots=True)
 class Report:
-    """What one command shows: lines as it goes, or one object at the end."""
+    """What one command shows: lines as it goes, or one object at the end, of a refusal as well."""
 
     output_format: str
     yes: bool
     said: dict[str, Any] = field(default_factory=dict)
+    told: str = NOTHING
+    """What an interrupted command leaves behind."""
 
     def __post_init__(self) -> None:
         if self.output_format == "json" and not self.yes:
             raise click.UsageError("-f json is for programs, which cannot be asked: say --yes, too")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """A refusal is in the object, too; and whoever interrupts is told what came of it."""
+        if isinstance(error, KeyboardInterrupt) or isinstance(error and error.__context__, KeyboardInterrupt):
+            click.echo(f"\nInterrupted: {self.told}", err=True)
+            self.end(error=f"interrupted: {self.told}")
+            sys.exit(INTERRUPTED)
+        if isinstance(error, click.ClickException):
+            self.end(error=error.format_message())
+        elif isinstance(error, HAServiceError):
+            self.end(error=explain(error))
 
     def show(self, key: str, topology: Topology) -> None:
         """The brokers `before` or `after`."""
@@ -70,7 +93,26 @@ class Report:
     def go_on(self) -> None:
         """Asks, unless told not to.  Raises click.ClickException for a no."""
         if not self.yes and not click.confirm("Go on?", default=False):
-            raise click.ClickException("nothing was changed")
+            raise click.ClickException(NOTHING)
+
+    def changed(self) -> None:
+        """Says that what was asked about is so no more.  Raises click.ClickException if nobody was asked."""
+        if self.yes:
+            raise click.ClickException(f"who is there, or what they hold, has just changed; {NOTHING}")
+        self.line("\nMeanwhile that has changed:\n")
+
+    @contextlib.contextmanager
+    def telling(self, admin: Admin, name: str, one: Member) -> Iterator[None]:
+        """Around the call that tells `one` what to do.  Raises click.ClickException with what came of it."""
+        shows = f"mqadmin history -b {name} and mqadmin haStatus show what came of it"
+        self.told = f"{shown_addr(one.addr)} was told, and goes on with it\n  {shows}"
+        try:
+            yield
+        except (RemotingError, ProtocolError) as error:
+            now, addr = ask(admin, one.addr), shown_addr(one.addr)
+            refused = isinstance(error, AnswerError) and (now.role, now.state) == (one.role, one.state)
+            fate = f"{NOTHING}, {addr} goes on as before" if refused else f"{addr}: {now.state}\n  {shows}"
+            raise click.ClickException(f"{explain(error)}\n  {fate}") from error
 
     def end(self, **facts: Any) -> None:
         self.said |= facts
@@ -125,15 +167,23 @@ def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence
     return ""
 
 
-def wait_for_followers(admin: Admin, before: Topology, addr: str) -> None:
-    """Until the others that answered before do so again, as slaves; no longer than FOLLOW_S."""
+def wait_for_followers(admin: Admin, before: Topology, addr: str, report: Report) -> bool:
+    """Until the others that answered before do so again, as slaves; no longer than FOLLOW_S.
+
+    Says who is none by then; whether none of them is a master.
+    """
     deadline = Deadline(FOLLOW_S)
-    waiting = [one.addr for one in before.ours if not one.is_at(addr)]
-    while waiting and not deadline.expired:
-        now = [ask(admin, one) for one in waiting]
-        waiting = [one.addr for one in now if not one.answers or one.changing or one.is_master]
+    waiting = [one for one in before.ours if not one.is_at(addr)]
+    while waiting:
+        now = [ask(admin, one.addr) for one in waiting]
+        waiting = [one for one in now if one.changing or one.is_master or not one.master_addr]
+        if deadline.expired:
+            break
         if waiting:
             time.sleep(LOOK_AGAIN_S)
+    for one in waiting:
+        report.line(f"Not following yet: {shown_addr(one.addr)}: {one.state}")
+    return not any(one.is_master for one in waiting)
 
 
 def say_once(text: str, told: str) -> str:
@@ -148,6 +198,31 @@ def not_yet(addr: str, name: str, timeout_s: float) -> str:
         f"{shown_addr(addr)} was told, and is not in place after {timeout_s:g} s: the last line says what is "
         f"missing\n  mqadmin history -b {name} and mqadmin haStatus show how it goes on"
     )
+
+
+def refuse(text: str, members: Sequence[Member]) -> NoReturn:
+    """Raises click.ClickException: `text`, then what each of `members` said, and what helps."""
+    said = [f"{shown_addr(one.addr)}: {one.state}" for one in members]
+    advice = dict.fromkeys(one.advice for one in members if one.advice)
+    raise click.ClickException("\n  ".join([text, *said, *advice]))
+
+
+def check_told(topology: Topology) -> None:
+    """Raises click.ClickException for brokers that live and do not say what they are."""
+    untold = [one for one in topology.members if one.lives]
+    if untold:
+        refuse(f"a broker of {topology.name} does not say what it is, and may be the master", untold)
+
+
+def check_at_rest(topology: Topology) -> None:
+    """Raises click.ClickException for brokers that another command changes just now."""
+    changing = [one for one in topology.ours if one.changing]
+    if changing:
+        refuse(
+            f"a change of roles is under way in {topology.name}: wait until it is done; "
+            f"mqadmin history -b {topology.name} shows what came of it",
+            changing,
+        )
 
 
 def show_after(

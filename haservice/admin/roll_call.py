@@ -1,7 +1,8 @@
 """Asking who is there: every broker of a name that the nameservers, or the answers themselves, name.
 
 All at once, 2 s for each round.  Who does not answer is a Member with its trouble, not an error: that is what
-one wants to see of a pair after a death.  A stock broker, which has no GET_LINEAGE, is asked what it knows.
+one wants to see of a pair after a death.  Who answers with an error is one, too, and known to live.  A stock
+broker, which has no GET_LINEAGE, is asked what it knows.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dataclasses import replace
 import click
 
 from haservice.admin.calls import Admin
-from haservice.admin.explain import explain
+from haservice.admin.explain import advise, explain
 from haservice.admin.options import address
 from haservice.admin.output import shown_addr
 from haservice.admin.topology import Count, Loss, Member, Registered, Topology
 from haservice.broker.refill import Fetch, edge_at_or_below, whole_records
 from haservice.broker.roles import lineage_of
-from haservice.errors import AnswerError, ProtocolError, RemotingError
+from haservice.errors import AnswerError, ProtocolError, RemotingError, RemotingTimeout
 from haservice.remoting.bodies import MASTER_ID, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import BrokerNameHeader
@@ -33,20 +34,23 @@ ASK_S = 2.0
 ROUNDS_MAX = 3
 # More than any name has; who names more is not believed that far.
 ADDRS_MAX = 16
+BY_NAME = "-b NAME with -n ADDR asks all brokers of a name, and not each has to answer"
 # Counting messages reads them; what was counted by then is said.
 COUNT_S = 10.0
 
 
-def gather(admin: Admin, where: str, namesrv: Sequence[str], also: Iterable[str] = ()) -> Topology:
+def gather(
+    admin: Admin, where: str, namesrv: Sequence[str], also: Iterable[str] = (), hint: str = BY_NAME
+) -> Topology:
     """All that is known of a broker name, or of the name of the broker at an address; `also` are addresses
-    that are asked besides.
+    that are asked besides, `hint` is what helps when that one address does not answer.
 
     Raises click.ClickException when nobody knows the name, or the one address does not say it, and
     RemotingError when each nameserver is silent.
     """
     name, wanted = where, [address(one) for one in also]
     if ":" in where:
-        name = name_at(admin, address(where))
+        name = name_at(admin, address(where), hint)
         wanted.insert(0, address(where))
     found: dict[str, Member] = {}
     with ThreadPoolExecutor(max_workers=ADDRS_MAX) as pool:
@@ -63,7 +67,8 @@ def gather(admin: Admin, where: str, namesrv: Sequence[str], also: Iterable[str]
             waiting = [addr for one in found.values() if one.name == name for addr in _named_by(one)]
         # A log that grows meanwhile is not to look shorter than those that follow it.
         masters = [addr for addr, one in found.items() if one.is_ours and one.is_master]
-        found |= zip(masters, pool.map(lambda addr: ask(admin, addr, listed.get(addr)), masters), strict=True)
+        again = pool.map(lambda addr: ask(admin, addr, listed.get(addr)), masters)
+        found |= {one.addr: one for one in again if one.answers}
     # An address that another name has now was this one's once; who asked for it is told by the caller.
     members = [one for one in found.values() if one.name in ("", name) or one.addr in wanted]
     members = sorted(_distinct(members), key=lambda one: (not one.is_master, one.addr))
@@ -82,14 +87,13 @@ def _distinct(members: Sequence[Member]) -> list[Member]:
     return list(found.values())
 
 
-def name_at(admin: Admin, addr: str) -> str:
+def name_at(admin: Admin, addr: str, hint: str) -> str:
     """The brokerName of the broker at an address.  Raises click.ClickException."""
     first = ask(admin, addr)
     if first.name:
         return first.name
     raise click.ClickException(
-        f"{shown_addr(addr)}: {first.trouble or 'does not say its brokerName'}\n"
-        "  -b NAME with -n ADDR asks all brokers of a name, and not each has to answer"
+        f"{shown_addr(addr)}: {first.trouble or 'does not say its brokerName'}\n  {first.advice or hint}"
     )
 
 
@@ -149,15 +153,24 @@ def ask(admin: Admin, addr: str, broker_id: int | None = None) -> Member:
     try:
         body = admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody, timeout_s=ASK_S)
         return member_of(addr, broker_id, body)
-    except AnswerError as error:
-        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            return Member(addr, broker_id, trouble=str(error))
-    except (RemotingError, ProtocolError) as error:
-        return Member(addr, broker_id, trouble=str(error).removeprefix(f"{addr}: "))
+    except (AnswerError, ProtocolError) as error:
+        if not isinstance(error, AnswerError) or error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return _untold(addr, broker_id, error, lives=True)
+    except RemotingError as error:
+        return _untold(addr, broker_id, error, lives=False)
     try:
         return _ask_stock(admin, addr, broker_id)
     except (RemotingError, ProtocolError) as error:
-        return Member(addr, broker_id, trouble=str(error).removeprefix(f"{addr}: "))
+        return _untold(addr, broker_id, error, lives=True)
+
+
+def _untold(addr: str, broker_id: int | None, error: RemotingError | ProtocolError, *, lives: bool) -> Member:
+    """One that does not say what it is.  With any answer at all it `lives`."""
+    trouble = str(error).removeprefix(f"{addr}: ")
+    if isinstance(error, RemotingTimeout):
+        trouble = f"silent for {error.seconds:g} s"
+    advice = advise(error) if lives else None
+    return Member(addr, broker_id, trouble=trouble, lives=lives, advice=advice or "")
 
 
 def _ask_stock(admin: Admin, addr: str, broker_id: int | None) -> Member:

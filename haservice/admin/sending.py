@@ -86,13 +86,17 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a run.  `remarks` keeps the first words that came with each status but SEND_OK."""
+    """Counts of a run.  `remarks` keeps the first words that came with each status but SEND_OK.
+
+    With `stopped` a lost connection ended it, and what was left of the messages was not sent.
+    """
 
     statuses: Counter[str] = field(default_factory=Counter)
     remarks: dict[str, str] = field(default_factory=dict)
     body_bytes: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+    stopped: bool = False
 
     @property
     def sent(self) -> int:
@@ -213,6 +217,7 @@ async def send_all(
             tally.add(sent)
             on_sent(sent)
             if sent.status == UNREACHABLE:
+                tally.stopped = True
                 over.set()
 
     started = time.monotonic()

@@ -59,6 +59,10 @@ class Member:
     named: Mapping[str, str] = field(default_factory=dict)
     """replica id → address of others that it knows."""
     trouble: str = ""
+    lives: bool = False
+    """Whether it answered, though with an error: what it is is not known, but it is not dead."""
+    advice: str = ""
+    """What helps against that error."""
 
     @property
     def answers(self) -> bool:
@@ -105,7 +109,7 @@ class Member:
     def state(self) -> str:
         """For people: what matters most of it."""
         if self.trouble:
-            return f"no answer: {self.trouble}"
+            return f"lives, but {self.trouble}" if self.lives else f"no answer: {self.trouble}"
         if not self.is_ours:
             return STOCK
         if self.held:
@@ -217,6 +221,13 @@ class Topology:
 
     def member(self, addr: str) -> Member | None:
         return next((one for one in self.members if one.is_at(addr)), None)
+
+    def state_of(self, one: Member) -> str:
+        """For people: its state, and of a slave whether its master answers."""
+        master = self.member(one.master_addr)
+        if master is None or master.answers or master.lives or not one.state.startswith("follows "):
+            return one.state
+        return f"waits for {shown_addr(one.master_addr)}"
 
     def loss(self, addr: str) -> Loss:
         """What is lost if the broker at `addr` becomes the master."""
@@ -360,7 +371,7 @@ def table_of(topology: Topology) -> Table:
             one.epoch,
             one.end,
             topology.loss(one.addr).size,
-            one.state,
+            topology.state_of(one),
             None if one.log is None else one.log.start,
             one.role_why or None,
             one.held or None,
@@ -389,6 +400,6 @@ def bound_text(loss: Loss) -> str:
     when = f" at {local_second(by.master_heard_ms)}" if by.master_heard_ms else ""
     before = ", before it was started again" if by.master_end_kept else ""
     return (
-        f"That is the least: {shown_addr(by.addr)} heard of the last master{when}{before}, "
-        "and not of what that took afterwards."
+        f"That is the least: {shown_addr(by.addr)} heard of the last master{when}{before}; "
+        "what it took after that is not known."
     )

@@ -25,13 +25,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
-
-# How far beyond its deadline a wait may be before it is settled here: the services that own the
-# deadlines look at them far more often, so only a dead thread gets this far.
-OVERDUE_S = 1.0
 
 
 class PutStatus(enum.IntEnum):
@@ -95,6 +92,7 @@ class Durability:
         self._call_soon = call_soon
         # Insertion order is the order of the log, so the oldest wait is the first key.
         self._waits: dict[Wait, None] = {}
+        self._overdue: list[Wait] = []
         # What other threads have seen and the loop has not settled yet: (is a replica proof, waits, ok).
         # deque.append and popleft are atomic; nothing else of this object is touched off the loop.
         self._arrived: deque[tuple[bool, Sequence[Wait], bool]] = deque()
@@ -152,16 +150,17 @@ class Durability:
         self._hand_over((True, waits, ok))
 
     def sweep(self) -> None:
-        """Settles waits that are long past their deadline; the loop calls it every second."""
-        due = time.monotonic() - OVERDUE_S
-        overdue = []
-        for wait in self._waits:
-            if wait.deadline_s > due:
-                break
-            overdue.append(wait)
-        if overdue:
-            logger.error("proofs never came count=%d; answering without them", len(overdue))
-            self._abandon(overdue)
+        """Settles waits whose service forgot them; the loop calls it every second.
+
+        Such are past their deadline at two calls in a row.  One does not tell: a process that stood still
+        comes here before the services' threads have had their turn.
+        """
+        forgotten = [wait for wait in self._overdue if wait.settled is not None]
+        if forgotten:
+            logger.error("waits long past their deadline count=%d; answering without proof", len(forgotten))
+            self._abandon(forgotten)
+        now = time.monotonic()
+        self._overdue = list(takewhile(lambda wait: wait.deadline_s <= now, self._waits))
 
     def settle_all(self) -> None:
         """Settles every wait with what is not proven; for a broker that stops."""

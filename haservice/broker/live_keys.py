@@ -47,6 +47,7 @@ READS = frozenset(
         "maxTransferCountOnMessageInMemory",
         "maxTransferBytesOnMessageInDisk",
         "maxTransferCountOnMessageInDisk",
+        "passDamagedMessages",
     }
 )
 FILTERS = frozenset({"enablePropertyFilter", "filterSupportRetry"})

@@ -420,6 +420,8 @@ class BrokerNode:
             **self.delivery.gauges(),
             "dispatchBehindBytes": str(self.store.dispatcher.behind),
             "damagedRanges": ", ".join(f"{begin} to {end}" for begin, end in self.store.log.damaged),
+            "inSyncReplicas": str(self.config.replication.in_sync_replicas),
+            "passDamagedMessages": str(broker.pass_damaged_messages).lower(),
             "startAcceptSendRequestTimeStamp": str(broker.start_accept_send_timestamp_ms),
             "sendThreadPoolQueueSize": str(self.sends.pending),
             "sendThreadPoolQueueCapacity": str(broker.max_pending_sends),

@@ -13,18 +13,26 @@ memory, as they are there.
 from __future__ import annotations
 
 import enum
+import logging
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import psutil
+from isal.isal_zlib import crc32
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import CorruptRecord, OffsetNotFound
-from commitlog.record import MESSAGE_MAGIC, MESSAGE_MAGIC_V2, parse_head
+from commitlog.record import CRC_MASK, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, SYS_HOSTS_V6, check, parse_head
 from haservice.broker.tag_filter import TagCodes, lets_through
+from haservice.news import News
 from haservice.settings import BrokerConfig
+
+logger = logging.getLogger(__name__)
+
+# One kind of damage is reported at most so often.
+WARN_AGAIN_S = 10.0
 
 # A filter looks at so many entries before it reports "no match up to here"; a client that asks for
 # more messages than that has more looked at, up to the second number.
@@ -38,7 +46,9 @@ GAP_BYTES_MAX = 4096
 # Whole messages are read to look at their properties, so many bytes of them for one pull at most.
 SELECT_BYTES_MAX = 16 * 1024 * 1024
 
-_HEAD = struct.Struct(">ii")
+# Of a record with IPv4 hosts: size, magic, CRC, physical offset, sys flag, body size.
+_HEAD = struct.Struct(">iii16xqi44xi")
+_MAGICS = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
 
 # Judges a message by its encoded properties.
 Selector = Callable[[bytes], bool]
@@ -60,6 +70,9 @@ class Log(Protocol):
     def damaged(self) -> tuple[tuple[int, int], ...]: ...
 
     def read(self, offset: int, size: int) -> bytes: ...
+
+    @property
+    def suspect(self) -> Callable[[int], None]: ...
 
 
 class Queue(Protocol):
@@ -114,6 +127,7 @@ class ReadLimits:
     bytes_in_memory: int = 256 * 1024
     count_on_disk: int = 8
     bytes_on_disk: int = 64 * 1024
+    passes_damage: bool = False
 
     @classmethod
     def of(cls, config: BrokerConfig) -> ReadLimits:
@@ -124,6 +138,7 @@ class ReadLimits:
             bytes_in_memory=config.max_transfer_bytes_in_memory,
             count_on_disk=config.max_transfer_count_on_disk,
             bytes_on_disk=config.max_transfer_bytes_on_disk,
+            passes_damage=config.pass_damaged_messages,
         )
 
 
@@ -147,6 +162,7 @@ class QueueReader:
         self._keeps_offset = keeps_offset
         self._file_entries = file_entries
         self._readable_end = readable_end or (lambda: log.end)
+        self._news = News(WARN_AGAIN_S)
 
     def configure(self, limits: ReadLimits) -> None:
         """Other limits, from the next read on."""
@@ -169,7 +185,10 @@ class QueueReader:
             return outside
         assert queue is not None
         choice = _Choice(self._log, self._limits, self._readable_end(), count, codes)
-        return self._inside(queue, offset, choice, max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX)))
+        scan = self._inside(queue, offset, choice, max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX)))
+        if choice.passed:
+            self._say_passed(topic, queue_id, choice.passed)
+        return scan
 
     def outside(self, topic: str, queue_id: int, offset: int) -> Scan | None:
         """What a scan from `offset` comes to when the queue has no entry there; None when it has one."""
@@ -188,7 +207,7 @@ class QueueReader:
         """As `scan`, but of the messages that `selector` lets through as well, and with their records.
 
         Reads each message to look at; for a work thread, unless `entries_max` are few and recent ones.
-        Raises CommitLogError when the log holds something else in a message's place.
+        Raises CommitLogError when the first message is damaged, or the log holds something else in its place.
         """
         queue = self._find_queue(topic, queue_id)
         outside = self._outside_of(queue, offset)
@@ -198,7 +217,17 @@ class QueueReader:
         choice = _Selection(self._log, self._limits, self._readable_end(), count, codes, selector)
         budget = max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX))
         scan = self._inside(queue, offset, choice, min(budget, entries_max))
+        if choice.passed:
+            self._say_passed(topic, queue_id, choice.passed)
         return scan, b"".join(choice.records)
+
+    def _say_passed(self, topic: str, queue_id: int, passed: Sequence[Entry]) -> None:
+        if self._news.is_news((topic, queue_id)):
+            logger.warning(
+                "damaged messages passed over, as passDamagedMessages says topic=%s queue=%d count=%d"
+                " physical_offset=%d",
+                *(topic, queue_id, len(passed), passed[0].physical_offset),
+            )
 
     def _outside_of(self, queue: Queue | None, offset: int) -> Scan | None:
         if queue is None:
@@ -248,8 +277,8 @@ class QueueReader:
     def load(self, entries: Sequence[Entry]) -> bytes:
         """The records of `entries`, one after the other.
 
-        Neighbours are read together.  Raises CommitLogError when the log has dropped one in the
-        meantime, or holds something else in its place.
+        Neighbours are read together.  Raises OffsetNotFound when the log has dropped one in the meantime,
+        CorruptRecord, whose offset says which, when one is damaged or something else lies in its place.
         """
         parts: list[bytes | memoryview] = []
         segment_bytes = self._log.segment_bytes
@@ -266,8 +295,7 @@ class QueueReader:
                 end = entry.physical_offset + entry.size
                 last += 1
             run = entries[first:last]
-            data = self._log.read(start, end - start)
-            _check(data, run, end - start)
+            data = _read_sound(self._log, start, end - start, run)
             if sum(entry.size for entry in run) == end - start:
                 parts.append(data)
             else:
@@ -293,6 +321,7 @@ class _Choice:
         codes: TagCodes,
     ) -> None:
         self.taken: list[Entry] = []
+        self.passed: list[Entry] = []
         self.size_bytes = 0
         self.full = False
         self.below_mark = False
@@ -321,9 +350,17 @@ class _Choice:
             if physical_offset + size > self._readable_end:
                 self.below_mark = self.full = True
                 return number
-            if self.taken and (self._would_overflow(physical_offset, size) or self._is_damaged(entry)):
+            if self.taken and self._would_overflow(physical_offset, size):
                 self.full = True
                 return number
+            if self._damaged and self._is_damaged(entry):
+                if self._limits.passes_damage:
+                    self.status = PullStatus.MESSAGE_WAS_REMOVING
+                    self.passed.append(entry)
+                    continue
+                if self.taken:
+                    self.full = True
+                    return number
             self.last_seen = physical_offset
             if codes is not None and not lets_through(codes, tags_code):
                 self.status = PullStatus.NO_MATCHED_MESSAGE
@@ -336,7 +373,7 @@ class _Choice:
         return len(entries)
 
     def _is_damaged(self, entry: Entry) -> bool:
-        """What comes before damage is given; the pull that begins at it is told."""
+        """What comes before damage is given; the pull that begins at it is told, or passes over it."""
         return any(begin <= entry.physical_offset < end for begin, end in self._damaged)
 
     def _would_overflow(self, physical_offset: int, size: int) -> bool:
@@ -373,10 +410,20 @@ class _Selection(_Choice):
         for number, entry in enumerate(entries):
             if not super().look_at((entry,)):
                 return number
-            if len(self.taken) > len(self.records) and not self._selects(entry):
-                self.taken.pop()
-                self.size_bytes -= entry.size
-                self.full = self._bytes_left <= 0
+            if len(self.taken) > len(self.records):
+                try:
+                    selected = self._selects(entry)
+                except CorruptRecord:
+                    if not self.records:
+                        raise
+                    self.taken.pop()
+                    self.size_bytes -= entry.size
+                    self.full = True
+                    return number
+                if not selected:
+                    self.taken.pop()
+                    self.size_bytes -= entry.size
+                    self.full = self._bytes_left <= 0
             if self.full:
                 return number + 1
         return len(entries)
@@ -384,11 +431,10 @@ class _Selection(_Choice):
     def _selects(self, entry: Entry) -> bool:
         """Looks at one message; keeps its record when it is taken."""
         try:
-            record = self._log.read(entry.physical_offset, entry.size)
+            record = _read_sound(self._log, entry.physical_offset, entry.size, (entry,))
         except OffsetNotFound:
             self.status = PullStatus.MESSAGE_WAS_REMOVING
             return False
-        _check(record, (entry,), entry.size)
         self._bytes_left -= entry.size
         head = parse_head(record)
         if head is None or not self._selector(head.properties):
@@ -398,15 +444,52 @@ class _Selection(_Choice):
         return True
 
 
-def _check(data: bytes, run: Sequence[Entry], size_bytes: int) -> None:
-    """Index and log must agree on every record: what is served is what was stored."""
-    start = run[0].physical_offset
-    if len(data) != size_bytes:
-        raise CorruptRecord(start, f"{len(data)} of {size_bytes} bytes could be read")
+def _read_sound(log: Log, start: int, size_bytes: int, run: Sequence[Entry]) -> bytes:
+    """The bytes from `start` on; each record of `run` in them is what was stored there.
+
+    Raises CorruptRecord for the first one that is not, of which the log is told.
+    """
+    data = log.read(start, size_bytes)
+    try:
+        _check(data, run, start)
+    except CorruptRecord as error:
+        log.suspect(error.offset)
+        raise
+    return data
+
+
+def _check(data: bytes, run: Sequence[Entry], start: int) -> None:
+    """Index and log agree on every record, and each body is what its CRC is of.
+
+    Every message to a consumer comes by here: what is ordinary is done in place.
+    """
+    view = memoryview(data)
+    end = start + len(data)
     for physical_offset, size, _ in run:
-        found, magic = _HEAD.unpack_from(data, physical_offset - start)
-        if found != size or magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2):
+        at = physical_offset - start
+        if physical_offset + size > end:
+            raise CorruptRecord(
+                physical_offset, f"{max(0, end - physical_offset)} of {size} bytes could be read"
+            )
+        found, magic, expected, stated, flag, body_bytes = _HEAD.unpack_from(data, at)
+        if found != size or magic not in _MAGICS:
             raise CorruptRecord(
                 physical_offset,
                 f"the queue says {size} bytes, the log {found} with magic {magic & 0xFFFFFFFF:#x}",
             )
+        if stated != physical_offset:
+            raise CorruptRecord(physical_offset, f"says that it belongs at {stated}")
+        body_at = at + _HEAD.size
+        if flag & SYS_HOSTS_V6:
+            _check_alone(data, at, physical_offset)
+        elif body_bytes and (
+            crc32(view[body_at : body_at + body_bytes]) & CRC_MASK != expected or body_bytes < 0
+        ):
+            raise CorruptRecord(physical_offset, "its body does not match its CRC")
+
+
+def _check_alone(data: bytes, at: int, physical_offset: int) -> None:
+    try:
+        check(data, at)
+    except CorruptRecord as error:
+        raise CorruptRecord(physical_offset, error.reason) from error

@@ -102,12 +102,13 @@ class RoleKeeper:
         hold: Mapping[str, Replica],
         followers: Callable[[], Iterable[str]],
         undecided: str = "",
+        failover: str = "mqadmin failover --force",
         period_s: float = PERIOD_S,
         held_period_s: float = HELD_PERIOD_S,
     ) -> None:
         """`hold`: replicas to hear before anything is taken; `undecided`: why an operator has to decide
-        before that; `followers` gives the ids of the replicas that follow this master now, level with it or
-        behind.
+        before that, and `failover` the command for it; `followers` gives the ids of the replicas that follow
+        this master now, level with it or behind.
         """
         self._peers = peers
         self._state = state
@@ -117,6 +118,7 @@ class RoleKeeper:
         self._waiting = dict(hold)
         self._heard_of: set[str] = set()  # those of _waiting that have nothing more for us
         self._undecided = undecided
+        self._failover = failover
         self._followers = followers
         self._period_s = period_s
         self._held_period_s = held_period_s
@@ -147,8 +149,8 @@ class RoleKeeper:
         named = ", ".join(f"{one.broker_addr or 'unknown address'} ({name[:8]})" for name, one in waiting)
         trouble = f"; {self._trouble}" if self._trouble else ""
         return (
-            f"the machine went down and messages may be lost here that {named} has: not heard yet{trouble}; "
-            "mqadmin failover --to THIS --force goes on without it"
+            f"the machine went down and messages may be lost here that {named} has: start it, and they are"
+            f" taken back; not heard yet{trouble}; if it is lost for good: {self._failover}"
         )
 
     @property

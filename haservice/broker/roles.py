@@ -183,9 +183,7 @@ def next_number(last: int, heard: int, *, promoted: bool) -> int:
     limit = (max(last, 0) // PROMOTION_STEP + 1) * PROMOTION_STEP
     number = max(last, heard if heard < limit else -1, 0) + 1
     if number == limit:
-        raise NoNumberLeft(
-            f"no number is left below {limit}, which is a promotion's: mqadmin failover --to THIS --force"
-        )
+        raise NoNumberLeft(f"no number is left below {limit}, which is a promotion's")
     return number
 
 

@@ -75,6 +75,8 @@ class Standing:
         self.config = in_role(file_config, self.role)
         self._heard = heard
         self._hold: Mapping[str, Replica] = {}
+        name, addr = file_config.broker.broker_name, file_config.broker_addr
+        self._failover = f"mqadmin failover -b {name} --to {addr} --force"
         self._undecided = ""
         self._security = security
         self._keeper: RoleKeeper | None = None
@@ -160,7 +162,7 @@ class Standing:
                     state, start.log, why, wall_clock_ms(), promoted=promoted, heard=start.heard
                 )
             except NoNumberLeft as error:
-                self._undecided = f"a new term is to begin, for {why}: {error}"
+                self._undecided = f"a new term is to begin, for {why}: {error}: {self._failover}"
                 return
             self.lineage.update(lineage=lineage, replicas=none_in_sync(state), boot_id=boot_id())
             logger.info("term begins epoch=%d start=%d why=%s", lineage.epochs[-1].number, log.end, why)
@@ -204,6 +206,7 @@ class Standing:
             hold=self._hold,
             followers=self._followers,
             undecided=self._undecided,
+            failover=self._failover,
         )
         self._keeper.note_heard(self._heard)
         self._keeper.begin_hold()

@@ -9,6 +9,8 @@
     ◀─── promoted ───────────────────────────
     a slave from now on
 
+A full disk is no obstacle: the master has nothing to append, and the term begins in the slave's log.
+
 Whatever fails before the slave has asked back undoes it: the token is void, and a PROMOTE that was under way
 somewhere comes to nothing.  When the answer is lost the slave's word decides, however long that takes; until
 then nothing is taken, and as to whom it is handed over is in the lineage file, by no start of ours either.
@@ -24,11 +26,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from commitlog.errors import CommitLogError
+from commitlog.retention import DISK_HOLDER
 from haservice.broker.peers import Heard
 from haservice.broker.role_parts import HOLDER, RoleParts, refused
 from haservice.broker.roles import NewerMaster
 from haservice.deadline import Deadline
-from haservice.errors import AnswerError, RemotingError, RequestError
+from haservice.errors import AnswerError, RemotingError, RemotingTimeout, RequestError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.lineage_headers import LineageBody, PromoteHeader, SwitchoverHeader
@@ -65,11 +68,11 @@ class Switchover:
         """Blocks.  Raises RequestError: undone, unless the text says that nothing is taken."""
         parts = self._parts
         deadline = Deadline(min(max(header.timeout_millis, 0) / 1000, SECONDS_MAX))
-        if held := parts.keeper().held or parts.store.log.writable:
+        if held := parts.keeper().held or parts.store.log.writable_but_for(DISK_HOLDER):
             raise refused(f"this master takes nothing itself: {held}")
         slaves = self._ready(header.target)
         heard = parts.peers.ask([one.broker_addr for one in slaves])
-        slave, target = _first_that_answers(slaves, heard)
+        slave, target = self._first_that_answers(slaves, heard)
         self.token = uuid.uuid4().hex
         parts.store.log.hold_appends(f"switching over to {slave.broker_addr}", HOLDER)
         try:
@@ -113,6 +116,42 @@ class Switchover:
         if not ours[0].in_sync:
             raise refused(f"the slave at {ours[0].broker_addr} is not ready: {ours[0].reason}")
         return [one for one in ours if one.in_sync]
+
+    def _first_that_answers(
+        self, slaves: Sequence[SlaveStatus], heard: Heard
+    ) -> tuple[SlaveStatus, LineageBody]:
+        """The first that says, where clients reach it, that it is the replica that it is at the HA port.
+
+        Raises RequestError with what is wrong with each.
+        """
+        troubles = []
+        for slave in slaves:
+            try:
+                return slave, self._checked(slave, heard)
+            except RequestError as error:
+                troubles.append(str(error.remark))
+        raise refused("; ".join(troubles))
+
+    def _checked(self, slave: SlaveStatus, heard: Heard) -> LineageBody:
+        """The target's own word; a slave that cannot be asked cannot be promoted either."""
+        for one in heard.peers:
+            if one.replica_id == slave.replica_id:
+                if one.changing or one.is_master:
+                    raise refused(f"{one.broker_addr} is changing its role, or has: it is {one.role}")
+                return one
+        addr, trouble = slave.broker_addr, "another broker does"
+        try:
+            self._parts.peers.ask_one(addr)
+        except AnswerError as error:
+            raise refused(
+                f"the slave at {addr} refuses what this broker asks of it: {error.remark}; where access "
+                "control is on, brokers sign with the keys of the file that aclCredentialsFile names"
+            ) from error
+        except RemotingTimeout:
+            trouble = "it is silent"
+        except (RemotingError, ValueError) as error:
+            trouble = str(error).removeprefix(f"{addr}: ")
+        raise refused(f"the slave at {addr} does not answer there, which it would as a master: {trouble}")
 
     def _level(self, slave: SlaveStatus, deadline: Deadline) -> int:
         """Appends are held: waits until all is durable here and acknowledged there.  Gives the log's end."""
@@ -184,27 +223,3 @@ class Switchover:
         logger.error("nothing is taken reason=%s", why)
         self._parts.keeper().doubt(HandingOver(addr, target.replica_id), why, self.take_again)
         raise refused(f"{why}; nothing is taken until it is")
-
-
-def _first_that_answers(slaves: Sequence[SlaveStatus], heard: Heard) -> tuple[SlaveStatus, LineageBody]:
-    """The first that says, where clients reach it, that it is the replica that it is at the HA port.
-
-    Raises RequestError with what is wrong with each.
-    """
-    troubles = []
-    for slave in slaves:
-        try:
-            return slave, _checked(slave, heard)
-        except RequestError as error:
-            troubles.append(str(error.remark))
-    raise refused("; ".join(troubles))
-
-
-def _checked(slave: SlaveStatus, heard: Heard) -> LineageBody:
-    """The target's own word; a slave that cannot be asked cannot be promoted either."""
-    for one in heard.peers:
-        if one.replica_id == slave.replica_id:
-            if one.changing or one.is_master:
-                raise refused(f"{one.broker_addr} is changing its role, or has: it is {one.role}")
-            return one
-    raise refused(f"the slave at {slave.broker_addr} does not answer there, which it would as a master")

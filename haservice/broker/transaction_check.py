@@ -384,7 +384,7 @@ def _record(log: CommitLog, physical_offset: int) -> StoredMessage | None:
     if physical_offset < log.start:
         return None
     try:
-        return decode(log.read_record(physical_offset))
+        return decode(log.read_sound_record(physical_offset))
     except OffsetNotFound:
         return None
     except CorruptRecord as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +21,11 @@ from contextlib import suppress
 from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
 from haservice.errors import ProtocolError
-from haservice.replication.dial import dial, parse_address
+from haservice.replication.dial import AGAIN_S, dial, parse_address
 from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
 from haservice.replication.greeting import GreetingRefused
-from haservice.replication.hello import HELLO_OFFSET, VERDICT_OFFSET, MasterHello
-from haservice.replication.pace import Backoff, RateMeter, Seldom
+from haservice.replication.hello import HELLO_OFFSET, VERDICT_OFFSET
+from haservice.replication.pace import Backoff, RateMeter, Seldom, silence_s
 from haservice.replication.protocol import (
     REPORT,
     REPORT_NOT_YET,
@@ -46,9 +47,10 @@ logger = logging.getLogger(__name__)
 RECEIVE_BYTES = 1024 * 1024
 # Bytes flow again within 100 ms of a cut.  A master that takes a connection and ends it is asked ever less
 # often; one that is not there costs a packet, so it is asked on and on, to be found as soon as it is back.
+# One of ours that ends without a word may be a proxy that waits for it: so it is asked as soon, this often.
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 5.0
-DIAL_PAUSE_S = 0.08
+WORDLESS_MAX = 600
 # A master that is not known to be ours has so long to answer a call; one that is, may be busy.
 STRANGER_S = 0.2
 KNOWN_S = 3.0
@@ -137,6 +139,7 @@ class HAClient:
         self._pause_s: float | None = None
         self._unfollowed = False  # of a stock master nothing was appended yet
         self._timeout_s = 0.0
+        self._silence_s = self._housekeeping_s
         # Connections in a row that the master ended without a word.
         self._unanswered = 0
 
@@ -232,26 +235,29 @@ class HAClient:
     def _converse(self, address: str) -> None:
         try:
             link = self._connect(address)
-        except ConnectionError:
-            self._pause_s = DIAL_PAUSE_S
+        except socket.gaierror:
+            raise
+        except OSError:
+            self._pause_s = AGAIN_S
             raise
         if link is None:
             return
         link.set_send_timeout(self._housekeeping_s)
-        self._timeout_s = 0.0
+        self._timeout_s, self._silence_s = 0.0, self._housekeeping_s
         self._heard = False
         self._unfollowed = True
         self._reader.reset()
         link.handshake()
         self._connects += 1
         logger.info("connected to master addr=%s offset=%d", link.peer_name, self._log.end)
-        self._connected_s = self._last_read_s = time.monotonic()  # the master's silence counts from here
+        self._connected_s = self._last_read_s = time.monotonic()
         self._last_read_ms = self._clock_ms()
         self._check_sound()
         self._stand()
         if self._rejoin is not None:
             self._greet(link, address, self._rejoin)
             self._stand()
+        self._last_read_s = time.monotonic()  # the master's silence counts from here
         self.state = SlaveState.TRANSFER
         self._report(link)
         self._transfer(link)
@@ -286,13 +292,14 @@ class HAClient:
             if greeting.master is not None:
                 self._followed = False
                 self._master_end = greeting.master.log.end
+                self._silence_s = silence_s(greeting.master.heartbeat_ms, self._housekeeping_s)
         if self._stopping or address != self._address:
             raise MasterClosed("we leave it")
         rejoin.carry_out(greeting)
         self._heard, self._last_error, self._unfollowed, self._followed = True, "", False, True
         self._unanswered = 0
         self._refusals.clear()
-        self._lineage = f"one log with term {_newest(greeting.master)} up to {plan.position}"
+        self._lineage = f"one log with term {greeting.term} up to {plan.position}"
         logger.info("greeted by master addr=%s plan=%s offset=%d", address, plan.step.name, plan.position)
 
     def _answered(self, link: Transport, hello: bytes) -> bytes:
@@ -344,7 +351,7 @@ class HAClient:
                 self._master_end = max(self._master_end, log.end)
             if check.whole > self._reported or now_s - self._last_write_s >= self._heartbeat_s:
                 self._report(link)
-            if now_s - self._last_read_s > self._housekeeping_s:
+            if now_s - self._last_read_s > self._silence_s:
                 raise TimeoutError(
                     errno.ETIMEDOUT, f"the master said nothing for {now_s - self._last_read_s:.1f} s"
                 )
@@ -417,9 +424,9 @@ class HAClient:
             raise TimeoutError(errno.ETIMEDOUT, "the master takes no reports") from None
 
     def _set_timeout(self, link: Transport) -> None:
-        """Until the next report is due.  While bytes flow it stays as it is, which spares a call."""
-        due_s = self._last_write_s + self._heartbeat_s - time.monotonic()
-        wanted_s = min(due_s, self._housekeeping_s)
+        """Until a report is due, or a word of the master.  While bytes flow it stays, which spares a call."""
+        due_s = min(self._last_write_s + self._heartbeat_s, self._last_read_s + self._silence_s)
+        wanted_s = due_s - time.monotonic()
         if wanted_s < self._timeout_s * 0.9 or self._timeout_s < wanted_s * 0.9:
             link.set_receive_timeout(wanted_s)
             self._timeout_s = wanted_s
@@ -455,6 +462,9 @@ class HAClient:
         if isinstance(error, GreetingRefused):
             self._refused(address, error)
             return
+        ended = isinstance(error, (MasterClosed, ConnectionResetError, BrokenPipeError))
+        if ended and not self._heard and address in self._ours and self._unanswered <= WORDLESS_MAX:
+            self._pause_s = AGAIN_S
         # Once, it may have been cut; twice, the master will not have us.
         grave = isinstance(error, (ProtocolError, CommitLogError)) or self._unanswered > 1
         level = logging.ERROR if grave else logging.WARNING
@@ -487,8 +497,3 @@ def _body(frame: tuple[int, bytes], mark: int) -> bytes:
     if frame[0] != mark:
         raise ProtocolError(f"a greeting {frame[0]}, expected was {mark}")
     return frame[1]
-
-
-def _newest(master: MasterHello | None) -> int:
-    last = master.lineage.last if master is not None else None
-    return last.number if last is not None else -1

@@ -23,7 +23,7 @@ from haservice.errors import ProtocolError
 from haservice.replication.greeting import Answer, GreetingRefused, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.hello import SlaveHello
-from haservice.replication.pace import Growth, RateMeter
+from haservice.replication.pace import Growth, RateMeter, silence_s
 from haservice.replication.progress import LogRange, Refusal, ReportRefused, SlaveProgress
 from haservice.replication.protocol import (
     BODY_BYTES_MAX,
@@ -162,11 +162,12 @@ class HAConnection:
     def _take_reports(self) -> None:
         """Returns when the slave is gone.  Raises ProtocolError or OSError."""
         reader, log, progress = ReportReader(), self._log, self.progress
+        patience_s = self._housekeeping_s
         while True:
             try:
                 data = self._transport.recv(RECEIVE_BYTES)
             except BlockingIOError as error:
-                raise SlowSlave(f"said nothing for {self._housekeeping_s:g} s") from error
+                raise SlowSlave(f"said nothing for {patience_s:g} s") from error
             if not data:
                 return
             reports = reader.feed(data)
@@ -183,6 +184,9 @@ class HAConnection:
                     progress.sent,
                     log.end,
                 )
+                if self.slave is not None:
+                    patience_s = silence_s(self.slave.heartbeat_ms, self._housekeeping_s)
+                    self._transport.set_receive_timeout(patience_s)
                 self._writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
                 self._writer.start()
 

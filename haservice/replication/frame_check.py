@@ -9,7 +9,7 @@
 A record is checked field by field as its bytes come: size, magic, that it says of itself that it belongs
 where it stands, the CRC of its body, a topic that can be a path, lengths that add up.  So what is wrong is
 found no later than where the record truly ends, whatever its size claims, and no more of it than its head is
-held in memory.
+held in memory between two appends.
 Of a blank only the first 8 bytes mean anything.
 
 Why an unfinished record is stored but not acknowledged: until its end has come, its size is but a claim.  One
@@ -28,7 +28,9 @@ import enum
 import re
 import struct
 from collections.abc import Callable, Sequence
-from zlib import crc32
+from itertools import zip_longest
+
+from isal.isal_zlib import crc32
 
 from commitlog.errors import CorruptRecord
 from commitlog.files import Buffer
@@ -54,6 +56,9 @@ TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
 _TOPIC_BYTES_MAX_V2 = 255
 # Topics that were found good; beyond it they are found so again.
 _TOPICS_MAX = 4096
+# A record that two frames share is put together up to this size.
+_CUT_BYTES_MAX = 1 << 16
+_NOTHING = memoryview(b"")
 # How much of the log is read at once when a check has to catch up with it.
 _PIECE_BYTES = 1 << 20
 
@@ -115,7 +120,7 @@ class RecordCheck:
     """Follows the bytes of one log, as they are to be appended.  Owned by one thread.
 
     `end`: up to where bytes were fed.  `whole`: the end of the last whole record, which may be acknowledged
-    once it is stored.  Both are offsets of the log; `whole` ≤ `end`.
+    once it is stored.  Both are offsets of the log; `whole` ≤ `end` but for moments within feed().
     """
 
     __slots__ = (
@@ -188,14 +193,15 @@ class RecordCheck:
                 raise ProtocolError(f"bytes for {offset}, but our log ends at {self.end}")
             self.stand_at(offset)
         try:
-            for view in buffers:
-                size, position = len(view), 0
-                if self.whole != self.end:
+            for view, following in zip_longest(buffers, buffers[1:], fillvalue=_NOTHING):
+                size, position = len(view), max(0, self.whole - self.end)
+                if self.whole < self.end:
                     position = self._take(view, 0)
                 while position < size:
-                    position = self._pass_whole(view, position)
-                    if position < size:
-                        position = self._take(view, position)
+                    position = self._pass_whole(view, position, self.end)
+                    if position == size or self._pass_cut(view, position, following):
+                        break
+                    position = self._take(view, position)
                 self.end += size
         except BadRecord:
             seam = self._seam
@@ -203,11 +209,14 @@ class RecordCheck:
             self._seam = seam
             raise
 
-    # -- records that lie whole in one frame: nearly all ----------------------------------------------
+    # -- records in one frame, or in two of one append: nearly all ----------------------------------------
 
-    def _pass_whole(self, view: memoryview, position: int) -> int:
-        """Goes over whole, ordinary records; returns where something else begins, for _take to judge."""
-        start, shift = position, self.end
+    def _pass_whole(self, view: memoryview, position: int, shift: int) -> int:
+        """Goes over whole, ordinary records; returns where something else begins, for _take to judge.
+
+        The view begins at `shift` in the log.
+        """
+        start = position
         stop = min(len(view), position + self._segment_bytes - (shift + position) % self._segment_bytes)
         last = stop - RECORD_BYTES_MIN
         topics, unpack = self._topics, _HEAD.unpack_from
@@ -250,7 +259,19 @@ class RecordCheck:
             self.whole = shift + position
         return position
 
-    # -- all others, and those that a frame cuts --------------------------------------------------------
+    def _pass_cut(self, view: memoryview, position: int, following: memoryview) -> bool:
+        """Goes over an ordinary record that begins at `position` and ends in the `following` view.
+
+        False if it is none, for _take to judge.
+        """
+        there = len(view) - position
+        size = int.from_bytes(view[position : position + 4], "big")
+        if not there < size <= min(there + len(following), _CUT_BYTES_MAX):
+            return False
+        record = memoryview(b"".join((view[position:], following[: size - there])))
+        return self._pass_whole(record, 0, self.end + position) == size
+
+    # -- all others ---------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._part, self._wanted, self._left = _Part.SIZE, BLANK_BYTES, 0

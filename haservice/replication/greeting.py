@@ -37,11 +37,13 @@ from haservice.replication.protocol import REPORT, REPORT_NOT_YET, peer_frame, s
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a broker says of itself; `broker_addr` is where clients reach it."""
+    """What a broker says of itself; `broker_addr` is where clients reach it, `heartbeat_ms` how often it
+    speaks at least."""
 
     cluster_name: str
     broker_name: str
     broker_addr: str
+    heartbeat_ms: int = 0
 
 
 class GreetedLog(Protocol):
@@ -134,6 +136,7 @@ class MasterGreeting:
             log=log,
             lineage=lineage.or_unknown(log),
             nonce=self._nonce(),
+            heartbeat_ms=self._facts.heartbeat_ms,
         )
         return peer_frame(HELLO_OFFSET, self.said.encode())
 
@@ -212,20 +215,30 @@ class SlaveGreeting:
         """What the master said; None before heed()."""
         self.plan: Plan | None = None
         """What is to be done before the first report, once settle() has returned."""
+        self._strange: tuple[str, str] | None = None
+
+    @property
+    def term(self) -> int:
+        """The master's newest; -1 before heed(), and of one that has none."""
+        last = self.master.lineage.last if self.master is not None else None
+        return last.number if last is not None else -1
 
     def call(self) -> bytes:
         """The first bytes of a connection: a report that a stock master does not heed."""
         return REPORT.pack(REPORT_NOT_YET)
 
     def heed(self, body: bytes) -> bytes:
-        """Takes the master's hello; returns ours.  Raises GreetingRefused, or ProtocolError for no hello."""
+        """Takes the master's hello; returns ours, also to a stranger, who is to see why we do not follow.
+
+        Raises GreetingRefused, or ProtocolError for no hello.
+        """
         if self.master is not None:
             raise ProtocolError("a second hello of the master")
         self.master = master = MasterHello.decode(body)
-        reason = _strangers(master, self._replica_id, self._facts.broker_name, self._log.segment_bytes)
-        if reason:
-            raise GreetingRefused(*reason)
         log = span_of(self._log)
+        self._strange = _strangers(master, self._replica_id, self._facts.broker_name, self._log.segment_bytes)
+        if self._strange is not None:
+            return self._hello(master, Lineage(), log, log.end, log.end, log.end)
         lineage = self._lineage.or_unknown(log)
         self.plan = decided = plan(lineage, log, master.lineage, master.log, self._replica_id)
         if decided.step is Step.REFUSE:
@@ -234,23 +247,32 @@ class SlaveGreeting:
             )
         point = min(decided.position, master.log.end)
         begin = self._digest_begin(max(log.start, master.log.start), point, log.end)
+        return self._hello(master, lineage, log, decided.position, begin, point)
+
+    def _hello(
+        self, master: MasterHello, lineage: Lineage, log: LogSpan, position: int, begin: int, point: int
+    ) -> bytes:
+        """With a digest from `begin` up to `point`."""
         hello = SlaveHello(
             replica_id=self._replica_id,
             broker_name=self._facts.broker_name,
             broker_addr=self._facts.broker_addr,
             segment_bytes=self._log.segment_bytes,
             log=log,
-            position=decided.position,
+            position=position,
             digest_bytes=point - begin,
             digest=digest(self._log.read, begin, point),
             flushes=self._flushes,
             lineage=lineage,
             nonce=master.nonce,
+            heartbeat_ms=self._facts.heartbeat_ms,
         )
         return slave_hello_block(hello.encode())
 
     def settle(self, body: bytes) -> Plan:
         """Takes the verdict; returns what has to be done now.  Raises GreetingRefused, or ProtocolError."""
+        if self._strange is not None:
+            raise GreetingRefused(*self._strange)
         if self.plan is None:
             raise ProtocolError("a verdict before the hello")
         verdict = Verdict.decode(body)

@@ -56,12 +56,15 @@ class MasterHello:
     log: LogSpan
     lineage: Lineage
     nonce: str = ""
+    heartbeat_ms: int = 0
+    """How often it speaks at least; 0 if it does not say."""
 
     def encode(self) -> bytes:
         return _fitted(
             {
                 "version": VERSION,
                 "nonce": self.nonce,
+                "heartbeatMs": self.heartbeat_ms,
                 "replicaId": self.replica_id,
                 "clusterName": self.cluster_name,
                 "brokerName": self.broker_name,
@@ -88,6 +91,7 @@ class MasterHello:
             log=_span(said),
             lineage=decode_epochs(said.get("epochs")),
             nonce=_nonce(said),
+            heartbeat_ms=_heartbeat_ms(said),
         )
 
 
@@ -110,12 +114,15 @@ class SlaveHello:
     flushes: bool
     lineage: Lineage
     nonce: str = ""
+    heartbeat_ms: int = 0
+    """As the master's."""
 
     def encode(self) -> bytes:
         return _fitted(
             {
                 "version": VERSION,
                 "nonce": self.nonce,
+                "heartbeatMs": self.heartbeat_ms,
                 "replicaId": self.replica_id,
                 "brokerName": self.broker_name,
                 "brokerAddr": self.broker_addr,
@@ -146,6 +153,7 @@ class SlaveHello:
             flushes=said.get("flushes") is True,
             lineage=decode_epochs(said.get("epochs")),
             nonce=_nonce(said),
+            heartbeat_ms=_heartbeat_ms(said),
         )
 
 
@@ -249,6 +257,10 @@ def _number(said: Mapping[str, Any], name: str) -> int:
 
 def _nonce(said: Mapping[str, Any]) -> str:
     return _text(said, "nonce") if "nonce" in said else ""
+
+
+def _heartbeat_ms(said: Mapping[str, Any]) -> int:
+    return _number(said, "heartbeatMs") if "heartbeatMs" in said else 0
 
 
 def _text(said: Mapping[str, Any], name: str) -> str:

@@ -18,6 +18,7 @@ decides on roles all else, bootId with started() among it, once the start has de
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 import zlib
@@ -36,9 +37,13 @@ from haservice.replication.lineage import Epoch, Lineage
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # The longest unseen goes first.
 REPLICAS_MAX = 16
+# A replica that was not in sync, and away for so long, is not one any more.
+FORGET_MS = 7 * 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,14 @@ class LineageFile:
         files = files if files is not None else OSFiles()
         self._file = PersistedFile(root / "lineage" / "state.json", files)
         self._lock = threading.Lock()  # guards replacing state; held while the file is written
+        was_there = files.exists(self._file.path)
         state = self._file.load(decode_state)
+        if state is None and was_there:
+            logger.error(
+                "who this broker was is lost, it begins as a new one: the role of its properties file, no"
+                " terms, no replica that it would wait for path=%s",
+                self._file.path,
+            )
         self.is_new = state is None
         self.state = state if state is not None else LineageState(uuid.uuid4().hex)
         self.booted_anew = self.state.boot_id != boot_id()
@@ -122,13 +134,15 @@ class LineageFile:
             return self._replace(lineage=self.state.lineage.begun(epoch))
 
     def saw(self, replica_id: str, replica: Replica) -> None:
-        """Remembers a replica; who was seen longest ago is forgotten beyond REPLICAS_MAX."""
+        """Remembers a replica; some are forgotten: beyond REPLICAS_MAX, or after FORGET_MS."""
         self.saw_all({replica_id: replica})
 
     def saw_all(self, replicas: Mapping[str, Replica]) -> None:
         """As saw(), with one write for all."""
         with self._lock:
             known = {**self.state.replicas, **replicas}
+            gone_ms = max((one.seen_ms for one in replicas.values()), default=0) - FORGET_MS
+            known = {name: one for name, one in known.items() if one.in_sync or one.seen_ms > gone_ms}
             newest = sorted(known.items(), key=lambda item: item[1].seen_ms)[-REPLICAS_MAX:]
             self._replace(replicas=dict(newest))
 

@@ -13,8 +13,19 @@ RATE_WINDOW_S = 1.0
 # Points of the log's growth that are kept, and how close they lie at first.
 HISTORY_POINTS_MAX = 512
 HISTORY_SPACING_S = 0.02
+# A peer that speaks at least once in a heartbeat is gone when it was silent for so many: noticed within
+# three, and yet it may be late by nearly two.  One that is merely held up for a second never is.
+SILENT_HEARTBEATS = 2.8
+SILENCE_S_MIN = 1.0
 # Causes that Seldom tells apart; beyond, the oldest is forgotten.
 CAUSES_MAX = 256
+
+
+def silence_s(heartbeat_ms: int, housekeeping_s: float) -> float:
+    """How long a peer may be silent.  `heartbeat_ms` is its own word for how often it speaks, 0 if none."""
+    if not heartbeat_ms:
+        return housekeeping_s
+    return min(housekeeping_s, max(SILENCE_S_MIN, SILENT_HEARTBEATS * heartbeat_ms / 1000))
 
 
 class RateMeter:

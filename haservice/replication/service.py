@@ -125,6 +125,8 @@ class HAService(Generic[T]):
         self._on_failure = on_failure
         self._clock_ms = clock_ms
         self._lineage = lineage
+        if facts is not None:
+            facts = replace(facts, heartbeat_ms=config.heartbeat_interval_ms)
         self._facts = facts if lineage is not None else None
         self._on_ahead = on_ahead
         self._on_heard = on_heard

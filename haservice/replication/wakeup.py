@@ -5,8 +5,9 @@ from __future__ import annotations
 import select
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 _TIMEVAL = struct.Struct("@ll")
 # A timeout of 0 would mean for ever.
@@ -15,6 +16,9 @@ _TIMEOUT_S_MIN = 0.001
 
 class HasFileno(Protocol):
     def fileno(self) -> int: ...
+
+
+Source = TypeVar("Source", bound=HasFileno)
 
 
 class Wakeup:
@@ -44,8 +48,12 @@ class Wakeup:
 
     def wait_for(self, other: HasFileno, events: int, timeout_s: float | None) -> bool:
         """Until `other` has one of `events` (True), or set() or the timeout (False).  Does not clear it."""
-        ready = _poll([(self._reader, select.POLLIN), (other, events)], timeout_s)
-        return other.fileno() in ready and self._reader.fileno() not in ready
+        return bool(self.wait_for_any([other], events, timeout_s))
+
+    def wait_for_any(self, others: Sequence[Source], events: int, timeout_s: float | None) -> list[Source]:
+        """Those of `others` that have one of `events`, in their order; as wait_for()."""
+        ready = _poll([(self._reader, select.POLLIN), *((one, events) for one in others)], timeout_s)
+        return [] if self._reader.fileno() in ready else [one for one in others if one.fileno() in ready]
 
     def close(self) -> None:
         self._reader.close()

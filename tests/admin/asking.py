@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -16,10 +18,30 @@ Serve = Callable[[Answers], str]
 STORE_HOST = record.encode_host("127.0.0.1", 10911)
 
 
-def run(*arguments: str, stdin: str | None = None) -> Result:
+def run(*arguments: str, stdin: str | io.BufferedReader | None = None) -> Result:
     result = CliRunner().invoke(main, arguments, input=stdin)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
+
+
+class Typed(io.RawIOBase):
+    """What is typed: each line is made when it is read."""
+
+    def __init__(self, answers: Iterator[Callable[[], str]]) -> None:
+        self._answers = answers
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        line = next(self._answers, str)().encode()
+        memoryview(buffer)[: len(line)] = line
+        return len(line)
+
+
+def run_answering(arguments: Sequence[str], *answers: Callable[[], str]) -> Result:
+    """As `run`; each question is answered by the next of `answers`, which is called when it is put."""
+    return run(*arguments, stdin=io.BufferedReader(Typed(iter(answers))))
 
 
 def body(data: bytes) -> Callable[[RemotingCommand], RemotingCommand]:

@@ -72,6 +72,10 @@ def test_every_command_is_listed_and_explained(name: str) -> None:
     assert run(name, "--help").exit_code == 0
 
 
+def test_it_says_which_version_it_is() -> None:
+    assert run("--version").output.startswith("haservice ")
+
+
 def test_help_of_an_unknown_command_is_a_usage_error() -> None:
     assert run("help", "nonsense").exit_code == 2
 
@@ -337,6 +341,7 @@ def test_sending_stops_when_the_broker_is_gone() -> None:
     result = run("sendMessage", "-b", addr, "-t", "T", "-", stdin="x\n" * 10_000)
     assert result.exit_code == 1
     assert "UNREACHABLE" in result.output
+    assert "what was left of the input was not sent" in result.output
     assert "0 of" in result.output
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from haservice.admin.calls import Broker
 from haservice.admin.ha_status import NO_SLAVE, SAME_LOG, STOCK, STOCK_PEER, Seen, table_of
 from haservice.errors import RemotingUnreachable
@@ -100,9 +102,28 @@ def test_a_role_by_command_and_a_hold_are_told_below_the_lines() -> None:
     ]
 
 
+def test_what_a_master_lacks_is_told_below_the_lines() -> None:
+    one = HAConnectionRuntimeInfo("10.0.0.2:51000", 5000, 0, True)
+    seen = replace(
+        master(one),
+        status=HARuntimeInfo(True, 5000, 1, (one,)),
+        in_sync_replicas=3,
+        damaged="100 to 200",
+    )
+    short, damaged = table_of([seen], NOW_MS).notes
+    assert "SLAVE_NOT_AVAILABLE: inSyncReplicas=3 wants 2 slaves in sync, 1 of them is" in short
+    assert "damaged from 100 to 200" in damaged
+    assert table_of([replace(seen, in_sync_replicas=2, damaged="")], NOW_MS).notes == []
+
+
 def test_a_slave_says_how_its_log_was_found_to_be_its_masters() -> None:
     _, row = rows(master(), slave(lineage="one log with term 3@0 up to 4000", master_end=4800))
     assert row["lineage"] == "one log with term 3@0 up to 4000"
+    refused = slave(lineage="refused: another log", last_error="another log, whatever one does")
+    for one, short in ((refused, "refused"), (slave(lineage="one log with term 3 up to 4000"), "one log")):
+        shown = table_of([one], NOW_MS).text()
+        assert short in shown
+        assert shown.count("another log") == (1 if one is refused else 0)
     (alone,) = rows(slave(master_end=4800))
     assert alone["lagBytes"] == 800
 

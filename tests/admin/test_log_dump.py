@@ -86,6 +86,7 @@ def test_bytes_behind_zeros_are_not_passed_over() -> None:
 
 def test_the_name_gives_the_offset() -> None:
     assert base_offset(Path("/x/00000000001073741824")) == 1 << 30
+    assert base_offset(Path("/x/cut/00000000000000373224-1")) == 373224
     assert base_offset(Path("/x/copy-of-a-segment")) == 0
 
 

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from commitlog.log import CommitLog
+from haservice.admin import promotion, role_steps
+from haservice.admin.calls import Admin
 from haservice.admin.pair import free_port_block
 from haservice.admin.roll_call import count
 from haservice.admin.topology import Member, Registered, Topology, bound_text, loss_text, table_of
+from haservice.errors import RemotingTimeout
 from haservice.remoting.bodies import BrokerData, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -31,7 +34,7 @@ from haservice.remoting.lineage_headers import (
     TermBody,
 )
 from haservice.replication.lineage import Epoch, Lineage, LogSpan
-from tests.admin.asking import Serve, body, run
+from tests.admin.asking import Serve, body, run, run_answering
 from tests.support.messages import SEGMENT_BYTES, message, open_log
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -204,9 +207,13 @@ class Fake:
         self.told: list[tuple[int, dict[str, str]]] = []
         self.log: CommitLog | None = None
         self.refuses: dict[int, str] = {}
+        self.runtime: dict[str, str] = {}
         self.on_told: Callable[[Fake, RemotingCommand], None] = lambda fake, request: None
         handlers = {
             RequestCode.GET_LINEAGE: lambda request: request.answer(body=self.said.encode()),
+            RequestCode.GET_BROKER_RUNTIME_INFO: lambda request: request.answer(
+                body=KVTable(table=self.runtime).encode()
+            ),
             RequestCode.READ_LOG: self.read,
             RequestCode.PROMOTE: self.promote,
             RequestCode.FOLLOW: self.tell,
@@ -278,6 +285,7 @@ class Names:
         term: tuple[int, str] | None = None,
     ) -> None:
         self.fakes = fakes
+        self.on_asked: Callable[[], object] = lambda: None
         self.listed = listed or {}
         handlers = {RequestCode.GET_BROKER_CLUSTER_INFO: self.table}
         if term is not None:  # a stock one knows no such request
@@ -285,6 +293,7 @@ class Names:
         self.addr = serve(handlers)
 
     def table(self, request: RemotingCommand) -> RemotingCommand:
+        self.on_asked()
         addrs = dict(self.listed)
         for number, fake in enumerate(self.fakes, 1):
             addrs[0 if fake.said.role.endswith("MASTER") else number] = fake.addr
@@ -414,6 +423,211 @@ def test_failover_is_refused_while_the_master_is_well(serve: Serve) -> None:
         in run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--force").output
     )
     assert master.told == slave.told == []
+
+
+DENIED = "org.apache.rocketmq.acl.common.AclException: Check signature failed for accessKey=tools"
+
+
+def denying(serve: Serve) -> str:
+    """A master with access control, and other keys than ours."""
+    return serve({RequestCode.GET_LINEAGE: lambda request: request.answer(1, DENIED)})
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_failover_deposes_no_master_that_answers_with_an_error(serve: Serve, force: tuple[str, ...]) -> None:
+    master = denying(serve)
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=master)
+    names = Names(serve, slave, listed={0: master})
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", *force)
+    assert result.exit_code == 1
+    assert f"{master}: lives, but answered code 1: {DENIED}" in result.stderr
+    assert "tools.yml" in result.stderr
+    assert slave.told == []
+
+
+def test_a_stock_master_that_does_not_let_us_ask_it_lives(serve: Serve) -> None:
+    master = serve({RequestCode.GET_BROKER_RUNTIME_INFO: lambda request: request.answer(1, DENIED)})
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=master)
+    names = Names(serve, slave, listed={0: master})
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--force")
+    assert (result.exit_code, slave.told) == (1, [])
+
+
+def test_who_is_denied_is_told_of_the_keys(serve: Serve) -> None:
+    master, slave = denying(serve), denying(serve)
+    names = serve(
+        {
+            RequestCode.GET_BROKER_CLUSTER_INFO: body(
+                ClusterInfo({NAME: BrokerData(NAME, "C", {0: master, 1: slave})}, {"C": [NAME]}).encode()
+            )
+        }
+    )
+    for command in (
+        ("switchover", "-b", NAME, "--yes"),
+        ("failover", "-b", NAME, "--to", slave, "--yes"),
+        ("history", "-b", NAME),
+        ("reinit", "-b", slave, "--yes"),
+        ("history", "-b", slave),
+    ):
+        result = run(command[0], "-n", names, *command[1:])
+        assert result.exit_code == 1
+        assert result.stderr.count("tools.yml") == 1
+        assert "mqadmin failover" not in result.stderr
+        assert f"{slave}: {slave}" not in result.output
+
+
+def test_a_master_that_comes_back_while_the_question_is_open_is_not_deposed(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, slave, listed={0: dead()})
+
+    def back() -> str:
+        names.fakes = (master, slave)
+        return "y\n"
+
+    arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr)
+    result = run_answering(arguments, back)
+    assert result.exit_code == 1
+    assert f"{master.addr} is the master of {NAME}, alive and well" in result.stderr
+    assert master.told == slave.told == []
+
+
+def test_failover_asks_again_when_the_cost_has_changed_meanwhile(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    other = Fake(serve, C, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, slave, other, listed={0: dead()})
+
+    def more() -> str:
+        slave.say(log_end=520, master_end=520)
+        return "y\n"
+
+    arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr)
+    result = run_answering(arguments, more, lambda: "n\n")
+    assert result.exit_code == 1
+    assert result.output.count("Go on? [y/N]") == 2
+    assert "Meanwhile" in result.output
+    assert "the furthest log ends at 520" in result.output
+    assert slave.told == []
+
+
+def test_nobody_is_asked_again_who_said_yes_before(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, slave, listed={0: dead()})
+    looks = iter(range(100))
+    names.on_asked = lambda: slave.say(log_end=500 + next(looks))
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes")
+    assert result.exit_code == 1
+    assert "nothing was changed" in result.stderr
+    assert slave.told == []
+
+
+def test_a_change_that_is_under_way_is_waited_for_and_no_reason_to_fail_over(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    held = f"switching over to {slave.addr}"
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), held=held, changing=True)
+    names = Names(serve, master, slave)
+    for command in (("switchover",), ("failover", "--to", slave.addr, "--force")):
+        result = run(command[0], "-n", names.addr, "-b", NAME, "--yes", *command[1:])
+        assert result.exit_code == 1
+        assert "under way" in result.stderr
+        assert held in result.stderr
+        assert "mqadmin failover" not in result.stderr
+    assert master.told == slave.told == []
+
+
+def test_whether_a_held_master_can_hand_over_is_its_own_word(serve: Serve) -> None:
+    """A full disk is no obstacle, and what is one its broker knows."""
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), held="disk is 100.0% used")
+    master.refuses[RequestCode.SWITCHOVER] = "this master takes nothing itself: b has more"
+    result = run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME, "--yes")
+    assert master.codes == [RequestCode.SWITCHOVER]
+    assert "b has more" in result.stderr
+    assert f"nothing was changed, {master.addr} goes on as before" in result.stderr
+
+
+def test_a_lost_answer_is_not_taken_for_a_refusal(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    lost = RemotingTimeout(master.addr, RequestCode.SWITCHOVER, 15)
+    ask = Admin.ask
+
+    def asked(admin: Admin, addr: str, code: RequestCode, *rest: Any, **more: Any) -> Any:
+        if code == RequestCode.SWITCHOVER:
+            raise lost
+        return ask(admin, addr, code, *rest, **more)
+
+    monkeypatch.setattr(Admin, "ask", asked)
+    result = run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME, "--yes")
+    assert result.exit_code == 1
+    assert "nothing was changed" not in result.stderr
+    assert f"{master.addr}: takes messages" in result.stderr
+    assert f"mqadmin history -b {NAME}" in result.stderr
+
+
+def test_a_refusal_is_in_the_object_that_programs_read(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, master, slave)
+    for command in (("failover", "-b", NAME, "--to", slave.addr), ("reinit", "-b", master.addr)):
+        result = run(command[0], "-n", names.addr, *command[1:], "--yes", "-f", "json")
+        assert result.exit_code == 1
+        shown = json.loads(result.stdout)
+        assert "mqadmin switchover" in shown["error"]
+        assert f"Error: {shown['error']}" in result.stderr
+    assert "before" in json.loads(
+        run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "-f", "json").stdout
+    )
+
+
+def interrupt() -> str:
+    raise KeyboardInterrupt
+
+
+def test_who_interrupts_is_told_what_came_of_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, slave, listed={0: dead()})
+    arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr)
+    result = run_answering(arguments, interrupt)
+    assert result.exit_code == 130
+    assert "nothing was changed" in result.stderr
+    assert slave.told == []
+    monkeypatch.setattr(promotion, "wait_for_master", lambda *_: interrupt())
+    result = run(*arguments, "--yes")
+    assert result.exit_code == 130
+    assert f"{slave.addr} was told" in result.stderr
+    assert slave.codes == [RequestCode.PROMOTE]
+
+
+def test_a_slave_waits_for_a_master_that_does_not_answer(serve: Serve) -> None:
+    gone = dead()
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
+    shown = table_of(topology(silent(gone), member("b:1", B, 500, *ONE_TERM, master_addr=gone))).text()
+    assert f"waits for {gone}" in shown
+    assert "follows" not in shown
+    names = Names(serve, slave, listed={0: gone})
+    told = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, stdin="n\n").output
+    assert f"waits for {gone}" in told
+
+
+def test_an_old_master_that_does_not_step_down_is_no_success(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role_steps, "FOLLOW_S", 0.2)
+    old = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), held="b has more")
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, slave, listed={7: old.addr})
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "-f", "json")
+    assert result.exit_code == 1
+    assert f"Not following yet: {old.addr}" in result.stderr
+    assert json.loads(result.stdout)["complete"] is False
+
+
+def test_reinit_of_a_broker_that_is_away_does_not_ask_for_its_name() -> None:
+    result = run("reinit", "-b", dead(), "--yes")
+    assert result.exit_code == 1
+    assert "start it" in result.stderr
+    assert "-b NAME" not in result.stderr
 
 
 def test_a_master_whose_term_is_over_keeps_nobody_from_being_promoted(serve: Serve) -> None:
@@ -660,7 +874,15 @@ def test_reinit_is_refused_for_a_master_and_where_the_master_is_away(serve: Serv
     orphan = Fake(serve, B, "SLAVE", 480, (3, 0, A), master_addr=dead())
     held = Fake(serve, A, "SYNC_MASTER", 400, (3, 0, A), held="b has more")
     ahead = Fake(serve, B, "SLAVE", 480, (3, 0, A), master_addr=held.addr)
-    for broker, said in ((master, "switchover"), (orphan, "may be all there is"), (ahead, "b has more")):
+    rotten = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    rotten.runtime["damagedRanges"] = "100 to 200"
+    sound = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_addr=rotten.addr)
+    for broker, said in (
+        (master, "switchover"),
+        (orphan, "may be all there is"),
+        (ahead, "b has more"),
+        (sound, "damaged from 100 to 200"),
+    ):
         result = run("reinit", "-b", broker.addr, "--yes")
         assert result.exit_code == 1
         assert said in result.output

@@ -92,6 +92,39 @@ def test_what_tools_want_to_read_is_there(served: Served, client: BlockingClient
     )  # fmt: skip
 
 
+def test_groups_wait_at_a_message_that_rotted_until_they_are_let_past(
+    served: Served, client: BlockingClient
+) -> None:
+    node, addr = served.node, addr_of(served.node)
+    ids = [send(client, addr, "T").ext["queueOffset"] for _ in range(3)]
+    wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+    queue = node.store.queues.get("T", 0)
+    assert queue is not None
+    place = queue.read(1, 1)[0].physical_offset
+    assert len(ids) == queue.max_offset
+    body_at = place + 88
+    with (node.config.log.log_path / f"{0:020d}").open("r+b") as file:
+        file.seek(body_at)
+        byte = file.read(1)[0]
+        file.seek(body_at)
+        file.write(bytes((byte ^ 1,)))
+
+    def pull() -> RemotingCommand:
+        ext = {
+            "consumerGroup": "G", "topic": "T", "queueId": "0", "queueOffset": "1", "maxMsgNums": "32",
+            "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*",
+            "subVersion": "0",
+        }  # fmt: skip
+        return client.call(addr, RemotingCommand.request(RequestCode.PULL_MESSAGE, ext))
+
+    assert pull().code == ResponseCode.SYSTEM_ERROR
+    wait_until(lambda: [begin for begin, _ in node.store.log.damaged] == [place], "fenced")
+    assert pull().code == ResponseCode.SYSTEM_ERROR
+    assert update(client, addr, "passDamagedMessages=true\n").code == ResponseCode.SUCCESS
+    answer = pull()
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.SUCCESS, "3")
+
+
 def test_a_changed_permission_is_told_to_the_name_server(served: Served, client: BlockingClient) -> None:
     addr = addr_of(served.node)
     send(client, addr, "T")

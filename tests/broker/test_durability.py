@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from haservice.broker.durability import OVERDUE_S, Durability, PutStatus, Wait
+from haservice.broker.durability import Durability, PutStatus, Wait
 from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.progress import AckTable, LogRange, SlaveProgress
 
@@ -175,15 +175,31 @@ def test_a_stop_uses_proofs_that_have_arrived() -> None:
     assert bench.settled == [OK]
 
 
-def test_a_wait_that_its_service_forgot_is_swept_up() -> None:
-    bench = Bench(sync_flush=False, sync_master=True, timeout_s=-OVERDUE_S - 1)
+def test_a_wait_that_its_service_forgot_is_swept_up(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(sync_flush=False, sync_master=True, timeout_s=-1)
     bench.put()
     bench.durability.sweep()
+    assert bench.settled == []
+    bench.durability.sweep()
     assert bench.settled == [SLAVE]
+    assert "waits long past their deadline count=1" in caplog.text
     fresh = Bench(sync_flush=False, sync_master=True)
     fresh.put()
     fresh.durability.sweep()
     assert fresh.settled == []
+
+
+def test_a_process_that_stood_still_beyond_a_deadline_forgot_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(sync_flush=False, sync_master=True, timeout_s=-60)
+    bench.put()
+    bench.durability.sweep()
+    bench.durability.replicated(bench.replica.take(), True)
+    bench.loop.run()
+    bench.durability.sweep()
+    assert bench.settled == [OK]
+    assert not caplog.records
 
 
 class Slaves:

@@ -12,6 +12,7 @@ import pytest
 from commitlog.record import Message, encode_properties
 from haservice.broker.groups import GroupConfig
 from haservice.broker.offset_moved import OffsetMoved
+from haservice.broker.reader import ReadLimits
 from haservice.broker.topics import topic_config
 from haservice.deadline import Deadline
 from haservice.remoting.command import RemotingCommand
@@ -23,6 +24,7 @@ from tests.support.waiting import wait_until
 Make = Callable[..., ReadingBroker]
 
 HOLD = 2 | 4
+SQL = {"subscription": "TAGS = 'red'", "expressionType": "SQL92"}
 SLAVE = BrokerRole.SLAVE
 
 
@@ -494,6 +496,66 @@ def test_pulls_are_counted(reading_broker: Make) -> None:
     stats = broker.stats
     assert (stats.gets_found, stats.gets_missed) == (1, 1)
     assert (stats.transferred, stats.transferred_bytes) == (5, size)
+
+
+def rot(broker: ReadingBroker, offset: int) -> None:
+    """Flips a bit of the log."""
+    segment_bytes = broker.options.segment_bytes
+    with (broker.options.log_path / f"{offset - offset % segment_bytes:020d}").open("r+b") as file:
+        file.seek(offset % segment_bytes)
+        byte = file.read(1)[0]
+        file.seek(offset % segment_bytes)
+        file.write(bytes((byte ^ 0x10,)))
+
+
+@pytest.mark.parametrize("how", ["hot", "cold", "by expression"])
+def test_a_body_that_rotted_is_never_served_and_what_comes_before_it_is(
+    reading_broker: Make, how: str
+) -> None:
+    broker = reading_broker(memory_bytes=0 if how == "cold" else 1 << 50, enable_property_filter=True)
+    sent = [b"%d" % number * 500 for number in range(5)]
+    places = [broker.put(body, tag="red") for body in sent]
+    broker.dispatch()
+    record = broker.log.read_record(places[2])
+    rot(broker, places[2] + record.index(sent[2]) + 7)
+    fields: dict[str, Any] = SQL if how == "by expression" else {}
+    caller = broker.caller()
+    for _ in range(2):
+        first = caller.pull(0, **fields)
+        assert (first.code, bodies(first), header(first)[1]) == (0, sent[:2], 2)
+        damaged = caller.pull(2, **fields)
+        assert (damaged.code, len(damaged.body)) == (1, 0)
+        assert str(places[2]) in (damaged.remark or "")
+        broker.store.scrub.look_at_suspects()
+        assert broker.log.damaged == ((places[2], places[3]),)
+    assert bodies(caller.pull(3, **fields)) == sent[3:]
+    broker.log.repair(places[2], record)
+    assert bodies(caller.pull(0, **fields)) == sent
+
+
+@pytest.mark.parametrize("expression", [False, True])
+def test_consumers_pass_over_damage_when_they_are_told_to(
+    reading_broker: Make, caplog: pytest.LogCaptureFixture, expression: bool
+) -> None:
+    broker = reading_broker(enable_property_filter=True)
+    sent = [b"%d" % number * 50 for number in range(5)]
+    places = [*(broker.put(body, tag="red") for body in sent), broker.log.end]
+    broker.dispatch()
+    broker.log.fence_range(places[2], places[3], "rot")
+    fields: dict[str, Any] = SQL if expression else {}
+    caller = broker.caller()
+    assert caller.pull(2, **fields).code == 1
+    broker.reader.configure(ReadLimits(1 << 50, passes_damage=True))
+    offset, got = 0, []
+    while (answer := caller.pull(offset, **fields)).code == 0:
+        got += bodies(answer)
+        offset = header(answer)[1]
+    assert (got, offset) == ([*sent[:2], *sent[3:]], 5)
+    assert "damaged messages passed over" in caplog.text
+    assert bodies(caller.pull(2, **fields)) == sent[3:]
+    broker.log.fence_range(places[4], places[5], "rot")
+    last = caller.pull(4, **fields)
+    assert (last.code, header(last)[1]) == (20, 5)
 
 
 def test_damage_is_an_error_and_no_message(reading_broker: Make) -> None:

@@ -48,6 +48,21 @@ def test_a_place_without_a_message_is_said_so(reading_broker: Make) -> None:
     assert view(caller, "x").code == 1
 
 
+def test_a_message_whose_body_rotted_is_not_given_to_who_looks_it_up(reading_broker: Make) -> None:
+    broker = reading_broker()
+    places = [broker.put(bytes(500), keys="k") for _ in range(2)]
+    broker.dispatch()
+    with (broker.options.log_path / f"{0:020d}").open("r+b") as file:
+        file.seek(places[1] + 200)
+        file.write(b"?")
+    caller = broker.caller()
+    answer = view(caller, places[1])
+    assert (answer.code, len(answer.body)) == (1, 0)
+    assert len(bodies(by_key(caller, "k"))) == 1
+    broker.store.scrub.look_at_suspects()
+    assert broker.log.damaged == ((places[1], broker.log.end),)
+
+
 def test_messages_are_found_by_key_newest_first(reading_broker: Make) -> None:
     broker = reading_broker()
     for number in range(5):

@@ -8,17 +8,18 @@ import pytest
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import CorruptRecord
-from commitlog.record import MESSAGE_MAGIC, java_hash
+from commitlog.record import MESSAGE_MAGIC, Message, body_crc, encode, encode_host, java_hash, stamp
 from haservice.broker.reader import PullStatus, QueueReader, ReadLimits, Scan
 from haservice.broker.tag_filter import TagCodes
 
 KIB = 1024
 FOREVER = 1 << 50
+HEAD = struct.Struct(">iii16xqi44xi")
 LIMITS = ReadLimits(memory_bytes=FOREVER)
 
 
 class MemoryLog:
-    """Records that state their size and magic, and are otherwise filled with their number."""
+    """Records that state what a reader looks at; their bodies are filled with their number."""
 
     segment_bytes = 64 * KIB
 
@@ -27,6 +28,8 @@ class MemoryLog:
         self.data = bytearray(start)
         self.reads: list[tuple[int, int]] = []
         self.damaged: tuple[tuple[int, int], ...] = ()
+        self.suspects: list[int] = []
+        self.suspect = self.suspects.append
 
     @property
     def end(self) -> int:
@@ -34,7 +37,11 @@ class MemoryLog:
 
     def append(self, size: int) -> int:
         offset = len(self.data)
-        self.data += struct.pack(">ii", size, MESSAGE_MAGIC) + bytes([offset % 251]) * (size - 8)
+        if size < HEAD.size:
+            self.data += bytes(size)
+            return offset
+        body = bytes([offset % 251]) * (size - HEAD.size)
+        self.data += HEAD.pack(size, MESSAGE_MAGIC, body_crc(body), offset, 0, len(body)) + body
         return offset
 
     def read(self, offset: int, size: int) -> bytes:
@@ -252,6 +259,24 @@ def test_an_index_that_disagrees_with_the_log_serves_nothing() -> None:
     for wrong in (Entry(100, 99, 0), Entry(101, 100, 0), Entry(250, 100, 0)):
         with pytest.raises(CorruptRecord):
             shelf.reader.load([entries[0], wrong])
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1", "::1"])
+def test_a_body_is_held_against_its_crc_whatever_its_hosts_are(hosts: str) -> None:
+    host = encode_host(hosts, 10911)
+    shelf = Shelf()
+    for number in range(3):
+        record = encode(Message("T", 0, bytes([number]) * 300, born_host=host), host)
+        stamp(record, number, shelf.log.end, 1)
+        shelf.queue.entries.append(Entry(shelf.log.end, len(record), 0))
+        shelf.log.data += record
+    entries = shelf.scan(0).entries
+    assert shelf.reader.load(entries) == shelf.log.data
+    shelf.log.data[entries[1].physical_offset + 200] ^= 1
+    with pytest.raises(CorruptRecord) as caught:
+        shelf.reader.load(entries)
+    assert caught.value.offset == entries[1].physical_offset
+    assert shelf.log.suspects == [entries[1].physical_offset]
 
 
 def test_what_comes_before_damage_is_served_and_the_pull_that_begins_at_it_is_told() -> None:

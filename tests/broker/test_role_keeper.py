@@ -172,6 +172,8 @@ def test_every_replica_that_was_in_sync_is_waited_for() -> None:
     world.keeper.look()
     assert world.terms == []
     assert "t:10911" in world.keeper.held
+    assert "start it" in world.keeper.held
+    assert "mqadmin failover" in world.keeper.held
     assert "s:10911" not in world.keeper.held
 
 

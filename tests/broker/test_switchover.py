@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from commitlog.retention import DISK_HOLDER
 from haservice.broker import switchover
 from haservice.broker.peers import Heard
+from haservice.broker.role_parts import HOLDER
 from haservice.broker.roles import role_in_force
 from haservice.broker.switchover import Switchover
-from haservice.errors import AnswerError, RemotingError, RemotingTimeout, RequestError
+from haservice.errors import AnswerError, RemotingError, RemotingTimeout, RemotingUnreachable, RequestError
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.lineage_headers import EpochBody, LineageBody, PromoteHeader, SwitchoverHeader
 from haservice.replication.lineage import Epoch, Lineage
@@ -33,13 +35,21 @@ LOST = RemotingTimeout(TARGET.broker_addr, 40003, 1.0)
 
 class Log:
     end = 1000
-    writable = None
 
     def __init__(self) -> None:
-        self.held: str | None = None
+        self.holds: dict[str, str] = {}
+
+    @property
+    def held(self) -> str | None:
+        return self.holds.get(HOLDER)
 
     def hold_appends(self, reason: str | None, holder: str) -> None:
-        self.held = reason
+        self.holds = {who: why for who, why in self.holds.items() if who != holder}
+        if reason is not None:
+            self.holds[holder] = reason
+
+    def writable_but_for(self, holder: str) -> str | None:
+        return next((why for who, why in self.holds.items() if who != holder), None)
 
     def flush(self) -> int:
         return self.end
@@ -140,7 +150,7 @@ def test_the_slave_is_told_where_the_log_ends_and_whom_to_ask(tmp_path: Path) ->
 
 def test_a_slave_that_is_not_who_it_says_is_passed_over(tmp_path: Path) -> None:
     """It is nearer, and nobody answers as that replica where it says that clients reach it."""
-    side = Side(PROMOTED)
+    side = Side(PROMOTED, dataclasses.replace(TARGET, replica_id="y"))
     stranger = SlaveStatus(
         "x:1", "TRANSFER", 1001, 1001, 1001, 0, 0, 0.0, 0.0, True, "", replica_id="x", broker_addr="x:10911"
     )
@@ -149,6 +159,45 @@ def test_a_slave_that_is_not_who_it_says_is_passed_over(tmp_path: Path) -> None:
     assert side.promotions[0].min_epoch == 9
     with pytest.raises(RequestError, match="x:10911 does not answer there"):
         Master(tmp_path / "named", side, also=(stranger,)).run(target="x:10911")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (AnswerError("x:10911", 1, "AclException: No accessKey is configured"), "aclCredentialsFile"),
+        (AnswerError("x:10911", 1, "AclException: No accessKey is configured"), "No accessKey is configured"),
+        (RemotingTimeout("x:10911", 40001, 1.0), "does not answer there.*: it is silent"),
+        (RemotingUnreachable("x:10911", "Connection refused"), "does not answer there.*: Connection refused"),
+    ],
+)
+def test_why_a_slave_cannot_be_asked_is_said(tmp_path: Path, word: RemotingError, said: str) -> None:
+    slave = SlaveStatus(
+        "x:1", "TRANSFER", 1001, 1001, 1001, 0, 0, 0.0, 0.0, True, "", replica_id="x", broker_addr="x:10911"
+    )
+    master = Master(tmp_path, Side(PROMOTED, word), also=(slave,))
+    with pytest.raises(RequestError, match=said):
+        master.run(target="x:10911")
+    assert master.log.held is None
+
+
+def test_a_full_disk_is_no_obstacle_and_the_term_begins_on_the_other_side_alone(tmp_path: Path) -> None:
+    side = Side(PROMOTED)
+    master = Master(tmp_path, side)
+    master.log.hold_appends("disk is 100.0% used", DISK_HOLDER)
+    before = master.file.state.lineage
+    assert master.run().newer.epoch == 2
+    assert master.file.state.lineage == before
+    assert master.log.holds[DISK_HOLDER] == "disk is 100.0% used"
+
+
+def test_what_else_holds_appends_is_an_obstacle(tmp_path: Path) -> None:
+    side = Side(PROMOTED)
+    master = Master(tmp_path, side)
+    master.log.hold_appends("disk is 100.0% used", DISK_HOLDER)
+    master.log.hold_appends("queues are not complete yet", "store")
+    with pytest.raises(RequestError, match="queues are not complete yet"):
+        master.run()
+    assert side.promotions == []
 
 
 def test_a_slave_that_does_not_get_level_is_not_promoted(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def _report_seeds() -> list[bytes]:
 
 _LINEAGE = Lineage((Epoch(0, 0, ""), Epoch(3, 4096, "a" * 32, 5, "why"), Epoch(4, 9000, "b" * 32)))
 _MASTER = MasterHello(
-    "id", "C", "broker-a", "10.0.0.1:10911", "SYNC_MASTER", 1 << 30, LogSpan(0, 12345), _LINEAGE
+    "id", "C", "broker-a", "10.0.0.1:10911", "SYNC_MASTER", 1 << 30, LogSpan(0, 12345), _LINEAGE, "", 5000
 )
 _SLAVE = SlaveHello(
     "id2", "broker-a", "10.0.0.2:10911", 1 << 30, LogSpan(0, 99), 99, 64, "ab" * 32, True, _LINEAGE

@@ -89,7 +89,7 @@ class Reports:
 
 
 class LinkProxy:
-    """Listens at one address and passes on to another; close it.  `start` may be awaited once."""
+    """Listens at one address and passes on to another; close it."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
@@ -105,12 +105,24 @@ class LinkProxy:
         self.flipped = 0
         self._links: set[_Link] = set()
         self._server: asyncio.Server | None = None
+        self._address = ("", 0)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """The port that it listens on."""
         self._server = await asyncio.start_server(self._accepted, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
+        self._address = (host, bound)
         return bound
+
+    async def shut(self) -> None:
+        """Nobody listens there any more, and every connection is reset."""
+        if self._server is not None:
+            self._server.close()
+        self.cut()
+
+    async def open(self) -> None:
+        """After shut(): it listens there again."""
+        await self.start(*self._address)
 
     @property
     def live(self) -> int:

@@ -80,6 +80,7 @@ class MasterEnd:
     def __init__(self, node: Node, connection: Connection) -> None:
         self.node = node
         self.peer = connection.other(node.name)
+        self.machine = node.world.nodes[self.peer].machine
         self.replica_id = ""
         self._connection = connection
         self._transport = MasterTransport(node, connection)
@@ -138,7 +139,7 @@ class MasterEnd:
         if not reports:
             return
         node.group.reported(progress, reports, LogRange(log.start, log.end))
-        node.world.acked(node, self.node.world.nodes[self.peer], progress)
+        node.world.acked(node, self.node.world.nodes[self.peer], self.machine, progress)
         if waiting and self.transfers:
             node.world.note("{} sends to {} from {}", node, self.peer, progress.sent)
         self.pump()

@@ -447,14 +447,14 @@ class World:
         except AssertionError as error:
             self.broken(Violation.WRONG_OK, f"the acks of {node} contradict each other: {error}")
 
-    def acked(self, node: Node, slave: Node, progress: SlaveProgress) -> None:
-        """A master believes an ack: the slave has to hold that much of its log."""
+    def acked(self, node: Node, slave: Node, machine: str, progress: SlaveProgress) -> None:
+        """A master believes an ack: the machine that was connected has held that much of its log."""
         acked = progress.acked
         if acked is None or not slave.up:
             return
         first = progress.sent_from
         for record in reversed(node.records_between(first, acked)):
-            if slave.machine in record.held:
+            if machine in record.held:
                 break
             self.broken(
                 Violation.WRONG_OK, f"{node} believes that {slave} holds {record.key} up to {record.end}"

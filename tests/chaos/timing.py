@@ -1,10 +1,12 @@
 """How fast things go on after a fault, as figures for the report; nothing here passes or fails by a time.
 
-    link flap       a connection is cut, or refused for a while; until the log's bytes flow again
+    link flap       a connection is cut, or for a while nobody listens, or what comes is reset, or packets are
+                    lost; until the log's bytes flow again, or a send is OK
     silence         the link passes nothing; until each side says that the other is gone
     promotion       PROMOTE, or SWITCHOVER, is sent; until the new master says OK to a send
     stalled slave   500 sends wait for a slave that stands still; how far beyond their deadline the last is
                     answered, and how soon after it goes on there is an OK again
+    hostile         sends to a SYNC_MASTER while strangers crowd its HA port, against those before
 
 What is measured is a machine's, and that of all who share it.
 """
@@ -16,9 +18,11 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from haservice.admin.bench_replication import drive
+from haservice.admin.pair import ScratchPair
 from haservice.admin.sending import Outgoing, send_command
 from haservice.errors import ProtocolError, RemotingError
 from haservice.remoting.bodies import HARuntimeInfo
@@ -31,6 +35,8 @@ from haservice.remoting.lineage_headers import (
     SwitchoverBody,
     SwitchoverHeader,
 )
+from tests.chaos import hostile
+from tests.chaos.netns import Hosts, NoHosts, run_in
 from tests.chaos.proc_cluster import HEARTBEAT_MS, QUEUES, SETTINGS, TOPIC, Cluster, Node, NotSoInTime, Shape
 from tests.chaos.report import Report
 
@@ -39,6 +45,8 @@ SENDS = 500
 CONNECTIONS = 10
 PATIENCE_S = 20.0
 AWAY_S = (0.05, 0.5, 3.0)
+LOST_S = (0.5, 3.0)
+HOSTILE_SENDS, HOSTILE_IN_FLIGHT = 30_000, 64
 SLAVE_TIMEOUT_S = int(SETTINGS["slaveTimeout"]) / 1000
 BODY = b"x" * 512
 _LOOK_S = 0.001
@@ -48,7 +56,7 @@ def run(rounds: int, seed: int, report: Report) -> None:
     """Each measurement so many times; `seed` is not used, for nothing is random."""
     root = Path(tempfile.mkdtemp(prefix="chaos-timing-"))
     try:
-        asyncio.run(_Timing(root, rounds, report).measure())
+        _Timing(root, rounds, report).measure()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -60,21 +68,43 @@ class _Timing:
         self._report = report
         self._count = 0
         self._seconds: dict[str, list[float]] = {}
+        self._shares: dict[str, list[float]] = {}
 
-    async def measure(self) -> None:
+    def measure(self) -> None:
         try:
-            await self._with(Shape(), self._flaps, self._silences, self._stalls, self._switchovers)
-            await self._with(Shape(brokers=3), self._promotions)
-            await self._with(Shape(role="ASYNC_MASTER"), self._promotions)
+            self._with(Shape(), self._flaps, self._silences, self._stalls, self._switchovers)
+            self._on_hosts(self._losses)
+            self._with(Shape(brokers=3), self._promotions)
+            self._with(Shape(role="ASYNC_MASTER"), self._promotions)
+            self._hostile()
         finally:
+            for name, shares in self._shares.items():
+                self._report.figure(LAYER, f"{name}: median", round(statistics.median(shares), 2))
+                self._report.figure(LAYER, f"{name}: worst of {len(shares)}", round(min(shares), 2))
             for name, seconds in self._seconds.items():
                 ordered = sorted(1000 * one for one in seconds)
                 self._report.figure(LAYER, f"{name}, ms: median", round(statistics.median(ordered), 1))
                 self._report.figure(LAYER, f"{name}, ms: worst of {len(ordered)}", round(ordered[-1], 1))
 
-    async def _with(self, shape: Shape, *measurements: Callable[..., object]) -> None:
+    def _on_hosts(self, *measurements: Callable[..., object]) -> None:
+        try:
+            hosts = Hosts(2)
+        except NoHosts as error:
+            self._report.figure(LAYER, "network namespaces", f"not used: {error}")
+            return
+        try:
+            run_in(hosts.hub, lambda: self._with(Shape(links="netns"), *measurements, hosts=hosts))
+        finally:
+            hosts.close()
+
+    def _with(self, shape: Shape, *measurements: Callable[..., object], hosts: Hosts | None = None) -> None:
+        asyncio.run(self._on_cluster(shape, measurements, hosts))
+
+    async def _on_cluster(
+        self, shape: Shape, measurements: Sequence[Callable[..., object]], hosts: Hosts | None
+    ) -> None:
         self._count += 1
-        cluster = Cluster(self._root / str(self._count), shape)
+        cluster = Cluster(self._root / str(self._count), shape, hosts)
         try:
             await cluster.start()
             for measurement in measurements:
@@ -105,11 +135,47 @@ class _Timing:
                 proxy.cut()
                 await asyncio.sleep(away_s)
                 proxy.refuses = False
-                name = f"link back after {away_s:g} s until bytes flow"
+                name = f"link reset for {away_s:g} s until bytes flow"
+                self._took(name, await _flowing(cluster, master))
+            for away_s in AWAY_S:
+                await proxy.shut()
+                await asyncio.sleep(away_s)
+                await proxy.open()
+                name = f"nobody listens for {away_s:g} s until bytes flow"
                 self._took(name, await _flowing(cluster, master))
         finally:
             over.set()
             await traffic
+
+    async def _losses(self, cluster: Cluster) -> None:
+        """Between hosts: packets are lost on their way, or the slave's own link is down."""
+        hosts, master = cluster.hosts, await cluster.the_master()
+        assert hosts is not None
+        slave = next(node for node in cluster.nodes if node is not master)
+        one, other = master.number, slave.number
+        client, over = RemotingClient(), asyncio.Event()
+        traffic = asyncio.create_task(_keep_sending(cluster, master, over))
+        try:
+            for lost_s in LOST_S:
+                await _until_ok(client, master)
+                hosts.lose(one, other)
+                hosts.lose(other, one)
+                await asyncio.sleep(lost_s)
+                hosts.find(one, other)
+                hosts.find(other, one)
+                self._took(f"packets lost for {lost_s:g} s until OK", await _until_ok(client, master))
+            await _until_ok(client, master)
+            hosts.unplug(other)
+            await asyncio.sleep(LOST_S[-1])
+            hosts.plug(other)
+            self._took(f"slave unplugged for {LOST_S[-1]:g} s until OK", await _until_ok(client, master))
+        finally:
+            over.set()
+            hosts.find(one, other)
+            hosts.find(other, one)
+            hosts.plug(other)
+            await traffic
+            await client.close()
 
     async def _silences(self, cluster: Cluster) -> None:
         master = await cluster.the_master()
@@ -167,6 +233,30 @@ class _Timing:
             slave.thaw()
             for client in clients:
                 await client.close()
+
+    # -- strangers -----------------------------------------------------------------------------------
+
+    def _hostile(self) -> None:
+        """Calm and crowded in turn, with nothing between the two brokers."""
+        root = self._root / "hostile"
+        root.mkdir()
+        with ScratchPair(root, "SYNC_MASTER") as pair:
+            pair.start()
+            for number in range(self._rounds + 1):
+                calm = self._sends(pair)
+                with hostile.crowd(pair.ha_port()):
+                    crowded = self._sends(pair)
+                if number:  # the first one warms up
+                    name = f"{hostile.SILENT} silent strangers and {hostile.CALLS_A_SECOND} a second more"
+                    self._shares.setdefault(f"SYNC_MASTER sends beside {name}, of those without", []).append(
+                        crowded / calm
+                    )
+                self._report.progress(LAYER, number, self._rounds)
+
+    def _sends(self, pair: ScratchPair) -> float:
+        load = asyncio.run(drive(pair.master_addr, BODY, HOSTILE_IN_FLIGHT, HOSTILE_SENDS))
+        self._report.add(LAYER, "sends beside strangers not OK", load.not_ok)
+        return load.per_second
 
     # -- roles ---------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,6 +113,34 @@ def test_a_failover_after_a_death_and_the_old_master_comes_back(make_pair: MakeP
     assert read(ask, pair.slave_addr) == read(ask, pair.master_addr) == numbered(0, 300)
     assert_equal_logs(pair, ask, pair.slave_addr)
     assert [number for number, _, _ in epochs(pair)] == [1, 1000]
+
+
+def test_a_master_that_denies_the_tool_is_not_deposed(
+    make_pair: MakePair, admin: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text("accounts:\n- accessKey: the-keeper\n  secretKey: 12345678\n  admin: true\n")
+    keys = tmp_path / "tools.yml"
+    keys.write_text("accessKey: the-keeper\nsecretKey: 12345678\n")
+    assert pair.processes["broker-a"].stop() == 0
+    pair.start_master(aclEnable="true", aclFile=str(rules))
+    command = ("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    for force in ((), ("--force",)):
+        refused = run(*command, *force)
+        assert refused.exit_code == 1
+        assert f"{pair.master_addr}: lives, but answered code 1" in refused.stderr
+        assert "tools.yml" in refused.stderr
+    denied = run("switchover", "-n", pair.namesrv_addr, "-b", "broker-a", "--yes")
+    assert denied.exit_code == 1
+    assert "tools.yml" in denied.stderr
+    monkeypatch.setenv("MQADMIN_TOOLS_YML", str(keys))
+    refused = run(*command, "--force")
+    assert refused.exit_code == 1
+    assert "alive and well" in refused.stderr
+    assert [number for number, _, _ in epochs(pair)] == [1]
 
 
 def test_a_failover_to_a_slave_that_heard_nothing_of_the_master_wants_force(

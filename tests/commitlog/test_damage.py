@@ -185,7 +185,9 @@ def test_who_wants_to_know_is_told_of_every_change(tmp_path: Path) -> None:
 def test_several_hold_appends_back_and_each_lets_go_of_its_own(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.hold_appends("disk is full", "disk")
+    assert log.writable_but_for("disk") is None
     log.hold_appends("the queues are not complete", "store")
+    assert log.writable_but_for("disk") == "the queues are not complete"
     log.hold_appends(None, "disk")
     with pytest.raises(LogNotWritable, match="not complete"):
         log.append(message())
@@ -437,6 +439,29 @@ def test_a_scrub_that_nothing_is_asked_of_sleeps_and_ends_when_told(tmp_path: Pa
         thread.join(30)
         assert not thread.is_alive()
         store.close()
+
+
+def test_what_a_reader_suspects_is_looked_at_wherever_it_lies(tmp_path: Path) -> None:
+    store = open_store(tmp_path, scrub_bytes_per_s=0)
+    fill(store)
+    dispatched(store)
+    starts = [start for start in edges(store) if start >= store.log.segments.items[-1].start]
+    rot(tmp_path, starts[0] + 100)
+    stop = threading.Event()
+    thread = threading.Thread(target=store.scrub.run, args=(stop,))
+    thread.start()
+    try:
+        assert store.log.read_sound_record(starts[1])
+        store.log.suspect(starts[1])  # sound
+        with pytest.raises(CorruptRecord):
+            store.log.read_sound_record(starts[0])
+        wait_until(lambda: store.log.damaged == ((starts[0], starts[1]),))
+    finally:
+        stop.set()
+        store.scrub.wake()
+        thread.join(30)
+    assert store.scrub.found == 1
+    store.close(clean=False)
 
 
 def resident_pages(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from commitlog.log import CommitLog
 from haservice.admin.pair import free_port_block
 from haservice.admin.relay import Relay
 from haservice.replication import client as client_module
-from haservice.replication import recorder
+from haservice.replication import pace, recorder
+from haservice.replication.dial import dial
 from haservice.replication.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
 from haservice.replication.hello import (
     HELLO_BYTES_MAX,
@@ -31,6 +33,7 @@ from haservice.replication.protocol import REPORT, TRANSFER_HEADER, peer_frame
 from haservice.replication.service import HAService
 from haservice.replication.status import MasterLinkStatus
 from tests.support.replication import (
+    CONFIG,
     SEGMENT_BYTES,
     Acked,
     AnyBytes,
@@ -589,6 +592,56 @@ def test_a_slave_without_a_store_cuts_nothing(a: Broker, b: Broker) -> None:
 
 
 @patient
+def test_a_master_that_said_how_often_it_speaks_is_left_when_it_does_not(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "SILENCE_S_MIN", 0.001)
+    with ScriptedMaster() as master, b.follows(master.port) as replica, master.accept() as end:
+        assert end.report() == -1
+        end.send(hello_of(a, heartbeat_ms=20))
+        assert slave_hello(end).heartbeat_ms == CONFIG.heartbeat_interval_ms
+        end.send(peer_frame(VERDICT_OFFSET, Verdict(True).encode()))
+        assert end.report() == 0
+        end.ends()
+        wait_until(lambda: "the master said nothing" in link(replica).last_error)
+
+
+@patient
+def test_a_master_that_ends_without_a_word_is_asked_again_soon_once_it_is_known(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy takes connections while the master behind it is away."""
+    monkeypatch.setattr(client_module, "RETRY_FIRST_S", 600.0)
+    monkeypatch.setattr(client_module, "RETRY_MAX_S", 600.0)
+    with ScriptedMaster() as master, b.follows(master.port):
+        with master.accept() as end:
+            assert end.report() == -1
+            end.send(hello_of(a))
+            slave_hello(end)
+        for _ in range(20):
+            master.accept().close()
+        with master.accept() as end:
+            assert end.report() == -1
+
+
+def test_a_master_that_cannot_be_reached_is_asked_again_soon(
+    b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RETRY_FIRST_S", 600.0)
+    monkeypatch.setattr(client_module, "RETRY_MAX_S", 600.0)
+    causes = iter((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT))
+
+    def dialled(*arguments: Any) -> object:
+        for cause in causes:
+            raise OSError(cause, "no way there")
+        return dial(*arguments)
+
+    monkeypatch.setattr(client_module, "dial", dialled)
+    with ScriptedMaster() as master, b.follows(master.port), master.accept() as end:
+        assert end.report() == -1
+
+
+@patient
 def test_a_stop_ends_every_wait_of_a_greeting(a: Broker, b: Broker) -> None:
     for stage in range(2):
         with ScriptedMaster() as master, b.follows(master.port), master.accept() as end:
@@ -756,6 +809,22 @@ def test_a_slave_that_is_refused_is_told_why_and_closed(a: Broker, b: Broker) ->
         assert slave.closed()
         wait_until(lambda: ha.status().absent)
         assert "brokerName is broker-b" in ha.status().absent[0].reason
+
+
+def test_a_slave_that_said_how_often_it_speaks_is_closed_when_it_does_not(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "SILENCE_S_MIN", 0.001)
+    end = a.write(100)
+    b.facts = replace(b.facts, heartbeat_ms=20)
+    with a.leads() as ha, ScriptedSlave(ha.port) as slave:
+        slave.send(block_of(b, call(slave)))
+        assert verdict_of(slave).accepted
+        slave.report(0)
+        slave.frames_to(end)
+        slave.ends()
+        wait_until(lambda: not ha.status().slaves)
+        assert "said nothing" in ha.status().absent[0].reason
 
 
 def test_a_slave_that_falls_silent_amid_its_hello_is_closed(a: Broker, b: Broker) -> None:

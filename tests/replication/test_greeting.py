@@ -202,8 +202,13 @@ def test_strangers_refuse_each_other(changed: dict[str, object], words: str) -> 
     other = Log(bytes_of(1000), segment_bytes=int(changed.get("segment_bytes", SEGMENT_BYTES)))  # type: ignore[call-overload]
     facts = replace(FACTS_S, broker_name=str(changed.get("broker_name", "broker-a")))
     slave = slave_of(other, facts=facts, name=str(changed.get("replica_id", "s")))
-    with pytest.raises(GreetingRefused, match=words):
-        slave.heed(body_of(master_of(log).hello()))
+    # Each is told why.
+    seen = greet(master_of(log), slave)
+    assert seen.outcome is Outcome.REFUSED
+    assert words in seen.verdict.reason or "state.json" in seen.verdict.reason
+    for verdict in (body_of(seen.frame), Verdict(True).encode()):
+        with pytest.raises(GreetingRefused, match=words):
+            slave.settle(verdict)
     # A slave that does not look is told by the master.
     master = master_of(log)
     said = slave_of(log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -37,8 +38,17 @@ def test_what_was_said_is_what_was_heard() -> None:
     assert heard.lineage.epochs[0] == TERMS.epochs[0]
     assert SlaveHello.decode(SLAVE.encode()).position == 900
     assert SlaveHello.decode(SLAVE.encode()).flushes
+    for kind in (MASTER, SLAVE):
+        assert type(kind).decode(replace(kind, heartbeat_ms=500).encode()).heartbeat_ms == 500
     for verdict in (Verdict(True), Verdict(False, "parted", True), Verdict(False, "no")):
         assert Verdict.decode(verdict.encode()) == verdict
+
+
+@pytest.mark.parametrize("kind", [MASTER, SLAVE])
+def test_earlier_versions_say_no_heartbeat(kind: MasterHello | SlaveHello) -> None:
+    said = orjson.loads(kind.encode())
+    del said["heartbeatMs"]
+    assert type(kind).decode(orjson.dumps(said)).heartbeat_ms == 0
 
 
 def test_later_versions_may_say_more() -> None:
@@ -65,6 +75,8 @@ def test_what_is_no_hello(body: bytes) -> None:
         {"segmentBytes": "1"},
         {"segmentBytes": True},
         {"segmentBytes": 1.5},
+        {"heartbeatMs": -1},
+        {"heartbeatMs": "5"},
         {"replicaId": None},
         {"replicaId": 7},
         {"brokerName": "a\nERROR forged line"},

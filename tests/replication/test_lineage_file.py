@@ -10,6 +10,7 @@ import pytest
 from haservice.replication import lineage_file
 from haservice.replication.lineage import Epoch, Lineage
 from haservice.replication.lineage_file import (
+    FORGET_MS,
     REPLICAS_MAX,
     HandingOver,
     LineageFile,
@@ -109,6 +110,16 @@ def test_who_was_seen_longest_ago_is_forgotten_first(tmp_path: Path) -> None:
     assert set(LineageFile(tmp_path).state.replicas) == {f"r{one}" for one in range(3, REPLICAS_MAX + 3)}
 
 
+def test_a_replica_that_was_not_in_sync_and_away_for_a_week_is_forgotten(tmp_path: Path) -> None:
+    file = LineageFile(tmp_path)
+    for name, in_sync in (("gone", False), ("gone in sync", True)):
+        file.saw(name, Replica("addr", 1, 1000, in_sync))
+    file.saw("here", Replica("addr", 2, FORGET_MS + 999, True))
+    assert set(file.state.replicas) == {"gone", "gone in sync", "here"}
+    file.saw("here", Replica("addr", 2, FORGET_MS + 1000, True))
+    assert set(LineageFile(tmp_path).state.replicas) == {"gone in sync", "here"}
+
+
 def test_replicas_that_are_noted_at_once_are_all_there(tmp_path: Path) -> None:
     file = LineageFile(tmp_path)
     threads = [
@@ -131,6 +142,11 @@ def test_damage_is_told_and_the_backup_read(tmp_path: Path, caplog: pytest.LogCa
     again = LineageFile(tmp_path)
     assert (again.state.replica_id, again.state.master_role) == (file.state.replica_id, "ASYNC_MASTER")
     assert any("state.json" in record.getMessage() for record in caplog.records)
+    assert "begins as a new one" not in caplog.text
+    for copy in (path(tmp_path), path(tmp_path).with_name("state.json.bak")):
+        copy.write_bytes(b"{}")
+    assert LineageFile(tmp_path).state.replica_id != file.state.replica_id
+    assert "begins as a new one" in caplog.text
 
 
 @pytest.mark.parametrize("at", range(0, 400, 13))

@@ -4,7 +4,36 @@ from __future__ import annotations
 
 import random
 
-from haservice.replication.pace import CAUSES_MAX, HISTORY_POINTS_MAX, Backoff, Growth, RateMeter, Seldom
+import pytest
+
+from haservice.replication.pace import (
+    CAUSES_MAX,
+    HISTORY_POINTS_MAX,
+    SILENCE_S_MIN,
+    Backoff,
+    Growth,
+    RateMeter,
+    Seldom,
+    silence_s,
+)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_ms", "housekeeping_s", "expected_s"),
+    [
+        (0, 20.0, 20.0),  # a stock one, or an older one of ours, does not say
+        (5000, 20.0, 14.0),
+        (500, 1.5, 1.4),
+        (5000, 10.0, 10.0),
+        (10, 20.0, SILENCE_S_MIN),
+        (10, 0.5, 0.5),
+        (2**62, 20.0, 20.0),
+    ],
+)
+def test_a_peer_is_gone_within_three_of_its_heartbeats(
+    heartbeat_ms: int, housekeeping_s: float, expected_s: float
+) -> None:
+    assert silence_s(heartbeat_ms, housekeeping_s) == pytest.approx(expected_s)
 
 
 def test_a_rate_is_that_of_the_last_window_and_dies_with_silence() -> None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from commitlog.errors import CommitLogError, OffsetNotFound
+from commitlog.errors import CommitLogError, CorruptRecord, OffsetNotFound
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups import GroupConfig, Groups
 from haservice.broker.level import Level
@@ -29,7 +29,7 @@ from haservice.broker.long_polling import HeldPull, LongPolling
 from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.readable_topics import Topics
-from haservice.broker.reader import PullStatus, QueueReader, Scan, Selector
+from haservice.broker.reader import WARN_AGAIN_S, PullStatus, QueueReader, Scan, Selector
 from haservice.broker.stats import Stats
 from haservice.broker.tag_filter import TagCodes
 from haservice.broker.topics import PERM_READ
@@ -63,9 +63,6 @@ _OUTSIDE = frozenset(
 
 # So many messages that have just arrived a held pull looks at on the loop; the rest is a work thread's.
 HELD_ENTRIES = 32
-
-# One kind of damage is reported at most so often.
-WARN_AGAIN_S = 10.0
 
 _CODE_OF = {
     PullStatus.FOUND: ResponseCode.SUCCESS,
@@ -291,11 +288,10 @@ class PullProcessor:
 
     # Answering
 
-    def _scan(self, pull: _Pull) -> Scan:
+    def _scan(self, pull: _Pull, count: int | None = None) -> Scan:
         header = pull.header
-        return self._reader.scan(
-            header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, pull.codes
-        )
+        count = header.max_msg_nums if count is None else count
+        return self._reader.scan(header.topic, header.queue_id, header.queue_offset, count, pull.codes)
 
     def _code(self, scan: Scan, header: PullMessageHeader) -> ResponseCode:
         if scan.status in _EMPTY and header.queue_offset == 0:
@@ -310,7 +306,8 @@ class PullProcessor:
             try:
                 body = self._reader.load(scan.entries)
             except CommitLogError as error:
-                return self._unreadable(pull, scan, error)
+                before = self._before(pull, scan, error)
+                return self._unreadable(pull, scan, error) if before is None else self._answer(pull, before)
             return self._found(pull, scan, body, time.perf_counter() - begun_s)
         self._stats.get(0, 0)
         return self._nothing(pull, scan)
@@ -320,6 +317,9 @@ class PullProcessor:
         try:
             body = await self._offload(self._reader.load, scan.entries)
         except CommitLogError as error:
+            before = self._before(pull, scan, error)
+            if before is not None and before.entries:
+                return await self._answer_cold(pull, before)
             return self._unreadable(pull, scan, error)
         return self._found(pull, scan, body, time.perf_counter() - begun_s)
 
@@ -376,6 +376,13 @@ class PullProcessor:
                     )
                 )
         return pull.command.answer(code, scan.status.value, self._ext(scan, suggested))
+
+    def _before(self, pull: _Pull, scan: Scan, error: CommitLogError) -> Scan | None:
+        """As `scan`, of what comes before the damaged message; None if it is the first."""
+        if not isinstance(error, CorruptRecord):
+            return None
+        count = sum(entry.physical_offset < error.offset for entry in scan.entries)
+        return self._scan(pull, count) if 0 < count < len(scan.entries) else None
 
     def _unreadable(self, pull: _Pull, scan: Scan, error: CommitLogError) -> RemotingCommand:
         """Retention was quicker than we: the client asks again.  Damage is an error, and said loudly."""

@@ -9,7 +9,6 @@ The index knows hashes only: a client filters what it gets for the exact key.
 from __future__ import annotations
 
 import asyncio
-import struct
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
@@ -25,14 +24,11 @@ QUERY_MESSAGES_MAX = 64
 QUERY_BYTES_MAX = 8 * 1024 * 1024
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
-_PHYSICAL_OFFSET = struct.Struct(">q")
-_PHYSICAL_OFFSET_AT = 28
-
 
 class Records(Protocol):
     """What is read of a CommitLog."""
 
-    def read_record(self, offset: int) -> bytes: ...
+    def read_sound_record(self, offset: int) -> bytes: ...
 
 
 class Index(Protocol):
@@ -66,7 +62,9 @@ class QueryProcessor:
     async def _view(self, command: RemotingCommand, offset: int) -> RemotingCommand:
         body: bytes | None = await self._offload(record_at, self._log, offset)
         if body is None:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}")
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}, or a damaged one"
+            )
         return command.answer(body=body)
 
     def query(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
@@ -106,7 +104,7 @@ class QueryProcessor:
 
 
 def record_at(log: Records, offset: int) -> bytes | None:
-    """The record that begins at `offset`; None if none does.
+    """The record that begins at `offset`; None if none does, or a damaged one.
 
     A record states where it begins, so an offset into the middle of one is not taken for a record, whatever
     its bytes look like.
@@ -114,10 +112,6 @@ def record_at(log: Records, offset: int) -> bytes | None:
     if offset < 0:
         return None
     try:
-        record = log.read_record(offset)
+        return log.read_sound_record(offset)
     except CommitLogError:
         return None
-    if len(record) < _PHYSICAL_OFFSET_AT + _PHYSICAL_OFFSET.size:
-        return None
-    (stated,) = _PHYSICAL_OFFSET.unpack_from(record, _PHYSICAL_OFFSET_AT)
-    return record if stated == offset else None
