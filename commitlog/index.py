@@ -106,8 +106,10 @@ class IndexFiles:
         self.durable_ms = checkpoint_ms
         if deleted:
             self.durable_ms = min(checkpoint_ms, found[-1].end_ms if found else 0)
-        if position is None:
-            position = self._list[-1].end_physical_offset if found else 0
+        if not found:
+            position = 0
+        elif position is None:
+            position = self._list[-1].end_physical_offset
         elif crashed:
             self._cut(position)
         self.written_position = self.durable_position = position

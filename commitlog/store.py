@@ -225,7 +225,7 @@ class Store:
         known = checkpoint.positions.known
         # Of the log recovery has made everything durable.  Queues lack what is dispatched from here on.
         queues = end if clean or known is None else known.queues
-        index = end if clean else self.index.durable_position
+        index = end if clean and self.index.paths else self.index.durable_position
         checkpoint.positions.take(Durable(end, min(queues, self.dispatcher.position), index).within(end))
         self.queues.written_position = self.queues.durable_position = checkpoint.positions.queues
         self.index.written_position = self.index.durable_position = checkpoint.positions.index

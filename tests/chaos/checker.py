@@ -140,6 +140,8 @@ class _Judge:
         self._promised: dict[str, Answered] = {}
         self._seen: dict[str, Consumed] = {}
         self._voided: dict[str, str] = {}
+        self._suspects: defaultdict[str, list[tuple[Violation, str, float]]] = defaultdict(list)
+        """By key: places that contradict others, unless their promise ends."""
         # (topic, queue) → queue offset → key, of what is promised; and the highest offset answered.
         self._places: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         self._highest: dict[tuple[str, int], int] = {}
@@ -228,21 +230,17 @@ class _Judge:
         places = self._places[where]
         other = places.get(event.queue_offset)
         if other is not None and other != invoked.key:
-            self._say(
-                Violation.OFFSET_REUSED,
-                f"{where[0]}/{where[1]} offset {event.queue_offset} is {invoked.key}, and was {other}",
-                event.at_s,
-            )
+            text = f"{where[0]}/{where[1]} offset {event.queue_offset} is {invoked.key}, and was {other}"
+            self._suspects[invoked.key].append((Violation.OFFSET_REUSED, text, event.at_s))
         if event.queue_offset <= self._highest.get(where, -1):
             for offset, key in places.items():
                 answered = self._promised.get(key)
                 if offset > event.queue_offset and answered is not None and answered.at_s < invoked.at_s:
-                    self._say(
-                        Violation.REORDERED,
+                    text = (
                         f"{where[0]}/{where[1]}: {invoked.key} at {event.queue_offset} was sent after"
-                        f" the OK for {key} at {offset}",
-                        event.at_s,
+                        f" the OK for {key} at {offset}"
                     )
+                    self._suspects[invoked.key].append((Violation.REORDERED, text, event.at_s))
                     break
         places[event.queue_offset] = invoked.key
         self._highest[where] = max(self._highest.get(where, -1), event.queue_offset)
@@ -272,6 +270,7 @@ class _Judge:
             if self._promised.pop(key, None) is not None or key in self._seen:
                 self._voided[key] = event.why
             self._seen.pop(key, None)
+            self._suspects.pop(key, None)
         if event.places:
             for topic, queue, offset in event.places:
                 self._places[topic, queue].pop(offset, None)
@@ -287,6 +286,9 @@ class _Judge:
             deadline_s = send.invoked.deadline_s
             if send.answered is None and deadline_s and self._end_s > deadline_s + HANG_S:
                 self._say(Violation.HANG, f"{send.invoked.send} was never answered", self._end_s)
+        for suspects in self._suspects.values():
+            for violation, text, at_s in suspects:
+                self._say(violation, text, at_s)
         if self._settled is not None and not self._settled.ok and not self.findings.waiting:
             self._say(Violation.NOT_SETTLED, self._settled.why, self._settled.at_s)
         survivor = next((log for log in self._logs if log.surviving), None)

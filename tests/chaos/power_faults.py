@@ -88,18 +88,17 @@ class Machines:
             await asyncio.sleep(rng.uniform(0, DYING_S))
         for node in nodes:
             node.kill()
-        # Answers that were on their way are read; whatever slaves reported is of no worth from now on.
+        # Answers that were on their way are read.
         await scene.history.pulls_over()
         # Read while no slave was in sync, and flushed nowhere.
         scene.history.void("power cut")
-        for node in nodes:
-            scene.cluster.proxies[node.name].acknowledged = -1
 
     async def _on(self, scene: Scene, nodes: Sequence[Node]) -> None:
         for node in nodes:
             await asyncio.to_thread(self.disks[node.number].power_on)
             machine_booted(node)
         for node in scene.rng.sample(list(nodes), len(nodes)):
+            scene.cluster.proxies[node.name].acknowledged = -1  # what its slaves reported, is of no worth now
             node.launch(scene.cluster.shape)
         for node in nodes:
             await scene.cluster.booted(node)

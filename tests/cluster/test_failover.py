@@ -170,7 +170,8 @@ def test_a_frozen_slave_costs_answers_but_no_message(make_pair: MakePair, admin:
         statuses = Counter(one.status for one in send(pair.master_addr, numbered(100, 200)))
     finally:
         slave.send_signal(signal.SIGCONT)
-    assert statuses == {"FLUSH_SLAVE_TIMEOUT": 100}
+    assert statuses.keys() <= {"FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"}
+    assert statuses["FLUSH_SLAVE_TIMEOUT"] > 0
     wait_level(pair, ask)
     send_ok(pair.master_addr, numbered(200, 300))
     assert read(ask, pair.slave_addr) == numbered(0, 300)
