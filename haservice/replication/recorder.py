@@ -45,14 +45,20 @@ class ReplicaRecorder:
         self._news = News()
 
     def greeted(self, replica_id: str, replica: Replica) -> None:
-        """Returns when it is written that it may be in sync, if it may; trouble is told in the log."""
+        """Returns when it is written that it may be in sync, if it may.
+
+        Raises OSError if it cannot be: a master that does not know whom to wait for takes nobody's acks.
+        """
         known = self._lineage.state.replicas.get(replica_id)
         if (
             known is None
             or known.broker_addr != replica.broker_addr
             or (replica.in_sync and not known.in_sync)
         ):
-            self._write({replica_id: replica})
+            try:
+                self._lineage.saw_all({replica_id: replica})
+            except OSError as error:
+                raise OSError(error.errno, f"the replica cannot be written down: {error.strerror}") from error
         self._woken.set()
 
     def left(self, replica_id: str, offset: int, seen_ms: int) -> None:

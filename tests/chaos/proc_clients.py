@@ -14,7 +14,7 @@ import contextlib
 import random
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from commitlog.record import decode, decode_properties, parse_message_id
 from haservice.admin.calls import PULL_WITH_SUBSCRIPTION
@@ -65,8 +65,9 @@ class History:
         """Those on their way."""
         self._cluster = cluster
         self._began_s = time.monotonic()
-        self._proven: set[str] = set()
-        self._exposed: dict[str, Consumed] = {}
+        # A send that was made again may leave two copies, of which one is proven: so by place, too.
+        self._proven: dict[str, tuple[int, int]] = {}
+        self._exposed: dict[tuple[int, int, str], Consumed] = {}
         self._shown_at: dict[tuple[int, int], str] = {}
         self._replaced: str | None = None
 
@@ -84,21 +85,22 @@ class History:
             return None
         return (name, "a slave") if proxy.acknowledged > offset else (name,)
 
-    def ok(self, key: str) -> None:
+    def ok(self, key: str, queue: int, queue_offset: int) -> None:
         self.acknowledged += 1
         self.last_ok_s = self.now_s
-        self._proven.add(key)
-        self._exposed.pop(key, None)
+        self._proven[key] = (queue, queue_offset)
+        self._exposed.pop((queue, queue_offset, key), None)
         self.answered.set()
 
     def consumed(self, event: Consumed, offset: int) -> None:
         """What a consumer was shown while no slave had it, may go with the master that showed it."""
         self.placed(event.queue, event.queue_offset, event.key)
         self.add(event)
-        if event.key in self._proven or len(self.held_by(event.node, offset) or ("",)) > 1:
+        place = (event.queue, event.queue_offset)
+        if self._proven.get(event.key) == place or len(self.held_by(event.node, offset) or ("",)) > 1:
             return
-        self._exposed[event.key] = event
-        self._shown_at[event.queue, event.queue_offset] = event.key
+        self._exposed[*place, event.key] = event
+        self._shown_at[place] = event.key
         if self._replaced is not None and event.node != self._replaced:
             self.void("served by a master that was replaced")
 
@@ -107,10 +109,10 @@ class History:
         other = self._shown_at.get((queue, queue_offset), key)
         if other == key or self._replaced is None:
             return
-        shown = self._exposed.pop(other, None)
+        shown = self._exposed.pop((queue, queue_offset, other), None)
         if shown is not None:
             where = ((shown.topic, queue, queue_offset),)
-            self.add(Voided(self.now_s, (other,), "had by the loser of two masters", where))
+            self.add(Voided(self.now_s, self._unproven([other]), "had by the loser of two masters", where))
 
     async def pulls_over(self) -> None:
         """Returns when each pull of this moment has its answer, or was given up."""
@@ -125,8 +127,12 @@ class History:
     def void(self, why: str) -> None:
         if self._exposed:
             places = tuple((one.topic, one.queue, one.queue_offset) for one in self._exposed.values())
-            self.add(Voided(self.now_s, tuple(self._exposed), why, places))
+            keys = self._unproven(key for _, _, key in self._exposed)
+            self.add(Voided(self.now_s, keys, why, places))
             self._exposed.clear()
+
+    def _unproven(self, keys: Iterable[str]) -> tuple[str, ...]:
+        return tuple(key for key in keys if key not in self._proven)
 
 
 class Route:
@@ -267,7 +273,7 @@ class Traffic:
             )
         )
         if is_ok:
-            history.ok(key)
+            history.ok(key, stored.queue_id, queue_offset)
         else:
             await asyncio.sleep(REFUSED_S)
         return True

@@ -17,7 +17,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from haservice.errors import RemotingError
+from haservice.errors import RemotingError, RemotingUnreachable
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.lineage_headers import (
     FollowHeader,
@@ -386,8 +386,22 @@ async def promote_furthest(scene: Scene, old: Node, span: Span) -> LineageBody:
     follow = FollowHeader(body.broker_addr, body.ha_addr, body.epoch, "chaos")
     for node in cluster.nodes:
         if node not in (new, old):
-            await cluster.call(node.addr, RequestCode.FOLLOW, follow, PROMOTE_S)
+            await _told(cluster, node, follow)
     return body
+
+
+async def _told(cluster: Cluster, node: Node, follow: FollowHeader) -> None:
+    """It may be amid a change of its role, and answer nobody for a moment."""
+    told = False
+
+    async def takes_it() -> bool:
+        nonlocal told
+        with contextlib.suppress(RemotingUnreachable):
+            await cluster.call(node.addr, RequestCode.FOLLOW, follow, PROMOTE_S)
+            told = True
+        return told
+
+    await cluster.until(takes_it, f"{node.name} is told whom to follow", PROMOTE_S)
 
 
 async def _promoted(cluster: Cluster, new: Node, header: PromoteHeader) -> LineageBody:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +199,30 @@ def test_while_a_slave_follows_it_is_written_down_how_far_its_master_is(
         a.write(300)
         level(a, b)
         wait_until(lambda: LineageFile(b.root).state.master_end == a.log.end, "it is written down")
+
+
+@patient
+def test_a_slave_that_cannot_be_written_down_does_not_count(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a master that comes back with its end lost would not know whom to wait for."""
+    a.write(100)
+    full, asked = True, threading.Event()
+    write_down = a.lineage.saw_all
+
+    def saw_all(replicas: Mapping[str, Replica]) -> None:
+        asked.set()
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_down(replicas)
+
+    monkeypatch.setattr(a.lineage, "saw_all", saw_all)
+    with a.leads() as ha, b.follows(ha.port) as replica:
+        wait_until(lambda: asked.is_set() and link(replica).last_error, "it is refused")
+        assert (ha.status().in_sync_slaves, b.log.end) == (0, 0)
+        full = False
+        level(a, b)
+        assert b.id in LineageFile(a.root).state.replicas
 
 
 @patient
