@@ -317,7 +317,9 @@ def test_a_role_by_command_stands_until_the_file_says_another_one(make_pair: Mak
 
 
 def test_a_switchover_to_a_slave_that_is_not_ready_undoes_itself(make_pair: MakePair, admin: Ask) -> None:
-    pair = make_pair("ASYNC_MASTER", slaveTimeout="500", haHousekeepingInterval="60000")
+    pair = make_pair(
+        "ASYNC_MASTER", slaveTimeout="500", haHousekeepingInterval="60000", haSendHeartbeatInterval="20000"
+    )
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
