@@ -48,6 +48,7 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "maxHashSlotNum": (1, 100_000_000),
     "maxIndexNum": (2, 100_000_000),
     "haTransferBatchSize": (1, TRANSFER_BATCH_MAX),
+    "haSampleInterval": (0, INT_MAX),
     "defaultTopicQueueNums": (1, 65536),
 }
 

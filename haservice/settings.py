@@ -330,6 +330,13 @@ class ReplicationConfig:
         "in-sync slave has, too; without one all. STRICT: without one nothing new, after a start nothing. "
         "OFF: always all, as RocketMQ.",
     )
+    sample_interval_ms: int = option(
+        "haSampleInterval",
+        1000,
+        "ms",
+        "OURS, not RocketMQ's: how often the state of replication is written to hasamples/ below "
+        "storePathRootDir, if it has changed; for mqpipeline lag-report. 0: never.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

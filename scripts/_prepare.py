@@ -1,6 +1,6 @@
 """Makes or mends the clone's .venv: called by scripts/_env when its stamp does not match.
 
-    _prepare.py ROOT EXTRA WANTED      EXTRA is run or test; WANTED is the stamp's new text
+    _prepare.py ROOT EXTRA WANTED      EXTRA is run, spark or test; WANTED is the stamp's new text
 
 Standard library only, for nothing is installed yet.  Two scripts started at once meet at the
 lock: the second waits, finds the stamp that the first wrote, and has nothing left to do.
@@ -15,6 +15,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+# What pip is asked for, and which stamps that is worth.
+EXTRAS = {
+    "run": ("", ["run"]),
+    "spark": ("[spark]", ["spark", "run"]),
+    "test": ("[test,spark]", ["test", "spark", "run"]),
+}
+
 
 def main(root: Path, extra: str, wanted: str) -> int:
     venv = root / ".venv"
@@ -27,14 +34,15 @@ def main(root: Path, extra: str, wanted: str) -> int:
     print(f"preparing {venv} …", file=sys.stderr, flush=True)
     if not make(venv, moved=not belongs_here(venv)):
         return 1
-    target = str(root) if extra == "run" else f"{root}[{extra}]"
+    suffix, stamps = EXTRAS[extra]
+    target = f"{root}{suffix}"
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, "--editable", target], check=False).returncode != 0:
         print(
             f"pip could not install {target}: mend what it says above, then run this again", file=sys.stderr
         )
         return 1
-    for name in {extra, "run"}:
+    for name in stamps:
         (venv / f".prepared-{name}").write_text(wanted + "\n")
     return 0
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import click
 
-from haservice.admin.access import access
+from haservice.admin.access import Access, access
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies import (
     MASTER_ID,
@@ -77,9 +77,10 @@ class Pulled(NamedTuple):
 class Admin:
     """One connection per address, made when first used.  Used by one thread."""
 
-    def __init__(self, namesrv: Sequence[str] = ()) -> None:
+    def __init__(self, namesrv: Sequence[str] = (), way: Access | None = None) -> None:
+        """`way` stands for what the command line and the environment say of keys and TLS."""
         self._namesrv = tuple(namesrv)
-        self._client = BlockingClient(**access())
+        self._client = BlockingClient(**(way or access()))
 
     def __enter__(self) -> Self:
         return self

@@ -70,6 +70,8 @@ class Outgoing(NamedTuple):
 
     body: bytes
     properties: dict[str, str]
+    flag: int = 0
+    sys_flag: int = 0
 
 
 class Sent(NamedTuple):
@@ -123,9 +125,9 @@ def send_command(topic: str, queue_id: int, message: Outgoing) -> RemotingComman
         default_topic="TBW102",
         default_topic_queue_nums=4,
         queue_id=queue_id,
-        sys_flag=0,
+        sys_flag=message.sys_flag,
         born_timestamp_ms=now_ms,
-        flag=0,
+        flag=message.flag,
         properties=encode_properties(properties).decode(),
     )
     return RemotingCommand.request(

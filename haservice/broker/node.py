@@ -9,6 +9,7 @@
     clients' ports  remoting-loop, remoting-work everything above
     persistence     broker-persist               the tables
     repair          log-repair                   the store; the peers
+    samples         ha-samples                   replication; the store
     slave sync      slave-sync                   a slave's; the tables
     delays          delay-delivery               a master's; the store, delayOffset.json
     transactions    transaction-check            a master's; the store, the tables, the ports
@@ -53,6 +54,7 @@ from haservice.broker.registration import MasterAddresses
 from haservice.broker.security import security_of
 from haservice.broker.services import (
     durability_of,
+    ha_samples_of,
     registration_of,
     replication_of,
     server_of,
@@ -200,6 +202,8 @@ class BrokerNode:
         self.server.call_soon(self._tick)
         self._run("broker-persist", self.persistence)
         self._run("log-repair", self.repairer)
+        if self.ha_samples is not None:
+            self._run("ha-samples", self.ha_samples)
         if self._is_slave:
             self._run("slave-sync", self.slave_sync)
         else:
@@ -260,6 +264,7 @@ class BrokerNode:
             on_failure=self._thread_failed,
         )
         self.durability = durability_of(config, store, self.ha, self.server)
+        self.ha_samples = ha_samples_of(config, store, self.ha)
         self.slave_sync = slave_sync_of(config, self.tables, self.security)
         self.registration = registration_of(
             config,

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from commitlog.options import FlushDiskType
 from commitlog.store import Store
 from haservice.broker.durability import Durability, Wait
+from haservice.broker.ha_samples import HASamples
 from haservice.broker.hand_back import HandBack
 from haservice.broker.handlers import Processors
 from haservice.broker.registration import Identity, MasterAddresses, Registration
@@ -88,6 +89,13 @@ def durability_of(
     )
     store.flusher.on_done = durability.flushed
     return durability
+
+
+def ha_samples_of(config: NodeConfig, store: Store, ha: HAService[Wait]) -> HASamples | None:
+    interval_ms = config.replication.sample_interval_ms
+    if interval_ms == 0:
+        return None
+    return HASamples(config.log.root, store.log, store.dispatcher, ha, interval_ms / 1000)
 
 
 def slave_sync_of(config: NodeConfig, tables: Tables, security: Security) -> SlaveSync:

@@ -73,6 +73,14 @@ def test_the_first_use_prepares_and_the_next_does_not(clone: Path) -> None:
     assert (second.stdout, second.stderr) == ("ran \n", "")
 
 
+def test_the_pipeline_has_spark_prepared(clone: Path) -> None:
+    program(clone.parent / "bin" / "python3", PREPARES)
+    program(clone / ".venv" / "bin" / "python", "exit 0")
+    program(clone / ".venv" / "bin" / "mqpipeline", 'echo "ran $*"')
+    done = run(clone, "mqpipeline", "lag-report", "a b")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran lag-report a b\n", "prepared spark\n")
+
+
 def test_it_prepares_again_when_what_is_needed_changed_or_the_clone_moved(clone: Path) -> None:
     program(clone.parent / "bin" / "python3", PREPARES)
     program(clone / ".venv" / "bin" / "python", "exit 0")

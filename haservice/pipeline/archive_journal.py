@@ -1,0 +1,148 @@
+"""The journal of an archive: which files it consists of changes by commits, each whole or not at all.
+
+    DEST/topic=Orders/day=2026-11-21/<first offset>-<commit>-<n>.parquet        what readers see
+    DEST/_archive/commits/<number>.json      moves from staging, removals, and how far each log is archived
+    DEST/_archive/staging/<commit's id>/…    files that nobody sees yet
+
+A commit is the appearing of its file, by one rename.  What it says is done after that, and done again by the
+next run if that was not finished: moves first, then removals, and the staging directory goes last.  So killed
+at any moment, the archive is as before the commit, or the next run makes it as behind the commit.  Rows and
+the place to go on from are in the same commit, so they cannot disagree.
+
+Readers pass over what begins with an underscore.  Amid a commit they may see some of its files; amid one that
+merges files rows may be there twice for a moment, and never missing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from haservice.errors import HAServiceError
+from haservice.pipeline.hadoop_files import Place
+
+JOURNAL = "_archive"
+COMMITS = f"{JOURNAL}/commits"
+STAGING = f"{JOURNAL}/staging"
+LOCK = f"{JOURNAL}/lock"
+VERSION = 1
+# Where nothing tells whether their owner lives, staged files are left alone for so long.
+_ABANDONED_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one commit says.
+
+    `through`: up to which offset the log of each broker is archived with it.  `seams`: of each the last
+    record that was, as offset, size and digest, by which its log is known again.
+    """
+
+    number: int
+    staging: str
+    kind: str
+    through: Mapping[str, int]
+    seams: Mapping[str, tuple[int, int, str]]
+    moves: Sequence[tuple[str, str]]
+    removals: Sequence[str] = ()
+    rows: int = 0
+    corrupt: int = 0
+    made_ms: int = field(default_factory=lambda: int(time.time() * 1000))
+
+
+class ArchiveUnreadable(HAServiceError):
+    """The journal is of a later version, or none of ours."""
+
+
+class Journal:
+    """Of one archive; one process at a time has it."""
+
+    def __init__(self, place: Place) -> None:
+        """Finishes what the last run has left.  Raises ArchiveUnreadable."""
+        self.place = place
+        self.last = self._read_last()
+        if self.last is not None:
+            self._apply(self.last)
+        for name in place.directories(STAGING):
+            if place.local is not None or self._abandoned(f"{STAGING}/{name}"):
+                place.delete(f"{STAGING}/{name}")
+
+    @property
+    def through(self) -> dict[str, int]:
+        return dict(self.last.through) if self.last is not None else {}
+
+    @property
+    def seams(self) -> dict[str, tuple[int, int, str]]:
+        return dict(self.last.seams) if self.last is not None else {}
+
+    def new_staging(self) -> str:
+        """The path of a directory to write into."""
+        return f"{STAGING}/{uuid.uuid4().hex}"
+
+    def commit(
+        self,
+        staging: str,
+        kind: str,
+        *,
+        through: Mapping[str, int],
+        seams: Mapping[str, tuple[int, int, str]],
+        moves: Sequence[tuple[str, str]],
+        removals: Sequence[str] = (),
+        rows: int = 0,
+        corrupt: int = 0,
+    ) -> Commit:
+        """Makes the files in `staging` part of the archive, and no others."""
+        made = Commit(self.next_number, staging, kind, through, seams, moves, removals, rows, corrupt)
+        text = json.dumps({"version": VERSION, **asdict(made)}, indent=1)
+        self.place.write_new(f"{COMMITS}/{made.number:010d}.json", text)
+        self.last = made
+        self._apply(made)
+        return made
+
+    @property
+    def next_number(self) -> int:
+        return self.last.number + 1 if self.last is not None else 0
+
+    def _apply(self, commit: Commit) -> None:
+        """May be done again, also after it was done in part.  Without its staging directory it was done."""
+        place = self.place
+        if not place.exists(commit.staging):
+            return
+        for source, target in commit.moves:
+            if place.exists(source):
+                place.delete(target)
+                place.rename(source, target)
+            elif not place.exists(target):
+                raise ArchiveUnreadable(
+                    f"{place.full(target)} is lost: commit {commit.number} has it, and neither the archive"
+                    " nor its staging directory does"
+                )
+        for path in commit.removals:
+            place.delete(path)
+        place.delete(commit.staging)
+
+    def _read_last(self) -> Commit | None:
+        names = [one.path for one in self.place.files(COMMITS) if one.path.endswith(".json")]
+        if not names:
+            if any(name.startswith("topic=") for name in self.place.directories("")):
+                raise ArchiveUnreadable(
+                    f"{self.place.root}: holds topic=… and no {COMMITS}: what made it, and how far, is not"
+                    " known; archive into a new directory"
+                )
+            return None
+        try:
+            said = json.loads(self.place.read_text(max(names)))
+            if said.pop("version") != VERSION:
+                raise ArchiveUnreadable(f"{self.place.full(max(names))}: of another version of mqpipeline")
+            said["moves"] = [tuple(move) for move in said["moves"]]
+            said["seams"] = {name: tuple(seam) for name, seam in said["seams"].items()}
+            return Commit(**said)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArchiveUnreadable(f"{self.place.full(max(names))}: {error}") from error
+
+    def _abandoned(self, path: str) -> bool:
+        newest = max((one.written_ms for one in self.place.files(path)), default=0)
+        return newest < time.time() * 1000 - _ABANDONED_MS

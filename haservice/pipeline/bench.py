@@ -1,0 +1,336 @@
+"""scripts/bench_pipeline: what a scan of the log costs, beside two baselines of the same run.
+
+    count         messages per topic, of the log                  columns read: topic
+    bytes         messages and bytes of bodies per topic          columns read: topic, body
+    all, sums     every column of every row, given to nobody      all but bodyCrcOk; all of them
+    parquet       the same query over the same rows as Spark wrote them, all columns, into Parquet
+    plain loop    one Python process that decodes record by record and counts per topic
+
+Every query runs once to warm up, then in rounds; the best one counts.  Logs of several sizes are the first
+segments of one.  Absolute figures drift with the machine, the ratios are what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commitlog.options import LogOptions
+from commitlog.record import BLANK_MAGIC, Message, decode, encode_host, encode_properties, parse_head
+from commitlog.store import Store
+from haservice.pipeline.schema import NAMES
+from haservice.pipeline.session import session
+from haservice.pipeline.store_view import StoreView
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SEGMENT_BYTES = 512 << 20
+STORE_HOST = encode_host("127.0.0.1", 10911)
+TOPICS, PRODUCERS, GROUP = 13, 8, 32
+PLAIN_BYTES = 128 << 20
+WITHOUT_SUMS = ",".join(name for name in NAMES if name != "bodyCrcOk")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the result: seconds of the best round, and of all cores; the largest Python worker."""
+
+    query: str
+    body_bytes: int
+    mib: int
+    cores: int
+    rows: int
+    log_s: float
+    log_cpu_s: float
+    parquet_s: float
+    parquet_cpu_s: float
+    worker_mib: int
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--sizes", default="512,1024,2048,4096", show_default=True, help="MiB of log, multiples of 512."
+)
+@click.option("--bodies", default="128,1024", show_default=True, help="Bytes of a body, on average.")
+@click.option("--cores", default="1,2", show_default=True, help="Cores that Spark gets.")
+@click.option("--queries", default="count,bytes,all,sums", show_default=True, help="What is measured.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds behind the one that warms up.")
+@click.option("--prepare", is_flag=True, help="Only make the logs and their Parquet, in --dir.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Where the files go; kept and used again when given (default: a temporary directory).",
+)
+def main(
+    sizes: str,
+    bodies: str,
+    cores: str,
+    queries: str,
+    rounds: int,
+    prepare: bool,
+    as_json: bool,
+    directory: Path | None,
+) -> None:
+    """Measures scans of the log against Spark over Parquet and against a plain loop."""
+    mibs = numbers(sizes)
+    with ExitStack() as stack:
+        if directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-pipeline-")))
+        for body_bytes in numbers(bodies):
+            place = directory / f"body-{body_bytes}"
+            make_log(place, max(mibs), body_bytes)
+            make_parquet(place)
+            if prepare:
+                continue
+            say_plain(place, body_bytes, as_json)
+            for count in numbers(cores):
+                for figure in measured(place, body_bytes, count, mibs, queries.split(","), rounds):
+                    say(figure, as_json)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def say(figure: Figure, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(asdict(figure)))
+        return
+    if figure.query == "count":
+        click.echo(
+            f"\n{figure.body_bytes} B bodies, {figure.mib} MiB, {figure.rows:,} rows, {figure.cores} cores"
+        )
+    rate = figure.mib / figure.log_s
+    click.echo(
+        f"  {figure.query:<8}{figure.log_s:>8.2f} s {rate:>7,.0f} MiB/s   parquet {figure.parquet_s:>7.2f} s"
+        f"   ratio {figure.log_s / figure.parquet_s:>5.2f}   of CPU {figure.log_cpu_s:>6.2f} s and"
+        f" {figure.parquet_cpu_s:>6.2f} s   worker {figure.worker_mib} MiB"
+    )
+
+
+def say_plain(place: Path, body_bytes: int, as_json: bool) -> None:
+    seconds, rows = plain_loop(place / "log")
+    rate = (PLAIN_BYTES >> 20) / seconds
+    if as_json:
+        click.echo(json.dumps({"query": "plain", "body_bytes": body_bytes, "mib_per_s": round(rate, 1)}))
+    else:
+        click.echo(f"\n{body_bytes} B bodies, plain loop: {rate:,.0f} MiB/s, {rows / seconds:,.0f} records/s")
+
+
+# -- what is read ------------------------------------------------------------------------------------
+
+
+def make_log(place: Path, mib: int, body_bytes: int) -> None:
+    """A store as a broker leaves it; bodies have half to one and a half of their bytes."""
+    if (place / "log").exists():
+        return
+    click.echo(f"making {mib} MiB of {body_bytes} B bodies in {place} …", err=True)
+    rng = random.Random(body_bytes)
+    noise = rng.randbytes(1 << 20)
+    hosts = [encode_host(f"10.1.2.{number}", 40_000 + number) for number in range(PRODUCERS)]
+    options = LogOptions(root=place / "making", segment_bytes=SEGMENT_BYTES, index_enabled=False)
+    store = Store.open(options, store_host=STORE_HOST)
+    number = 0
+    while store.log.end < (mib << 20) - (1 << 20):
+        group = []
+        for _ in range(GROUP):
+            size = rng.randrange(body_bytes // 2, body_bytes * 3 // 2)
+            at = rng.randrange(len(noise) - size)
+            properties = {
+                "UNIQ_KEY": f"7F0000010A5B18B4AAC2{number:012X}",
+                "KEYS": f"order-{number}",
+                "TAGS": f"Tag{number % 5}",
+                "WAIT": "true",
+            }
+            group.append(
+                Message(
+                    f"topic-{number % TOPICS}",
+                    number % 4,
+                    noise[at : at + size],
+                    encode_properties(properties),
+                    born_timestamp_ms=1_790_000_000_000 + number,
+                    born_host=hosts[number % PRODUCERS],
+                )
+            )
+            number += 1
+        store.log.append_many(group)
+        store.dispatcher.step()
+    while store.dispatcher.step():
+        pass
+    store.close(clean=True)
+    (place / "making").rename(place / "log")
+
+
+def make_parquet(place: Path) -> None:
+    """Each segment's rows apart, so that several sizes share them; written by Spark."""
+    wanted = [(number, place / f"parquet-{number}") for number, _ in enumerate(segments_of(place))]
+    missing = [(number, target) for number, target in wanted if not (target / "_SUCCESS").exists()]
+    if not missing:
+        return
+    click.echo(f"making Parquet of it in {place} …", err=True)
+    spark = session("bench-pipeline", "local[2]")
+    for number, target in missing:
+        part = first_segments(place, 1, number)
+        frame = spark.read.format("rocketmq-log").option("useConsumeQueue", "false").load(str(part))
+        frame.write.mode("overwrite").parquet(str(target))
+    spark.stop()
+
+
+def segments_of(place: Path) -> list[Path]:
+    return [segment.path for segment in StoreView(place / "log").segments()]
+
+
+def first_segments(place: Path, count: int, first: int = 0) -> Path:
+    """A store of some of the segments, as links to them, and of all queues."""
+    part = place / f"part-{first}-{count}"
+    if not part.exists():
+        (part / "commitlog").mkdir(parents=True)
+        (part / "consumequeue").symlink_to(place / "log" / "consumequeue")
+        for path in segments_of(place)[first : first + count]:
+            (part / "commitlog" / path.name).symlink_to(path)
+    return part
+
+
+# -- what is measured --------------------------------------------------------------------------------
+
+
+def plain_loop(log: Path) -> tuple[float, int]:
+    """Seconds to decode the first records one by one and count them per topic; and how many."""
+    data = StoreView(log).segments()[0].path.open("rb").read(PLAIN_BYTES)
+    counts: Counter[str] = Counter()
+    place = 0
+    began = time.perf_counter()
+    while (head := parse_head(data, place)) is not None and head.magic != BLANK_MAGIC:
+        counts[decode(data, place).topic] += 1
+        place += head.size
+    return time.perf_counter() - began, counts.total()
+
+
+def measured(
+    place: Path, body_bytes: int, cores: int, mibs: Sequence[int], queries: Sequence[str], rounds: int
+) -> Iterator[Figure]:
+    """In a process of its own, so that one Spark does not profit of what another has warmed up."""
+    asked = json.dumps([str(place), body_bytes, cores, list(mibs), list(queries), rounds])
+    code = "from haservice.pipeline.bench import measure; measure()"
+    child = subprocess.run(
+        [sys.executable, "-c", code], input=asked, stdout=subprocess.PIPE, text=True, check=True
+    )
+    for line in child.stdout.splitlines():
+        if line.startswith("{"):
+            yield Figure(**json.loads(line))
+
+
+def measure() -> None:
+    """Of the child: reads what to measure, writes a line of JSON for each figure."""
+    place, body_bytes, cores, mibs, queries, rounds = json.load(sys.stdin)
+    # Java and Python work at the same time: without this one task would have more than one core.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    spark = session("bench-pipeline", f"local[{cores}]", {"spark.sql.shuffle.partitions": "2"})
+    for mib in mibs:
+        count = mib // (SEGMENT_BYTES >> 20)
+        store, files = first_segments(Path(place), count), [f"{place}/parquet-{n}" for n in range(count)]
+        rows = spark.read.parquet(*files).count()
+        for query in queries:
+            run, columns = QUERIES[query]
+            log = best(lambda: run(read_log(spark, store, columns)), rounds)  # noqa: B023 - called here
+            worker_mib = largest_worker_mib()
+            frame = spark.read.parquet(*files)
+            frame = frame.select(*columns.split(",")) if columns else frame
+            parquet = best(lambda: run(frame), rounds)  # noqa: B023 - called here
+            figure = Figure(query, body_bytes, mib, cores, rows, *log, *parquet, worker_mib)
+            print(json.dumps(asdict(figure)), flush=True)
+    spark.stop()
+
+
+def best(run: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """Seconds of the quickest round, and of all cores of the one that needed least of them."""
+    seconds, cores_s = [], []
+    for _ in range(rounds + 1):
+        began, used = time.perf_counter(), cpu_seconds()
+        run()
+        seconds.append(time.perf_counter() - began)
+        cores_s.append(cpu_seconds() - used)
+    return round(min(seconds[1:]), 3), round(min(cores_s[1:]), 2)
+
+
+def read_log(spark: SparkSession, log: Path, columns: str) -> DataFrame:
+    read = spark.read.format("rocketmq-log")
+    return (read.option("columns", columns) if columns else read).load(str(log))
+
+
+def count_per_topic(frame: DataFrame) -> Any:
+    return frame.groupBy("topic").count().collect()
+
+
+def bytes_per_topic(frame: DataFrame) -> Any:
+    return (
+        frame.selectExpr("topic", "length(body) n").groupBy("topic").agg({"n": "sum", "*": "count"}).collect()
+    )
+
+
+def every_column(frame: DataFrame) -> Any:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+QUERIES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "count": (count_per_topic, "topic"),
+    "bytes": (bytes_per_topic, "topic,body"),
+    "all": (every_column, WITHOUT_SUMS),
+    "sums": (every_column, ""),
+}
+
+
+def largest_worker_mib() -> int:
+    """The most memory that any of our Python workers ever had."""
+    peaks = [0]
+    for process in descendants():
+        with suppress(OSError):
+            if b"pyspark.daemon" in (process / "cmdline").read_bytes():
+                status = (process / "status").read_text()
+                peaks += [int(line.split()[1]) >> 10 for line in status.splitlines() if "VmHWM" in line]
+    return max(peaks)
+
+
+def cpu_seconds() -> float:
+    """What this process and all that it started have used: Spark's Java, and its Python workers."""
+    ticks = 0
+    for process in [Path("/proc/self"), *descendants()]:
+        with suppress(OSError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def descendants() -> list[Path]:
+    """Processes that this one started, or those that they started."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                stat = (entry / "stat").read_text()
+                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found, level = [], {os.getpid()}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found += [Path("/proc") / str(pid) for pid in level]
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""`mqpipeline`: the group of all jobs.
+
+    0   all is well
+    1   the job ran, and found something wrong
+    2   the command line is wrong
+    3   the job could not run, or did not end
+
+A job's module is loaded when the job is asked for, so `mqpipeline --help` needs no Spark, and what is missing
+is said in one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commitlog.errors import CommitLogError
+from haservice.admin.explain import explain
+from haservice.admin.options import CONTEXT
+from haservice.config import read_yaml
+from haservice.errors import ConfigError, HAServiceError
+from haservice.pipeline.job import COULD_NOT_RUN, Job
+from haservice.pipeline.session import INSTALL
+
+# The module of each job, which offers `command`, and its line in the help.
+JOBS: Mapping[str, tuple[str, str]] = {
+    "audit-replicas": ("haservice.pipeline.audit_replicas", "Compares stores of one log, byte for byte."),
+    "audit-loss": ("haservice.pipeline.audit_loss", "Holds a producer's ledger against the log."),
+    "archive": ("haservice.pipeline.archive", "Keeps the log as Parquet, by topic and day."),
+    "rebuild": ("haservice.pipeline.rebuild", "Builds consume queues and index files from the log."),
+    "replay": ("haservice.pipeline.replay", "Sends a store's or an archive's messages to a broker."),
+    "lag-report": ("haservice.pipeline.lag_report", "How far slaves lagged, from the brokers' samples."),
+}
+# For workers, who run their own Python.
+LACKING = (
+    "\n  workers lack it: install 'haservice[spark]' on each, and name its Python by "
+    "--conf spark.pyspark.python=…,\n  or ship this package with the job by "
+    "--conf spark.submit.pyFiles=haservice.zip"
+)
+# A job file's own keys.
+FILE_KEYS = ("job", "arguments", "options", "master", "conf", "format")
+
+
+class CouldNotRun(click.ClickException):
+    """Neither a verdict nor a wrong command line."""
+
+    exit_code = COULD_NOT_RUN
+
+
+class Jobs(click.Group):
+    """Loads a job when it is asked for, and says in one line why it could not run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*JOBS, *super().list_commands(ctx)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Jobs"):
+            formatter.write_dl([(name, line) for name, (_, line) in JOBS.items()])
+            formatter.write_dl(
+                [(name, one.get_short_help_str(100)) for name, one in sorted(self.commands.items())]
+            )
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in JOBS:
+            return super().get_command(ctx, cmd_name)
+        try:
+            found: click.Command = importlib.import_module(JOBS[cmd_name][0]).command
+        except ModuleNotFoundError as error:
+            raise CouldNotRun(f"{error.name} is not installed\n  {INSTALL}") from None
+        return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.UsageError, CouldNotRun):
+            raise
+        except click.ClickException as error:
+            raise CouldNotRun(error.format_message()) from None
+        except (KeyboardInterrupt, click.Abort):
+            raise CouldNotRun("interrupted") from None
+        except (HAServiceError, CommitLogError, OSError) as error:
+            raise CouldNotRun(explain(error)) from None
+        except Exception as error:
+            raise CouldNotRun(said_by_spark(error)) from error
+
+
+def said_by_spark(error: Exception) -> str:
+    """What ended a Spark job, without the way it took through Java: the last error of Python, if any."""
+    text = str(error)
+    _, found, trace = text.rpartition("Traceback (most recent call last):\n")
+    if found:
+        lines = trace.splitlines()
+        first = next((number for number, line in enumerate(lines) if line[:1].strip()), 0)
+        last = next(
+            (number for number, line in enumerate(lines) if number > first and not line.strip()), len(lines)
+        )
+        said = re.sub(r"^(?:\w+\.)+", "", "\n".join(lines[first:last]))
+        return said + (LACKING if re.match(r"ModuleNotFoundError: No module named '\w", said) else "")
+    return f"{type(error).__name__}: {text.partition('JVM stacktrace')[0].strip() or 'no words'}"
+
+
+def settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """K=V, as many as there are."""
+    pairs = [value.partition("=") for value in values]
+    for name, equals, _value in pairs:
+        if not name or not equals:
+            raise click.BadParameter(f"{name!r} is not NAME=VALUE, such as spark.executor.memory=2g")
+    return {name: value for name, _, value in pairs}
+
+
+@click.group(cls=Jobs, context_settings=CONTEXT)
+@click.option(
+    "--master", metavar="URL", help="As in spark-submit: local[4], spark://host:7077, yarn, k8s://…"
+)
+@click.option(
+    "--conf", multiple=True, metavar="K=V", callback=settings, help="A setting of Spark; repeatable."
+)
+@click.option(
+    "-f",
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="The result for a person, or for a program.",
+)
+@click.pass_context
+def main(ctx: click.Context, master: str | None, conf: dict[str, str], output_format: str) -> None:
+    """Runs Spark jobs over commit logs and brokers, on this machine or on a cluster.
+
+    \b
+      mqpipeline audit-replicas /data/broker-a /data/broker-a-s
+      mqpipeline --master spark://host:7077 archive /data/broker-a s3a://bucket/messages
+      mqpipeline run nightly.yaml
+
+    `mqpipeline JOB --help` explains a job.  Exit codes, for cron: 0 all is well, 1 the job found something
+    wrong, 2 the command line is wrong, 3 the job could not run.
+    """
+    ctx.obj = Job(ctx.invoked_subcommand or "", master, conf, output_format)
+
+
+@main.command("run")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.pass_context
+def run(ctx: click.Context, file: Path) -> None:
+    """Runs the job that a YAML file describes.
+
+    \b
+      job: archive
+      arguments: [/data/broker-a, /archive]
+      options:
+        topic: [Orders, Payments]       --topic Orders --topic Payments
+        compact: true                   --compact
+      master: local[4]
+      conf:
+        spark.driver.memory: 2g
+      format: json
+
+    Only `job` has to be there.  What the command line says of --master, --conf and -f goes before the file.
+    """
+    given: Job = ctx.obj
+    described = read_job(file)
+    name = described["job"]
+    command = main.get_command(ctx, name)
+    assert command is not None
+    parent = ctx.find_root()
+    said = parent.get_parameter_source("output_format")
+    parent.obj = Job(
+        name,
+        given.master or described.get("master"),
+        {**_texts(described.get("conf", {})), **given.conf},
+        given.output_format
+        if said is not click.core.ParameterSource.DEFAULT
+        else described.get("format", given.output_format),
+    )
+    with command.make_context(name, list(arguments_of(described)), parent=parent) as job_ctx:
+        command.invoke(job_ctx)
+
+
+def read_job(file: Path) -> dict[str, Any]:
+    """What a job file says, checked as far as it is the same for every job.  Raises ConfigError."""
+
+    def refuse(key: str, reason: str) -> ConfigError:
+        return ConfigError(str(file), 0, key, reason)
+
+    found = read_yaml(file)
+    if not isinstance(found, dict) or not isinstance(found.get("job"), str):
+        raise refuse("job", f"names the job: one of {', '.join(JOBS)}")
+    for key in found:
+        if key not in FILE_KEYS:
+            raise refuse(str(key), f"no key of a job file; those are {', '.join(FILE_KEYS)}")
+    if found["job"] not in JOBS:
+        raise refuse("job", f"there is no job {found['job']!r}, but {', '.join(JOBS)}")
+    for key, kind, words in (
+        ("arguments", list, "a list, such as [/data/broker-a]"),
+        ("options", dict, "a mapping of option to value, such as topic: Orders"),
+        ("conf", dict, "a mapping of Spark's names to values"),
+        ("master", str, "a text, such as local[4]"),
+    ):
+        if not isinstance(found.get(key, kind()), kind):
+            raise refuse(key, words)
+    if found.get("format", "table") not in ("table", "json"):
+        raise refuse("format", "table or json")
+    return found
+
+
+def arguments_of(described: Mapping[str, Any]) -> Iterator[str]:
+    """The command line of a job file: options, then arguments.  true is a flag that is set, false is none."""
+    for name, value in described.get("options", {}).items():
+        for one in value if isinstance(value, list) else [value]:
+            if one is True:
+                yield f"--{name}"
+            elif one is not False and one is not None:
+                yield from (f"--{name}", str(one))
+    yield "--"
+    yield from map(str, described.get("arguments", []))
+
+
+def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
+    """As Spark writes them: true, not True."""
+    return {
+        str(name): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+    }
+
+
+if __name__ == "__main__":  # for spark-submit, which takes a file
+    main()

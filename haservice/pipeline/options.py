@@ -1,0 +1,216 @@
+"""Options of the sources: from Spark's strings to frozen values; what is unknown or wrong is refused by name.
+
+Spark tells a source its options with their names in lower case, and any name may be written in any case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from haservice.errors import ConfigError
+
+T = TypeVar("T")
+
+EARLIEST, LATEST = -2, -1
+# Of a queue in a JSON of offsets.
+Offsets = Mapping[tuple[str, int], int]
+
+
+class Mode(Enum):
+    """What becomes of damaged bytes."""
+
+    PERMISSIVE = "PERMISSIVE"
+    DROPMALFORMED = "DROPMALFORMED"
+    FAILFAST = "FAILFAST"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where reading begins or ends: at the log's `earliest` or `latest`, or at queue offsets.
+
+    `offsets` may hold EARLIEST and LATEST, too; a queue that is not in it is read whole.
+    """
+
+    everywhere: int
+    offsets: Offsets = dataclasses.field(default_factory=dict)
+
+
+def option(key: str, default: Any, parse: Callable[[str], Any], doc: str) -> Any:
+    """A field that is read from the option `key`; `parse` raises ValueError saying what is allowed."""
+    return dataclasses.field(default=default, metadata={"key": key, "parse": parse, "doc": doc})
+
+
+def read_options(kind: type[T], source: str, given: Mapping[str, str]) -> T:
+    """The options dataclass `kind` of format `source` from what a user gave.
+
+    Raises ConfigError naming the option, and the nearest known one for a name that is unknown.
+    """
+    fields = {field.metadata["key"].lower(): field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = [field.metadata["key"] for field in fields.values()]
+    values = {}
+    for name, text in given.items():
+        field = fields.get(name.lower())
+        if field is None:
+            near = difflib.get_close_matches(name.lower(), list(fields), 1, 0.5)
+            meant = f"did you mean {fields[near[0]].metadata['key']}? " if near else ""
+            raise ConfigError(source, 0, name, f"no such option; {meant}There are {', '.join(known)}", text)
+        try:
+            values[field.name] = field.metadata["parse"](text)
+        except ValueError as error:
+            raise ConfigError(source, 0, field.metadata["key"], str(error), text) from None
+    return kind(**values)
+
+
+# -- values ------------------------------------------------------------------------------------------
+
+
+def text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("is empty")
+    return value.strip()
+
+
+def names(value: str) -> tuple[str, ...]:
+    """Comma separated."""
+    found = tuple(name.strip() for name in value.split(",") if name.strip())
+    if not found:
+        raise ValueError("is empty; allowed are names, separated by commas")
+    return found
+
+
+def paths(value: str) -> tuple[str, ...]:
+    """Comma separated, or a JSON list, as load([…]) gives it."""
+    if value.lstrip().startswith("["):
+        found = json.loads(value)
+        if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+            raise ValueError("not a JSON list of paths")
+        return tuple(_local(path) for path in found)
+    return tuple(_local(path) for path in names(value))
+
+
+def _local(path: str) -> str:
+    """Spark's users write file:/data or file:///data for what lies on each machine."""
+    if path.startswith("file:"):
+        return "/" + path.removeprefix("file:").lstrip("/")
+    if "://" in path:
+        raise ValueError(
+            f"{path}: stores are read from disks or mounts of the workers, as /data or file:/data"
+        )
+    return path
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A whole number, `least` or more."""
+
+    def parse(value: str) -> int:
+        if not value.strip().lstrip("-").isdecimal() or int(value) < least:
+            raise ValueError(f"not a whole number from {least} on")
+        return int(value)
+
+    return parse
+
+
+def flag(value: str) -> bool:
+    if value.strip().lower() not in ("true", "false"):
+        raise ValueError("allowed are true and false")
+    return value.strip().lower() == "true"
+
+
+def mode(value: str) -> Mode:
+    try:
+        return Mode(value.strip().upper())
+    except ValueError:
+        raise ValueError(f"allowed are {', '.join(one.value for one in Mode)}") from None
+
+
+def place(value: str) -> Place:
+    """`earliest`, `latest`, or JSON: topic > queue > offset, or topic > broker > queue > offset."""
+    word = value.strip().lower()
+    if word in ("earliest", "latest"):
+        return Place(EARLIEST if word == "earliest" else LATEST)
+    wanted = 'allowed are earliest, latest, and JSON as {"topic": {"0": 23, "1": -2}}; -2 earliest, -1 latest'
+    try:
+        tree = json.loads(value)
+        offsets: dict[tuple[str, int], int] = {}
+        for topic, queues in tree.items():
+            for name, below in queues.items():
+                inner = below.items() if isinstance(below, dict) else [(name, below)]
+                for queue, offset in inner:
+                    if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
+                        raise ValueError(f"offset {offset!r} of topic {topic} queue {queue}; {wanted}")
+                    offsets[topic, int(queue)] = offset
+    except (json.JSONDecodeError, AttributeError):
+        raise ValueError(wanted) from None
+    return Place(EARLIEST, offsets)
+
+
+def timestamp_ms(value: str) -> int:
+    """Milliseconds since 1970."""
+    return whole(0)(value)
+
+
+# Spark (4.1 to 4.3 at least) keeps what a filter came to with the table that load() gave, not with the query:
+# the next query of the same table, or another branch of the same one, gets that filter's rows, and no others.
+PUSH_FILTERS = (
+    "Whether filters of a query skip what they can, before Spark looks; for a table that load() made for "
+    "this query only: Spark would give its rows to the next query of the same table as well."
+)
+
+
+# -- the source over stores ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Options of the format rocketmq-log."""
+
+    path: tuple[str, ...] = option("path", (), paths, "Store directories; also load(path), load([path, …]).")
+    paths: tuple[str, ...] = option("paths", (), paths, "The same.")
+    broker_names: tuple[str, ...] = option(
+        "brokerNames", (), names, "What column brokerName holds for each store; else the directory's name."
+    )
+    columns: tuple[str, ...] = option("columns", (), names, "Only these columns are read; else all.")
+    topics: tuple[str, ...] = option("topic", (), names, "Only these topics.")
+    starting_offsets: Place | None = option(  # noqa: RUF009 - frozen
+        "startingOffsets",
+        None,
+        place,
+        "Where to begin; else a batch at the earliest, a new stream at the latest.",
+    )
+    ending_offsets: Place | None = option(  # noqa: RUF009 - frozen
+        "endingOffsets", None, place, "Where to end; a batch only."
+    )
+    starting_ms: int | None = option(
+        "startingTimestamp", None, timestamp_ms, "Only what was stored at this time, in ms, or later."
+    )
+    ending_ms: int | None = option(
+        "endingTimestamp", None, timestamp_ms, "Only what was stored before this time; a batch only."
+    )
+    partitions_min: int = option("minPartitions", 1, whole(1), "At least so many tasks, as far as bytes go.")
+    fail_on_data_loss: bool = option(
+        "failOnDataLoss",
+        True,
+        flag,
+        "Whether it is an error that the log no longer holds what is to be read.",
+    )
+    mode: Mode = option(  # noqa: RUF009 - an enum's member
+        "mode", Mode.PERMISSIVE, mode, "What becomes of damaged bytes."
+    )
+    offsets_per_trigger: int | None = option(
+        "maxOffsetsPerTrigger", None, whole(1), "Records in a batch of a stream, at most."
+    )
+    decompress: bool = option("decompress", False, flag, "Whether compressed bodies are unpacked.")
+    push_filters: bool = option("pushFilters", False, flag, PUSH_FILTERS)
+    use_queues: bool = option(
+        "useConsumeQueue", True, flag, "Whether rare topics are found by the store's consume queues."
+    )
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return self.path or self.paths

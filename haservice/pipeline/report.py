@@ -1,0 +1,313 @@
+"""What a job found, as JSON for machines and as one page for people: a verdict, figures, tables, plots.
+
+    exit code    0 nothing to find fault with | 1 findings        (2 usage, 3 could not run: the command's)
+
+The page is one HTML file without JavaScript that loads nothing: plots are SVG inside it, drawn by
+matplotlib.  Where matplotlib is missing the page has its tables and says so.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+try:
+    import matplotlib.figure as _figure
+except ImportError:  # a cluster's image without it: reports do without pictures
+    _figure = None  # type: ignore[assignment]
+
+JSON_NAME = "report.json"
+PAGE_NAME = "report.html"
+# A page is for reading: longer tables are cut there, and whole in the JSON.
+PAGE_ROWS_MAX = 200
+
+GOOD, BAD, QUIET, MARK = "#2c7a4b", "#b3261e", "#b9bec6", "#33588c"
+PALETTE = (MARK, "#c77d1e", "#5b8c5a", "#8c5a86", "#4a9aa5", "#7a6a4f")
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; max-width: 68rem; margin: 0 auto;
+  padding: 2.2rem 1.4rem 4rem; color: #1d2126; background: #fff; }
+h1 { font-size: 1.55rem; margin: 0 0 .2rem; } h2 { font-size: 1.12rem; margin: 2.4rem 0 .5rem; }
+p { margin: .5rem 0; max-width: 52rem; } p.made { color: #656c76; font-size: .87rem; margin: 0 0 1.2rem; }
+.verdict { display: flex; gap: .8rem; align-items: baseline; padding: .8rem 1.1rem; border-radius: 8px;
+  font-size: 1.08rem; font-weight: 600; border: 1px solid; }
+.verdict.good { color: #1b6b2f; background: #eef7f0; border-color: #c4e2cb; }
+.verdict.bad { color: #97201a; background: #fdf0ef; border-color: #f1c9c5; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(12.5rem, 1fr)); gap: .7rem;
+  margin: 1.2rem 0; }
+dl div { border: 1px solid #e4e7eb; border-radius: 8px; padding: .55rem .85rem; }
+dt { color: #656c76; font-size: .8rem; } dd { margin: 0; font-size: 1.05rem; font-weight: 600;
+  font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; margin: .5rem 0; font-size: .9rem; }
+th { text-align: left; font-weight: 600; color: #4a515b; border-bottom: 2px solid #d7dbe0; }
+td { border-bottom: 1px solid #eceef1; } td, th { padding: .32rem .9rem .32rem 0; vertical-align: top; }
+td.n { text-align: right; font-variant-numeric: tabular-nums; } td.bad { color: #97201a; font-weight: 600; }
+code { font: .88em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+svg { max-width: 100%; height: auto; } .cut { color: #656c76; font-size: .85rem; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of plain values.  `judged`: columns in which anything but 0 and blank is bad."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    judged: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: words, then a table, then pictures (SVG text, as svg() makes them)."""
+
+    heading: str
+    text: str = ""
+    table: Table | None = None
+    plots: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class Report:
+    """A verdict and what it rests on.
+
+    `verdict` is one sentence, `findings` how many things are wrong, `figures` the few numbers that come
+    first.  `data` is the whole of it for machines, in plain values; `sections` is what people read.
+    """
+
+    job: str
+    title: str
+    verdict: str
+    findings: int
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    sections: Sequence[Section] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    made_ms: int = field(default_factory=lambda: int(datetime.now(UTC).timestamp() * 1000))
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.findings else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; the same keys come first for every job."""
+        return {
+            "job": self.job,
+            "ok": not self.findings,
+            "verdict": self.verdict,
+            "findings": self.findings,
+            "madeMs": self.made_ms,
+            "figures": dict(self.figures),
+            **self.data,
+        }
+
+    def as_text(self) -> str:
+        """A few lines for a terminal."""
+        lines = [f"{self.job}: {self.verdict}"]
+        width = max((len(name) for name in self.figures), default=0)
+        lines += [f"  {name:<{width}}  {_words(value)}" for name, value in self.figures.items()]
+        return "\n".join(lines)
+
+    def as_html(self) -> str:
+        """The page."""
+        made = datetime.fromtimestamp(self.made_ms / 1000, UTC)
+        title = html.escape(self.title)
+        parts = [
+            f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{title}</title>",
+            f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
+            f"<p class=made>mqpipeline {html.escape(self.job)} · {made:%Y-%m-%d %H:%M:%S} UTC</p>",
+            f'<div class="verdict {"bad" if self.findings else "good"}"><span>{"✗" if self.findings else "✓"}'
+            f"</span><span>{html.escape(self.verdict)}</span></div>",
+        ]
+        if self.figures:
+            cells = [
+                f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(_words(value))}</dd></div>"
+                for name, value in self.figures.items()
+            ]
+            parts.append(f"<dl>{''.join(cells)}</dl>")
+        for section in self.sections:
+            parts += _section_html(section)
+        parts.append("</body></html>\n")
+        return "\n".join(parts)
+
+    def write(self, directory: Path) -> tuple[Path, Path]:
+        """Writes report.json and report.html into `directory`, which is made; where they lie."""
+        directory.mkdir(parents=True, exist_ok=True)
+        data, page = directory / JSON_NAME, directory / PAGE_NAME
+        data.write_text(json.dumps(self.as_json(), indent=2, ensure_ascii=False, default=str) + "\n")
+        page.write_text(self.as_html())
+        return data, page
+
+
+def _section_html(section: Section) -> Iterator[str]:
+    yield f"<h2>{html.escape(section.heading)}</h2>"
+    for paragraph in section.text.split("\n\n") if section.text else ():
+        yield f"<p>{html.escape(paragraph)}</p>"
+    if section.table is not None:
+        yield _table_html(section.table)
+    yield from (plot for plot in section.plots if plot)
+    if _figure is None and section.plots:
+        yield '<p class="cut">No pictures: matplotlib is not installed (pip install haservice[spark]).</p>'
+
+
+def _table_html(table: Table) -> str:
+    judged = [column in table.judged for column in table.columns]
+    heads = "".join(f"<th>{html.escape(str(column))}</th>" for column in table.columns)
+    rows = [
+        "<tr>" + "".join(_cell(value, bad) for value, bad in zip(row, judged, strict=True)) + "</tr>"
+        for row in table.rows[:PAGE_ROWS_MAX]
+    ]
+    more = len(table.rows) - PAGE_ROWS_MAX
+    note = f'<p class="cut">… and {more:,} more; report.json has them.</p>' if more > 0 else ""
+    return f'<div class="wide"><table><tr>{heads}</tr>{"".join(rows)}</table></div>{note}'
+
+
+def _cell(value: Any, judged: bool) -> str:
+    kinds = []
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        kinds.append("n")
+    if judged and value not in (None, "", 0):
+        kinds.append("bad")
+    return f'<td class="{" ".join(kinds)}">{html.escape(_words(value))}</td>'
+
+
+def _words(value: Any) -> str:
+    """A value as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    return str(value)
+
+
+def size_words(size: float) -> str:
+    """Bytes in the unit that reads best: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+def svg(draw: Callable[[Figure], None], *, width: float = 10.0, height: float = 3.0) -> str:
+    """What `draw` puts on a figure of so many inches, as SVG to stand in a page; empty without matplotlib."""
+    if _figure is None:
+        return ""
+    figure = _figure.Figure(figsize=(width, height), layout="constrained")
+    draw(figure)
+    for axes in figure.axes:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    out = io.StringIO()
+    # Without a date the same data gives the same bytes.
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def lines_plot(
+    series: Mapping[str, tuple[Sequence[Any], Sequence[float]]],
+    *,
+    ylabel: str,
+    xlabel: str = "",
+    log_scale: bool = False,
+    height: float = 3.0,
+) -> str:
+    """Named lines (x values, y values); x may be datetimes."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for number, (name, (xs, ys)) in enumerate(series.items()):
+            axes.plot(xs, ys, label=name, color=PALETTE[number % len(PALETTE)], linewidth=1.3)
+        axes.set_ylabel(ylabel)
+        axes.set_xlabel(xlabel)
+        axes.grid(axis="y", color="#e4e7eb", linewidth=0.7)
+        axes.set_axisbelow(True)
+        if log_scale:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        if len(series) > 1:
+            axes.legend(frameon=False, ncols=min(len(series), 4), loc="upper left")
+
+    return svg(draw, height=height)
+
+
+def bars_plot(values: Mapping[str, float], *, xlabel: str, bad: bool = False) -> str:
+    """One horizontal bar per name, with its value beside it."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        names = list(values)[::-1]
+        bars = axes.barh(names, [values[name] for name in names], color=BAD if bad else MARK, height=0.62)
+        axes.locator_params(axis="x", integer=True)
+        axes.bar_label(bars, labels=[f" {_words(values[name])}" for name in names], fontsize=9)
+        axes.set_xlabel(xlabel)
+
+    return svg(draw, height=0.8 + 0.36 * len(values))
+
+
+def histogram_plot(
+    edges: Sequence[float],
+    counts: Sequence[int],
+    *,
+    xlabel: str,
+    marks: Mapping[str, float] | None = None,
+    log_scale: bool = False,
+) -> str:
+    """Counts between edges (one more of those), with named places marked."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.stairs(counts, edges, fill=True, color=MARK, alpha=0.85)
+        for name, place in (marks or {}).items():
+            axes.axvline(place, color=BAD, linewidth=1, linestyle="--")
+            axes.annotate(
+                name, (place, 1), xycoords=("data", "axes fraction"), ha="left", va="top", fontsize=8
+            )
+        if log_scale:
+            axes.set_xscale("log")
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel("count")
+
+    return svg(draw)
+
+
+def strips_plot(
+    strips: Mapping[str, Sequence[tuple[float, float, str]]], *, xlabel: str, legend: Mapping[str, str]
+) -> str:
+    """One strip per name, of pieces (begin, end, colour); `legend` says what the colours mean."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        names = list(strips)[::-1]
+        # A thin piece is seen, too: it has an edge of its own colour.
+        for row, name in enumerate(names):
+            for begin, end, colour in strips[name]:
+                axes.broken_barh(
+                    [(begin, end - begin)], (row - 0.32, 0.64), facecolors=colour, edgecolor=colour
+                )
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlabel(xlabel)
+        axes.margins(x=0.01)
+        handles = [axes.broken_barh([], (0, 0), facecolors=colour) for colour in legend.values()]
+        axes.legend(
+            handles, list(legend), frameon=False, ncols=len(legend), loc="lower left", bbox_to_anchor=(0, 1)
+        )
+
+    return svg(draw, height=1.3 + 0.45 * len(strips))

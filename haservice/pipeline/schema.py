@@ -1,0 +1,101 @@
+"""The columns of a message: names, types, and what each holds.  One table for every source, job and test.
+
+Names are those that users of rocketmq-spark and of Spark's Kafka source know.  A row of damaged bytes, see
+`_corrupt`, holds physicalOffset, storeSize, body and brokerName, and null in all other columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from haservice.errors import ConfigError
+
+CORRUPT = "_corrupt"
+# Of damaged bytes a row holds this many at most.
+CORRUPT_BODY_BYTES_MAX = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column, as Spark and as Arrow know it."""
+
+    name: str
+    spark: DataType
+    arrow: pa.DataType
+    doc: str
+
+
+_STRING = (StringType(), pa.string())
+_INT = (IntegerType(), pa.int32())
+_LONG = (LongType(), pa.int64())
+_BINARY = (BinaryType(), pa.binary())
+_BOOLEAN = (BooleanType(), pa.bool_())
+_TIMESTAMP = (TimestampType(), pa.timestamp("us", tz="UTC"))
+_MAP = (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string()))
+
+COLUMNS = (
+    Column("topic", *_STRING, "The topic."),
+    Column("queueId", *_INT, "The queue of the topic."),
+    Column("queueOffset", *_LONG, "Place in its queue, counted in messages."),
+    Column("physicalOffset", *_LONG, "Place in the log, in bytes."),
+    Column("storeSize", *_INT, "Bytes of the whole record."),
+    Column("msgId", *_STRING, "The offset message id: hex of store host and physical offset."),
+    Column("uniqKey", *_STRING, "Property UNIQ_KEY, the id that the producer gave."),
+    Column("keys", *_STRING, "Property KEYS, separated by spaces."),
+    Column("tags", *_STRING, "Property TAGS."),
+    Column("body", *_BINARY, "The body as it is stored; unpacked with the option decompress."),
+    Column("properties", *_MAP, "All properties."),
+    Column("flag", *_INT, "The application's flag."),
+    Column("sysFlag", *_INT, "Bits: 1 compressed, 4 and 8 transaction, 16 and 32 IPv6 hosts."),
+    Column("bornTimestamp", *_TIMESTAMP, "When it was sent, by the producer's clock; ms precision."),
+    Column("storeTimestamp", *_TIMESTAMP, "When it was stored, by the broker's clock; ms precision."),
+    Column("bornHost", *_STRING, "ip:port of the producer."),
+    Column("storeHost", *_STRING, "ip:port of the broker."),
+    Column("reconsumeTimes", *_INT, "How often consumers sent it back."),
+    Column("preparedTransactionOffset", *_LONG, "Where a transaction's half message lies; else 0."),
+    Column("bodyCrcOk", *_BOOLEAN, "Whether the stored body matches its CRC-32."),
+    Column("brokerName", *_STRING, "Of which broker: option brokerNames, or the directory's name."),
+    Column(CORRUPT, *_STRING, "Null, or what is wrong where, and how many bytes it takes."),
+)
+BY_NAME = {column.name: column for column in COLUMNS}
+NAMES = tuple(BY_NAME)
+
+SPARK_SCHEMA = StructType([StructField(column.name, column.spark) for column in COLUMNS])
+ARROW_SCHEMA = pa.schema([(column.name, column.arrow) for column in COLUMNS])
+
+
+def spark_schema(names: Sequence[str]) -> StructType:
+    """The schema of some columns, in that order.  Raises ConfigError for a name that is none."""
+    for name in names:
+        if name not in BY_NAME:
+            raise ConfigError("columns", 0, name, f"no such column; there are {', '.join(NAMES)}")
+    return StructType([StructField(name, BY_NAME[name].spark) for name in names])
+
+
+def arrow_schema(asked: StructType) -> pa.Schema:
+    """How rows for the schema a user asked for look in Arrow.
+
+    Raises ConfigError for a column that is none, or is asked for as another type than it has.
+    """
+    spark_schema(asked.names)
+    for field in asked.fields:
+        column = BY_NAME[field.name]
+        if field.dataType != column.spark:
+            wanted, has = field.dataType.simpleString(), column.spark.simpleString()
+            raise ConfigError("schema", 0, field.name, f"is a {has}, cannot be read as {wanted}")
+    return pa.schema([pa.field(f.name, BY_NAME[f.name].arrow, nullable=f.nullable) for f in asked.fields])

@@ -1,0 +1,48 @@
+"""Fixtures of the pipeline's tests: one Spark for the whole run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.brokers import Cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+# Python processes that Spark starts find this clone, whatever is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.streaming.numRecentProgressUpdates": "10",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark on two threads.  Tests that take it are skipped where Java, pyspark or pyarrow are missing."""
+    from haservice.pipeline.session import NoSpark, session
+
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    try:
+        made = session("tests", "local[2]", {**CONF, "spark.sql.warehouse.dir": str(warehouse)})
+    except NoSpark as missing:
+        pytest.skip(str(missing))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A nameserver, and brokers as a test starts them."""
+    made = Cluster(tmp_path)
+    yield made
+    made.close()

@@ -1,0 +1,184 @@
+"""audit-loss: each thing that can go wrong between a ledger and the log is named, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from commitlog.record import StoredMessage, decode_properties
+from commitlog.store import Store
+from tests.pipeline.filled import close, copied, flip, options
+from tests.support.messages import STORE_HOST, STORE_MS, Clock, message
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def sold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[StoredMessage]]:
+    """A store of one topic, sent one after another; message 7 is there twice."""
+    root = tmp_path_factory.mktemp("sold") / "store"
+    clock = Clock()
+    store = Store.open(options(root), store_host=STORE_HOST, clock_ms=clock)
+    for number in range(COUNT):
+        one = message(b"x" * 100, "Orders", number % 2, properties={"UNIQ_KEY": key(number)})
+        store.log.append(one)
+        if number == 7:
+            store.log.append(one)
+        clock.now_ms += 10
+    return root, close(store)
+
+
+def key(number: int) -> str:
+    return f"AC110001{number:024X}"
+
+
+def ledger_of(records: list[StoredMessage]) -> list[dict[str, Any]]:
+    """What their producer was told: sent 4 ms before they were stored, acknowledged 3 ms after."""
+    seen, lines = set(), []
+    for record in records:
+        uniq_key = decode_properties(record.properties)["UNIQ_KEY"]
+        if uniq_key not in seen:
+            seen.add(uniq_key)
+            lines.append(
+                {
+                    "topic": record.topic,
+                    "queueId": record.queue_id,
+                    "queueOffset": record.queue_offset,
+                    "msgId": uniq_key,
+                    "status": "SEND_OK",
+                    "sentMs": record.store_timestamp_ms - 4,
+                    "ackedMs": record.store_timestamp_ms + 3,
+                }
+            )
+    return lines
+
+
+def consumed_of(records: list[StoredMessage]) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": record.topic,
+            "queueId": record.queue_id,
+            "queueOffset": record.queue_offset,
+            "msgId": record.message_id,
+            "group": "shop",
+            "consumedMs": record.store_timestamp_ms + 20,
+        }
+        for record in records
+    ]
+
+
+def written(path: Path, lines: list[Any]) -> str:
+    path.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines))
+    return str(path)
+
+
+Audit = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def audit(spark: SparkSession) -> Audit:
+    from haservice.pipeline.audit_loss import Asked
+    from haservice.pipeline.audit_loss import audit as run
+
+    return lambda root, **asked: run(spark, str(root), Asked(**asked))
+
+
+def test_each_lie_of_a_ledger_is_named(
+    sold: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
+) -> None:
+    root, records = sold
+    lines = ledger_of(records)
+    cut = lines.pop(20)
+    lines.append(
+        {**cut, "msgId": key(999), "queueOffset": 500, "sentMs": STORE_MS, "ackedMs": STORE_MS + 9_999}
+    )
+    lines.insert(30, lines[29])
+    lines[40], lines[42] = lines[42], lines[40]
+    lines[10] = {**lines[10], "queueOffset": lines[12]["queueOffset"]}
+    lines[12] = {**lines[12], "queueOffset": lines[10]["queueOffset"] - 1}
+    lines.append({"topic": "Orders", "msgId": key(1000), "status": "FLUSH_DISK_TIMEOUT"})
+    lines.append('{"topic": "Ord')
+
+    report = audit(root, ledgers=[written(tmp_path / "sent.jsonl", lines)])
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in report.data["first"]:
+        found.setdefault(one["kind"], []).append(one)
+
+    assert report.exit_code == 1
+    assert [one["id"] for one in found["missing"]] == [key(999)]
+    assert key(20) in [one["id"] for one in found["unledgered"]]
+    assert [one["id"] for one in found["duplicated"]] == [key(7)]
+    assert {one["id"] for one in found["ledgerTwice"]} == {lines[29]["msgId"]}
+    assert {one["id"] for one in found["misplaced"]} == {key(10), key(12)}
+    # 10 and 12 changed places, and 10 was acknowledged before 12 was sent.
+    assert [one["id"] for one in found["outOfOrder"]] == [key(10)]
+    assert {one["id"] for one in found["ledgerOrder"]} <= {one["msgId"] for one in lines[40:43]}
+    assert [one["detail"] for one in found["unreadable"]] == ['{"topic": "Ord']
+    assert "gap" not in found
+    assert report.data["latencies"]["sent to acknowledged"]["p50"] == 7
+
+
+def test_an_honest_ledger_and_honest_consumers_leave_nothing_to_say(
+    sold: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
+) -> None:
+    root, records = sold
+    lines = [one for one in ledger_of(records) if one["msgId"] != key(7)]
+    sent = written(tmp_path / "sent.jsonl", lines)
+    got = written(tmp_path / "got.jsonl", consumed_of(records))
+    report = audit(root, ledgers=[sent], consumed=[got], other_producers=True)
+    assert report.data["counts"] == {}
+    assert report.exit_code == 0
+    assert report.data["latencies"]["stored to consumed"]["max"] == 20
+    page = report.as_html()
+    assert "acknowledged messages are in the log" in page
+    assert "<svg" in page
+
+
+def test_what_consumers_missed_repeated_or_made_up_is_named(
+    sold: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
+) -> None:
+    root, records = sold
+    sent = written(tmp_path / "sent.jsonl", ledger_of(records))
+    lines = consumed_of(records)
+    missed, first, second = lines.pop(50), lines[30], lines[32]
+    lines[30], lines[32] = second, first
+    lines.append(lines[5])
+    lines.append({**lines[6], "msgId": key(4711)})
+    report = audit(root, ledgers=[sent], consumed=[written(tmp_path / "got.jsonl", lines)])
+    counts = report.data["counts"]
+    assert counts["unconsumed"] == 1
+    assert counts["phantom"] == 1
+    assert counts["consumedTwice"] == 1
+    assert counts["consumedOrder"] == 3
+    unconsumed = next(one for one in report.data["first"] if one["kind"] == "unconsumed")
+    alone = audit(root, consumed=[written(tmp_path / "all.jsonl", consumed_of(records))])
+    assert alone.exit_code == 0, alone.as_text()
+    assert (unconsumed["queueId"], unconsumed["queueOffset"]) == (missed["queueId"], missed["queueOffset"])
+
+
+def test_without_a_ledger_a_hole_in_a_queue_is_named(
+    sold: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
+) -> None:
+    root, records = sold
+    assert audit(root).exit_code == 0
+    broken = copied(root, tmp_path / "broken")
+    victim = records[25]
+    flip(broken, victim.physical_offset + 4)
+    report = audit(broken)
+    (gap,) = (one for one in report.data["first"] if one["kind"] == "gap")
+    assert (gap["topic"], gap["queueId"], gap["queueOffset"]) == (
+        "Orders",
+        victim.queue_id,
+        victim.queue_offset + 1,
+    )
+    assert gap["detail"] == f"numbers {victim.queue_offset} to {victim.queue_offset}: 1"
+    assert report.data["damages"]["first"][0]["offset"] == victim.physical_offset

@@ -1,0 +1,368 @@
+"""Many records at once, against one by one; edges; damage: without Spark."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+
+from commitlog.errors import CorruptRecord
+from commitlog.record import (
+    SYS_COMPRESSED,
+    Message,
+    StoredMessage,
+    decode,
+    decode_host,
+    decode_properties,
+    parse_head,
+)
+from haservice.pipeline import bulk, scan
+from haservice.pipeline.bulk import Records, Window, chain, record_batch
+from haservice.pipeline.scan import Damage, edge, judge, pieces, whole_end
+from haservice.pipeline.schema import ARROW_SCHEMA, CORRUPT
+from haservice.pipeline.store_view import OpenSegment, StoreView
+from tests.pipeline.logs import Make, any_message, any_record, damaged, forgery, record, wide, write_log
+from tests.support.messages import message
+
+pytestmark = pytest.mark.spark
+
+
+def row(found: StoredMessage) -> dict[str, object]:
+    """The row of a record that was decoded alone."""
+    properties = decode_properties(found.properties)
+    return {
+        "topic": found.topic,
+        "queueId": found.queue_id,
+        "queueOffset": found.queue_offset,
+        "physicalOffset": found.physical_offset,
+        "storeSize": found.size,
+        "msgId": found.message_id,
+        "uniqKey": properties.get("UNIQ_KEY"),
+        "keys": properties.get("KEYS"),
+        "tags": properties.get("TAGS"),
+        "body": found.body,
+        "properties": list(properties.items()),
+        "flag": found.flag,
+        "sysFlag": found.sys_flag,
+        "bornTimestamp": microseconds(found.born_timestamp_ms),
+        "storeTimestamp": microseconds(found.store_timestamp_ms),
+        "bornHost": "{}:{}".format(*decode_host(found.born_host)),
+        "storeHost": "{}:{}".format(*decode_host(found.store_host)),
+        "reconsumeTimes": found.reconsume_times,
+        "preparedTransactionOffset": found.prepared_transaction_offset,
+        "bodyCrcOk": found.crc_ok,
+        "brokerName": "broker-a",
+        CORRUPT: None,
+    }
+
+
+def microseconds(ms: int) -> int | None:
+    """None for what no calendar has."""
+    try:
+        datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
+    except OverflowError:
+        return None
+    return ms * 1000
+
+
+def rows(records: Records) -> list[dict[str, object]]:
+    batch = record_batch(records, ARROW_SCHEMA, "broker-a")
+    batch.validate(full=True)
+    columns = {
+        name: (column.cast("int64") if name.endswith("Timestamp") else column).to_pylist()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def laid_out(records: list[Make], offset: int = 0) -> bytes:
+    data = b""
+    for make in records:
+        data += make(offset + len(data))
+    return data
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_those_of_the_records_decoded_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    start = rng.choice((0, 1 << 33))
+    data = laid_out([any_record(rng, number) for number in range(rng.randrange(1, 200))], start)
+    window = Window(data, start, len(data) + 100)
+    records = Records(window, *chain(window, 0))
+    assert records.sound.all()
+    assert int(records.sizes.sum()) == len(data)
+    alone = [decode(data, place) for place in records.places.tolist()]
+    assert rows(records) == [row(one) for one in alone]
+
+
+def test_a_clock_beyond_the_calendar_gives_no_time() -> None:
+    data = laid_out(
+        [record(message(born_timestamp_ms=1 << 62)), record(message(born_timestamp_ms=-(1 << 62)))]
+    )
+    window = Window(data, 0, len(data))
+    assert [one["bornTimestamp"] for one in rows(Records(window, *chain(window, 0)))] == [None, None]
+
+
+def test_only_the_columns_that_are_asked_for_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above all, nobody pays for sums or properties who does not want them."""
+
+    def never(_: object) -> None:
+        raise AssertionError
+
+    for name in set(bulk.BUILDERS) - {"topic", "queueId"}:
+        monkeypatch.setitem(bulk.BUILDERS, name, never)
+    data = laid_out([record(message())] * 3)
+    window = Window(data, 0, len(data))
+    names = ["queueId", "topic"]
+    asked = record_batch(
+        Records(window, *chain(window, 0)), bulk.pa.schema([ARROW_SCHEMA.field(n) for n in names])
+    )
+    assert asked.to_pydict() == {"queueId": [3, 3, 3], "topic": ["TopicTest"] * 3}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_decode_refuses_is_not_sound_and_nothing_else(seed: int) -> None:
+    """One record with each of its bytes changed, one after the other, before a sound one."""
+    rng = random.Random(seed)
+    sent, store_host = any_message(rng, seed)
+    plain = wide(sent) if seed == 0 else record(sent, store_host=store_host)
+    size = len(plain(0))
+    for place in range(size):
+        data = laid_out([damaged(plain, place, 1 << rng.randrange(8)), record(message())])
+        try:
+            head = parse_head(data, 0, len(data))
+            expected = head is not None and head.physical_offset == 0
+        except CorruptRecord:
+            expected = False
+        window = Window(data, 0, len(data))
+        found = scan.sound_run(window)
+        assert (len(found) > 0) == expected, place
+        if expected:
+            assert rows(found.first(1)) == [row(decode(data))]
+
+
+def test_compressed_bodies_are_unpacked_on_demand_and_those_that_cannot_be_are_told() -> None:
+    packed = zlib.compress(b"x" * 5000)
+    sent = [
+        message(packed, sys_flag=SYS_COMPRESSED),
+        message(b"plain"),
+        message(packed[:-9], sys_flag=SYS_COMPRESSED),
+        message(b"no zlib", sys_flag=SYS_COMPRESSED),
+    ]
+    data = laid_out([record(one) for one in sent])
+    window = Window(data, 0, len(data))
+    records = Records(window, *chain(window, 0))
+    stored = record_batch(records, ARROW_SCHEMA).to_pydict()
+    assert stored["body"] == [bytes(one.body) for one in sent]
+    assert stored[CORRUPT] == [None] * 4
+    unpacked = record_batch(records, ARROW_SCHEMA, decompress=True).to_pydict()
+    assert unpacked["body"] == [b"x" * 5000, b"plain", packed[:-9], b"no zlib"]
+    assert [bool(one) for one in unpacked[CORRUPT]] == [False, False, True, True]
+    place = int(records.places[2])
+    assert f"record at {place}, {len(packed) - 9} bytes" in unpacked[CORRUPT][2]
+
+
+def test_a_body_that_unpacks_to_more_than_the_bound_stays_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "UNPACKED_BYTES_MAX", 1000)
+    packed = zlib.compress(bytes(5000))
+    data = laid_out([record(message(packed, sys_flag=SYS_COMPRESSED))])
+    window = Window(data, 0, len(data))
+    found = record_batch(Records(window, *chain(window, 0)), ARROW_SCHEMA, decompress=True).to_pydict()
+    assert found["body"] == [packed]
+    assert "1000 bytes" in found[CORRUPT][0]
+
+
+# -- going over a log --------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that a small log passes, too."""
+    monkeypatch.setattr(scan, "RECORD_BYTES_MAX", 3000)
+    monkeypatch.setattr(scan, "_NEAR_BYTES", 300)
+    monkeypatch.setattr(scan, "_SEARCH_BYTES", 700)
+    monkeypatch.setattr(bulk, "_LANE_BYTES_MIN", 500)
+
+
+def plain(body_bytes: int, **fields: int) -> Make:
+    return record(Message("plain", 1, bytes(body_bytes)), **fields)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Make]:
+    """Records of which some hold forgeries, forgeries of forgeries, or are damaged."""
+    sizes = st.integers(0, 400)
+    simple = st.builds(plain, sizes)
+    forged = st.recursive(
+        simple, lambda inner: st.builds(forgery, st.integers(0, 60), inner, st.integers(0, 60)), max_leaves=3
+    )
+    hurt = st.builds(
+        damaged, forged, st.one_of(st.integers(0, 90), st.integers(0, 1000)), st.integers(1, 255)
+    )
+    long = st.builds(forgery, st.integers(0, 2400), simple, st.integers(0, 100))
+    overlapping = st.builds(cut_off, simple, st.integers(1, 90))
+    return draw(st.lists(st.one_of(simple, forged, long, hurt, overlapping), min_size=1, max_size=40))
+
+
+def cut_off(inner: Make, cut: int) -> Make:
+    """A record whose body ends with the begin of another, which would reach into what follows."""
+
+    def make(offset: int) -> bytes:
+        return record(Message("cut", 0, inner(offset + 88)[:-cut]))(offset)
+
+    return make
+
+
+def found_by(log: OpenSegment, begin: int, end: int, limit: int, window_bytes: int) -> Iterator[object]:
+    for piece in pieces(log, begin, end, limit, window_bytes=window_bytes):
+        if isinstance(piece, Damage):
+            yield piece
+        else:
+            yield from piece.physical_offsets.tolist()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    made=logs(),
+    cuts=st.lists(st.floats(0, 1), max_size=8),
+    window_bytes=st.sampled_from((200, 1000, 1 << 20)),
+)
+def test_however_a_log_is_cut_each_record_and_damage_is_found_once(
+    tmp_path_factory: pytest.TempPathFactory, made: list[Make], cuts: list[float], window_bytes: int
+) -> None:
+    """At places inside of bodies, forgeries and damage, too."""
+    root = tmp_path_factory.mktemp("log")
+    placed = write_log(root, made, 1 << 20)
+    (segment,) = StoreView(root).segments()
+    end = max(offset + len(data) for offset, data in placed.items())
+    with segment.open() as log:
+        whole = list(found_by(log, 0, end, end, 1 << 20))
+        places = sorted({0, end, *(int(cut * end) for cut in cuts)})
+        parts = [
+            found
+            for begin, until in pairwise(places)
+            for found in found_by(log, edge(log, begin, end), until, end, window_bytes)
+        ]
+    assert parts == whole
+    sound = [offset for offset, data in placed.items() if is_sound(data, offset)]
+    if len(sound) == len(placed):
+        assert whole == sound
+
+
+def is_sound(data: bytes, offset: int) -> bool:
+    try:
+        head = parse_head(data)
+    except CorruptRecord:
+        return False
+    return head is not None and head.size == len(data) and head.physical_offset == offset
+
+
+def test_a_forgery_that_ends_with_its_record_misleads_nobody(tmp_path: Path) -> None:
+    """Its magic, its own place and the chain behind it are all as they should be."""
+    placed = write_log(tmp_path, [plain(100), forgery(50, plain(200)), plain(100), plain(100)], 1 << 16)
+    offsets = sorted(placed)
+    (segment,) = StoreView(tmp_path).segments()
+    end = offsets[-1] + len(placed[offsets[-1]])
+    inner = offsets[1] + 88 + 50
+    with segment.open() as log:
+        assert judge(log, inner, end)[0] > 0
+        for place in range(offsets[1] + 1, offsets[2]):
+            assert edge(log, place, end) == offsets[2]
+
+
+def test_damage_says_where_it_is_how_much_and_why(tmp_path: Path) -> None:
+    hurt = damaged(plain(100), 4)
+    placed = write_log(tmp_path, [plain(10), hurt, hurt, plain(10)], 1 << 16)
+    _, first, _, behind = sorted(placed)
+    (segment,) = StoreView(tmp_path).segments()
+    with segment.open() as log:
+        found = [piece for piece in pieces(log, 0, behind + len(placed[behind])) if isinstance(piece, Damage)]
+    assert [(one.begin, one.end) for one in found] == [(first, behind)]
+    assert str(found[0]).startswith(
+        f"record at {first}: magic 0x25a320a7 is none of a record; {behind - first} b"
+    )
+
+
+def test_a_record_larger_than_a_window_is_read_whole(tmp_path: Path) -> None:
+    placed = write_log(tmp_path, [plain(10), plain(9000), plain(10)], 1 << 16)
+    (segment,) = StoreView(tmp_path).segments()
+    end = max(offset + len(data) for offset, data in placed.items())
+    with segment.open() as log:
+        assert list(found_by(log, 0, end, end, 500)) == sorted(placed)
+
+
+def test_a_size_that_was_altered_makes_nobody_read_that_much(tmp_path: Path) -> None:
+    """The record does not add up, and that is seen by its head and tail alone."""
+    placed = write_log(tmp_path, [damaged(plain(100), 1), *[plain(100)] * 50], 1 << 25)
+    (segment,) = StoreView(tmp_path).segments()
+    sizes = []
+    with segment.open() as log:
+
+        class Counted(OpenSegment):
+            def read(self, offset: int, size: int) -> bytes:
+                sizes.append(size)
+                return log.read(offset, size)
+
+        counted = Counted(log.path, log.start, log.end - log.start, log._fd)
+        found = list(found_by(counted, 0, log.end, log.end, 1000))
+    assert found[1:51] == sorted(placed)[1:]
+    assert max(sizes) <= 1 << 20
+
+
+@pytest.mark.parametrize("cut", [8, 30, 100, 140])
+def test_the_end_is_behind_the_last_whole_record(tmp_path: Path, cut: int) -> None:
+    placed = write_log(tmp_path, [plain(50)] * 5, 1 << 16)
+    last = max(placed)
+    (segment,) = StoreView(tmp_path).segments()
+    with open(segment.path, "r+b") as file:
+        file.seek(last + len(placed[last]) - cut)
+        file.write(bytes(cut))
+    with segment.open() as log:
+        assert whole_end(log, 0, segment.end) == last
+        assert whole_end(log, sorted(placed)[2], segment.end) == last
+
+
+def test_a_record_whose_last_bytes_are_still_to_come_is_not_read_from_a_log_that_grows(
+    tmp_path: Path,
+) -> None:
+    """Its sizes add up already, its properties are zeros yet."""
+    sent = message(b"body", properties={"KEYS": "abc"})
+    placed = write_log(tmp_path, [plain(50), record(sent)], 1 << 16)
+    last = max(placed)
+    (segment,) = StoreView(tmp_path).segments()
+    with open(segment.path, "r+b") as file:
+        file.seek(last + len(placed[last]) - 2)
+        file.write(bytes(2))
+    with segment.open() as log:
+        assert whole_end(log, 0, segment.end, growing=True) == last
+        assert whole_end(log, 0, segment.end) == last + len(placed[last])
+
+
+def test_what_a_stock_broker_cut_off_and_left_behind_the_end_is_no_part_of_the_log(tmp_path: Path) -> None:
+    """It is older than what was written over it; damage in the middle has younger records behind."""
+    old = [plain(100, stored_ms=1000 + number) for number in range(6)]
+    new = [plain(30, stored_ms=5000), plain(30, stored_ms=5001)]
+    stale = write_log(tmp_path / "old", old, 1 << 16)
+    placed = write_log(tmp_path / "new", [*old[:2], *new], 1 << 16)
+    end = max(offset + len(data) for offset, data in placed.items())
+    new_path, old_path = ((tmp_path / name / "commitlog" / f"{0:020d}") for name in ("new", "old"))
+    content = new_path.read_bytes()[:end] + old_path.read_bytes()[end:]
+    new_path.write_bytes(content)
+    assert judge_any(new_path, [offset for offset in stale if offset > end])
+    assert StoreView(tmp_path / "new").end() == end
+
+
+def judge_any(path: Path, offsets: list[int]) -> bool:
+    (segment,) = StoreView(path.parent).segments()
+    with segment.open() as log:
+        return any(judge(log, offset, segment.end)[0] for offset in offsets)

@@ -1,0 +1,139 @@
+"""The session: what is missing is named with its fix, and what the user says goes before our settings."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from haservice.pipeline.progress import Tasks, progress, rate_text, tasks_of
+from haservice.pipeline.session import NoSpark, check_java, check_package, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def java(directory: Path, text: str) -> Path:
+    """A java that says what a test wants."""
+    path = directory / "bin" / "java"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return directory
+
+
+def says(version: str, rest: str = "exit 0") -> str:
+    return (
+        f'case "$1" in -version) echo \'openjdk version "{version}" 2025-04-15\' >&2; exit 0;; esac\n{rest}'
+    )
+
+
+def test_without_java_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoSpark, match=r"no Java.*\n.*apt install openjdk-17-jre-headless"):
+        check_java()
+
+
+def test_a_java_home_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(NoSpark, match=f"{tmp_path}/bin/java: No such file"):
+        check_java()
+
+
+@pytest.mark.parametrize(("version", "number"), [("11.0.2", 11), ("1.8.0_402", 8), ("16", 16)])
+def test_an_old_java_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, number: int
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, says(version))))
+    with pytest.raises(NoSpark, match=f"is Java {number}, Spark needs 17 or newer"):
+        check_java()
+
+
+def test_a_java_of_a_cut_down_image_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lacking = "echo 'java.lang.module.FindException: Module jdk.incubator.vector not found' >&2; exit 1"
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, says("21.0.8", lacking))))
+    with pytest.raises(NoSpark, match=r"lacks the module jdk\.incubator\.vector"):
+        check_java()
+
+
+def test_a_fitting_java_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(
+        "JAVA_HOME", str(java(tmp_path, says("25", "echo Using incubator modules: jdk.incubator.vector >&2")))
+    )
+    check_java()
+
+
+def test_a_package_that_is_missing_or_old_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(NoSpark, match=r"no-such-package is not installed for .*\n  pip install 'haservice\["):
+        check_package("no-such-package", (1, 0))
+    with pytest.raises(NoSpark, match=r"pyarrow [0-9.]+ is too old, 999\.0 is the least\n  pip install"):
+        check_package("pyarrow", (999, 0))
+
+
+def test_a_rate_is_in_tasks_or_in_the_bytes_that_they_stand_for() -> None:
+    assert rate_text(Tasks(5, 10), 2.0, None) == "2.5 tasks/s"
+    assert rate_text(Tasks(5, 10), 2.0, 4 * 1024 * 1024) == "1.0 MiB/s"
+    assert rate_text(Tasks(0, 0), 0.0, 100) == "0.0 tasks/s"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_workers_run_this_python_and_know_this_package(spark: SparkSession) -> None:
+    def where(_: object) -> str:
+        import haservice
+
+        return f"{sys.executable} {haservice.__file__}"
+
+    import haservice
+
+    found = spark.sparkContext.parallelize([0], 1).map(where).collect()
+    assert found == [f"{sys.executable} {haservice.__file__}"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_a_session_that_runs_is_used_again_with_what_is_asked_of_it(spark: SparkSession) -> None:
+    again = session(conf={"spark.sql.session.timeZone": "Asia/Shanghai"})
+    try:
+        assert again is spark
+        assert again.conf.get("spark.sql.session.timeZone") == "Asia/Shanghai"
+        assert again.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    finally:
+        again.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_a_bar_counts_the_tasks_of_the_jobs_inside_and_no_others(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark.range(100, numPartitions=7).count()
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress(spark, "counting"):
+        group = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
+        assert group is not None
+        spark.range(100, numPartitions=3).rdd.count()
+    assert tasks_of(spark.sparkContext, group) == Tasks(3, 3)
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+    assert "counting" in terminal.getvalue()
+    assert "3/3" in terminal.getvalue()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_no_bar_is_drawn_where_nobody_looks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    with progress(spark, "counting"):
+        spark.range(10).count()
+    assert file.getvalue() == ""
