@@ -192,6 +192,11 @@ class HAConnection:
 
     # -- greeting -----------------------------------------------------------------------------------
 
+    @property
+    def called(self) -> bool:
+        """Whether its slave was told our terms."""
+        return self._greeting is not None and self._greeting.said is not None
+
     def _greet(self, reader: ReportReader, reports: Sequence[int]) -> None:
         """Before the first report ≥ 0; nobody else writes yet.  Raises ProtocolError or OSError."""
         self.spoke = self.spoke or bool(reports)

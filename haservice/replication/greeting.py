@@ -119,6 +119,7 @@ class MasterGreeting:
         self._lineage = lineage
         self.said: MasterHello | None = None
         """What hello() told the slave; None before."""
+        self._terms_said = Lineage()
         self._answered = False
 
     def hello(self) -> bytes:
@@ -126,6 +127,7 @@ class MasterGreeting:
         if self.said is not None:
             return b""
         lineage, log = self._lineage(), span_of(self._log)
+        self._terms_said = lineage
         self.said = MasterHello(
             replica_id=self._replica_id,
             cluster_name=self._facts.cluster_name,
@@ -160,6 +162,8 @@ class MasterGreeting:
         objection = self._objection(slave)
         if objection:
             return Outcome.REFUSED, objection, True
+        if self._lineage() != self._terms_said:
+            return Outcome.REFUSED, "a new term has begun since our hello", True
         wanted = plan(slave.lineage, slave.log, said.lineage, said.log, slave.replica_id)
         if wanted.step is Step.OLD_MASTER:
             return Outcome.OLD_MASTER, "the slave knows of a newer term than we do", True

@@ -58,6 +58,7 @@ class ReplicaRecorder:
             try:
                 self._lineage.saw_all({replica_id: replica})
             except OSError as error:
+                self._tell(error)
                 raise OSError(error.errno, f"the replica cannot be written down: {error.strerror}") from error
         self._woken.set()
 
@@ -98,8 +99,11 @@ class ReplicaRecorder:
         try:
             self._lineage.saw_all(replicas)
         except OSError as error:
-            if self._news.is_news():
-                logger.error("replicas not written down reason=%s", error)
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        if self._news.is_news():
+            logger.error("replicas not written down, new ones are refused reason=%s", error)
 
 
 class MasterRecorder:

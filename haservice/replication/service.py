@@ -271,7 +271,7 @@ class HAService(Generic[T]):
     def regreet(self) -> None:
         """After a new term began on a running master: its slaves come back, and take the term over."""
         for connection in self._accept.connections if self._accept is not None else []:
-            if connection.slave is not None:
+            if connection.called:
                 connection.shut_down()
 
     # -- connections --------------------------------------------------------------------------------

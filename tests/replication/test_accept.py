@@ -210,6 +210,12 @@ def test_without_descriptors_the_port_rests_and_the_slave_at_work_goes_on(
         scarce = Scarce(listener)
         monkeypatch.setattr(ha._accept, "_listeners", [(scarce, door)])
         monkeypatch.setattr("haservice.replication.pace.random.Random.uniform", lambda *_: 0.0)
+
+        def is_asked() -> bool:
+            socket.create_connection(("127.0.0.1", ha.port)).close()
+            return scarce.asked
+
+        wait_until(is_asked, "the port has come back to its listeners")
         scarce.left = 3
         with ScriptedSlave(ha.port) as late:
             wait_until(lambda: scarce.left == 0)
@@ -226,8 +232,10 @@ class Scarce:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self.left = 0
+        self.asked = False
 
     def accept(self) -> Any:
+        self.asked = True
         if self.left:
             self.left -= 1
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

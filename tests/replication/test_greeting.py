@@ -105,6 +105,16 @@ def greet(master: MasterGreeting, slave: SlaveGreeting) -> Answer:
 # -- what it comes to -------------------------------------------------------------------------------
 
 
+def test_a_term_that_begins_amid_a_greeting_is_not_missed() -> None:
+    log, said = Log(bytes_of(100)), [A]
+    master, slave = MasterGreeting(FACTS, "a", "SYNC_MASTER", log, lambda: said[-1]), slave_of(log)
+    hello = hello_in(slave.heed(body_of(master.hello())))
+    said.append(terms((1, 0, "a"), (2, 100, "a")))
+    answer = master.answer(hello)
+    assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, True)
+    assert "new term" in answer.verdict.reason
+
+
 @pytest.mark.parametrize(
     ("size", "step"), [(0, Step.FROM_START), (10, Step.CONTINUE), (300_000, Step.CONTINUE)]
 )
