@@ -65,15 +65,17 @@ class Machines:
         span = Span(scene, "power cut and failover", master.name)
         await self._off(scene, [master])
         await promote_furthest(scene, master, span)
-        await self._on(scene, [master])
+        await self._mount([master])
+        await self._launch(scene, [master])
         span.healed()
 
     async def _cut(self, scene: Scene, what: str, nodes: Sequence[Node]) -> None:
         span = Span(scene, what, " ".join(node.name for node in nodes))
         await self._off(scene, nodes)
+        await self._mount(nodes)
         if len(nodes) == len(scene.cluster.nodes) and scene.cluster.shape.flush != "SYNC_FLUSH":
-            void_all(scene.history, what)
-        await self._on(scene, nodes)
+            void_all(scene.history, what)  # as late as can be: an answer may have been on its way
+        await self._launch(scene, nodes)
         span.healed()
 
     async def _off(self, scene: Scene, nodes: Sequence[Node]) -> None:
@@ -93,10 +95,12 @@ class Machines:
         # Read while no slave was in sync, and flushed nowhere.
         scene.history.void("power cut")
 
-    async def _on(self, scene: Scene, nodes: Sequence[Node]) -> None:
+    async def _mount(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             await asyncio.to_thread(self.disks[node.number].power_on)
             machine_booted(node)
+
+    async def _launch(self, scene: Scene, nodes: Sequence[Node]) -> None:
         for node in scene.rng.sample(list(nodes), len(nodes)):
             scene.cluster.proxies[node.name].acknowledged = -1  # what its slaves reported, is of no worth now
             node.launch(scene.cluster.shape)
