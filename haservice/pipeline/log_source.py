@@ -35,7 +35,7 @@ from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline.by_queue import QueueRange, ranges_by_queue
 from haservice.pipeline.options import EARLIEST, LATEST, LogOptions, read_options
 from haservice.pipeline.reading import LogRange, RangeReader, first_stored_ms
-from haservice.pipeline.scan import Damage, pieces
+from haservice.pipeline.scan import Damage, edge_or_blank, pieces
 from haservice.pipeline.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.selection import Selection
 from haservice.pipeline.store_view import LogSegment, StoreView
@@ -309,21 +309,29 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stores.ranges(wanted, replace(self._selection))
 
     def _still_there(self, view: StoreView, begin: int, until: int) -> int:
-        """Where to begin: `begin`, or the log's start if that is later and losing data is fine."""
+        """Where to begin: `begin`, or what of the log begins next behind it if losing data is fine."""
         segments = view.find_segments()
         start, end = (segments[0].start, segments[-1].end) if segments else (0, 0)
-        if start <= begin and until <= end:
+        there = _edge(segments, max(begin, start), until) if until <= end else start
+        if begin == there:
             return begin
         if self._options.fail_on_data_loss:
-            raise DataLoss(view, begin if begin < start else until, start, end)
+            raise DataLoss(view, begin, start, end)
         logger.warning(
             "log no longer held store=%s from=%d to=%d start=%d end=%d", view, begin, until, start, end
         )
-        return max(begin, start)
+        return there
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LogRange | QueueRange):
             yield from RangeReader(self._schema, self._options, self._selection).rows(partition)
+
+
+def _edge(segments: Sequence[LogSegment], offset: int, until: int) -> int:
+    """`offset`, if something begins there: not so in a log that was cut before it, and grew again."""
+    segment = next(one for one in segments if one.end > offset)
+    with segment.open(scattered=True) as log:
+        return edge_or_blank(log, offset, min(until, segment.end))
 
 
 def _advance(view: StoreView, begin: int, end: int, rows: int) -> tuple[int, int]:

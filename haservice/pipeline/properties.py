@@ -30,15 +30,20 @@ class Properties:
 
     def _split(self, offsets: Ints) -> None:
         data = self._data
-        separators = np.flatnonzero(data == _SEPARATE)
-        assigns = np.append(np.flatnonzero(data == _ASSIGN), len(data))
+        separators, assigns = np.flatnonzero(data == _SEPARATE), np.flatnonzero(data == _ASSIGN)
         begins = np.sort(np.concatenate((offsets[:-1], separators + 1)), kind="stable")
         ends = np.sort(np.concatenate((separators, offsets[1:])), kind="stable")
-        middles = assigns[np.searchsorted(assigns, begins)]
-        whole = (middles > begins) & (middles + 1 < ends)
-        begins, middles, ends = begins[whole], middles[whole], ends[whole]
-        self._owners = np.searchsorted(offsets, begins, "right") - 1
-        self._names, self._values = _alternating(data, begins, middles, ends)
+        # A record has one piece more than it has separators.
+        before = np.searchsorted(separators, offsets)
+        self._owners = np.repeat(np.arange(self._records), np.diff(before) + 1)
+        if len(assigns) != len(begins) or not ((assigns > begins) & (assigns + 1 < ends)).all():
+            # Not each piece has just one: the first one in each counts, and pieces without a part are none.
+            assigns = np.append(assigns, len(data))
+            assigns = assigns[np.searchsorted(assigns, begins)]
+            whole = (assigns > begins) & (assigns + 1 < ends)
+            begins, assigns, ends = begins[whole], assigns[whole], ends[whole]
+            self._owners = self._owners[whole]
+        self._names, self._values = _alternating(data, begins, assigns, ends)
 
     @cached_property
     def _coded(self) -> tuple[Ints, list[bytes]]:

@@ -192,6 +192,12 @@ def edge(log: Log, place: int, end: int) -> int:
         back *= 4
 
 
+def edge_or_blank(log: Log, place: int, end: int) -> int:
+    """The first edge at or behind `place`; or `place` itself if a blank begins there."""
+    window = Window(log.read(place, min(BLANK_BYTES, log.end - place)), place, log.end - place)
+    return place if is_blank(window, 0) else edge(log, place, end)
+
+
 def _walk(log: Log, begin: int, place: int, end: int) -> int:
     """The first edge at or behind `place`, from the edge `begin` before it."""
     position = begin
@@ -206,6 +212,8 @@ def whole_end(log: Log, begin: int, limit: int, *, growing: bool = False) -> int
     What a stock broker cut off stays behind the end until it is written over: it is older than what lies
     before.  With `growing`, somebody writes: of the last record some bytes may not be there yet.
     """
+    if log.next_data(begin) >= limit:
+        return begin
     end, newest_ms, last = begin, None, None
     for piece in pieces(log, begin, limit, window_bytes=_SEARCH_BYTES):
         if isinstance(piece, Damage):

@@ -41,6 +41,7 @@ _SAMPLE_BYTES = 64 << 10
 # Of so many queues the last entries are looked at for a place near the log's end.
 _QUEUES_ASKED_MAX = 512
 _ZEROS = bytes(1 << 20)
+_PAGE_BYTES = 4096
 
 
 class SegmentGone(HAServiceError):
@@ -79,9 +80,10 @@ class OpenSegment:
         """An offset before which, from `offset` on, there are zeros only; the end when nothing else is left.
 
         A segment is allocated whole, and what of it was never written need not be read, unless somebody did:
-        then the kernel keeps pages of zeros.  Those are given back here, so that the next look is short.
+        then the kernel keeps pages of zeros.  When they are many, they are given back here, so that the next
+        look is short.
         """
-        begin = offset
+        begin, piece, read = offset, _PAGE_BYTES, 0
         while offset < self.end:
             try:
                 offset = max(offset, self.start + os.lseek(self._fd, offset - self.start, os.SEEK_DATA))
@@ -89,12 +91,14 @@ class OpenSegment:
                 offset = self.end
                 break
             # Up to where a page ends: the rest of one that was read would count as data.
-            size = len(_ZEROS) - (offset - self.start) % len(_ZEROS)
+            size = piece - (offset - self.start) % piece
             data = self.read(offset, min(size, self.end - offset))
             if data != _ZEROS[: len(data)]:
                 break
             offset += len(data)
-        if offset > begin:
+            read += len(data)
+            piece = min(2 * piece, len(_ZEROS))
+        if read > 4 * len(_ZEROS):
             os.posix_fadvise(self._fd, begin - self.start, offset - begin, os.POSIX_FADV_DONTNEED)
         return offset
 

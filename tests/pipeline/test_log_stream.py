@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from haservice.pipeline.log_source import DataLoss, LogStreamReader
 from haservice.pipeline.options import LogOptions, read_options
 from haservice.pipeline.schema import CORRUPT, spark_schema
 from tests.pipeline.filled import any_message, flip, options
+from tests.pipeline.logs import record, write_log
 from tests.support.messages import STORE_HOST, Clock, message, records_of
 from tests.support.waiting import wait_until
 
@@ -246,6 +248,24 @@ def test_a_log_that_was_cut_below_what_was_read_is_an_error(store: Store, tmp_pa
         segment.path.unlink()
     with pytest.raises(DataLoss):
         stream.partitions(position, {"broker-a": position["broker-a"] + 100})
+
+
+def test_a_log_that_was_cut_and_grew_otherwise_is_an_error_unless_loss_is_fine(tmp_path: Path) -> None:
+    """As that of a slave that rejoins a master with another history."""
+    common, gone, other = (
+        [record(message(bytes(size + number), "Orders")) for number in range(40)] for size in (10, 60, 95)
+    )
+    root = tmp_path / "broker-a"
+    placed = write_log(root, [*common, *gone], 1 << 15)
+    position = reader(root).initialOffset()
+    assert position["broker-a"] == max(placed) + len(placed[max(placed)])
+    shutil.rmtree(root)
+    placed = write_log(root, [*common, *other], 1 << 15)
+    strict, lax = reader(root), reader(root, failOnDataLoss="false")
+    end = strict.latestOffset(position, ALL)
+    with pytest.raises(DataLoss, match=f"and not {position['broker-a']} any more"):
+        strict.partitions(position, end)
+    assert offsets(lax, position, end) == [offset for offset in placed if offset > position["broker-a"]]
 
 
 def test_a_store_that_comes_later_is_read_from_its_begin_and_one_that_goes_is_missed(tmp_path: Path) -> None:
