@@ -8,14 +8,32 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 import threading
 from pathlib import Path
 
 from commitlog.errors import StoreLocked, StoreUnreadable
 
 _CONTENT = b"lock"
+# struct flock of fcntl(2): type, whence, start, len, pid.
+_FLOCK = "hhqqi4x"
 _held: set[Path] = set()
 _held_lock = threading.Lock()  # guards _held
+
+
+def is_locked(root: Path) -> bool:
+    """Whether some process on this machine, this one included, holds the store's lock; it is not taken."""
+    path = root / "lock"
+    with _held_lock:
+        if path.resolve() in _held:
+            return True
+    try:
+        with open(path, "rb") as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+    except OSError:
+        return False
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
 class StoreLock:

@@ -6,6 +6,7 @@
 log is confirmed.  A line is one JSON object:
 
     ts          when, ms of the wall clock
+    boot        which machine's kernel, since it started: a reader on that machine can ask the store's lock
     role epoch  ASYNC_MASTER, SYNC_MASTER or SLAVE; number of the log's last term, -1 if none is kept
     start end   the log's bounds;  flushed: up to where it is on the disk
     confirmed   the read mark: up to where consumers may read, always the end of a whole record
@@ -33,6 +34,7 @@ import orjson
 
 from commitlog.log import wall_clock_ms
 from haservice.news import News
+from haservice.replication.lineage_file import boot_id
 from haservice.replication.status import HAStatus, MasterLinkStatus, SlaveStatus
 
 logger = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ class HASamples:
         self._interval_s = interval_s
         self._clock_ms = clock_ms
         self._clock_s = clock_s
+        self._boot = boot_id()
         self._woken = threading.Event()
         self._file: RotatingFileHandler | None = None
         self._last: Sample = {}
@@ -117,7 +120,7 @@ class HASamples:
         now_s = self._clock_s()
         if found == self._last and now_s - self._written_s < STILL_S:
             return
-        line = orjson.dumps({"ts": self._clock_ms(), **found}).decode()
+        line = orjson.dumps({"ts": self._clock_ms(), "boot": self._boot, **found}).decode()
         try:
             self._append(line)
         except OSError as error:

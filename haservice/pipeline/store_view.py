@@ -11,11 +11,9 @@ it again and it looks again.  It is a path, and travels to Spark's workers as on
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,8 +27,10 @@ import numpy.typing as npt
 
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC
+from commitlog.store_lock import is_locked
 from haservice.errors import HAServiceError
 from haservice.pipeline.scan import Damage, judge, whole_end
+from haservice.replication.lineage_file import boot_id
 
 _NAME = re.compile(r"[0-9]{20}")
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
@@ -322,10 +322,13 @@ class StoreView:
 
     def live(self) -> bool:
         """Whether a broker runs on the store: it holds the lock, or wrote a sample just now."""
-        return _is_locked(self.root / "lock") or self.sample() is not None
+        return is_locked(self.root) or self.sample() is not None
 
     def sample(self) -> dict[str, Any] | None:
-        """The newest thing that a running broker said of itself."""
+        """The newest thing that a running broker said of itself.
+
+        One of this machine runs only if it holds the lock; another's lock need not be seen here.
+        """
         # Right after the file was rolled the newest line is in the one before.
         for name in ("ha.jsonl", "ha.jsonl.1"):
             for line in reversed(_last_lines(self.root / "hasamples" / name)):
@@ -334,7 +337,9 @@ class StoreView:
                     age_s = time.time() - float(sample["ts"]) / 1000
                 except (ValueError, KeyError, TypeError):
                     continue
-                return sample if abs(age_s) <= SAMPLE_FRESH_S else None
+                here = sample.get("boot") == boot_id()
+                fresh = is_locked(self.root) if here else abs(age_s) <= SAMPLE_FRESH_S
+                return sample if fresh else None
         return None
 
 
@@ -418,14 +423,3 @@ def _filled(path: Path, entries: int) -> int:
         return low
     finally:
         os.close(fd)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether another process holds RocketMQ's lock on the store; asked without taking it."""
-    try:
-        with open(path, "rb") as file:
-            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
-    except OSError:
-        return False
-    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)

@@ -15,6 +15,7 @@ from haservice.broker import ha_samples
 from haservice.broker.ha_samples import HASamples, sample
 from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient
+from haservice.replication.lineage_file import boot_id
 from haservice.replication.status import HAStatus, MasterLinkStatus, SlaveStatus
 from haservice.settings import BrokerRole
 from tests.support.brokers import LOOPBACK, addr_of, send
@@ -103,6 +104,7 @@ def test_a_masters_line_says_how_its_slaves_stand(broker: Broker) -> None:
     assert broker.lines() == [
         {
             "ts": 1_000_000,
+            "boot": boot_id(),
             "role": "SYNC_MASTER",
             "epoch": 3,
             "start": 100,

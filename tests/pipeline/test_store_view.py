@@ -20,6 +20,7 @@ from commitlog.errors import CommitLogError, SegmentMissing, SegmentSizeMismatch
 from commitlog.record import Message
 from commitlog.store import Store
 from haservice.pipeline.store_view import ENTRY, SegmentGone, StoreView
+from haservice.replication.lineage_file import boot_id
 from tests.pipeline.logs import damaged, record, write_log
 from tests.support.messages import STORE_HOST, Clock, log_options, message
 
@@ -217,6 +218,22 @@ def test_a_broker_that_holds_the_lock_is_seen_and_not_disturbed(tmp_path: Path) 
 def sample(root: Path, text: str, name: str = "ha.jsonl") -> None:
     (root / "hasamples").mkdir(exist_ok=True)
     (root / "hasamples" / name).write_text(text)
+
+
+def test_a_sample_of_this_machine_counts_as_long_as_its_broker_holds_the_lock(tmp_path: Path) -> None:
+    """One that was killed a moment ago has confirmed nothing less than all that is there."""
+    store = filled(tmp_path)
+    end = store.log.end
+    view = StoreView(tmp_path)
+    sample(
+        tmp_path,
+        json.dumps({"ts": int(time.time() * 1000), "boot": boot_id(), "confirmed": end - 1}) + "\n",
+    )
+    assert view.live()
+    assert view.confirmed_end() < end
+    store.close()
+    assert not view.live()
+    assert view.readable() == (end, None)
 
 
 def test_what_a_broker_has_not_confirmed_is_not_read(tmp_path: Path) -> None:
