@@ -47,13 +47,13 @@ class Checkpoint:
         self.physic_timestamp_ms, self.logics_timestamp_ms, self.index_timestamp_ms = self._written
 
     def _open(self) -> int:
-        if not self._files.exists(self.path):
-            return self._files.create(self.path, CHECKPOINT_BYTES)
-        fd = self._files.open(self.path)
-        if self._files.size(fd) != CHECKPOINT_BYTES:
-            self._files.allocate(fd, CHECKPOINT_BYTES)
-            self._files.pwrite(fd, bytes(CHECKPOINT_BYTES), 0)
-        return fd
+        if self._files.exists(self.path):
+            fd = self._files.open(self.path)
+            if self._files.size(fd) == CHECKPOINT_BYTES:
+                return fd
+            self._files.close(fd)
+            self._files.unlink(self.path)
+        return self._files.create(self.path, CHECKPOINT_BYTES)
 
     @property
     def min_timestamp_ms(self) -> int:

@@ -17,8 +17,17 @@ from commitlog.errors import StoreLocked, StoreUnreadable
 _CONTENT = b"lock"
 # struct flock of fcntl(2): type, whence, start, len, pid.
 _FLOCK = "hhqqi4x"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _held: set[Path] = set()
 _held_lock = threading.Lock()  # guards _held
+
+
+def boot_id() -> str:
+    """Another one after each start of the machine; "" where the system has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def is_locked(root: Path) -> bool:

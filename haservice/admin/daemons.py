@@ -7,6 +7,7 @@ and exit code 1; a traceback is left for our own mistakes.
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -31,6 +32,7 @@ from haservice.broker.node import BrokerNode
 from haservice.deadline import Deadline
 from haservice.errors import HAServiceError
 from haservice.nameserver.node import NameserverNode
+from haservice.news import News
 from haservice.settings import NameserverConfig, NodeConfig
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,9 @@ LOOK_SECONDS = 1.0
 # A message makes a handful of objects that all die with its answer, and no cycles.  Python's 700 lets the
 # collector look every few dozen messages, over and over at what lives for ever: it shows in the p99 of sends.
 GC_THRESHOLDS = (50_000, 20, 50)
+
+# How often a successor looks whether the disk has room for what it has to make.
+ROOM_SECONDS = 5.0
 
 # What Java gives itself as well, where the hard limit allows it.
 FILES_MAX = 65_536
@@ -66,6 +71,9 @@ class Node(Protocol):
 
     def successor(self) -> Node | None:
         """Who goes on in this process once the node has stopped; None if that was all."""
+
+    def again(self) -> Node:
+        """The same anew, for one whose start was refused."""
 
 
 config_option = click.option(
@@ -172,7 +180,8 @@ def run(node: Node) -> None:
     """Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process where it is.
 
     A node whose ports are gone is stopped, too, for whoever watches the process to start it again.  One that
-    takes another role is followed by its successor, and the process stays.
+    takes another role is followed by its successor, and the process stays; on a full disk the successor
+    waits for room, for nobody looks on then.
     """
     told = threading.Event()
     # Set when there is something to look at: a signal, or another role.
@@ -187,11 +196,20 @@ def run(node: Node) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
             signal.signal(number, on_signal)
     gc.set_threshold(*GC_THRESHOLDS)
+    first, waits = node, News()
     current: Node | None = node
     while current is not None:
         node = current
         node.on_restart = stirred.set
-        node.start()
+        try:
+            node.start()
+        except (CommitLogError, OSError) as error:
+            if node is first or not is_disk_full(error):
+                raise
+            if waits.is_news():
+                logger.error("no room to go on, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
+            current = None if told.wait(ROOM_SECONDS) else node.again()
+            continue
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -203,6 +221,15 @@ def run(node: Node) -> None:
             raise HAServiceError(f"stopped, for the remoting loop has failed: {node.failed!r}; see the log")
         current = None if told.is_set() else node.successor()
     logger.info("stopped cleanly")
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether the system said so, to whoever said `error` of it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
 
 
 def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:

@@ -122,6 +122,7 @@ def advise(error: Explainable) -> str | None:
             return "this user may not: run as another user, or choose another path or port"
         case OSError(errno=errno.ENOSPC):
             return (
-                "the disk is full: a log segment is allocated whole, mappedFileSizeCommitLog says how large"
+                "the disk is full: files of log, queues and index are allocated whole;"
+                " mappedFileSizeCommitLog, mappedFileSizeConsumeQueue and maxIndexNum say how large"
             )
     return None

@@ -33,8 +33,8 @@ from typing import Any, Protocol
 import orjson
 
 from commitlog.log import wall_clock_ms
+from commitlog.store_lock import boot_id
 from haservice.news import News
-from haservice.replication.lineage_file import boot_id
 from haservice.replication.status import HAStatus, MasterLinkStatus, SlaveStatus
 
 logger = logging.getLogger(__name__)

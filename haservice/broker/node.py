@@ -175,6 +175,10 @@ class BrokerNode:
             return None
         return BrokerNode(self.restart, heard=self.standing.heard, trusted_end=self._closed_end)
 
+    def again(self) -> BrokerNode:
+        """The same anew, for one whose start was refused: what it closed it has not seen in order."""
+        return BrokerNode(self.file_config, heard=self._heard)
+
     def _turn(self, why: str) -> None:
         logger.warning("the broker stops and starts again in this process why=%s", why)
         self.restart = self.standing.file_config_of(self.live.config)

@@ -24,6 +24,7 @@ from typing import Any
 
 from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
+from commitlog.store_lock import boot_id
 from haservice.broker.peers import Heard
 from haservice.broker.refill import SIZE_BYTES, is_unfinished
 from haservice.broker.role_parts import HOLDER, RoleParts, refused
@@ -47,7 +48,7 @@ from haservice.remoting.lineage_headers import (
     SwitchoverHeader,
 )
 from haservice.replication.lineage import Lineage, LogSpan
-from haservice.replication.lineage_file import HandingOver, RoleCommand, boot_id
+from haservice.replication.lineage_file import HandingOver, RoleCommand
 from haservice.settings import BrokerRole
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from typing import Any
 
 from commitlog.log import wall_clock_ms
 from commitlog.store import Store
+from commitlog.store_lock import boot_id
 from haservice.broker.peers import Heard, Peers
 from haservice.broker.refill import PulledBack, pull_back
 from haservice.broker.role_changes import RoleChanges, free_slave_id
@@ -47,7 +48,7 @@ from haservice.errors import ConfigError
 from haservice.replication.greeting import Outcome
 from haservice.replication.hello import SlaveHello
 from haservice.replication.lineage import LogSpan
-from haservice.replication.lineage_file import LineageFile, Replica, RoleCommand, boot_id
+from haservice.replication.lineage_file import LineageFile, Replica, RoleCommand
 from haservice.replication.protocol import MasterState
 from haservice.replication.service import HAService
 from haservice.settings import BrokerRole, NodeConfig

@@ -95,6 +95,9 @@ class NameserverNode:
     def successor(self) -> None:
         """Nobody."""
 
+    def again(self) -> NameserverNode:
+        return NameserverNode(self._config)
+
     def _offload(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
         return self._server.offload(function, *args)
 

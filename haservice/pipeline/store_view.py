@@ -27,10 +27,9 @@ import numpy.typing as npt
 
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC
-from commitlog.store_lock import is_locked
+from commitlog.store_lock import boot_id, is_locked
 from haservice.errors import HAServiceError
 from haservice.pipeline.scan import Damage, judge, whole_end
-from haservice.replication.lineage_file import boot_id
 
 _NAME = re.compile(r"[0-9]{20}")
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])

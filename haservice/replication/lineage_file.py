@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import orjson
 
 from commitlog.files import Files, OSFiles
+from commitlog.store_lock import boot_id
 from haservice.errors import ProtocolError
 from haservice.persisted_file import PersistedFile
 from haservice.replication.hello import decode_epochs, encode_epochs
@@ -39,7 +40,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # The longest unseen goes first.
 REPLICAS_MAX = 16
 # A replica that was not in sync, and away for so long, is not one any more.
@@ -171,14 +171,6 @@ class LineageFile:
 
     def _write(self, state: LineageState) -> None:
         self._file.save(lambda: encode_state(state))
-
-
-def boot_id() -> str:
-    """Another one after each start of the machine; "" where the system has none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def encode_state(state: LineageState) -> bytes:

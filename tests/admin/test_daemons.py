@@ -129,6 +129,11 @@ class FakeNode:
         self.calls.append("successor")
         return self._after
 
+    def again(self) -> FakeNode:
+        self.calls.append("again")
+        assert self._after is not None
+        return self._after
+
 
 @pytest.fixture
 def signals_kept() -> Iterator[None]:
@@ -153,6 +158,34 @@ def test_a_node_in_another_role_goes_on_in_the_same_process_until_a_signal() -> 
     daemons.run(first)
     assert first.calls == second.calls == ["start", "stop", "successor"]
     assert third.calls == ["start", "stop"]
+
+
+def refuse(number: int) -> Callable[[FakeNode], None]:
+    def start(_: FakeNode) -> None:
+        raise StoreUnreadable(Path("queue"), "no") from OSError(number, os.strerror(number))
+
+    return start
+
+
+@pytest.mark.usefixtures("signals_kept")
+def test_a_successor_waits_for_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemons, "ROOM_SECONDS", 0.001)
+    fourth = FakeNode(terminate)
+    third = FakeNode(refuse(errno.ENOSPC), fourth)
+    second = FakeNode(refuse(errno.ENOSPC), third)
+    daemons.run(FakeNode(lambda node: node.on_restart(), second))
+    assert second.calls == third.calls == ["start", "again"]
+    assert fourth.calls == ["start", "stop"]
+
+
+@pytest.mark.usefixtures("signals_kept")
+def test_a_start_that_fails_otherwise_or_at_first_ends_the_process() -> None:
+    for node in (
+        FakeNode(refuse(errno.ENOSPC)),
+        FakeNode(lambda node: node.on_restart(), FakeNode(refuse(errno.EIO))),
+    ):
+        with pytest.raises(StoreUnreadable):
+            daemons.run(node)
 
 
 @pytest.mark.usefixtures("signals_kept")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from commitlog.store_lock import boot_id
 from haservice.broker import ha_samples
 from haservice.broker.ha_samples import HASamples, sample
 from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient
-from haservice.replication.lineage_file import boot_id
 from haservice.replication.status import HAStatus, MasterLinkStatus, SlaveStatus
 from haservice.settings import BrokerRole
 from tests.support.brokers import LOOPBACK, addr_of, send

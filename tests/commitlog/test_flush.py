@@ -329,3 +329,5 @@ def test_a_checkpoint_of_an_odd_size_counts_as_empty(tmp_path: Path, content: by
     assert checkpoint.min_timestamp_ms == 0
     checkpoint.physic_timestamp_ms = 7
     checkpoint.save(sync=False)
+    checkpoint.close()
+    assert Checkpoint(tmp_path / "checkpoint", OSFiles()).physic_timestamp_ms == 7

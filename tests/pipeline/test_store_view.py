@@ -19,8 +19,8 @@ pytest.importorskip("pyspark")
 from commitlog.errors import CommitLogError, SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.record import Message
 from commitlog.store import Store
+from commitlog.store_lock import boot_id
 from haservice.pipeline.store_view import ENTRY, SegmentGone, StoreView
-from haservice.replication.lineage_file import boot_id
 from tests.pipeline.logs import damaged, record, write_log
 from tests.support.messages import STORE_HOST, Clock, log_options, message
 
