@@ -55,6 +55,7 @@ class Member:
     master_end_kept: bool = False
     """Whether it heard that before it was started last."""
     master_addr: str = ""
+    not_copied: str = ""
     master_role: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
     """replica id → address of others that it knows."""
@@ -118,7 +119,14 @@ class Member:
             return "changes its role"
         if self.is_master:
             return "takes messages"
-        return f"follows {shown_addr(self.master_addr)}" if self.master_addr else "knows no master yet"
+        if not self.master_addr:
+            return "knows no master yet"
+        return f"follows {shown_addr(self.master_addr)}{self.lacking}"
+
+    @property
+    def lacking(self) -> str:
+        """What a slave has not got of its master beside the log, to be added to its state."""
+        return f"; topics, groups and offsets not copied: {self.not_copied}" if self.not_copied else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +235,7 @@ class Topology:
         master = self.member(one.master_addr)
         if master is None or master.answers or master.lives or not one.state.startswith("follows "):
             return one.state
-        return f"waits for {shown_addr(one.master_addr)}"
+        return f"waits for {shown_addr(one.master_addr)}{one.lacking}"
 
     def loss(self, addr: str) -> Loss:
         """What is lost if the broker at `addr` becomes the master."""

@@ -436,6 +436,7 @@ class BrokerNode:
             "sendThreadPoolQueueCapacity": str(broker.max_pending_sends),
             "sendThreadPoolQueueHeadWaitTimeMills": "0",
             **self.standing.gauges(),
+            "metadataNotCopied": self.slave_sync.refused,
             "heldPulls": str(len(self.long_polling)),
             "clientConnections": str(self.server.connections),
             "failedThreads": ", ".join(f"{name}: {why}" for name, why in self.failures.items()),

@@ -37,6 +37,8 @@ class RoleParts:
     peers: Peers
     # A slave's last copy of what its master keeps beside the log, within so many seconds.
     copy_side_state: Callable[[float], bool]
+    # Why its master gave it none the last time; "" if it did.
+    not_copied: Callable[[], str]
     # A slave is told whom to follow: the master's address for clients, and for slaves.
     set_master: Callable[[str, str], None]
     # The address of a slave's master for clients, "" where it is not known.
@@ -79,6 +81,7 @@ class RoleParts:
             replicas=_replicas(state, status.slaves),
             changing=changing,
             handing_over=handing_over,
+            not_copied=self.not_copied() if is_slave else "",
         )
 
 

@@ -93,6 +93,8 @@ class SlaveSync:
         # run of the master; one that returns is on another.
         self._looked_over: Connection | None = None
         self._news = News()
+        # What the master or its answers have against it; "" since all was copied.
+        self.refused = ""
         self._strangers: set[str] = set()  # of the dispatcher's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
@@ -207,6 +209,7 @@ class SlaveSync:
                 self._warn(addr, error)
         self._on_synced()
         if good:
+            self.refused = ""
             self._news.ended()
         return good
 
@@ -232,8 +235,10 @@ class SlaveSync:
         self._groups.replace_all(SubscriptionGroupWrapper.decode(body))
 
     def _warn(self, addr: str, error: Exception) -> None:
+        hint = ACL_HINT if isinstance(error, AnswerError) and "AclException" in str(error) else ""
+        if isinstance(error, AnswerError | ValueError):
+            self.refused = f"{error}{hint}"
         if self._news.is_news():
-            hint = ACL_HINT if isinstance(error, AnswerError) and "AclException" in str(error) else ""
             logger.warning("metadata not copied master=%s reason=%s%s; trying on", addr, error, hint)
 
 

@@ -192,6 +192,7 @@ class Standing:
                 ha,
                 self.peers,
                 copy_side_state=slave_sync.copy_now,
+                not_copied=lambda: slave_sync.refused,
                 set_master=self._set_master,
                 master_addr=lambda: slave_sync.master_addr or "",
                 turn=turn,

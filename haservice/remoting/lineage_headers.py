@@ -149,6 +149,8 @@ class LineageBody(JSONBody):
     """Whether a change of its role is under way."""
     handing_over: str = ""
     """The token of the switchover that a master has under way; "" while none is, or it has been given up."""
+    not_copied: str = ""
+    """Of a slave: why its master gave it no topics, groups and offsets when it asked last; "" when it did."""
 
     @property
     def is_master(self) -> bool:

@@ -600,14 +600,16 @@ def test_who_interrupts_is_told_what_came_of_it(serve: Serve, monkeypatch: pytes
 
 
 def test_a_slave_waits_for_a_master_that_does_not_answer(serve: Serve) -> None:
-    gone = dead()
-    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
+    gone, uncopied = dead(), "topics, groups and offsets not copied: No accessKey"
+    slave = Fake(
+        serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone, not_copied="No accessKey"
+    )
     shown = table_of(topology(silent(gone), member("b:1", B, 500, *ONE_TERM, master_addr=gone))).text()
     assert f"waits for {gone}" in shown
     assert "follows" not in shown
     names = Names(serve, slave, listed={0: gone})
     told = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, stdin="n\n").output
-    assert f"waits for {gone}" in told
+    assert f"waits for {gone}; {uncopied}" in told
 
 
 def test_an_old_master_that_does_not_step_down_is_no_success(

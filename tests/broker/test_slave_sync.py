@@ -222,6 +222,10 @@ def test_a_refusal_by_access_control_names_what_lets_the_slave_in(
         slave.sync.set_master_addr(f"127.0.0.1:{server.ports[0]}")
         wait_until(lambda: "not copied" in caplog.text, "a refusal")
     assert "set aclCredentialsFile here" in caplog.text
+    assert "set aclCredentialsFile here" in slave.sync.refused
+    with master_at() as (_, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.sync.refused == "", "all is copied")
 
 
 def test_no_master_and_oneself_are_not_asked(slave: Slave) -> None:
