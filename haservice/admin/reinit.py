@@ -171,7 +171,9 @@ def wait_for_refill(admin: Admin, slave: Member, target: int, timeout_s: float) 
         now = ask(admin, slave.addr)
         if now.log is None or now.changing or now.log.end < slave.log.end or now.log.start > slave.log.start:
             begun = True
-        if (begun or time.monotonic() - began > BEGUN_S) and now.end is not None and now.end >= target:
+        sure = begun or time.monotonic() - began > BEGUN_S
+        # While it changes it may still tell the end of what it is about to give up.
+        if sure and not now.changing and now.end is not None and now.end >= target:
             return True
         if deadline.expired:
             return False

@@ -871,6 +871,17 @@ def test_reinit_tells_the_slave_and_waits_until_it_holds_what_its_master_has(ser
     assert json.loads(done.stdout)["masterAddr"] == master.addr
 
 
+def test_reinit_does_not_take_the_old_end_for_the_new_one(serve: Serve) -> None:
+    """Told, a slave still says what it holds until it has emptied its store."""
+    slave = Fake(serve, B, "SLAVE", 700, (1, 0, A))
+    master = Fake(serve, A, "SYNC_MASTER", 700, (1, 0, A))
+    slave.say(master_addr=master.addr)
+    slave.on_told = lambda fake, _: fake.say(changing=True)
+    result = run("reinit", "-b", slave.addr, "--yes", "-f", "json", "--timeout", "0.3")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["complete"] is False
+
+
 def test_reinit_is_refused_for_a_master_and_where_the_master_is_away(serve: Serve) -> None:
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
     orphan = Fake(serve, B, "SLAVE", 480, (3, 0, A), master_addr=dead())
