@@ -12,7 +12,6 @@ hashes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,7 +83,7 @@ def check_queues(
     try:
         counts, first = _summed(bad, _QUEUE, limit)
         notes: dict[str, Any] = {"notDispatchedBytes": end - dispatched}
-        known = known_topics(view)
+        known = view.configured_topics()
         if known is not None and counts.get("missing"):
             gone = bad.filter((F.col("kind") == "missing") & ~F.col("topic").isin(sorted(known)))
             notes["ofDeletedTopics"] = of_deleted = gone.count()
@@ -114,15 +113,6 @@ def _queue_findings(expected: DataFrame, actual: DataFrame, live_end: int | None
     if live_end is None:
         return rows
     return rows.filter(~((F.col("kind") == "dangling") & (F.col("queue.physicalOffset") >= live_end)))
-
-
-def known_topics(store: StoreView) -> set[str] | None:
-    """The topics of the broker's configuration; None where there is none beside the store."""
-    try:
-        table = json.loads((store.root / "config" / "topics.json").read_bytes())["topicConfigTable"]
-        return set(table)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def check_index(spark: SparkSession, path: str, end: int, slots: int, entries: int, limit: int) -> Checked:

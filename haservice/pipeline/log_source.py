@@ -9,8 +9,9 @@ stores must be mounted at the same path on the driver and on all workers.
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -33,9 +34,10 @@ from pyspark.sql.types import StructType
 
 from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline.by_queue import QueueRange, ranges_by_queue
+from haservice.pipeline.log_offsets import Offset, is_held, mark, next_edge, place_of
 from haservice.pipeline.options import EARLIEST, LATEST, LogOptions, read_options
 from haservice.pipeline.reading import LogRange, RangeReader, first_stored_ms
-from haservice.pipeline.scan import Damage, edge_or_blank, pieces
+from haservice.pipeline.scan import Damage, pieces
 from haservice.pipeline.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.selection import Selection
 from haservice.pipeline.store_view import LogSegment, StoreView
@@ -46,15 +48,24 @@ FORMAT = "rocketmq-log"
 # What a task reads, unless minPartitions asks for more tasks.
 RANGE_BYTES = 128 << 20
 RANGE_BYTES_MIN = 64 << 10
+# Topics that are told to somebody who named none of them.
+_NAMED_MAX = 20
+# By the brokers' names.
+Offsets = dict[str, Offset]
 
 
 class DataLoss(HAServiceError):
-    """The log no longer holds what was to be read from `offset`; it holds `start` to `end`."""
+    """The log, which holds `start` to `end`, is not the one any more that was read up to `offset`."""
 
     def __init__(self, store: StoreView, offset: int, start: int, end: int) -> None:
+        if offset < start:
+            why = "retention took it; keep segments longer (fileReservedTime), read a replica"
+        elif offset > end:
+            why = "the log was cut, as a slave's is that rejoins a master; read the replica that has it"
+        else:
+            why = "the log was cut before it and has other records there now; read the replica that has it"
         super().__init__(
-            f"{store}: the log holds {start} to {end}, and not {offset} any more: retention took it, or the"
-            " log was cut; keep segments longer (fileReservedTime), read a replica, or say"
+            f"{store}: the log holds {start} to {end}, and not {offset} any more: {why}, or say"
             " failOnDataLoss=false to go on with what is there"
         )
         self.offset = offset
@@ -104,6 +115,31 @@ class _Stores:
         self.options = options
         self.items = list(zip(names, views, strict=True))
 
+    def check_names(self, *, may_come: bool = False) -> None:
+        """Raises ConfigError for a topic or queue of the options that no store has, as far as queues can
+        tell; where one `may_come`, a warning is enough for a topic that is to be read.
+        """
+        if not self.options.use_queues:
+            return
+        queues: dict[str, set[int]] = {}
+        for _, view in self.items:
+            known = view.known_queues()
+            if not known:
+                return
+            for topic, ids in known.items():
+                queues.setdefault(topic, set()).update(ids)
+        for topic in self.options.topics:
+            if topic not in queues and may_come:
+                logger.warning("no store has the topic yet topic=%s", topic)
+            else:
+                _check_name("topic", topic, None, queues)
+        for key, place in (
+            ("startingOffsets", self.options.starting_offsets),
+            ("endingOffsets", self.options.ending_offsets),
+        ):
+            for topic, queue_id in place.offsets if place else ():
+                _check_name(key, topic, queue_id, queues)
+
     def ranges(
         self, wanted: Sequence[tuple[str, StoreView, int, int]], selection: Selection
     ) -> list[LogRange]:
@@ -117,6 +153,21 @@ class _Stores:
         total = sum(high - low for _, _, low, high in spans)
         step = min(RANGE_BYTES, max(total // self.options.partitions_min, RANGE_BYTES_MIN))
         return [part for span in spans for part in _cut(*span, step, selection)]
+
+
+def _check_name(key: str, topic: str, queue_id: int | None, queues: Mapping[str, set[int]]) -> None:
+    if topic not in queues:
+        near = difflib.get_close_matches(topic, queues, _NAMED_MAX, 0.0)
+        more = f" and {len(queues) - len(near)} more" if len(queues) > len(near) else ""
+        what, there = f"no store has a topic {topic}", ", ".join(near) + more
+    elif queue_id is not None and queue_id not in queues[topic]:
+        what = f"no store has a queue {queue_id} of topic {topic}"
+        there = ", ".join(map(str, sorted(queues[topic])))
+    else:
+        return
+    raise ConfigError(
+        FORMAT, 0, key, f"{what}; there are {there}; useConsumeQueue=false seeks in the log all the same"
+    )
 
 
 def _unskipped(segments: Sequence[LogSegment], selection: Selection) -> Iterator[LogSegment]:
@@ -169,6 +220,23 @@ class LogReader(DataSourceReader):
         self._options = options
         self._schema: pa.Schema = arrow_schema(schema)
         self._selection = Selection.of_options(options)
+        self._check_order()
+
+    def _check_order(self) -> None:
+        starting, ending = self._options.starting_ms, self._options.ending_ms
+        if starting is not None and ending is not None and starting > ending:
+            raise ConfigError(
+                FORMAT, 0, "startingTimestamp", f"lies after endingTimestamp={ending}", str(starting)
+            )
+        for (topic, queue_id), begin in self._selection.begins.items():
+            end = self._selection.ends.get((topic, queue_id), begin)
+            if begin > end:
+                raise ConfigError(
+                    FORMAT,
+                    0,
+                    "startingOffsets",
+                    f"{begin} of topic {topic} queue {queue_id} lies behind its {end} in endingOffsets",
+                )
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._selection, others = self._selection.push(filters)
@@ -176,6 +244,7 @@ class LogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         stores = _Stores(self._options)
+        stores.check_names()
         wanted, torn = [], []
         by_queue: list[QueueRange] = []
         for name, view in stores.items:
@@ -206,7 +275,7 @@ class UnfilteredLogReader(LogReader):
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream.  Its offsets are JSON objects: for each broker's name up to where its log was read."""
+    """A stream; its offsets are those of log_offsets."""
 
     def __init__(self, options: LogOptions, schema: StructType) -> None:
         for key, given in (
@@ -247,8 +316,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- offsets --------------------------------------------------------------------------------------
 
-    def initialOffset(self) -> dict[str, int]:
-        return {name: self._first(view) for name, view in self._stores.items}
+    def initialOffset(self) -> Offsets:
+        self._stores.check_names(may_come=True)
+        return {name: mark(view, self._first(view)) for name, view in self._stores.items}
 
     def _first(self, view: StoreView) -> int:
         starting = self._options.starting_offsets
@@ -257,22 +327,42 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = [*_unskipped(view.find_segments(), self._selection)]
         return wanted[0].start if wanted else view.confirmed_end()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        ends = {}
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """Raises DataLoss.  Of a log that was cut, where losing data is fine, the offset goes back."""
+        there = {name: self._held(view, start.get(name, view.start)) for name, view in self._stores.items}
+        begins = {name: place_of(offset) for name, offset in there.items()}
+        ends = dict(begins)
         for name, view in self._stores.items:
-            begin = start.get(name, view.start)
-            end = view.confirmed_end(begin if view.start <= begin else None)
+            if begins[name] < place_of(start.get(name, 0)):
+                continue
+            end = view.confirmed_end(begins[name])
             if self._target is not None:
                 end = min(end, self._target.get(name, end))
-            ends[name] = max(begin, end)
+            ends[name] = max(begins[name], end)
         if isinstance(limit, ReadMaxRows):
-            ends = self._limited(start, ends, limit.max_rows)
-        return {**start, **ends}
+            ends = self._limited(begins, ends, limit.max_rows)
+        for name, view in self._stores.items:
+            if ends[name] != begins[name]:
+                there[name] = mark(view, ends[name])
+        return {**start, **there}
 
-    def _limited(self, start: dict[str, int], ends: dict[str, int], rows: int) -> dict[str, int]:
-        """At most `rows` records on from `start`, of each store as its share of what is to be read."""
-        begins = {name: max(start.get(name, view.start), view.start) for name, view in self._stores.items}
-        total = sum(max(ends[name] - begins[name], 0) for name in begins)
+    def _held(self, view: StoreView, offset: Offset) -> Offset:
+        """The same; or, of a log that is not what was read, where it goes on if losing data is fine."""
+        if is_held(view, offset):
+            return offset
+        place, start, end = place_of(offset), view.start, view.end()
+        if self._options.fail_on_data_loss:
+            raise DataLoss(view, place, start, end)
+        if place > end:
+            there = view.confirmed_end()
+        else:
+            there = start if place < start else next_edge(view, place)
+        logger.warning("data lost store=%s read=%d start=%d end=%d on=%d", view, place, start, end, there)
+        return mark(view, there)
+
+    def _limited(self, begins: dict[str, int], ends: dict[str, int], rows: int) -> dict[str, int]:
+        """At most `rows` records on from `begins`, of each store as its share of what is to be read."""
+        total = sum(ends[name] - begins[name] for name in ends)
         left, limited = rows, dict(ends)
         for name, view in self._stores.items:
             share = max(1, rows * (ends[name] - begins[name]) // total) if total else 0
@@ -287,12 +377,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._options.offsets_per_trigger
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
-    def reportLatestOffset(self) -> dict[str, int]:
+    def reportLatestOffset(self) -> Offsets:
         return {name: view.confirmed_end() for name, view in self._stores.items}
 
     # -- rows -----------------------------------------------------------------------------------------
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """Raises DataLoss, too, for a batch that is run again and would not have the same rows."""
         views = dict(self._stores.items)
         wanted = []
         for name, until in end.items():
@@ -304,34 +395,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             view = views[name]
             begin = start.get(name, view.start)
-            if begin < until:
-                wanted.append((name, view, self._still_there(view, begin, until), until))
+            if place_of(begin) < place_of(until):
+                low, high = (place_of(self._held(view, one)) for one in (begin, until))
+                wanted.append((name, view, low, high))
         return self._stores.ranges(wanted, replace(self._selection))
-
-    def _still_there(self, view: StoreView, begin: int, until: int) -> int:
-        """Where to begin: `begin`, or what of the log begins next behind it if losing data is fine."""
-        segments = view.find_segments()
-        start, end = (segments[0].start, segments[-1].end) if segments else (0, 0)
-        there = _edge(segments, max(begin, start), until) if until <= end else start
-        if begin == there:
-            return begin
-        if self._options.fail_on_data_loss:
-            raise DataLoss(view, begin, start, end)
-        logger.warning(
-            "log no longer held store=%s from=%d to=%d start=%d end=%d", view, begin, until, start, end
-        )
-        return there
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LogRange | QueueRange):
             yield from RangeReader(self._schema, self._options, self._selection).rows(partition)
-
-
-def _edge(segments: Sequence[LogSegment], offset: int, until: int) -> int:
-    """`offset`, if something begins there: not so in a log that was cut before it, and grew again."""
-    segment = next(one for one in segments if one.end > offset)
-    with segment.open(scattered=True) as log:
-        return edge_or_blank(log, offset, min(until, segment.end))
 
 
 def _advance(view: StoreView, begin: int, end: int, rows: int) -> tuple[int, int]:

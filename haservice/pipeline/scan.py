@@ -192,6 +192,16 @@ def edge(log: Log, place: int, end: int) -> int:
         back *= 4
 
 
+def last_record(log: Log, end: int) -> int | None:
+    """Where a record begins that ends at `end`, as it seems; None if there is none, as behind damage."""
+    for back in (_NEAR_BYTES, RECORD_BYTES_MAX):
+        starts, ends = sound_places(log, max(log.start, end - back), end, end)
+        found = starts[ends == end]
+        if len(found):
+            return int(found[0])
+    return None
+
+
 def edge_or_blank(log: Log, place: int, end: int) -> int:
     """The first edge at or behind `place`; or `place` itself if a blank begins there."""
     window = Window(log.read(place, min(BLANK_BYTES, log.end - place)), place, log.end - place)

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -189,7 +189,8 @@ class StoreView:
         elif self.path.is_dir() and (self.path.name == "commitlog" or any(_segment_names(self.path))):
             self.root, self.log_directory = self.path.parent, self.path
         else:
-            reason = "holds no commitlog" if self.path.is_dir() else "there is no such directory"
+            reason = "is a file, no directory" if self.path.is_file() else "there is no such directory"
+            reason = "holds no commitlog" if self.path.is_dir() else reason
             raise StoreUnreadable(self.path, f"{reason}; give a broker's storePathRootDir, or its commitlog")
 
     def __str__(self) -> str:
@@ -227,9 +228,8 @@ class StoreView:
         size = found[0].size
         if len(found) > 1 and found[-1].size < size and not _holds_data(found[-1]):
             found.pop()  # it is being made, or a crash kept it from being finished
-        for segment in found:
-            if segment.size != size or segment.size == 0:
-                raise _wrong_size(segment.path, segment.size, size)
+        if size == 0 or any(segment.size != size for segment in found):
+            raise _wrong_size(found)
         if found[0].start % size:
             raise StoreUnreadable(
                 found[0].path,
@@ -317,6 +317,24 @@ class StoreView:
         views = {key: _queue_view(*key, directory) for key, directory in self.queue_dirs().items()}
         return {key: view for key, view in views.items() if view is not None}
 
+    def configured_topics(self) -> dict[str, Any] | None:
+        """The topics of the broker's configuration; None where there is none beside the store."""
+        try:
+            table = json.loads((self.root / "config" / "topics.json").read_bytes())["topicConfigTable"]
+            return dict(table)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def known_queues(self) -> dict[str, set[int]]:
+        """The queues of each topic, with messages or none; empty for a log without its store."""
+        found: dict[str, set[int]] = {}
+        for topic, queue_id in self.queue_dirs():
+            found.setdefault(topic, set()).add(queue_id)
+        for topic, config in (self.configured_topics() or {}).items():
+            count = max(config.get(name, 0) for name in ("readQueueNums", "writeQueueNums"))
+            found.setdefault(topic, set()).update(range(count))
+        return found
+
     # -- the broker ---------------------------------------------------------------------------------
 
     def live(self) -> bool:
@@ -363,12 +381,23 @@ def segment_path(directory: Path, start: int) -> Path:
     return directory / f"{start:020d}"
 
 
-def _wrong_size(path: Path, actual: int, expected: int) -> SegmentSizeMismatch:
-    error = SegmentSizeMismatch(path, actual, expected)
-    error.args = (
-        f"{path}: is {actual} bytes long, the others are {expected}: cut off while it was copied, or of"
-        " another store; copy it again from the broker or a replica",
+def _wrong_size(segments: Sequence[LogSegment]) -> StoreUnreadable:
+    """Names the odd one, as those that follow each other tell by their names how long they are."""
+    mend = (
+        "was cut off while it was copied, or is of another store; copy it again from the broker or a replica"
     )
+    expected = min((after.start - one.start for one, after in pairwise(segments)), default=-1)
+    if all(segment.size != expected for segment in segments):
+        first = segments[0]
+        other = next((segment for segment in segments if segment.size != first.size), None)
+        if other is None:
+            return StoreUnreadable(first.path, f"is empty: it {mend}")
+        return StoreUnreadable(
+            first.path, f"is {first.size} bytes long, {other.path} is {other.size}: one of them {mend}"
+        )
+    odd = next(segment for segment in segments if segment.size != expected)
+    error = SegmentSizeMismatch(odd.path, odd.size, expected)
+    error.args = (f"{odd.path}: is {odd.size} bytes long, the others are {expected}: it {mend}",)
     return error
 
 

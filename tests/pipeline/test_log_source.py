@@ -320,6 +320,46 @@ def test_a_batch_neither_begins_at_the_latest_nor_ends_at_the_earliest(
             reader(root, **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"startingOffsets": '{"Odrers": {"0": 5}}'},
+            r"startingOffsets: no store has a topic Odrers; there are Orders, .*2024",
+        ),
+        (
+            {"endingOffsets": '{"Orders": {"b": {"7": 5}}}'},
+            r"endingOffsets: no store has a queue 7 of topic Orders; there are 0, 1, 2; ",
+        ),
+        ({"topic": "Orders,Odrers"}, "topic: no store has a topic Odrers; .*useConsumeQueue=false seeks"),
+        (
+            {"startingTimestamp": 1_700_000_000_001, "endingTimestamp": 1_700_000_000_000},
+            "startingTimestamp=1700000000001: lies after endingTimestamp=1700000000000",
+        ),
+        (
+            {"startingOffsets": '{"Orders": {"0": 9, "1": 4}}', "endingOffsets": '{"Orders": {"0": 8}}'},
+            "startingOffsets: 9 of topic Orders queue 0 lies behind its 8 in endingOffsets",
+        ),
+    ],
+)
+def test_what_no_store_has_or_what_is_turned_around_is_refused(
+    store: tuple[Path, list[StoredMessage]], tmp_path: Path, given: dict[str, object], said: str
+) -> None:
+    """A topic without messages, that the broker's configuration has, is one, too."""
+    bare = shutil.copytree(store[0] / "commitlog", tmp_path / "bare" / "commitlog").parent
+    configured = shutil.copytree(store[0], tmp_path / "configured")
+    (configured / "config").mkdir(exist_ok=True)
+    (configured / "config" / "topics.json").write_text(
+        '{"topicConfigTable": {"Odrers": {"readQueueNums": 1}, "Orders": {"writeQueueNums": 8}}}'
+    )
+    with pytest.raises(ConfigError, match=f"rocketmq-log: {said}"):
+        reader(store[0], **given).partitions()
+    if "no store" not in said:
+        return
+    for root, more in ((bare, {}), (configured, {}), (store[0], {"useConsumeQueue": False})):
+        assert reader(root, **given, **more).partitions()
+
+
 # -- rare topics -------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from commitlog.errors import CommitLogError, SegmentMissing, SegmentSizeMismatch, StoreUnreadable
+from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.record import Message
 from commitlog.store import Store
 from commitlog.store_lock import boot_id
@@ -116,7 +116,12 @@ def test_entries_of_a_queue_come_from_all_its_files(tmp_path: Path) -> None:
 
 
 def test_what_is_no_store_is_refused_with_what_to_give(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path, "holds no commitlog"), (tmp_path / "gone", "there is no such directory")):
+    (tmp_path / "file").touch()
+    for path, reason in (
+        (tmp_path, "holds no commitlog"),
+        (tmp_path / "gone", "there is no such directory"),
+        (tmp_path / "file", "is a file, no directory"),
+    ):
         with pytest.raises(StoreUnreadable, match=rf"{path}: {reason}; give a broker's storePathRootDir"):
             StoreView(path)
 
@@ -144,11 +149,43 @@ def test_an_empty_store_a_missing_a_cut_and_a_foreign_segment_are_told_apart(tmp
     first.path.unlink()
     assert view.segments()[0].start == second.start  # retention may do that
     second.path.write_bytes(content + b"more")
-    with pytest.raises(
-        CommitLogError, match=r"does not begin at a multiple of its 4100 bytes|is 4096 bytes long"
-    ):
+    with pytest.raises(SegmentSizeMismatch, match=rf"{second.path}: is 4100 bytes long, the others are 4096"):
         view.segments()
     assert third.path.exists()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("odd", [0, -1])
+def test_the_segment_that_is_named_is_the_one_that_was_cut_off(tmp_path: Path, count: int, odd: int) -> None:
+    filled(tmp_path).close()
+    segments = StoreView(tmp_path).segments()
+    for segment in segments[count:]:
+        segment.path.unlink()
+    path = segments[:count][odd].path
+    os.truncate(path, 1000)
+    with pytest.raises(
+        SegmentSizeMismatch,
+        match=rf"^{path}: is 1000 bytes long, the others are 4096: it was cut off .* again from the broker",
+    ):
+        StoreView(tmp_path).segments()
+
+
+def test_where_none_is_as_long_as_their_names_say_both_are_named(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    first, second, *others = StoreView(tmp_path).segments()
+    for segment in others:
+        segment.path.unlink()
+    for segment, size in ((first, 1000), (second, 2000)):
+        os.truncate(segment.path, size)
+    with pytest.raises(
+        StoreUnreadable, match=rf"{first.path}: is 1000 bytes long, {second.path} is 2000: one of them was"
+    ):
+        StoreView(tmp_path).segments()
+    for segment in (first, second):
+        os.truncate(segment.path, 0)
+    second.path.unlink()
+    with pytest.raises(StoreUnreadable, match=rf"{first.path}: is empty: it was cut off"):
+        StoreView(tmp_path).segments()
 
 
 def test_a_last_segment_that_is_being_made_does_not_count(tmp_path: Path) -> None:
