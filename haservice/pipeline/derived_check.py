@@ -168,7 +168,7 @@ def check_index(spark: SparkSession, path: str, end: int, slots: int, entries: i
 def _file_name(files: Sequence[IndexView], entry: Mapping[str, Any]) -> str | None:
     """The index file that the entry is in, or would be if it is missing."""
     if entry["file"] is not None:
-        return files[entry["file"]].path.name
+        return str(files[entry["file"]].path.name)
     place: int = entry["physicalOffset"]
     return next((file.path.name for file in files if place <= file.end_offset), None)
 

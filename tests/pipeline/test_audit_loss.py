@@ -135,7 +135,7 @@ def test_each_lie_of_a_ledger_is_named(
     assert all(one["file"].endswith("/sent.jsonl") for one in found["unreadable"])
     assert next(iter(report.data["counts"])) == report.data["first"][0]["kind"] == "missing"
     text = report.as_text().splitlines()
-    assert [line.split()[1] for line in text if line.startswith("  - ")][0] == "missing:"
+    assert next(line for line in text if line.startswith("  - ")).startswith("  - missing: Orders/")
     assert text[-1] == "  … and more: --report DIR and -f json have them"
     assert "gap" not in found
     assert report.data["latencies"]["sent to acknowledged"]["p50"] == 7
