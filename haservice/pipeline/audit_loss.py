@@ -8,7 +8,7 @@ delay, or queues that were numbered anew after their topic was deleted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +18,11 @@ import pyspark.sql.functions as F
 from pyspark import StorageLevel
 from pyspark.sql import Window
 
+from haservice.errors import HAServiceError
+from haservice.pipeline.derived import read_log
 from haservice.pipeline.derived_check import Damages, log_damages
 from haservice.pipeline.job import Job, pass_job
-from haservice.pipeline.ledger import CONSUMED, PRODUCED, STATUS_GOOD, read_ledger
+from haservice.pipeline.ledger import CONSUMED, PRODUCED, STATUS_GOOD, read_ledger, readable
 from haservice.pipeline.loss_findings import (
     FINDING,
     against_log,
@@ -47,26 +49,29 @@ NOTES = {
     "delayed": "waiting: not due yet, or of a transaction that is not ended",
     "renumbered": "queues numbered anew, as after their topic was deleted",
 }
+# The gravest first.
 WORDS = {
     "missing": "acknowledged, and not in the log",
-    "duplicated": "more than once in the log",
-    "misplaced": "in the log, elsewhere than the ledger says",
-    "unledgered": "in the log amid the ledger's messages, and in no line",
-    "outOfOrder": "acknowledged before one with a lower number was sent",
-    "ledgerOrder": "acknowledged before one in an earlier line was sent",
-    "ledgerTwice": "acknowledged in two lines of the ledger",
-    "unreadable": "lines that are no JSON object with a topic",
+    "damaged": "places of the log that hold no record, or one that does not match its CRC",
     "gap": "gaps in the numbers of a queue",
     "unconsumed": "acknowledged, and never consumed by a group",
-    "consumedTwice": "consumed more than once by a group",
+    "duplicated": "more than once in the log",
+    "misplaced": "in the log, elsewhere than the ledger says",
+    "outOfOrder": "acknowledged before one with a lower number was sent",
+    "ledgerOrder": "acknowledged before one in an earlier line was sent",
     "consumedOrder": "consumed before one with a lower number",
+    "consumedTwice": "consumed more than once by a group",
     "phantom": "consumed, and not in the log",
-    "damaged": "places of the log that hold no record, or one that does not match its CRC",
+    "unledgered": "in the log amid the ledger's messages, and in no line",
+    "ledgerTwice": "acknowledged in two lines of the ledger",
+    "unreadable": "lines of a ledger that are none",
 }
 _SHARES = (0.5, 0.9, 0.99, 0.999, 1.0)
 _SHARE_NAMES = ("p50", "p90", "p99", "p99.9", "max")
 _BINS_PER_DECADE = 8
 _TIME_POINTS = 120
+# So many of a store's topics are named to one who asks for another.
+_TOPICS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,10 @@ class Latency:
     edges: Sequence[float]
     counts: Sequence[int]
     times: Sequence[tuple[int, float, float]]
+
+
+class NothingToCheck(HAServiceError):
+    """Of nothing everything would be true."""
 
 
 class Held(NamedTuple):
@@ -122,21 +131,21 @@ def _hold(spark: SparkSession, path: str, start: int, end: int, asked: Asked, da
         kept.append(rows.persist(StorageLevel.DISK_ONLY))
         return kept[-1]
 
-    ledger = keep(read_ledger(spark, asked.ledgers, PRODUCED)) if asked.ledgers else None
+    ledger = keep(read_ledger(spark, asked.ledgers, PRODUCED, asked.accept)) if asked.ledgers else None
     consumed = keep(read_ledger(spark, asked.consumed, CONSUMED)) if asked.consumed else None
     try:
         topics = asked.topics or _topics(ledger, consumed)
-        found = [gaps(spark, path, start, end, topics)]
         latencies, lines = {}, {}
         log = keep(messages(spark, path, end, topics))
+        found = [gaps(log, start, topics)]
         acked = None
         if ledger is not None:
             good = known(ledger).filter(F.col("topic").isin(*topics)) if topics else known(ledger)
-            acked = keep(good.filter(F.col("status").isNull() | F.col("status").isin(*asked.accept)))
+            acked = keep(good.filter(F.col("status").isin(*asked.accept)))
             found += [unreadable(ledger), against_log(acked, log, start), ledger_twice(acked)]
             found += [out_of_order(acked)] if not asked.any_order else []
             found += [unledgered(good, log)] if not asked.other_producers else []
-            lines = {"ledger lines": ledger.count(), "acknowledged": acked.count()}
+            lines = {"ledger lines": ledger.filter("not blank").count(), "acknowledged": acked.count()}
             sent = acked.filter("sentMs is not null and ackedMs is not null")
             took = sent.select("sentMs", (F.col("ackedMs") - F.col("sentMs")).alias("ms"))
             latencies["sent to acknowledged"] = _latency(took.withColumnRenamed("sentMs", "at"))
@@ -150,29 +159,61 @@ def _hold(spark: SparkSession, path: str, start: int, end: int, asked: Asked, da
                     acked if acked is not None else nobody, log, consumed, ordered=not asked.any_order
                 )
             ]
-            lines["consumed lines"] = consumed.count()
+            lines["consumed lines"] = consumed.filter("not blank").count()
             latencies["stored to consumed"] = _latency(_consumed_ms(log, consumed))
+        count = log.count()
         rows = keep(all_of(found))
         counts = {row.kind: row[1] for row in rows.groupBy("kind").count().collect()}
         in_kind = Window.partitionBy("kind").orderBy("topic", "queueId", "queueOffset", "id")
         first = (
             rows.withColumn("n", F.row_number().over(in_kind))
             .filter(F.col("n") <= asked.limit)
-            .orderBy("kind", "n")
+            .orderBy(F.array_position(F.array(*map(F.lit, [*WORDS, *NOTES])), F.col("kind")), "n")
             .select(*FINDING)
         )
         listed = [row.asDict() for row in first.collect()]
         if damages.count:
             counts["damaged"] = damages.count
-        return Held(counts, listed, lines, log.count(), damages, latencies)
+        if not any(kind in WORDS for kind in counts):
+            _check_something(spark, path, asked, lines, log)
+        return Held(counts, listed, lines, count, damages, latencies)
     finally:
         for rows in kept:
             rows.unpersist()
 
 
+def _check_something(
+    spark: SparkSession, path: str, asked: Asked, lines: Mapping[str, int], log: DataFrame
+) -> None:
+    """Raises NothingToCheck where nothing wrong was found for nothing was looked at."""
+    if asked.ledgers and not lines["acknowledged"]:
+        what = f"no line with status {' or '.join(asked.accept)}"
+        of = f" and topic {' or '.join(asked.topics)}" if asked.topics else ""
+        raise NothingToCheck(
+            f"{', '.join(asked.ledgers)}: {what}{of} among {lines['ledger lines']:,}: nothing is promised"
+            " that could be lost; other statuses that are promises: --accept"
+        )
+    if asked.consumed and not lines["consumed lines"]:
+        raise NothingToCheck(f"{', '.join(asked.consumed)}: holds no line, so there is nothing to check")
+    there = _topics_of(log)
+    lacking = [topic for topic in asked.topics if topic not in there]
+    if lacking and not asked.ledgers:
+        known = sorted(_topics_of(read_log(spark, path, ("topic",))))
+        raise NothingToCheck(
+            f"{path}: the log holds no message of {', '.join(lacking)}; its topics are"
+            f" {', '.join(known[:_TOPICS_MAX])}{', …' if len(known) > _TOPICS_MAX else ''}"
+        )
+    if not there and not asked.ledgers:
+        raise NothingToCheck(f"{path}: the log holds no message, so there is nothing to check")
+
+
+def _topics_of(log: DataFrame) -> set[str]:
+    return {row.topic for row in log.select("topic").distinct().collect() if row.topic}
+
+
 def _topics(*ledgers: DataFrame | None) -> list[str] | None:
     """The topics that ledgers name; None without a ledger."""
-    named = [rows.filter(~F.col("unreadable")).select("topic") for rows in ledgers if rows is not None]
+    named = [readable(rows).select("topic") for rows in ledgers if rows is not None]
     if not named:
         return None
     return [row.topic for row in named[0].unionByName(named[-1]).distinct().orderBy("topic").collect()]
@@ -225,7 +266,12 @@ def _report(path: str, start: int, end: int, held: Held, asked: Asked) -> Report
         verdict = f"All {count:,} acknowledged messages are in the log, once and in order."
     else:
         verdict = f"No number is missing in the queues of {held.messages:,} messages."
-    figures: dict[str, Any] = {"messages in the log": held.messages, **held.lines}
+    of = (
+        "messages of these topics in the log"
+        if asked.topics or asked.ledgers or asked.consumed
+        else "messages in the log"
+    )
+    figures: dict[str, Any] = {of: held.messages, **held.lines}
     for name, latency in held.latencies.items():
         if latency.count:
             figures[f"{name}, p99 ms"] = latency.shares["p99"]
@@ -235,6 +281,7 @@ def _report(path: str, start: int, end: int, held: Held, asked: Asked) -> Report
         verdict=verdict[:1].upper() + verdict[1:],
         findings=findings,
         figures=figures,
+        named=list(_named(path, held)),
         sections=list(_sections(held, wrong, notes)),
         data={
             "store": path,
@@ -247,6 +294,20 @@ def _report(path: str, start: int, end: int, held: Held, asked: Asked) -> Report
             "latencies": {name: {"count": one.count, **one.shares} for name, one in held.latencies.items()},
         },
     )
+
+
+def _named(path: str, held: Held) -> Iterator[str]:
+    """A line for each finding: of what kind, where, which."""
+    for kind in WORDS:
+        if kind == "damaged":
+            for one in held.damages.first:
+                yield f"damaged: {path} at {one['offset']}, {one['bytes']} bytes: {one['reason']}"
+        for found in held.first:
+            if found["kind"] != kind:
+                continue
+            place = [str(found[name]) for name in FINDING[1:4] if found[name] is not None]
+            parts = ("/".join(place), found["id"], found["detail"], found["file"])
+            yield f"{kind}: {', '.join(part for part in parts if part)}"
 
 
 def _sections(held: Held, wrong: dict[str, int], notes: dict[str, int]) -> Any:
@@ -339,6 +400,7 @@ def command(job: Job, /, store: str, report_to: Path | None, **asked: Any) -> No
     ackedMs.  What consumers report: topic, queueId, queueOffset, msgId or uniqKey, group, consumedMs.  Exit
     code 1 if anything is not as it should be.
     """
+    StoreView(store).segments()
     report = audit(job.spark(), store, Asked(**asked))
     if report_to is not None:
         report.write(report_to)

@@ -7,7 +7,7 @@ that run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commitlog.dispatch import parse_delay_levels
 from commitlog.options import DELAY_LEVELS, LogOptions
 from haservice.pipeline.derived_check import Checked, Damages, check_index, check_queues, log_damages
+from haservice.pipeline.derived_source import index_views
 from haservice.pipeline.job import Job, pass_job
 from haservice.pipeline.progress import progress
 from haservice.pipeline.replica_bytes import (
@@ -26,6 +28,8 @@ from haservice.pipeline.replica_bytes import (
     Side,
     check_sides,
     compare,
+    islands,
+    shared,
     side,
     total,
 )
@@ -41,6 +45,7 @@ from haservice.pipeline.report import (
     size_words,
     strips_plot,
 )
+from haservice.pipeline.store_view import StoreView
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,10 +77,19 @@ class OfStore:
     index: Checked | None
 
 
-def audit(spark: SparkSession, paths: Sequence[str], asked: Asked) -> Report:
-    """Compares the stores.  Raises HAServiceError or CommitLogError for what cannot be compared."""
+def look(paths: Sequence[str], asked: Asked) -> list[Side]:
+    """What can be told without Spark.  Raises HAServiceError or CommitLogError for what does not fit."""
     sides = [side(path) for path in paths]
     check_sides(sides)
+    if asked.index:
+        for path in paths:
+            index_views(StoreView(path), asked.index_slots, asked.index_entries)
+    return sides
+
+
+def audit(spark: SparkSession, paths: Sequence[str], asked: Asked) -> Report:
+    """Compares the stores.  Raises HAServiceError or CommitLogError for what cannot be compared."""
+    sides = look(paths, asked)
     size = max(one.end for one in sides) - min(one.start for one in sides)
     with progress(spark, "bytes", size=size):
         compared = compare(spark, sides)
@@ -113,6 +127,7 @@ def _report(
 ) -> Report:
     sides = [one.side for one in stores]
     start, end = max(one.start for one in sides), min(one.end for one in sides)
+    apart, ranges = islands(sides), shared(sides)
     first = min((one.begin for one in compared.differences), default=None)
     shorter = [] if asked.prefix else tails
     derived = sum(
@@ -124,15 +139,16 @@ def _report(
     )
     different = sum(named.counts.values()) or len(compared.differences)
     damaged = sum(one.damages.count for one in stores)
-    findings = different + len(shorter) + derived + damaged + (start >= end)
+    findings = different + len(shorter) + derived + damaged + len(apart) - 1
     return Report(
         job="audit-replicas",
         title=f"{len(sides)} replicas of one log",
         verdict=_verdict(sides, first, named, shorter, derived, damaged, tails),
+        named=list(_named(stores, compared, named, shorter)),
         findings=findings,
         figures={
             "stores": len(sides),
-            "compared": size_words(max(end - start, 0)),
+            "compared": size_words(_length(ranges)),
             "first difference at": "none" if first is None else first,
             "records not alike": sum(named.counts.values()),
             "bytes not alike": total(compared.differences),
@@ -143,6 +159,7 @@ def _report(
         data={
             "stores": [_store_json(one) for one in stores],
             "common": {"start": start, "end": max(end, start), "equalUpTo": end if first is None else first},
+            "compared": [{"start": begin, "end": stop} for begin, stop in ranges],
             "firstDifference": first,
             "segments": _segments_json(sides, compared.digests),
             "differences": [one._asdict() for one in compared.differences],
@@ -165,9 +182,12 @@ def _verdict(
     damaged: int,
     tails: Sequence[dict[str, Any]],
 ) -> str:
-    start, end = max(one.start for one in sides), min(one.end for one in sides)
-    if start >= end:
-        return "The logs have no byte in common: each begins where another has ended."
+    apart = islands(sides)
+    if len(apart) > 1:
+        return (
+            f"The logs have no byte in common: some end at {apart[0][1]:,} or before, and others begin at"
+            f" {apart[1][0]:,} or behind."
+        )
     if first is not None:
         record = next(iter(named.records), None)
         place = f"; {_record_words(record)}" if record is not None else ""
@@ -180,7 +200,44 @@ def _verdict(
     if derived:
         return f"The logs are equal, but {derived:,} entries of consume queues or index do not fit them."
     some = " as far as all go" if tails else ""
-    return f"Equal{some}: {size_words(end - start)}, byte for byte."
+    return f"Equal{some}: {size_words(_length(shared(sides)))}, byte for byte."
+
+
+def _length(ranges: Sequence[tuple[int, int]]) -> int:
+    return sum(end - begin for begin, end in ranges)
+
+
+def _named(
+    stores: Sequence[OfStore], compared: Compared, named: Named, shorter: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """A line for each finding: where, of what kind, which."""
+    sides = [one.side for one in stores]
+    for record in named.records:
+        words = ", ".join(record.columns) or record.reason or "bytes that no column shows"
+        message = "" if record.topic is None else f", {record.topic}/{record.queue_id}/{record.queue_offset}"
+        yield (
+            f"{sides[record.store].path}: record at {record.offset}{message} {record.uniq_key or ''}:"
+            f" {record.kind}, against {sides[record.other].path}: {words}"
+        ).replace(" :", ":")
+    if not named.records:
+        for found in compared.differences:
+            other = sides[found.other].path
+            yield f"{sides[found.store].path}: bytes {found.begin} to {found.end} are not those of {other}"
+    for one in shorter:
+        yield f"{one['store']}: ends at {one['begin']}, lacks {one['records']:,} records"
+    for of in stores:
+        for one in of.damages.first:
+            yield f"{of.side.path}: damaged at {one['offset']}, {one['bytes']} bytes: {one['reason']}"
+        for what, checked in (("queue", of.queues), ("index", of.index)):
+            for entry in checked.first if checked is not None else ():
+                yield f"{of.side.path}: {what} entry {entry['kind']}: {_entry_words(entry)}"
+
+
+def _entry_words(entry: Mapping[str, Any]) -> str:
+    """What an entry says, its places in the log last."""
+    return ", ".join(
+        f"{name}={value}" for name, value in entry.items() if name != "kind" and value is not None
+    )
 
 
 def _record_words(record: NamedRecord) -> str:
@@ -269,7 +326,7 @@ def _sections(
             ),
         )
         rows = [
-            (path, what, one["kind"], ", ".join(f"{k}={v}" for k, v in one.items() if k != "kind"))
+            (path, what, one["kind"], _entry_words(one))
             for path, what, found in checked
             for one in found.first
         ]
@@ -372,6 +429,14 @@ def _segment_rows(sides: Sequence[Side], digests: Sequence[SegmentDigest]) -> li
 # -- the command -----------------------------------------------------------------------------------
 
 
+def _delay_levels(_: click.Context, __: click.Parameter, value: str) -> str:
+    try:
+        parse_delay_levels(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
 @click.command("audit-replicas")
 @click.argument("stores", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False))
 @click.option("--prefix", is_flag=True, help="A log may end earlier than another, as on brokers in use.")
@@ -391,7 +456,14 @@ def _segment_rows(sides: Sequence[Side], digests: Sequence[SegmentDigest]) -> li
     show_default=True,
     help="maxIndexNum of the brokers.",
 )
-@click.option("--delay-levels", default=DELAY_LEVELS, help="messageDelayLevel of the brokers.")
+@click.option(
+    "--delay-levels",
+    default=DELAY_LEVELS,
+    show_default=True,
+    metavar="'1s 5s 10s …'",
+    callback=_delay_levels,
+    help="messageDelayLevel of the brokers: the delay of each level, in s, m, h or d.",
+)
 @click.option(
     "--limit",
     type=click.IntRange(1),
@@ -413,7 +485,9 @@ def command(job: Job, /, stores: Sequence[str], report_to: Path | None, **asked:
     """
     if len(set(stores)) != len(stores):
         raise click.BadParameter("one store is given twice", param_hint="STORES")
-    report = audit(job.spark(), stores, Asked(**asked))
+    wanted = Asked(**asked)
+    look(stores, wanted)
+    report = audit(job.spark(), stores, wanted)
     if report_to is not None:
         report.write(report_to)
     job.say(report.as_json(), report.as_text())

@@ -103,7 +103,9 @@ def _index_hashes(strings: pa.Array) -> pa.Array:
 def queue_entries(spark: SparkSession, path: str, delay_levels: str, **options: Any) -> DataFrame:
     """The entries that the log's messages have in consume queues, each with the number that it says."""
     plain = read_log(spark, path, QUEUE_COLUMNS, **options).filter(F.col("topic") != SCHEDULE_TOPIC)
-    delayed = read_log(spark, path, DELAY_COLUMNS, **options).filter(F.col("topic") == SCHEDULE_TOPIC)
+    # Only these are decoded with their properties, and sought in the log: queues may be what is wrong.
+    only = {"topic": SCHEDULE_TOPIC, "useConsumeQueue": "false", **options}
+    delayed = read_log(spark, path, DELAY_COLUMNS, **only).filter(F.col("topic") == SCHEDULE_TOPIC)
     code = _hash_column(F.coalesce("tags", F.lit(""))).cast("long")
     due = _deliver_ms(parse_delay_levels(delay_levels))
     return _entries(plain, code).unionByName(_entries(delayed, F.when(due != 0, due).otherwise(code)))

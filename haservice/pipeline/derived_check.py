@@ -1,26 +1,28 @@
 """A store's consume queues and index held against its log.
 
     missing    a message of the log without its entry           wrong    an entry that is not what it gives
-    dangling   an entry of no message of the log                chain    an index entry that nothing leads to
+    dangling   an entry of no message of the log, of an         chain    an index entry that nothing leads to
+               index one of a place behind its end
 
 What lies behind the last entry there is does not count as missing: a broker dispatches it when it starts.
 Nor do messages of a topic that the broker no longer knows: it deletes their queues, and not the messages.
-Entries of messages that retention took, or that lie in damage, are passed over.  Index entries of no message
-are counted, and are no finding: where the log was cut they stay, and mislead no further than any collision of
-hashes.
+Entries of messages that retention took, or that lie in damage, are passed over.  Other index entries of
+no message are counted, and are no finding: where the log was cut they stay, and mislead no further than any
+collision of hashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyspark.sql.functions as F
+from pyspark import StorageLevel
 from pyspark.sql import Window
 
 from haservice.pipeline.derived import index_entries, queue_entries, read_log
-from haservice.pipeline.derived_source import derived, index_views
+from haservice.pipeline.derived_source import IndexView, derived, index_views
 from haservice.pipeline.queue_build import kept_entries
 from haservice.pipeline.store_view import StoreView
 
@@ -72,9 +74,10 @@ def check_queues(
     actual = derived(spark, view, "queues").filter(F.col("physicalOffset") >= start)
     seen = actual.agg(F.max(F.col("physicalOffset") + F.col("storeSize")), F.count("*")).collect()[0]
     dispatched = min(seen[0] or start, end)
-    expected = kept_entries(
-        queue_entries(spark, path, delay_levels).filter(F.col("physicalOffset") < dispatched)
-    )
+    # Wanted twice, and the log is not decoded twice for it.
+    entries = queue_entries(spark, path, delay_levels).filter(F.col("physicalOffset") < dispatched)
+    entries = entries.persist(StorageLevel.DISK_ONLY)
+    expected = kept_entries(entries)
     bad = _queue_findings(expected, actual, end if view.live() else None)
     for place in damages.first:
         damaged = F.col("queue.physicalOffset").between(place["offset"], place["offset"] + place["bytes"] - 1)
@@ -91,6 +94,7 @@ def check_queues(
             first = [one for one in first if one["kind"] != "missing" or one["topic"] in known]
     finally:
         bad.unpersist()
+        entries.unpersist()
     return Checked(seen[1], {kind: count for kind, count in counts.items() if count}, first, notes)
 
 
@@ -132,15 +136,31 @@ def check_index(spark: SparkSession, path: str, end: int, slots: int, entries: i
     of_log = actual.filter((F.col("physicalOffset") >= start) & (F.col("physicalOffset") <= indexed))
     joined = of_log.join(expected.withColumn("expected", F.lit(1)), place, "full_outer")
     kind = F.when(F.col("number").isNull(), "missing").when(F.col("expected").isNull(), "ofNoMessage")
+    nowhere = F.col("physicalOffset") < 0
+    if not view.live():
+        nowhere |= F.col("physicalOffset") >= end
     broken = _broken_chains(actual, derived(spark, view, "slots", **options), slots)
-    found = _findings(joined, kind).unionByName(_findings(broken, F.lit("chain"))).persist()
+    found = (
+        _findings(joined, kind)
+        .unionByName(_findings(actual.filter(nowhere), F.lit("dangling")))
+        .unionByName(_findings(broken, F.lit("chain")))
+        .persist()
+    )
     try:
         counts, first = _summed(found, ["physicalOffset", "number"], limit)
     finally:
         found.unpersist()
     notes = {"files": len(files), "ofNoMessage": counts.pop("ofNoMessage", 0), "lastIndexed": indexed}
-    first = [one for one in first if one["kind"] in counts]
+    first = [{**one, "file": _file_name(files, one)} for one in first if one["kind"] in counts]
     return Checked(sum(file.next_entry - 1 for file in files), counts, first, notes)
+
+
+def _file_name(files: Sequence[IndexView], entry: Mapping[str, Any]) -> str | None:
+    """The index file that the entry is in, or would be if it is missing."""
+    if entry["file"] is not None:
+        return str(files[entry["file"]].path.name)
+    place: int = entry["physicalOffset"]
+    return next((file.path.name for file in files if place <= file.end_offset), None)
 
 
 def _findings(rows: DataFrame, kind: Column) -> DataFrame:

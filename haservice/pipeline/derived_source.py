@@ -71,13 +71,13 @@ def index_views(store: StoreView, slots: int, entries: int) -> list[IndexView]:
         return []
     found = []
     for path in paths:
-        with open(path, "rb") as file:
-            view = IndexView(path, *HEADER.unpack(file.read(HEADER_BYTES)))
         if path.stat().st_size != file_bytes(slots, entries):
             raise OtherSizes(
                 f"{path}: is {path.stat().st_size} bytes long, {slots} slots and {entries} entries make"
                 f" {file_bytes(slots, entries)}: say --index-slots and --index-entries as the broker has"
             )
+        with open(path, "rb") as file:
+            view = IndexView(path, *HEADER.unpack(file.read(HEADER_BYTES)))
         if view.next_entry > 1:
             found.append(view)
     return found

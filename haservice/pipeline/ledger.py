@@ -3,8 +3,8 @@
     producer   {"topic", "queueId", "queueOffset", "msgId" | "uniqKey", "status", "sentMs", "ackedMs"}
     consumer   {"topic", "queueId", "queueOffset", "msgId" | "uniqKey", "group", "consumedMs"}
 
-JSON, a line each, in the order in which things happened.  msgId may be either of RocketMQ's two ids: a client
-calls the unique key so, a broker the offset id.
+JSON, a line each, in the order in which things happened; empty lines are none.  msgId may
+be either of RocketMQ's two ids: a client calls the unique key so, a broker the offset id.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyspark.sql.functions as F
+from pyspark.sql import Window
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _PLACE = "topic string, queueId int, queueOffset long, msgId string, uniqKey string"
 PRODUCED = f"{_PLACE}, status string, sentMs long, ackedMs long"
@@ -23,27 +24,74 @@ CONSUMED = f"{_PLACE}, `group` string, consumedMs long"
 STATUS_GOOD = "SEND_OK"
 
 
-def read_ledger(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
-    """The lines of these files with `file`, `line` (which rises within a file) and `unreadable`.
+def read_ledger(
+    spark: SparkSession, paths: Sequence[str], schema: str, accept: Sequence[str] | None = None
+) -> DataFrame:
+    """The lines of these files with `file`, `line` (which rises within a file), `blank`, and `unreadable`:
+    why a line is none.
 
-    `id` is the unique key, else the message id, in upper case.
+    `id` is the unique key, else the message id, in upper case.  A line names its message; of a producer's,
+    one whose status `accept` has.
     """
     text = spark.read.text(list(paths)).select(
         "value",
         F.col("_metadata.file_path").alias("file"),
         # Splits are read in order, and by one task each.
-        F.struct("_metadata.file_block_start", F.monotonically_increasing_id()).alias("line"),
+        F.struct(
+            F.col("_metadata.file_block_start").alias("start"), F.monotonically_increasing_id().alias("id")
+        ).alias("line"),
     )
-    parsed = text.filter(F.trim("value") != "").select(
+    parsed = text.select(
         "file",
         "line",
         "value",
-        F.from_json("value", f"{schema}, _bad string", {"columnNameOfCorruptRecord": "_bad"}).alias("one"),
+        (F.trim("value") == "").alias("blank"),
+        F.from_json("value", schema).alias("one"),
+        F.from_json("value", "map<string, string>").alias("said"),
     )
-    unreadable = F.col("_bad").isNotNull() | F.col("topic").isNull()
     return (
-        parsed.select("file", "line", "value", "one.*")
-        .withColumn("unreadable", unreadable)
+        parsed.select("file", "line", "value", "blank", "said", "one.*")
+        .withColumn("unreadable", F.when(~F.col("blank"), _reason(schema, accept)))
         .withColumn("id", F.upper(F.coalesce("uniqKey", "msgId")))
-        .drop("_bad")
+        .drop("said")
+    )
+
+
+def _reason(schema: str, accept: Sequence[str] | None) -> Column:
+    """Why a line is none; null for one that is."""
+    said = F.col("said")
+    reasons = [F.when(said.isNull(), "no JSON object")]
+    for field in schema.replace("`", "").split(", "):
+        name, kind = field.split(" ")
+        wanted = "a text" if kind == "string" else "a whole number, without quotes"
+        wrong = said[name].isNotNull() & F.col(f"`{name}`").isNull()
+        reasons.append(F.when(wrong, F.concat(F.lit(f"{name} has to be {wanted}, and is "), said[name])))
+    reasons.append(F.when(F.col("topic").isNull(), "no topic"))
+    names_message = F.coalesce("uniqKey", "msgId").isNotNull() | (
+        F.col("queueId").isNotNull() & F.col("queueOffset").isNotNull()
+    )
+    if accept is not None:
+        reasons.append(F.when(F.col("status").isNull(), "no status"))
+        names_message |= ~F.col("status").isin(*accept)
+    return F.coalesce(*reasons, F.when(~names_message, "neither an id, nor queueId and queueOffset"))
+
+
+def readable(ledger: DataFrame) -> DataFrame:
+    """The lines that are some."""
+    return ledger.filter("unreadable is null and not blank")
+
+
+def line_numbers(ledger: DataFrame) -> DataFrame:
+    """Each line's `number` in its file, from 1 on."""
+    # A task reads a split of a file from its begin to its end, and numbers what it reads without a gap.
+    splits = ledger.groupBy("file", F.col("line.start").alias("start")).agg(
+        F.min("line.id").alias("first"), F.count("*").alias("lines")
+    )
+    before = Window.partitionBy("file").orderBy("start").rowsBetween(Window.unboundedPreceding, -1)
+    splits = splits.withColumn("before", F.coalesce(F.sum("lines").over(before), F.lit(0))).drop("lines")
+    return (
+        ledger.withColumn("start", F.col("line.start"))
+        .join(F.broadcast(splits), ["file", "start"])
+        .withColumn("number", F.col("before") + F.col("line.id") - F.col("first") + 1)
+        .drop("start", "first", "before")
     )

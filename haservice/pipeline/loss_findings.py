@@ -27,6 +27,7 @@ from commitlog.record import (
     SYS_TRANSACTION_NONE,
 )
 from haservice.pipeline.derived import read_log
+from haservice.pipeline.ledger import line_numbers, readable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,16 +74,23 @@ def all_of(findings: Sequence[DataFrame]) -> DataFrame:
 
 
 def messages(spark: SparkSession, path: str, end: int, topics: Sequence[str] | None) -> DataFrame:
-    """Messages of queues, of these topics or of all, and those that wait to be; with `waiting`."""
-    plain = read_log(spark, path, _PLAIN)
+    """Messages of queues, of these topics or of all, and those that wait to be; with `waiting`, and
+    `logTopic`: where they wait.
+    """
+    plain = read_log(spark, path, _PLAIN).filter(~F.col("topic").isin(*WAITING_TOPICS))
+    plain = plain.withColumns({"waiting": F.lit(False), "logTopic": F.col("topic")})
+    # Only these are decoded with their properties, and sought in the log: queues may be what is wrong.
+    only = {"topic": ",".join(WAITING_TOPICS), "useConsumeQueue": "false"}
+    waiting = read_log(spark, path, (*_PLAIN, "properties"), **only).filter(
+        F.col("topic").isin(*WAITING_TOPICS)
+    )
+    real = F.coalesce(F.col("properties")["REAL_TOPIC"], "topic")
+    waiting = waiting.withColumns({"waiting": F.lit(True), "logTopic": F.col("topic"), "topic": real}).drop(
+        "properties"
+    )
     if topics is not None:
         plain = plain.filter(F.col("topic").isin(*topics))
-    plain = plain.filter(~F.col("topic").isin(*WAITING_TOPICS)).withColumn("waiting", F.lit(False))
-    waiting = read_log(spark, path, (*_PLAIN, "properties")).filter(F.col("topic").isin(*WAITING_TOPICS))
-    real = F.coalesce(F.col("properties")["REAL_TOPIC"], "topic")
-    waiting = waiting.withColumn("topic", real).drop("properties").withColumn("waiting", F.lit(True))
-    if topics is not None:
-        waiting = waiting.filter(F.col("topic").isin(*topics))
+        waiting = waiting.filter(F.col("topic").isin(*topics) | F.col("logTopic").isin(*topics))
     queued = (
         F.col("sysFlag").bitwiseAND(SYS_TRANSACTION_MASK).isin(SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
     )
@@ -102,18 +110,14 @@ def place_id() -> Column:
 
 def known(ledger: DataFrame) -> DataFrame:
     """The readable lines of a ledger, each with an id."""
-    return ledger.filter(~F.col("unreadable")).withColumn("id", F.coalesce("id", place_id()))
+    return readable(ledger).withColumn("id", F.coalesce("id", place_id()))
 
 
-def gaps(spark: SparkSession, path: str, start: int, end: int, topics: Sequence[str] | None) -> DataFrame:
+def gaps(log: DataFrame, start: int, topics: Sequence[str] | None) -> DataFrame:
     """Numbers that no message of a queue has, as the order of the log says; and where numbers fall."""
-    rows = read_log(spark, path, ("topic", "queueId", "queueOffset", "physicalOffset", "sysFlag"))
+    rows = log.withColumn("topic", F.col("logTopic"))
     if topics is not None:
         rows = rows.filter(F.col("topic").isin(*topics))
-    kind = F.col("sysFlag").bitwiseAND(SYS_TRANSACTION_MASK)
-    rows = rows.filter(
-        (F.col("physicalOffset") < end) & kind.isin(SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
-    )
     in_order = Window.partitionBy(*_QUEUE).orderBy("physicalOffset")
     # A log that begins at 0 has every queue's first message.
     before = F.lag("queueOffset", 1, -1 if start == 0 else None).over(in_order)
@@ -133,7 +137,11 @@ def gaps(spark: SparkSession, path: str, start: int, end: int, topics: Sequence[
 
 
 def unreadable(ledger: DataFrame) -> DataFrame:
-    return finding(ledger.filter("unreadable"), "unreadable", F.substring("value", 1, 200))
+    rows = line_numbers(ledger).filter("unreadable is not null")
+    detail = F.concat(
+        F.lit("line "), "number", F.lit(": "), "unreadable", F.lit(": "), F.substring("value", 1, 200)
+    )
+    return finding(rows, "unreadable", detail)
 
 
 def against_log(acked: DataFrame, log: DataFrame, start: int) -> DataFrame:

@@ -98,7 +98,7 @@ def side(path: str) -> Side:
 
 
 def check_sides(sides: Sequence[Side]) -> None:
-    """Raises NotComparable for segments of different sizes, or logs without a common byte."""
+    """Raises NotComparable for segments of different sizes."""
     first = sides[0]
     for other in sides[1:]:
         if other.segment_bytes != first.segment_bytes:
@@ -149,6 +149,29 @@ def compare(spark: SparkSession, sides: Sequence[Side]) -> Compared:
         ],
         sum(end - begin for _, begin, end in planned),
     )
+
+
+def islands(sides: Sequence[Side]) -> list[tuple[int, int]]:
+    """From where to where the logs lie together: more than one are of logs without a byte in common."""
+    found: list[tuple[int, int]] = []
+    for one in sorted(sides, key=lambda each: each.start):
+        if found and one.start < found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], one.end))
+        else:
+            found.append((one.start, one.end))
+    return found
+
+
+def shared(sides: Sequence[Side]) -> list[tuple[int, int]]:
+    """The ranges of the log that at least two stores have; all of it where there is one store alone."""
+    least = min(2, len(sides))
+    found: list[tuple[int, int]] = []
+    for begin, end in pairwise(sorted({one.start for one in sides} | {one.end for one in sides})):
+        if sum(_has(one, begin) for one in sides) < least:
+            continue
+        low = found.pop()[0] if found and found[-1][1] == begin else begin
+        found.append((low, end))
+    return found
 
 
 def _has(one: Side, offset: int) -> bool:

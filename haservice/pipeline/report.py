@@ -29,6 +29,8 @@ JSON_NAME = "report.json"
 PAGE_NAME = "report.html"
 # A page is for reading: longer tables are cut there, and whole in the JSON.
 PAGE_ROWS_MAX = 200
+# In a terminal so many findings are named.
+TEXT_NAMED_MAX = 5
 
 GOOD, BAD, QUIET, MARK = "#2c7a4b", "#b3261e", "#b9bec6", "#33588c"
 PALETTE = (MARK, "#c77d1e", "#5b8c5a", "#8c5a86", "#4a9aa5", "#7a6a4f")
@@ -81,7 +83,8 @@ class Report:
     """A verdict and what it rests on.
 
     `verdict` is one sentence, `findings` how many things are wrong, `figures` the few numbers that come
-    first.  `data` is the whole of it for machines, in plain values; `sections` is what people read.
+    first, `named` a line for each of the first findings.
+    `data` is the whole of it for machines, in plain values; `sections` is what people read.
     """
 
     job: str
@@ -89,6 +92,7 @@ class Report:
     verdict: str
     findings: int
     figures: Mapping[str, Any] = field(default_factory=dict)
+    named: Sequence[str] = ()
     sections: Sequence[Section] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     made_ms: int = field(default_factory=lambda: int(datetime.now(UTC).timestamp() * 1000))
@@ -114,6 +118,9 @@ class Report:
         lines = [f"{self.job}: {self.verdict}"]
         width = max((len(name) for name in self.figures), default=0)
         lines += [f"  {name:<{width}}  {_words(value)}" for name, value in self.figures.items()]
+        lines += [f"  - {one}" for one in self.named[:TEXT_NAMED_MAX]]
+        if self.findings > TEXT_NAMED_MAX or len(self.named) > TEXT_NAMED_MAX:
+            lines.append("  … and more: --report DIR and -f json have them")
         return "\n".join(lines)
 
     def as_html(self) -> str:

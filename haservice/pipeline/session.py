@@ -43,6 +43,8 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "67108864",
     # Days of an archive are the same wherever it is made.
     "spark.sql.session.timeZone": "UTC",
+    # A shuffle makes as many tasks as its bytes ask for, and so does one whose rows are kept.
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
 }
 # Of a Spark that we start ourselves.  Of one that spark-submit started these are its user's.
 OF_OUR_OWN: Mapping[str, str] = {

@@ -106,7 +106,9 @@ def test_each_lie_of_a_ledger_is_named(
     lines[10] = {**lines[10], "queueOffset": lines[12]["queueOffset"]}
     lines[12] = {**lines[12], "queueOffset": lines[10]["queueOffset"] - 1}
     lines.append({"topic": "Orders", "msgId": key(1000), "status": "FLUSH_DISK_TIMEOUT"})
-    lines.append('{"topic": "Ord')
+    lines += ["", '{"topic": "Ord', {**lines[0], "queueId": "zero"}]
+    lines.append({name: lines[0][name] for name in ("topic", "msgId")})
+    lines.append({"topic": "Orders", "status": "SEND_OK"})
 
     report = audit(root, ledgers=[written(tmp_path / "sent.jsonl", lines)])
     found: dict[str, list[dict[str, Any]]] = {}
@@ -122,7 +124,19 @@ def test_each_lie_of_a_ledger_is_named(
     # 10 and 12 changed places, and 10 was acknowledged before 12 was sent.
     assert [one["id"] for one in found["outOfOrder"]] == [key(10)]
     assert {one["id"] for one in found["ledgerOrder"]} <= {one["msgId"] for one in lines[40:43]}
-    assert [one["detail"] for one in found["unreadable"]] == ['{"topic": "Ord']
+    told = {one["detail"].rpartition(": {")[0] for one in found["unreadable"]}
+    first = len(lines) - 3
+    assert told == {
+        f"line {first}: no JSON object",
+        f"line {first + 1}: queueId has to be a whole number, without quotes, and is zero",
+        f"line {first + 2}: no status",
+        f"line {first + 3}: neither an id, nor queueId and queueOffset",
+    }
+    assert all(one["file"].endswith("/sent.jsonl") for one in found["unreadable"])
+    assert next(iter(report.data["counts"])) == report.data["first"][0]["kind"] == "missing"
+    text = report.as_text().splitlines()
+    assert next(line for line in text if line.startswith("  - ")).startswith("  - missing: Orders/")
+    assert text[-1] == "  … and more: --report DIR and -f json have them"
     assert "gap" not in found
     assert report.data["latencies"]["sent to acknowledged"]["p50"] == 7
 
@@ -182,3 +196,16 @@ def test_without_a_ledger_a_hole_in_a_queue_is_named(
     )
     assert gap["detail"] == f"numbers {victim.queue_offset} to {victim.queue_offset}: 1"
     assert report.data["damages"]["first"][0]["offset"] == victim.physical_offset
+
+
+def test_of_nothing_nothing_is_said(
+    sold: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
+) -> None:
+    from haservice.pipeline.audit_loss import NothingToCheck
+
+    root, _ = sold
+    empty = written(tmp_path / "empty.jsonl", ["", {"topic": "Orders", "status": "FLUSH_DISK_TIMEOUT"}])
+    with pytest.raises(NothingToCheck, match=r"empty\.jsonl: no line with status SEND_OK among 1"):
+        audit(root, ledgers=[empty])
+    with pytest.raises(NothingToCheck, match="no message of Nope; its topics are Orders"):
+        audit(root, topics=["Nope"])

@@ -180,3 +180,57 @@ def test_runs_of_differences_are_told_apart_up_to_a_limit() -> None:
     runs = runs_of(first, bytes(other), 0)
     assert len(runs) == RUNS_MAX
     assert runs[-1][1] == 99_901
+
+
+def test_logs_are_compared_where_two_of_them_overlap_and_apart_where_none_does() -> None:
+    from haservice.pipeline.replica_bytes import Side, islands, shared
+
+    def sides(*ranges: tuple[int, int]) -> list[Side]:
+        return [Side(str(number), *one, 10, False) for number, one in enumerate(ranges)]
+
+    nofirst, base, cut = (10, 40), (0, 40), (0, 5)
+    assert shared(sides(nofirst, base, cut)) == [(0, 5), (10, 40)]
+    assert islands(sides(nofirst, base, cut)) == [(0, 40)]
+    assert islands(sides(nofirst, cut)) == [(0, 5), (10, 40)]
+    assert shared(sides(base)) == [(0, 40)]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--delay-levels", "1x"], 2, "Invalid value for '--delay-levels': '1x' is no delay"),
+        (["--index-slots", "7"], 3, "say --index-slots and --index-entries as the broker has"),
+    ],
+)
+def test_what_files_and_options_tell_is_told_without_spark(
+    master: tuple[Path, list[StoredMessage]],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    code: int,
+    words: str,
+) -> None:
+    from click.testing import CliRunner
+
+    from haservice.pipeline.cli import main
+    from haservice.pipeline.job import Job
+
+    monkeypatch.setattr(Job, "spark", lambda _: pytest.fail("Spark was started"))
+    done = CliRunner().invoke(main, ["audit-replicas", str(master[0]), *options])
+    assert done.exit_code == code
+    assert words in " ".join(done.output.split())
+
+
+def test_an_index_entry_behind_the_log_is_dangling_and_a_missing_one_has_its_file(
+    master: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
+) -> None:
+    b = copied(master[0], tmp_path / "b")
+    index = sorted((b / "index").iterdir())[1]
+    data = bytearray(index.read_bytes())
+    data[40 + 61 * 4 + 20 * 30 + 4] ^= 64  # the place of entry 30
+    index.write_bytes(data)
+    report = audit(b, queues=False)
+    (store,) = report.data["stores"]
+    found = {one["kind"]: one for one in store["index"]["first"]}
+    assert (found["dangling"]["file"], found["dangling"]["number"]) == (index.name, 30)
+    assert found["missing"]["file"] == index.name
+    assert f"{b}: index entry dangling: " in report.as_text()
