@@ -57,8 +57,17 @@ class Archived(NamedTuple):
     through: int
     rows: int
     corrupt: int
+    crc_wrong: int
     commits: int
     merged_files: int
+
+
+class Staged(NamedTuple):
+    """Rows as written; how many are damaged places, and how many have a body that does not match its CRC."""
+
+    rows: int
+    corrupt: int
+    crc_wrong: int
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
@@ -85,16 +94,17 @@ def archive(
         start, end = segments[0].start, store.confirmed_end()
         begin = _begin(store, journal.through.get(name), start, end, place, fail_on_data_loss)
         _check_seam(store, journal, name)
-        rows = corrupt = commits = 0
+        rows = corrupt = crc_wrong = commits = 0
         with progress(spark, "archive", size=end - begin):
             for low, high in slices(begin, end, segments[0].size, slice_bytes):
                 done = _append(spark, store, journal, name, low, high, file_bytes)
-                rows, corrupt, commits = rows + done[0], corrupt + done[1], commits + 1
+                rows, corrupt, crc_wrong = rows + done.rows, corrupt + done.corrupt, crc_wrong + done.crc_wrong
+                commits += 1
         merged = 0
         with progress(spark, "merging small files"):
             for batch in merges(place.files(""), file_bytes, merged_files_min):
                 merged += _merge(spark, journal, batch)
-        return Archived(begin, end, rows, corrupt, commits, merged)
+        return Archived(begin, end, rows, corrupt, crc_wrong, commits, merged)
 
 
 def _begin(
@@ -149,8 +159,8 @@ def _append(
     low: int,
     high: int,
     file_bytes: int,
-) -> tuple[int, int]:
-    """One slice, one commit; its rows, and how many of them are damage."""
+) -> Staged:
+    """One slice, one commit."""
     rows = (
         spark.read.format(FORMAT)
         .option("brokerNames", name)
@@ -163,17 +173,17 @@ def _append(
     # Spark makes the parts: a large topic in several, small ones together.
     rows = rows.withColumn("day", day).hint("rebalance", *PARTITIONED_BY)
     with _advised(spark, file_bytes):
-        count, corrupt = _stage(spark, journal.place, rows, staging)
+        done = _stage(spark, journal.place, rows, staging)
     journal.commit(
         staging,
         "append",
         through={**journal.through, name: high},
         seams={**journal.seams, **_seam(spark, store, journal.place, staging, name)},
         moves=list(_moves(journal, staging, f"{low:020d}")),
-        rows=count,
-        corrupt=corrupt,
+        rows=done.rows,
+        corrupt=done.corrupt,
     )
-    return count, corrupt
+    return done
 
 
 def _seam(
@@ -200,8 +210,8 @@ def _advised(spark: SparkSession, file_bytes: int) -> Iterator[None]:
             spark.conf.set(key, before)
 
 
-def _stage(spark: SparkSession, place: Place, rows: DataFrame, staging: str) -> tuple[int, int]:
-    """Writes the rows; how many they are as written, and how many of damage."""
+def _stage(spark: SparkSession, place: Place, rows: DataFrame, staging: str) -> Staged:
+    """Writes the rows."""
     place.make_directory(staging)
     (
         rows.sortWithinPartitions(*PARTITIONED_BY, "brokerName", "physicalOffset")
@@ -212,11 +222,11 @@ def _stage(spark: SparkSession, place: Place, rows: DataFrame, staging: str) -> 
     )
     parts = _parts(place, staging)
     if not parts:
-        return 0, 0
+        return Staged(0, 0, 0)
     place.sync(parts)
     written = read_archive(spark, place.full(staging))
-    count, corrupt = written.agg(F.count("*"), F.count("_corrupt")).collect()[0]
-    return count, corrupt
+    found = written.agg(F.count("*"), F.count("_corrupt"), F.count_if(~F.col("bodyCrcOk"))).collect()[0]
+    return Staged(*found)
 
 
 def _parts(place: Place, staging: str) -> list[str]:
@@ -264,11 +274,11 @@ def _merge(spark: SparkSession, journal: Journal, batch: Sequence[FileThere]) ->
     directories = {one.path.rpartition("/")[0] for one in batch}
     # A directory's rows are one task's, and so one file.
     rows = rows.repartition(len(directories), *PARTITIONED_BY)
-    count, corrupt = _stage(spark, place, rows, staging)
+    done = _stage(spark, place, rows, staging)
     expected = rows.count()
-    if count != expected:
+    if done.rows != expected:
         raise HAServiceError(
-            f"{place.full(staging)}: {count} rows merged from {expected}; nothing was changed"
+            f"{place.full(staging)}: {done.rows} rows merged from {expected}; nothing was changed"
         )
     moves = list(_moves(journal, staging, "merged"))
     journal.commit(
@@ -278,8 +288,8 @@ def _merge(spark: SparkSession, journal: Journal, batch: Sequence[FileThere]) ->
         seams=journal.seams,
         moves=moves,
         removals=[one.path for one in batch],
-        rows=count,
-        corrupt=corrupt,
+        rows=done.rows,
+        corrupt=done.corrupt,
     )
     return len(batch)
 
@@ -332,7 +342,8 @@ def command(
     """Archives the log of STORE, which may be in use, as Parquet below DEST, a directory or a URL.
 
     Each run goes on where the last one ended; one that is killed at any moment leaves nothing lost or doubled
-    behind it for the next one.  Exit code 1 if there were damaged places: they are rows with _corrupt.
+    behind it for the next one.  Exit code 1 if the new rows have damage: a place that is no record is a row with
+    _corrupt, a body that does not match its CRC is one whose bodyCrcOk is false.
     """
     spark = job.spark()
     view = StoreView(store)
@@ -347,22 +358,31 @@ def command(
         merged_files_min=merge_files,
         fail_on_data_loss=not accept_data_loss,
     )
+    good = not (done.corrupt or done.crc_wrong)
     result: Mapping[str, object] = {
         "job": "archive",
-        "ok": not done.corrupt,
+        "ok": good,
         "store": str(store),
         "dest": place.root,
         "begin": done.begin,
         "through": done.through,
         "rows": done.rows,
         "corrupt": done.corrupt,
+        "crcWrong": done.crc_wrong,
         "commits": done.commits,
         "mergedFiles": done.merged_files,
     }
-    damage = f", {done.corrupt:,} of them damaged places" if done.corrupt else ""
+    damage = "".join(
+        f", {count:,} of them {what}"
+        for count, what in (
+            (done.corrupt, "damaged places (_corrupt)"),
+            (done.crc_wrong, "with a body that does not match its CRC (bodyCrcOk)"),
+        )
+        if count
+    )
     text = (
         f"archived {done.rows:,} rows{damage} from {size_words(done.through - done.begin)} of log, up to"
         f" {done.through:,}; {done.merged_files:,} small files merged"
     )
     job.say(result, text)
-    job.verdict(good=not done.corrupt)
+    job.verdict(good=good)

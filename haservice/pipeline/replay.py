@@ -204,9 +204,10 @@ def topic_map(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 )
 @time_option(
     "--begin",
-    help="Only what was stored then or later: milliseconds since 1970, yyyy-MM-dd, yyyy-MM-dd#HH:mm:ss.",
+    help="Only what was stored then or later: now, milliseconds since 1970, yyyy-MM-dd or"
+    " yyyy-MM-dd#HH:mm:ss:SSS.",
 )
-@time_option("--end", help="Only what was stored before this time.")
+@time_option("--end", help="Only what was stored before this time, in the same forms.")
 @click.option("--rate", type=click.IntRange(1), metavar="N", help="Messages a second, of all tasks together.")
 @click.option(
     "--keep-queues", is_flag=True, help="To the queue of the same number, each queue in its old order."
