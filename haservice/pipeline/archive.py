@@ -35,7 +35,7 @@ from haservice.pipeline.schema import SPARK_SCHEMA
 from haservice.pipeline.store_view import StoreView
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 PARTITIONED_BY = ("topic", "day")
 # What a reader gives to spark.read.schema(): without it a topic of digits would be read as a number.
@@ -92,13 +92,19 @@ def archive(
         name = broker_name or store.name
         segments = store.segments()
         start, end = segments[0].start, store.confirmed_end()
+        if name not in journal.through:
+            _check_new(spark, store, place, name, journal.through)
         begin = _begin(store, journal.through.get(name), start, end, place, fail_on_data_loss)
         _check_seam(store, journal, name)
         rows = corrupt = crc_wrong = commits = 0
         with progress(spark, "archive", size=end - begin):
             for low, high in slices(begin, end, segments[0].size, slice_bytes):
                 done = _append(spark, store, journal, name, low, high, file_bytes)
-                rows, corrupt, crc_wrong = rows + done.rows, corrupt + done.corrupt, crc_wrong + done.crc_wrong
+                rows, corrupt, crc_wrong = (
+                    rows + done.rows,
+                    corrupt + done.corrupt,
+                    crc_wrong + done.crc_wrong,
+                )
                 commits += 1
         merged = 0
         with progress(spark, "merging small files"):
@@ -137,6 +143,35 @@ def _check_seam(store: StoreView, journal: Journal, name: str) -> None:
         )
 
 
+def _check_new(
+    spark: SparkSession, store: StoreView, place: Place, name: str, others: Mapping[str, int]
+) -> None:
+    """Raises ArchiveRefused for a log that is archived already, under the name of another broker."""
+    if not others:
+        return
+    columns = ("topic", "physicalOffset", "storeSize", "msgId", "storeTimestamp", "body")
+    rows = spark.read.format(FORMAT).option("columns", ",".join((*columns, "_corrupt"))).load(str(store.path))
+    one = rows.where("_corrupt is null").first()
+    if one is None:
+        return
+    same = read_archive(spark, place.root).where(
+        F.col("brokerName").isin(list(others)) & (F.col("day") == _day(F.lit(one.storeTimestamp)))
+    )
+    for column in columns:
+        same = same.where(F.col(column) == F.lit(one[column]))
+    known = same.select("brokerName").first()
+    if known is not None:
+        raise ArchiveRefused(
+            f"{store}: this log is in the archive already, under the name {known[0]}: go on with it by"
+            f" --broker-name {known[0]}"
+        )
+
+
+def _day(time: Column) -> Column:
+    """By hand, for a session may have another time zone."""
+    return F.date_from_unix_date(F.floor(F.unix_millis(time) / DAY_MS).cast("int"))
+
+
 def _digest(store: StoreView, offset: int, size: int) -> str:
     segment = next(one for one in store.find_segments() if one.start <= offset < one.end)
     with segment.open() as log:
@@ -167,11 +202,9 @@ def _append(
         .load(str(store.path))
         .filter((F.col("physicalOffset") >= low) & (F.col("physicalOffset") < high))
     )
-    # By hand, for a session may have another time zone.
-    day = F.date_from_unix_date(F.floor(F.unix_millis("storeTimestamp") / DAY_MS).cast("int"))
     staging = journal.new_staging()
     # Spark makes the parts: a large topic in several, small ones together.
-    rows = rows.withColumn("day", day).hint("rebalance", *PARTITIONED_BY)
+    rows = rows.withColumn("day", _day(F.col("storeTimestamp"))).hint("rebalance", *PARTITIONED_BY)
     with _advised(spark, file_bytes):
         done = _stage(spark, journal.place, rows, staging)
     journal.commit(
@@ -342,8 +375,8 @@ def command(
     """Archives the log of STORE, which may be in use, as Parquet below DEST, a directory or a URL.
 
     Each run goes on where the last one ended; one that is killed at any moment leaves nothing lost or doubled
-    behind it for the next one.  Exit code 1 if the new rows have damage: a place that is no record is a row with
-    _corrupt, a body that does not match its CRC is one whose bodyCrcOk is false.
+    behind it for the next one.  Exit code 1 if the new rows have damage: a place that is no record is a row
+    with _corrupt, a body that does not match its CRC is one whose bodyCrcOk is false.
     """
     spark = job.spark()
     view = StoreView(store)

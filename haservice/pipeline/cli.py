@@ -194,7 +194,8 @@ def run(ctx: click.Context, file: Path) -> None:
         spark.driver.memory: 2g
       format: json
 
-    Only `job` has to be there.  An option that is repeatable may have a list of values.  What the command line says of --master, --conf and -f goes before the file.
+    Only `job` has to be there.  A repeatable option may have a list of values.  What the command line says
+    of --master, --conf and -f goes before the file.
     """
     given: Job = ctx.obj
     parent = ctx.find_root()

@@ -1,8 +1,8 @@
 """The Java process of a job's Spark: what it writes stays aside, and Ctrl-C ends it first.
 
 Java, Spark and its workers write dozens of lines around every error, and some when all is well.  What a user
-needs of them is in the errors that Spark raises here, so theirs go to a file that is gone with the job, unless
-the user says by spark.log.level what is wanted of them.  Where Java does not even start, the file is shown.
+needs of them is in the errors that Spark raises here, so theirs go to a file that is gone with the job,
+unless the user says by spark.log.level what is wanted of them.  Where Java does not even start, it is shown.
 
 pyspark's own answer to Ctrl-C asks Java to cancel the jobs, amid the call that waits for them, which cannot
 be.  Here Java is ended, and with it tasks and workers, before anything else runs here.
@@ -82,8 +82,9 @@ class OwnJava:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        gateway: Any = spark.sparkContext._gateway
-        self._process: subprocess.Popen[bytes] = gateway.proc
+        context: Any = spark.sparkContext
+        self._process: subprocess.Popen[bytes] = context._gateway.proc
+        self._server: Any = context._accumulatorServer
         self._ended = False
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._interrupt)
@@ -91,7 +92,8 @@ class OwnJava:
     def _interrupt(self, _signal: int, _frame: object) -> NoReturn:
         if not self._ended:
             self._ended = True
-            logging.getLogger("py4j").setLevel(logging.CRITICAL)
+            logging.disable()  # of py4j, which misses Java
+            self._server.handle_error = lambda *_: None
             self._process.terminate()
             try:
                 self._process.wait(END_SECONDS)
