@@ -7,6 +7,7 @@ with the commands, and not in the layers below.
 from __future__ import annotations
 
 import errno
+from itertools import pairwise
 from pathlib import Path
 
 from commitlog.errors import CommitLogError, SegmentSizeMismatch, StoreLocked, StoreUnreadable
@@ -109,7 +110,7 @@ def advise(error: Explainable) -> str | None:
         case StoreLocked():
             return "give this broker its own storePathRootDir, or stop the other one first"
         case SegmentSizeMismatch():
-            return f"set mappedFileSizeCommitLog={error.actual}, the size this store was made with"
+            return _of_size(error)
         case ConfigError(__cause__=OSError() as said) | StoreUnreadable(__cause__=OSError() as said):
             return advise(said)
         case FileExistsError() | NotADirectoryError():
@@ -126,3 +127,27 @@ def advise(error: Explainable) -> str | None:
                 " mappedFileSizeCommitLog, mappedFileSizeConsumeQueue and maxIndexNum say how large"
             )
     return None
+
+
+def _of_size(error: SegmentSizeMismatch) -> str | None:
+    """The size is the store's own if all files have it, and lie as far apart; otherwise one was cut off."""
+    directory = error.path.parent
+    key = (
+        "mappedFileSizeConsumeQueue"
+        if directory.parent.parent.name == "consumequeue"
+        else "mappedFileSizeCommitLog"
+    )
+    try:
+        files = {int(path.name): path.stat().st_size for path in directory.iterdir() if _is_segment(path)}
+    except OSError:
+        return None
+    if not files or set(files.values()) != {error.actual}:
+        return None
+    if len(files) == 1:
+        return f"set {key}={error.actual} if this store was made with it; else copy the file again, all of it"
+    far = {behind - before for before, behind in pairwise(sorted(files))}
+    return f"set {key}={error.actual}, the size this store was made with" if far == {error.actual} else None
+
+
+def _is_segment(path: Path) -> bool:
+    return len(path.name) == 20 and path.name.isdecimal()

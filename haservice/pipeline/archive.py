@@ -35,7 +35,7 @@ from haservice.pipeline.schema import SPARK_SCHEMA
 from haservice.pipeline.store_view import StoreView
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 PARTITIONED_BY = ("topic", "day")
 # What a reader gives to spark.read.schema(): without it a topic of digits would be read as a number.
@@ -57,8 +57,17 @@ class Archived(NamedTuple):
     through: int
     rows: int
     corrupt: int
+    crc_wrong: int
     commits: int
     merged_files: int
+
+
+class Staged(NamedTuple):
+    """Rows as written; how many are damaged places, and how many have a body that does not match its CRC."""
+
+    rows: int
+    corrupt: int
+    crc_wrong: int
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
@@ -83,18 +92,25 @@ def archive(
         name = broker_name or store.name
         segments = store.segments()
         start, end = segments[0].start, store.confirmed_end()
+        if name not in journal.through:
+            _check_new(spark, store, place, name, journal.through)
         begin = _begin(store, journal.through.get(name), start, end, place, fail_on_data_loss)
         _check_seam(store, journal, name)
-        rows = corrupt = commits = 0
+        rows = corrupt = crc_wrong = commits = 0
         with progress(spark, "archive", size=end - begin):
             for low, high in slices(begin, end, segments[0].size, slice_bytes):
                 done = _append(spark, store, journal, name, low, high, file_bytes)
-                rows, corrupt, commits = rows + done[0], corrupt + done[1], commits + 1
+                rows, corrupt, crc_wrong = (
+                    rows + done.rows,
+                    corrupt + done.corrupt,
+                    crc_wrong + done.crc_wrong,
+                )
+                commits += 1
         merged = 0
         with progress(spark, "merging small files"):
             for batch in merges(place.files(""), file_bytes, merged_files_min):
                 merged += _merge(spark, journal, batch)
-        return Archived(begin, end, rows, corrupt, commits, merged)
+        return Archived(begin, end, rows, corrupt, crc_wrong, commits, merged)
 
 
 def _begin(
@@ -127,6 +143,35 @@ def _check_seam(store: StoreView, journal: Journal, name: str) -> None:
         )
 
 
+def _check_new(
+    spark: SparkSession, store: StoreView, place: Place, name: str, others: Mapping[str, int]
+) -> None:
+    """Raises ArchiveRefused for a log that is archived already, under the name of another broker."""
+    if not others:
+        return
+    columns = ("topic", "physicalOffset", "storeSize", "msgId", "storeTimestamp", "body")
+    rows = spark.read.format(FORMAT).option("columns", ",".join((*columns, "_corrupt"))).load(str(store.path))
+    one = rows.where("_corrupt is null").first()
+    if one is None:
+        return
+    same = read_archive(spark, place.root).where(
+        F.col("brokerName").isin(list(others)) & (F.col("day") == _day(F.lit(one.storeTimestamp)))
+    )
+    for column in columns:
+        same = same.where(F.col(column) == F.lit(one[column]))
+    known = same.select("brokerName").first()
+    if known is not None:
+        raise ArchiveRefused(
+            f"{store}: this log is in the archive already, under the name {known[0]}: go on with it by"
+            f" --broker-name {known[0]}"
+        )
+
+
+def _day(time: Column) -> Column:
+    """By hand, for a session may have another time zone."""
+    return F.date_from_unix_date(F.floor(F.unix_millis(time) / DAY_MS).cast("int"))
+
+
 def _digest(store: StoreView, offset: int, size: int) -> str:
     segment = next(one for one in store.find_segments() if one.start <= offset < one.end)
     with segment.open() as log:
@@ -149,31 +194,29 @@ def _append(
     low: int,
     high: int,
     file_bytes: int,
-) -> tuple[int, int]:
-    """One slice, one commit; its rows, and how many of them are damage."""
+) -> Staged:
+    """One slice, one commit."""
     rows = (
         spark.read.format(FORMAT)
         .option("brokerNames", name)
         .load(str(store.path))
         .filter((F.col("physicalOffset") >= low) & (F.col("physicalOffset") < high))
     )
-    # By hand, for a session may have another time zone.
-    day = F.date_from_unix_date(F.floor(F.unix_millis("storeTimestamp") / DAY_MS).cast("int"))
     staging = journal.new_staging()
     # Spark makes the parts: a large topic in several, small ones together.
-    rows = rows.withColumn("day", day).hint("rebalance", *PARTITIONED_BY)
+    rows = rows.withColumn("day", _day(F.col("storeTimestamp"))).hint("rebalance", *PARTITIONED_BY)
     with _advised(spark, file_bytes):
-        count, corrupt = _stage(spark, journal.place, rows, staging)
+        done = _stage(spark, journal.place, rows, staging)
     journal.commit(
         staging,
         "append",
         through={**journal.through, name: high},
         seams={**journal.seams, **_seam(spark, store, journal.place, staging, name)},
         moves=list(_moves(journal, staging, f"{low:020d}")),
-        rows=count,
-        corrupt=corrupt,
+        rows=done.rows,
+        corrupt=done.corrupt,
     )
-    return count, corrupt
+    return done
 
 
 def _seam(
@@ -200,8 +243,8 @@ def _advised(spark: SparkSession, file_bytes: int) -> Iterator[None]:
             spark.conf.set(key, before)
 
 
-def _stage(spark: SparkSession, place: Place, rows: DataFrame, staging: str) -> tuple[int, int]:
-    """Writes the rows; how many they are as written, and how many of damage."""
+def _stage(spark: SparkSession, place: Place, rows: DataFrame, staging: str) -> Staged:
+    """Writes the rows."""
     place.make_directory(staging)
     (
         rows.sortWithinPartitions(*PARTITIONED_BY, "brokerName", "physicalOffset")
@@ -212,11 +255,11 @@ def _stage(spark: SparkSession, place: Place, rows: DataFrame, staging: str) -> 
     )
     parts = _parts(place, staging)
     if not parts:
-        return 0, 0
+        return Staged(0, 0, 0)
     place.sync(parts)
     written = read_archive(spark, place.full(staging))
-    count, corrupt = written.agg(F.count("*"), F.count("_corrupt")).collect()[0]
-    return count, corrupt
+    found = written.agg(F.count("*"), F.count("_corrupt"), F.count_if(~F.col("bodyCrcOk"))).collect()[0]
+    return Staged(*found)
 
 
 def _parts(place: Place, staging: str) -> list[str]:
@@ -264,11 +307,11 @@ def _merge(spark: SparkSession, journal: Journal, batch: Sequence[FileThere]) ->
     directories = {one.path.rpartition("/")[0] for one in batch}
     # A directory's rows are one task's, and so one file.
     rows = rows.repartition(len(directories), *PARTITIONED_BY)
-    count, corrupt = _stage(spark, place, rows, staging)
+    done = _stage(spark, place, rows, staging)
     expected = rows.count()
-    if count != expected:
+    if done.rows != expected:
         raise HAServiceError(
-            f"{place.full(staging)}: {count} rows merged from {expected}; nothing was changed"
+            f"{place.full(staging)}: {done.rows} rows merged from {expected}; nothing was changed"
         )
     moves = list(_moves(journal, staging, "merged"))
     journal.commit(
@@ -278,8 +321,8 @@ def _merge(spark: SparkSession, journal: Journal, batch: Sequence[FileThere]) ->
         seams=journal.seams,
         moves=moves,
         removals=[one.path for one in batch],
-        rows=count,
-        corrupt=corrupt,
+        rows=done.rows,
+        corrupt=done.corrupt,
     )
     return len(batch)
 
@@ -332,7 +375,8 @@ def command(
     """Archives the log of STORE, which may be in use, as Parquet below DEST, a directory or a URL.
 
     Each run goes on where the last one ended; one that is killed at any moment leaves nothing lost or doubled
-    behind it for the next one.  Exit code 1 if there were damaged places: they are rows with _corrupt.
+    behind it for the next one.  Exit code 1 if the new rows have damage: a place that is no record is a row
+    with _corrupt, a body that does not match its CRC is one whose bodyCrcOk is false.
     """
     spark = job.spark()
     view = StoreView(store)
@@ -347,22 +391,31 @@ def command(
         merged_files_min=merge_files,
         fail_on_data_loss=not accept_data_loss,
     )
+    good = not (done.corrupt or done.crc_wrong)
     result: Mapping[str, object] = {
         "job": "archive",
-        "ok": not done.corrupt,
+        "ok": good,
         "store": str(store),
         "dest": place.root,
         "begin": done.begin,
         "through": done.through,
         "rows": done.rows,
         "corrupt": done.corrupt,
+        "crcWrong": done.crc_wrong,
         "commits": done.commits,
         "mergedFiles": done.merged_files,
     }
-    damage = f", {done.corrupt:,} of them damaged places" if done.corrupt else ""
+    damage = "".join(
+        f", {count:,} of them {what}"
+        for count, what in (
+            (done.corrupt, "damaged places (_corrupt)"),
+            (done.crc_wrong, "with a body that does not match its CRC (bodyCrcOk)"),
+        )
+        if count
+    )
     text = (
         f"archived {done.rows:,} rows{damage} from {size_words(done.through - done.begin)} of log, up to"
         f" {done.through:,}; {done.merged_files:,} small files merged"
     )
     job.say(result, text)
-    job.verdict(good=not done.corrupt)
+    job.verdict(good=good)

@@ -4,6 +4,7 @@
     1   the job ran, and found something wrong
     2   the command line is wrong
     3   the job could not run, or did not end
+    130 the user ended it
 
 A job's module is loaded when the job is asked for, so `mqpipeline --help` needs no Spark, and what is missing
 is said in one line.
@@ -11,6 +12,7 @@ is said in one line.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +26,8 @@ from haservice.admin.explain import explain
 from haservice.admin.options import CONTEXT
 from haservice.config import read_yaml
 from haservice.errors import ConfigError, HAServiceError
-from haservice.pipeline.job import COULD_NOT_RUN, Job
+from haservice.pipeline.java import Interrupted, was_interrupted
+from haservice.pipeline.job import COULD_NOT_RUN, USAGE, Job
 from haservice.pipeline.session import INSTALL
 
 # The module of each job, which offers `command`, and its line in the help.
@@ -44,12 +47,22 @@ LACKING = (
 )
 # A job file's own keys.
 FILE_KEYS = ("job", "arguments", "options", "master", "conf", "format")
+MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://.+:\d+|yarn|k8s://.+")
+MASTERS = "Spark knows local, local[4], local[*], spark://HOST:PORT, yarn and k8s://HOST:PORT"
+# Whose errors have their own words for users; others need the name of their class.
+OURS = re.compile(r"(?:haservice|commitlog)\.[\w.]+: ")
 
 
 class CouldNotRun(click.ClickException):
     """Neither a verdict nor a wrong command line."""
 
     exit_code = COULD_NOT_RUN
+
+
+class WrongFile(click.ClickException):
+    """A job file is a command line, and as wrong as one."""
+
+    exit_code = USAGE
 
 
 class Jobs(click.Group):
@@ -59,11 +72,9 @@ class Jobs(click.Group):
         return [*JOBS, *super().list_commands(ctx)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        others = [(name, one.get_short_help_str(100)) for name, one in sorted(self.commands.items())]
         with formatter.section("Jobs"):
-            formatter.write_dl([(name, line) for name, (_, line) in JOBS.items()])
-            formatter.write_dl(
-                [(name, one.get_short_help_str(100)) for name, one in sorted(self.commands.items())]
-            )
+            formatter.write_dl([*((name, line) for name, (_, line) in JOBS.items()), *others])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in JOBS:
@@ -77,19 +88,24 @@ class Jobs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, click.UsageError, CouldNotRun):
+        except (click.exceptions.Exit, click.UsageError, CouldNotRun, WrongFile, Interrupted):
             raise
-        except click.ClickException as error:
-            raise CouldNotRun(error.format_message()) from None
-        except (KeyboardInterrupt, click.Abort):
-            raise CouldNotRun("interrupted") from None
-        except (HAServiceError, CommitLogError, OSError) as error:
-            raise CouldNotRun(explain(error)) from None
-        except Exception as error:
-            raise CouldNotRun(said_by_spark(error)) from error
+        except (Exception, KeyboardInterrupt) as error:
+            if was_interrupted(error):
+                raise Interrupted("interrupted") from None
+            raise CouldNotRun(words_of(error)) from error
 
 
-def said_by_spark(error: Exception) -> str:
+def words_of(error: BaseException) -> str:
+    """What went wrong, for a person."""
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, HAServiceError | CommitLogError | OSError):
+        return explain(error)
+    return said_by_spark(error)
+
+
+def said_by_spark(error: BaseException) -> str:
     """What ended a Spark job, without the way it took through Java: the last error of Python, if any."""
     text = str(error)
     _, found, trace = text.rpartition("Traceback (most recent call last):\n")
@@ -99,9 +115,14 @@ def said_by_spark(error: Exception) -> str:
         last = next(
             (number for number, line in enumerate(lines) if number > first and not line.strip()), len(lines)
         )
-        said = re.sub(r"^(?:\w+\.)+", "", "\n".join(lines[first:last]))
+        said = "\n".join(lines[first:last])
+        said = OURS.sub("", said, count=1) if OURS.match(said) else re.sub(r"^(?:\w+\.)+", "", said)
         return said + (LACKING if re.match(r"ModuleNotFoundError: No module named '\w", said) else "")
-    return f"{type(error).__name__}: {text.partition('JVM stacktrace')[0].strip() or 'no words'}"
+    of_java = re.findall(r"^(?:: |Caused by: )(.+)$", text, re.M)
+    if of_java:
+        return str(re.sub(r"^(?:\w+\.)+", "", of_java[-1]))
+    text = text.partition("JVM stacktrace")[0].strip() or "no words"
+    return text if text.startswith("[") else f"{type(error).__name__}: {text}"
 
 
 def settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -113,9 +134,18 @@ def settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> 
     return {name: value for name, _, value in pairs}
 
 
+def known_master(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not MASTER.fullmatch(value):
+        raise click.BadParameter(f"{value!r}: {MASTERS}")
+    return value
+
+
 @click.group(cls=Jobs, context_settings=CONTEXT)
 @click.option(
-    "--master", metavar="URL", help="As in spark-submit: local[4], spark://host:7077, yarn, k8s://…"
+    "--master",
+    metavar="URL",
+    callback=known_master,
+    help="As in spark-submit: local[4], spark://host:7077, yarn, k8s://…",
 )
 @click.option(
     "--conf", multiple=True, metavar="K=V", callback=settings, help="A setting of Spark; repeatable."
@@ -139,7 +169,10 @@ def main(ctx: click.Context, master: str | None, conf: dict[str, str], output_fo
       mqpipeline run nightly.yaml
 
     `mqpipeline JOB --help` explains a job.  Exit codes, for cron: 0 all is well, 1 the job found something
-    wrong, 2 the command line is wrong, 3 the job could not run.
+    wrong, 2 the command line or the job file is wrong, 3 the job could not run, 130 Ctrl-C ended it.
+
+    Only the result and what went wrong are written.  What Spark has to say, too, is told by
+    --conf spark.log.level=WARN.
     """
     ctx.obj = Job(ctx.invoked_subcommand or "", master, conf, output_format)
 
@@ -154,32 +187,41 @@ def run(ctx: click.Context, file: Path) -> None:
       job: archive
       arguments: [/data/broker-a, /archive]
       options:
-        topic: [Orders, Payments]       --topic Orders --topic Payments
-        compact: true                   --compact
+        broker-name: broker-a           # --broker-name broker-a
+        accept-data-loss: true          # --accept-data-loss; false: not
       master: local[4]
       conf:
         spark.driver.memory: 2g
       format: json
 
-    Only `job` has to be there.  What the command line says of --master, --conf and -f goes before the file.
+    Only `job` has to be there.  A repeatable option may have a list of values.  What the command line says
+    of --master, --conf and -f goes before the file.
     """
     given: Job = ctx.obj
-    described = read_job(file)
-    name = described["job"]
-    command = main.get_command(ctx, name)
-    assert command is not None
     parent = ctx.find_root()
-    said = parent.get_parameter_source("output_format")
-    parent.obj = Job(
-        name,
-        given.master or described.get("master"),
-        {**_texts(described.get("conf", {})), **given.conf},
-        given.output_format
-        if said is not click.core.ParameterSource.DEFAULT
-        else described.get("format", given.output_format),
-    )
-    with command.make_context(name, list(arguments_of(described)), parent=parent) as job_ctx:
-        command.invoke(job_ctx)
+    try:
+        described = read_job(file)
+        name = described["job"]
+        command = main.get_command(ctx, name)
+        assert command is not None
+        arguments = list(arguments_of(file, described, command))
+        said = parent.get_parameter_source("output_format")
+        parent.obj = Job(
+            name,
+            given.master or described.get("master"),
+            {**_texts(described.get("conf", {})), **given.conf},
+            given.output_format
+            if said is not click.core.ParameterSource.DEFAULT
+            else described.get("format", given.output_format),
+        )
+        with command.make_context(name, arguments, parent=parent) as job_ctx:
+            command.invoke(job_ctx)
+    except ConfigError as error:
+        if error.source != str(file):
+            raise
+        raise WrongFile(str(error)) from None
+    except click.UsageError as error:
+        raise WrongFile(f"{file}: {error.format_message()}") from None
 
 
 def read_job(file: Path) -> dict[str, Any]:
@@ -204,21 +246,51 @@ def read_job(file: Path) -> dict[str, Any]:
     ):
         if not isinstance(found.get(key, kind()), kind):
             raise refuse(key, words)
+    if not MASTER.fullmatch(found.get("master", "local")):
+        raise refuse("master", f"{found['master']!r}: {MASTERS}")
     if found.get("format", "table") not in ("table", "json"):
         raise refuse("format", "table or json")
     return found
 
 
-def arguments_of(described: Mapping[str, Any]) -> Iterator[str]:
-    """The command line of a job file: options, then arguments.  true is a flag that is set, false is none."""
+def arguments_of(file: Path, described: Mapping[str, Any], command: click.Command) -> Iterator[str]:
+    """The command line of a job file: options, then arguments.  Raises ConfigError."""
+    known = {
+        name.removeprefix("--"): one
+        for one in command.params
+        if isinstance(one, click.Option)
+        for name in (*one.opts, *one.secondary_opts)
+        if name.startswith("--")
+    }
     for name, value in described.get("options", {}).items():
-        for one in value if isinstance(value, list) else [value]:
-            if one is True:
-                yield f"--{name}"
-            elif one is not False and one is not None:
-                yield from (f"--{name}", str(one))
+        try:
+            yield from _option(str(name), value, known)
+        except ValueError as error:
+            raise ConfigError(str(file), 0, f"options: {name}", str(error)) from None
     yield "--"
     yield from map(str, described.get("arguments", []))
+
+
+def _option(name: str, value: Any, known: Mapping[str, click.Option]) -> list[str]:
+    """As on a command line.  Raises ValueError."""
+    one = known.get(name)
+    if one is None:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?  " if near else ""
+        raise ValueError(f"no option of this job; {hint}Those are {', '.join(known)}")
+    if one.is_flag:
+        if not isinstance(value, bool):
+            raise ValueError(f"is a flag: true or false, not {value!r}")
+        if f"--{name}" in one.secondary_opts:
+            return [f"--{name}"] if value else []
+        return [f"--{name}"] if value else one.secondary_opts[:1]
+    if isinstance(value, list) and not one.multiple:
+        raise ValueError(f"takes one value, not {len(value)}")
+    values = value if isinstance(value, list) else [value]
+    for each in values:
+        if each is None or isinstance(each, bool | dict | list):
+            raise ValueError(f"takes a text or a number, not {each!r}")
+    return [word for each in values for word in (f"--{name}", str(each))]
 
 
 def _texts(values: Mapping[Any, Any]) -> dict[str, str]:

@@ -13,13 +13,16 @@ Each job's module offers its click command as `command`; haservice.pipeline.cli 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from haservice.admin.output import to_json
+from haservice.pipeline.java import LOG_LEVEL, OwnJava, kept_aside
 from haservice.pipeline.session import session
 
 if TYPE_CHECKING:
@@ -46,8 +49,10 @@ class Job:
 
     def spark(self) -> SparkSession:
         """The session, stopped when the command ends.  Raises NoSpark."""
-        spark = session(f"mqpipeline {self.name}", self.master, self.conf)
-        click.get_current_context().call_on_close(spark.stop)
+        own = "PYSPARK_GATEWAY_PORT" not in os.environ  # else spark-submit has started it
+        with kept_aside() if own and LOG_LEVEL not in self.conf else nullcontext():
+            spark = session(f"mqpipeline {self.name}", self.master, self.conf)
+        click.get_current_context().call_on_close(OwnJava(spark).close if own else spark.stop)
         return spark
 
     def say(self, result: Mapping[str, Any], text: str) -> None:

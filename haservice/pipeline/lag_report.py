@@ -304,7 +304,7 @@ def _share(value: float | None) -> str | None:
 
 
 @click.command("lag-report")
-@click.argument("places", nargs=-1, required=True, metavar="SAMPLES…")
+@click.argument("places", nargs=-1, required=True, metavar="SAMPLES…", type=click.Path(exists=True))
 @click.option(
     "--stall-seconds",
     type=click.FloatRange(min=0.1),

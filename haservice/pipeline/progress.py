@@ -100,7 +100,10 @@ class _Watch:
             last = False
             while not last:
                 last = stop.wait(LOOK_S)
-                tasks = tasks_of(self._context, self._group)
+                try:
+                    tasks = tasks_of(self._context, self._group)
+                except Exception:
+                    return  # Java has ended; whoever waits for the job is told so
                 bar.length = max(tasks.known, 1)
                 bar.update(tasks.done - bar.pos, rate_text(tasks, time.monotonic() - started, self._size))
 

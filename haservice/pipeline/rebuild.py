@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import pyspark.sql.functions as F
 
+from commitlog.errors import StoreLocked
 from commitlog.index_file import file_bytes as index_file_bytes
 from commitlog.options import DELAY_LEVELS, QUEUE_ENTRY_BYTES, LogOptions
 from commitlog.store_lock import StoreLock
@@ -131,9 +132,14 @@ def _sync(directory: Path) -> None:
 def in_place(root: Path, names: tuple[str, ...]) -> Iterator[Path]:
     """A directory to build in, whose `names` take their places in the store at the end; nobody has the store.
 
-    Raises StoreLocked.
+    Raises RebuildRefused.
     """
-    lock = StoreLock(root)
+    try:
+        lock = StoreLock(root)
+    except StoreLocked as error:
+        raise RebuildRefused(
+            f"{error}: stop its broker, or build elsewhere by --to DIR, which may be done meanwhile"
+        ) from None
     try:
         staging = root / STAGING
         shutil.rmtree(staging, ignore_errors=True)

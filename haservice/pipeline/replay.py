@@ -10,8 +10,10 @@ has had before.  Messages are sent at least once, and their old times and hosts 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,17 +27,20 @@ from haservice.admin.messages import writable_queues
 from haservice.admin.options import addresses_callback, time_option
 from haservice.admin.output import Column, Table, human_bytes
 from haservice.admin.sending import SEND_OK, STORED
-from haservice.errors import ConfigError
+from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline import sink
 from haservice.pipeline.brokers import admin_of
+from haservice.pipeline.java import Interrupted, was_interrupted
 from haservice.pipeline.job import Job, pass_job
 from haservice.pipeline.options import Mode
 from haservice.pipeline.progress import progress
+from haservice.pipeline.store_view import StoreView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SEGMENT_NAME = "[0-9]" * 20
+TOPICS_NAMED_MAX = 20
 SUMMARY_COLUMNS = (
     Column("#Topic", "topic"),
     Column("#To", "to"),
@@ -73,13 +78,17 @@ def is_store(source: str) -> bool:
 def messages(spark: SparkSession, source: str, asked: Asked) -> DataFrame:
     """The rows of the source that are asked for, under the names of their topics there.
 
-    Raises ConfigError for a table without topic and body.
+    Raises ConfigError for a table without topic and body, and for a topic that is not there.
     """
     if is_store(source):
         mode = Mode.DROPMALFORMED if asked.skip_damage else Mode.FAILFAST
         frame = spark.read.format("rocketmq-log").options(mode=mode.value, pushFilters=True).load(source)
+        topics = spark.read.format("rocketmq-log").option("columns", "topic").load(source)
+        known = {topic for topic, _ in StoreView(Path(source.removeprefix("file:"))).queues()}
     else:
-        frame = parquet(spark, source)
+        frame, known = parquet(spark, source), set()
+        topics = frame.select("topic")
+    check_topics(source, topics, [topic for topic in asked.topics if topic not in known])
     frame = frame.where(F.col("topic").isin(list(asked.topics)))
     if "sysFlag" in frame.columns:
         kind = F.col("sysFlag").bitwiseAND(SYS_TRANSACTION_MASK)
@@ -91,6 +100,35 @@ def messages(spark: SparkSession, source: str, asked: Asked) -> DataFrame:
     if asked.end_ms is not None:
         frame = frame.where(F.col("storeTimestamp") < F.timestamp_millis(F.lit(asked.end_ms)))
     return frame
+
+
+def check_topics(source: str, topics: DataFrame, wanted: Sequence[str]) -> None:
+    """Raises ConfigError for a topic without any message."""
+    for topic in wanted:
+        if not topics.where(F.col("topic") == topic).isEmpty():
+            continue
+        there = sorted(row[0] for row in topics.where("topic is not null").distinct().collect())
+        more = f", and {len(there) - TOPICS_NAMED_MAX} more" if len(there) > TOPICS_NAMED_MAX else ""
+        raise ConfigError(
+            source,
+            0,
+            f"topic {topic}",
+            f"has no message here; topics there are: {', '.join(there[:TOPICS_NAMED_MAX])}{more}",
+        )
+
+
+@contextmanager
+def damage_named() -> Iterator[None]:
+    """What a task says of damage, with the option of this job that goes on behind it."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"DamagedLog: (.+); read it from a replica", str(error))
+        if found is None:
+            raise
+        raise HAServiceError(
+            f"{found[1]}; read it from a replica, or go on behind it by --skip-damage"
+        ) from None
 
 
 def parquet(spark: SparkSession, source: str) -> DataFrame:
@@ -146,14 +184,19 @@ def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
     with admin_of(asked.name_servers, asked.credentials_file) as admin:
         for topic in asked.topics.values():
             writable_queues(admin, topic, None, None)  # says now what every task would say
-    rows = outgoing(frame, asked)
-    with tempfile.NamedTemporaryFile(prefix="replay-", suffix=".jsonl") as counts:
+    rows, spark = outgoing(frame, asked), frame.sparkSession
+    with tempfile.TemporaryDirectory(prefix="replay-") as directory:
+        counts, tasks = Path(directory, "counts.jsonl"), Path(directory, "tasks")
+        tasks.mkdir()
         writer = (
             rows.write.format("rocketmq")
             .mode("append")
             .option("nameServer", ";".join(asked.name_servers))
-            .option("reportFile", counts.name)
+            .option("reportFile", str(counts))
         )
+        on_this_machine = str(spark.sparkContext.master).startswith("local")
+        if on_this_machine:
+            writer = writer.option("progressDirectory", str(tasks))
         if asked.accepted:
             writer = writer.option("acceptStatuses", ",".join(asked.accepted))
         if asked.credentials_file is not None:
@@ -162,9 +205,15 @@ def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
             writer = writer.option(
                 "maxRatePerTask", str(asked.per_second // max(1, rows.rdd.getNumPartitions()))
             )
-        with progress(frame.sparkSession, "replaying"):
-            writer.save()
-        found: dict[str, Any] = json.loads(counts.read())
+        try:
+            with damage_named(), progress(spark, "replaying"):
+                writer.save()
+        except BaseException as error:
+            if not was_interrupted(error):
+                raise
+            sent = f"{sink.Count.of_all(str(tasks)):,}" if on_this_machine else "nobody knows how many"
+            raise Interrupted(f"interrupted: {sent} messages were sent") from None
+        found: dict[str, Any] = json.loads(counts.read_text())
     del found["batchId"]
     return found
 
@@ -204,9 +253,10 @@ def topic_map(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 )
 @time_option(
     "--begin",
-    help="Only what was stored then or later: milliseconds since 1970, yyyy-MM-dd, yyyy-MM-dd#HH:mm:ss.",
+    help="Only what was stored then or later: now, milliseconds since 1970, yyyy-MM-dd or"
+    " yyyy-MM-dd#HH:mm:ss:SSS.",
 )
-@time_option("--end", help="Only what was stored before this time.")
+@time_option("--end", help="Only what was stored before this time, in the same forms.")
 @click.option("--rate", type=click.IntRange(1), metavar="N", help="Messages a second, of all tasks together.")
 @click.option(
     "--keep-queues", is_flag=True, help="To the queue of the same number, each queue in its old order."
@@ -254,7 +304,7 @@ def command(
     )
     frame = messages(job.spark(), source, asked)
     if dry_run:
-        with progress(frame.sparkSession, "counting"):
+        with damage_named(), progress(frame.sparkSession, "counting"):
             table = summary(frame, asked)
         job.say({"source": source, "topics": table.objects()}, table.text())
         return

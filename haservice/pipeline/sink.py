@@ -21,6 +21,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import mmap
+import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,8 +150,15 @@ class SinkOptions:
         "reportFile", None, text, "A file of the driver that gets a line of JSON for each commit: the counts."
     )
 
+    progress: str | None = option(
+        "progressDirectory",
+        None,
+        text,
+        "A directory that driver and workers share: each task keeps a file there with its count of messages.",
+    )
+
     def check(self, schema: StructType) -> None:
-        """Raises ConfigError for options, or a table, that cannot be sent."""
+        """Raises ConfigError for options, or a table, that cannot be sent.  Of the driver."""
 
         def refuse(key: str, reason: str) -> ConfigError:
             return ConfigError("rocketmq", 0, key, reason)
@@ -163,10 +173,36 @@ class SinkOptions:
         for name, (kinds, words) in COLUMNS.items():
             if name in columns and not isinstance(columns[name], kinds):
                 raise refuse(name, f"is a column of {columns[name].simpleString()}, not {words}")
+        if self.report is not None:
+            try:
+                Path(self.report).open("a").close()
+            except OSError as error:
+                raise refuse("reportFile", f"{self.report}: {error.strerror}; nothing was sent") from None
 
 
 class SinkFailed(HAServiceError):
     """Messages without a good answer; the text says which answer, of whom, and what the task had sent."""
+
+
+class Count:
+    """How many messages a task has sent, in a file: what it says is there when the task is killed, too."""
+
+    SIZE = 8
+
+    def __init__(self, directory: str) -> None:
+        fd, _ = tempfile.mkstemp(dir=directory)
+        try:
+            os.truncate(fd, self.SIZE)
+            self._shared = mmap.mmap(fd, self.SIZE)
+        finally:
+            os.close(fd)
+
+    def set(self, value: int) -> None:
+        self._shared[:] = value.to_bytes(self.SIZE)
+
+    @staticmethod
+    def of_all(directory: str) -> int:
+        return sum(int.from_bytes(file.read_bytes()) for file in Path(directory).iterdir())
 
 
 class Message(NamedTuple):
@@ -244,6 +280,7 @@ class Sender:
         self._options = options
         self._good = options.accepted | {SEND_OK}
         self.sending = Sending()
+        self._count = Count(options.progress) if options.progress is not None else None
         self._admin = admin_of(options.name_servers, options.credentials_file)
         self._asking = asyncio.Lock()  # the admin's: it serves one thread at a time
         self._routes: dict[str, tuple[float, list[Queue]]] = {}
@@ -303,6 +340,8 @@ class Sender:
             size = len(message.outgoing.body)
             self.sending.messages += 1
             self.sending.body_bytes += size
+            if self._count is not None:
+                self._count.set(self.sending.messages)
             async with self._room:
                 self._bytes -= size
                 self._room.notify()

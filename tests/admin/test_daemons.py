@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from commitlog.errors import StoreUnreadable
+from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
 from haservice import rocketmq_keys
 from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
@@ -197,3 +197,14 @@ def test_a_signal_ends_a_node_that_is_about_to_take_another_role() -> None:
     second = FakeNode(terminate)
     daemons.run(FakeNode(both, second))
     assert second.calls == []
+
+
+def test_a_size_is_advised_only_where_all_files_of_the_store_have_it(tmp_path: Path) -> None:
+    log = tmp_path / "commitlog"
+    log.mkdir()
+    for number in range(3):
+        (log / f"{number * 4096:020d}").write_bytes(bytes(4096))
+    error = SegmentSizeMismatch(log / f"{0:020d}", 4096, 65536)
+    assert explain(error).endswith("\n  set mappedFileSizeCommitLog=4096, the size this store was made with")
+    (log / f"{4096:020d}").write_bytes(bytes(3000))
+    assert explain(SegmentSizeMismatch(log / f"{4096:020d}", 3000, 4096)).endswith("configured are 4096")

@@ -131,6 +131,7 @@ def test_a_store_in_use_is_refused_unless_the_files_go_elsewhere(
         code, output = run("rebuild", filled, *SIZES)
         assert code == 3
         assert "locked by another process" in output
+        assert "stop its broker, or build elsewhere by --to DIR" in output
         code, output = run("rebuild", filled, "--to", tmp_path / "new", "--only", "consumequeue", *SIZES)
         assert code == 0, output
     finally:

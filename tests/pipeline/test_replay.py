@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -19,6 +24,7 @@ from haservice.pipeline.cli import main
 from tests.pipeline.brokers import Cluster, properties_of, stored
 from tests.pipeline.filled import close, copied, flip, options
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, message
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -188,7 +194,10 @@ def test_damage_in_the_store_is_an_error_unless_it_may_be_passed_over(
     flip(damaged, offset)
     done = mqpipeline("replay", str(damaged), "-t", "Orders", "-n", cluster.namesrv)
     assert done.exit_code == 3
-    assert str(first) in done.stderr
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"Error: {first}: record at ")
+    assert said.endswith("or go on behind it by --skip-damage")
+    assert mqpipeline("replay", str(damaged), "-t", "Orders", "--dry-run").stderr == done.stderr
     assert stored(node, "Orders") == []
     assert replayed(str(damaged), "-t", "Orders", "-n", cluster.namesrv, "--skip-damage")["messages"] == 59
 
@@ -205,3 +214,39 @@ def test_what_is_wrong_is_said_before_anything_is_sent(
     nothing = mqpipeline("replay", str(tmp_path / "none"), "-t", "Orders", "--dry-run")
     assert nothing.exit_code == 3
     assert str(tmp_path / "none") in nothing.stderr
+
+
+def test_a_topic_that_is_not_there_is_an_error_that_names_those_that_are(
+    cluster: Cluster, source: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    node = cluster.start()
+    spark.read.format("rocketmq-log").load(str(source)).write.parquet(str(tmp_path / "p"))
+    for place in (source, tmp_path / "p"):
+        done = mqpipeline("replay", str(place), "-t", "Orders", "-t", "Nope=Again", "-n", cluster.namesrv)
+        assert done.exit_code == 3
+        assert "topic Nope: has no message here; topics there are: Ended, Orders, Packed, Pay" in done.stderr
+    assert stored(node, "Orders") == []
+
+
+def test_ctrl_c_says_in_one_line_how_many_were_sent(cluster: Cluster, source: Path, tmp_path: Path) -> None:
+    node = cluster.start()
+    arguments = ["--master", "local[2]", "replay", str(source), "-t", "Orders", "-n", cluster.namesrv]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "haservice.pipeline.cli", *arguments, "--rate", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: len(stored(node, "Orders")) > 1, "some are sent", 120)
+        os.killpg(process.pid, signal.SIGINT)
+        output, said = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert (process.returncode, output) == (130, "")
+    sent = re.fullmatch(r"Error: interrupted: (\d+) messages were sent\n", said)
+    assert sent is not None, said
+    assert len(stored(node, "Orders")) - 1 <= int(sent[1]) <= len(stored(node, "Orders"))

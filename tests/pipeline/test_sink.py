@@ -316,6 +316,11 @@ def test_a_table_is_written_with_all_that_its_rows_say(
     (line,) = [json.loads(line) for line in report.read_text().splitlines()]
     assert (line["messages"], line["statuses"], line["batchId"]) == (100, {"SEND_OK": 100}, None)
 
+    bad = tmp_path / "none" / "counts.jsonl"
+    with pytest.raises(Exception, match=f"reportFile: {bad}: No such file or directory; nothing was sent"):
+        writer.option("reportFile", str(bad)).save()
+    assert len(stored(node, "Orders")) == 100
+
 
 @pytest.mark.spark
 @pytest.mark.timeout(180)
