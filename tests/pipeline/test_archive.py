@@ -291,7 +291,7 @@ def test_sigkill_of_all_its_processes_at_random_moments(
 ) -> None:
     pytest.importorskip("pyspark")
     root, dest = tmp_path / "broker-a", tmp_path / "archive"
-    records = fill(root, 8000)
+    records = fill(root, 4000)
     seed = int(os.environ.get("ARCHIVE_SEED", "1"))
     rng = random.Random(seed)
     command = [
