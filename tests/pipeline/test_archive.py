@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
-# 20 for a night: each costs as much as a start of Spark.
-KILLS = int(os.environ.get("ARCHIVE_KILLS", "1"))
+# 20 for a night.  Killed between any two changes of files it is in every run, below, in one process.
+KILLS = int(os.environ.get("ARCHIVE_KILLS", "0"))
 Row = tuple[Any, ...]
 
 
@@ -290,6 +290,8 @@ def test_sigkill_of_all_its_processes_at_random_moments(
     tmp_path: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
     pytest.importorskip("pyspark")
+    if not KILLS:
+        pytest.skip("each kill costs a start of Spark: ARCHIVE_KILLS=20 asks for them")
     root, dest = tmp_path / "broker-a", tmp_path / "archive"
     records = fill(root, 4000)
     seed = int(os.environ.get("ARCHIVE_SEED", "1"))
