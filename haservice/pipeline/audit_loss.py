@@ -22,6 +22,7 @@ from haservice.errors import HAServiceError
 from haservice.pipeline.derived import read_log
 from haservice.pipeline.derived_check import Damages, log_damages
 from haservice.pipeline.job import Job, pass_job
+from haservice.pipeline.job_options import limit_option, report_option
 from haservice.pipeline.ledger import CONSUMED, PRODUCED, STATUS_GOOD, read_ledger, readable
 from haservice.pipeline.loss_findings import (
     FINDING,
@@ -379,19 +380,8 @@ _FILES = click.Path(exists=True, dir_okay=False)
 )
 @click.option("--other-producers", is_flag=True, help="Messages that no ledger has are of others, and fine.")
 @click.option("--any-order", is_flag=True, help="Order is not looked at.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="How many findings of a kind are named; all are counted.",
-)
-@click.option(
-    "--report",
-    "report_to",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write report.html and report.json into this directory.",
-)
+@limit_option
+@report_option
 @pass_job
 def command(job: Job, /, store: str, report_to: Path | None, **asked: Any) -> None:
     """Holds a producer's ledger against the log of STORE.  Without one, looks for gaps in its queues.
@@ -402,7 +392,4 @@ def command(job: Job, /, store: str, report_to: Path | None, **asked: Any) -> No
     """
     StoreView(store).segments()
     report = audit(job.spark(), store, Asked(**asked))
-    if report_to is not None:
-        report.write(report_to)
-    job.say(report.as_json(), report.as_text())
-    job.verdict(good=not report.findings)
+    job.end(report, report_to)

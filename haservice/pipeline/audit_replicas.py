@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitlog.dispatch import parse_delay_levels
 from commitlog.options import DELAY_LEVELS, LogOptions
 from haservice.pipeline.derived_check import Checked, Damages, check_index, check_queues, log_damages
 from haservice.pipeline.derived_source import index_views
 from haservice.pipeline.job import Job, pass_job
+from haservice.pipeline.job_options import (
+    delay_levels_option,
+    index_entries_option,
+    index_slots_option,
+    limit_option,
+    report_option,
+)
 from haservice.pipeline.progress import progress
 from haservice.pipeline.replica_bytes import (
     Compared,
@@ -429,54 +435,16 @@ def _segment_rows(sides: Sequence[Side], digests: Sequence[SegmentDigest]) -> li
 # -- the command -----------------------------------------------------------------------------------
 
 
-def _delay_levels(_: click.Context, __: click.Parameter, value: str) -> str:
-    try:
-        parse_delay_levels(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return value
-
-
 @click.command("audit-replicas")
 @click.argument("stores", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False))
 @click.option("--prefix", is_flag=True, help="A log may end earlier than another, as on brokers in use.")
 @click.option("--queues/--no-queues", default=True, help="Hold consume queues against the log.")
 @click.option("--index/--no-index", default=True, help="Hold the index against the log.")
-@click.option(
-    "--index-slots",
-    type=click.IntRange(1),
-    default=_DEFAULTS.index_slots,
-    show_default=True,
-    help="maxHashSlotNum of the brokers.",
-)
-@click.option(
-    "--index-entries",
-    type=click.IntRange(2),
-    default=_DEFAULTS.index_entries,
-    show_default=True,
-    help="maxIndexNum of the brokers.",
-)
-@click.option(
-    "--delay-levels",
-    default=DELAY_LEVELS,
-    show_default=True,
-    metavar="'1s 5s 10s …'",
-    callback=_delay_levels,
-    help="messageDelayLevel of the brokers: the delay of each level, in s, m, h or d.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="How many records or entries of a kind are named; all are counted.",
-)
-@click.option(
-    "--report",
-    "report_to",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write report.html and report.json into this directory.",
-)
+@index_slots_option
+@index_entries_option
+@delay_levels_option
+@limit_option
+@report_option
 @pass_job
 def command(job: Job, /, stores: Sequence[str], report_to: Path | None, **asked: Any) -> None:
     """Compares STORES, replicas of one log, byte for byte, and each with its own queues and index.
@@ -488,7 +456,4 @@ def command(job: Job, /, stores: Sequence[str], report_to: Path | None, **asked:
     wanted = Asked(**asked)
     look(stores, wanted)
     report = audit(job.spark(), stores, wanted)
-    if report_to is not None:
-        report.write(report_to)
-    job.say(report.as_json(), report.as_text())
-    job.verdict(good=not report.findings)
+    job.end(report, report_to)

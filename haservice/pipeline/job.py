@@ -17,7 +17,8 @@ import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -27,6 +28,8 @@ from haservice.pipeline.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from haservice.pipeline.report import Report
 
 # Exit codes; 0 is all well, and cron can tell these apart.
 FINDINGS = 1
@@ -59,7 +62,14 @@ class Job:
         """The job's one result on standard output: an object for a program, or `text` for a person."""
         click.echo(to_json(result) if self.as_json else text)
 
-    def verdict(self, *, good: bool) -> None:
+    def end(self, report: Report, report_to: Path | None) -> NoReturn:
+        """Writes the report where it is wanted, says it, and ends the command by its verdict."""
+        if report_to is not None:
+            report.write(report_to)
+        self.say(report.as_json(), report.as_text())
+        self.verdict(good=not report.findings)
+
+    def verdict(self, *, good: bool) -> NoReturn:
         """Ends the command, with exit code 1 unless all is well."""
         click.get_current_context().exit(0 if good else FINDINGS)
 

@@ -84,16 +84,8 @@ def slaves_seen(frame: DataFrame) -> DataFrame:
     )
     joined = masters.withColumnRenamed("slaves", "all").withColumnRenamed("end", "logEnd")
     joined = joined.join(F.broadcast(known), "broker").where("ts >= since")
-    return joined.select(
-        "broker",
-        "ts",
-        "until",
-        "held",
-        "logEnd",
-        "id",
-        "slave",
-        F.try_element_at(F.filter("all", lambda each: each["id"] == F.col("id")), F.lit(1)).alias("is"),
-    ).select(
+    its_own = F.filter("all", lambda each: each["id"] == F.col("id"))
+    return joined.withColumn("is", F.try_element_at(its_own, F.lit(1))).select(
         "broker",
         "ts",
         "until",

@@ -17,6 +17,7 @@ import click
 import pyspark.sql.functions as F
 
 from haservice.pipeline.job import Job, pass_job
+from haservice.pipeline.job_options import report_option
 from haservice.pipeline.lag_frames import (
     SHARES,
     NoSamples,
@@ -313,12 +314,7 @@ def _share(value: float | None) -> str | None:
     help="From how long on a stall or an absence is a finding.",
 )
 @click.option("--max-p99", type=click.FloatRange(min=0), metavar="S", help="A p99 above it is a finding.")
-@click.option(
-    "--report",
-    "report_to",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write report.html and report.json into this directory.",
-)
+@report_option
 @pass_job
 def command(
     job: Job, places: tuple[str, ...], stall_seconds: float, max_p99: float | None, report_to: Path | None
@@ -333,7 +329,4 @@ def command(
     still or was away, or its p99 is above --max-p99.
     """
     found = report(job.spark(), places, Limits(stall_seconds, max_p99))
-    if report_to is not None:
-        found.write(report_to)
-    job.say(found.as_json(), found.as_text())
-    job.verdict(good=not found.findings)
+    job.end(found, report_to)

@@ -27,13 +27,14 @@ import pyspark.sql.functions as F
 
 from commitlog.errors import StoreLocked
 from commitlog.index_file import file_bytes as index_file_bytes
-from commitlog.options import DELAY_LEVELS, QUEUE_ENTRY_BYTES, LogOptions
+from commitlog.options import QUEUE_ENTRY_BYTES, LogOptions
 from commitlog.store_lock import StoreLock
 from haservice.errors import HAServiceError
 from haservice.pipeline.derived import index_entries, queue_entries
 from haservice.pipeline.derived_check import log_damages
 from haservice.pipeline.index_build import build_index
 from haservice.pipeline.job import Job, pass_job
+from haservice.pipeline.job_options import delay_levels_option, index_entries_option, index_slots_option
 from haservice.pipeline.progress import progress
 from haservice.pipeline.queue_build import NotBuilt, build_queues, queue_count
 from haservice.pipeline.store_view import StoreView
@@ -218,25 +219,9 @@ def _first_size(directories: Iterable[Path]) -> int:
     default=0,
     help="mappedFileSizeConsumeQueue; else as the store's files are, or 6000000.",
 )
-@click.option(
-    "--index-slots",
-    type=click.IntRange(1),
-    default=_DEFAULTS.index_slots,
-    show_default=True,
-    help="maxHashSlotNum.",
-)
-@click.option(
-    "--index-entries",
-    type=click.IntRange(2),
-    default=_DEFAULTS.index_entries,
-    show_default=True,
-    help="maxIndexNum.",
-)
-@click.option(
-    "--delay-levels",
-    default=DELAY_LEVELS,
-    help="messageDelayLevel, for when delayed messages are due.",
-)
+@index_slots_option
+@index_entries_option
+@delay_levels_option
 @pass_job
 def command(
     job: Job,

@@ -148,6 +148,12 @@ def test_files_of_other_sizes_than_the_brokers_are_refused(filled: Path, spark: 
     assert "--index-slots" in output
 
 
+def test_delays_that_are_none_are_a_wrong_command_line(filled: Path) -> None:
+    code, output = run("rebuild", filled, "--delay-levels", "1x")
+    assert code == 2
+    assert "'1x' is no delay" in output
+
+
 @given(st.lists(st.one_of(st.none(), st.text(max_size=40)), max_size=30), st.integers(0, 3))
 def test_hashes_of_a_column_are_javas(texts: list[str | None], skipped: int) -> None:
     from haservice.pipeline.derived import _index_hashes, java_hashes
