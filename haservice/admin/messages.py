@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import sys
 import time
@@ -15,6 +14,7 @@ import click
 from commitlog import record
 from commitlog.log import wall_clock_ms
 from haservice.admin.calls import TOOLS_GROUP, Admin
+from haservice.admin.interrupt import run
 from haservice.admin.options import (
     address,
     command,
@@ -190,12 +190,12 @@ def _send_body(
 ) -> Tally:
     sent: list[Sent] = []
     message.properties.setdefault("UNIQ_KEY", unique_key(wall_clock_ms()))
-    tally = asyncio.run(send_all(topic, queues, _one(message), sent.append, in_flight=1))
+    tally = run(send_all(topic, queues, _one(message), sent.append, in_flight=1))
     (one,) = sent
     if trace_queues:
         key = message.properties["UNIQ_KEY"]
         trace = Outgoing(sent_entry(topic, message, one, tally.seconds).encode(), {"KEYS": key})
-        asyncio.run(send_all(TRACE_TOPIC, trace_queues, _one(trace), lambda _: None, in_flight=1))
+        run(send_all(TRACE_TOPIC, trace_queues, _one(trace), lambda _: None, in_flight=1))
     if output_format == "json":
         click.echo(to_json_line(_sent_object(one)))
     else:
@@ -276,7 +276,7 @@ def _send_stream(
             tally=tally,
         )
         try:
-            asyncio.run(sending)
+            run(sending)
         except KeyboardInterrupt:
             tally.interrupted = True
     return tally

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -12,6 +11,7 @@ import click
 
 from haservice.admin.access import access
 from haservice.admin.calls import Admin
+from haservice.admin.interrupt import run
 from haservice.admin.messages import writable_queues
 from haservice.admin.options import command, format_option, namesrv_option, topic_option, truth_option
 from haservice.admin.output import Column, Table, number, show, to_json_line
@@ -87,7 +87,7 @@ def check_msg_send_rt(
     """
     with Admin(namesrv) as admin:
         queues = writable_queues(admin, topic, None, None)
-    results = asyncio.run(_all(topic, queues, [size] * amount))
+    results = run(_all(topic, queues, [size] * amount))
     table = Table(PROBE_COLUMNS, name="sends", facts={"averageMs": mean_ms(results)})
     for sent, ms in results:
         table.add(sent.queue.broker_name, sent.queue.queue_id, sent.status, ms)
@@ -118,7 +118,7 @@ def send_msg_status(namesrv: tuple[str, ...], name: str, size: int, count: int, 
     """
     with Admin(namesrv) as admin:
         queues = writable_queues(admin, name, name, None)
-    for sent, ms in asyncio.run(_all(name, queues, [FIRST_BODY_BYTES] + [size] * count))[1:]:
+    for sent, ms in run(_all(name, queues, [FIRST_BODY_BYTES] + [size] * count))[1:]:
         if output_format == "json":
             click.echo(to_json_line({"rtMs": ms, "sendStatus": sent.status, "msgId": sent.message_id}))
         else:
@@ -189,7 +189,7 @@ def _probed(admin: Admin, name: str, amount: int, size: int) -> tuple[float, int
         queues = writable_queues(admin, name, name, None)
     except (RemotingError, click.ClickException):
         return 0.0, 0, amount
-    results = asyncio.run(_all(name, queues, [size] * amount))
+    results = run(_all(name, queues, [size] * amount))
     good = sum(sent.status == SEND_OK for sent, _ in results)
     return mean_ms(results), good, amount - good
 

@@ -29,6 +29,7 @@ from commitlog.record import decode_properties
 from haservice.admin import ha_status
 from haservice.admin.calls import Admin
 from haservice.admin.explain import explain
+from haservice.admin.interrupt import run
 from haservice.admin.options import CONTEXT
 from haservice.admin.output import human_bytes
 from haservice.admin.pair import ScratchPair
@@ -100,7 +101,7 @@ def story(pair: ScratchPair, file: Path) -> None:
         start(admin, pair)
         say(f"nameserver {pair.namesrv_addr}, broker-a {pair.master_addr}, broker-a-s {pair.slave_addr}")
         step(f"2  Sending the {len(lines)} lines of {file} to broker-a, a SYNC_MASTER: OK means both have it")
-        tally = asyncio.run(send_and_show(admin, pair, lines))
+        tally = run(send_and_show(admin, pair, lines))
         check_tally(tally, lines)
         step(f"3  Killing broker-a (process {pair.processes['broker-a'].pid}) with SIGKILL")
         pair.processes["broker-a"].kill()
