@@ -16,7 +16,6 @@ from commitlog.log import wall_clock_ms
 from haservice.admin.calls import TOOLS_GROUP, Admin
 from haservice.admin.interrupt import run
 from haservice.admin.options import (
-    address,
     command,
     format_option,
     namesrv_option,
@@ -25,7 +24,7 @@ from haservice.admin.options import (
     truth_option,
 )
 from haservice.admin.output import human_bytes, local_time, preview, to_json_line
-from haservice.admin.reading import body_of, from_queue, message_fields, readable_queues
+from haservice.admin.reading import as_far_as_sound, body_of, from_queue, message_fields
 from haservice.admin.sending import (
     IN_FLIGHT,
     SEND_OK,
@@ -39,15 +38,9 @@ from haservice.admin.sending import (
     unique_key,
 )
 from haservice.admin.trace_entries import sent_entry
-from haservice.broker.topics import PERM_WRITE, TRACE_TOPIC
-from haservice.errors import AnswerError
-from haservice.remoting.bodies import MASTER_ID, TopicRouteData
-from haservice.remoting.codes import ResponseCode
+from haservice.admin.where import readable_queues, writable_queues
+from haservice.broker.topics import TRACE_TOPIC
 
-# The topic that new topics are made after; its route says which brokers would make one.
-TEMPLATE_TOPIC = "TBW102"
-AUTO_CREATED_QUEUES = 4
-BROKER_CHOOSES = -1
 INTERRUPTED = 130  # as shells count an end by SIGINT
 
 # The bar is drawn so many times; of a pipe, whose length nobody knows, once per so many bytes.
@@ -132,49 +125,6 @@ def send_message(
         sys.exit(INTERRUPTED)
     if not tally.all_ok:
         sys.exit(1)
-
-
-def writable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int | None) -> list[Queue]:
-    """Where messages may go: at the masters of the route, or at the broker that the user named."""
-    if broker is not None and ":" in broker:
-        return [Queue(broker, address(broker), BROKER_CHOOSES if queue_id is None else queue_id)]
-    route, created = _route_or_template(admin, topic)
-    masters = {
-        data.broker_name: data.broker_addrs[MASTER_ID]
-        for data in route.broker_datas
-        if MASTER_ID in data.broker_addrs and broker in (None, data.broker_name)
-    }
-    queues = [
-        Queue(data.broker_name, masters[data.broker_name], number)
-        for data in route.queue_datas
-        if data.broker_name in masters and data.perm & PERM_WRITE
-        for number in range(
-            min(data.write_queue_nums, AUTO_CREATED_QUEUES) if created else data.write_queue_nums
-        )
-        if queue_id in (None, number)
-    ]
-    if not queues:
-        wanted = " ".join(
-            [f"on {broker}" if broker else "", f"with number {queue_id}" if queue_id is not None else ""]
-        ).strip()
-        raise click.ClickException(
-            f"topic {topic} has no queue {wanted or 'on any master that is up'} to write to\n"
-            f"  mqadmin topicRoute -t {topic} shows where it is"
-        )
-    return queues
-
-
-def _route_or_template(admin: Admin, topic: str) -> tuple[TopicRouteData, bool]:
-    """The topic's route; for an unknown topic that of the brokers which would create it, as clients do."""
-    try:
-        return admin.route(topic), False
-    except AnswerError as error:
-        if error.code != ResponseCode.TOPIC_NOT_EXIST:
-            raise
-        try:
-            return admin.route(TEMPLATE_TOPIC), True
-        except AnswerError:
-            raise error from None
 
 
 async def _one(message: Outgoing) -> AsyncIterator[Outgoing]:
@@ -355,10 +305,12 @@ def consume_message(
 
     Reads each queue from its first message, or from -o or -s, to where it ended when reading began.
     From a master that cannot be reached, or does not answer within 5 s, the queues are read at a slave of
-    the same name instead; standard error says at which.  No consumer group's offset is moved.  -f json
-    writes one object a line.
+    the same name instead; standard error says at which.  A queue that its broker cannot read on, for a
+    message is damaged there, ends before it, and the exit code is 1.  No consumer group's offset is
+    moved.  -f json writes one object a line.
     """
     shown = 0
+    damaged: list[Queue] = []
     if output_format == "table":
         click.echo(
             READ_LINE.format(
@@ -370,13 +322,16 @@ def consume_message(
         for queue in queues:
             if shown == count:
                 break
-            for message in from_queue(admin, topic, queue, group, offset, begin_ms, end_ms):
-                click.echo(_read_line(queue, message, output_format))
-                shown += 1
-                if shown == count:
-                    break
+            with as_far_as_sound(queue, damaged):
+                for message in from_queue(admin, topic, queue, group, offset, begin_ms, end_ms):
+                    click.echo(_read_line(queue, message, output_format))
+                    shown += 1
+                    if shown == count:
+                        break
     if output_format == "table":
         click.echo(f"{shown} messages from {', '.join(_places(queues))}")
+    if damaged:
+        sys.exit(1)
 
 
 def _places(queues: list[Queue]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import sys
 from collections import Counter
 
 import click
@@ -19,7 +20,9 @@ from haservice.admin.options import (
     truth_option,
 )
 from haservice.admin.output import Column, Table, plain, show, to_json_line
-from haservice.admin.reading import body_of, from_queue, message_fields, readable_queues, tag_of
+from haservice.admin.reading import as_far_as_sound, body_of, from_queue, message_fields, tag_of
+from haservice.admin.sending import Queue
+from haservice.admin.where import readable_queues
 
 TAG_COLUMNS = (Column("#Tag", "tag"), Column("#Count", "count", right=True))
 
@@ -87,14 +90,21 @@ def print_msg(
     """Prints a topic's messages, queue by queue.
 
     Each queue from its first message, or -b, to where it ended when reading began, or -e.  No consumer
-    group's offset is moved.
+    group's offset is moved.  A queue ends before a message that is damaged at its broker; the exit code is
+    then 1.
     """
+    damaged: list[Queue] = []
     with Admin(namesrv) as admin:
         for queue in readable_queues(admin, topic, None, None):
             if output_format == "table":
                 click.echo(f"-------- {queue.broker_name} at {queue.addr}, queue {queue.queue_id} --------")
-            for message in from_queue(admin, topic, queue, TOOLS_GROUP, None, begin_ms, end_ms, expression):
-                click.echo(line_of(message, charset, with_body, output_format))
+            with as_far_as_sound(queue, damaged):
+                for message in from_queue(
+                    admin, topic, queue, TOOLS_GROUP, None, begin_ms, end_ms, expression
+                ):
+                    click.echo(line_of(message, charset, with_body, output_format))
+    if damaged:
+        sys.exit(1)
 
 
 @command("printMsgByQueue")

@@ -12,10 +12,10 @@ import click
 from haservice.admin.access import access
 from haservice.admin.calls import Admin
 from haservice.admin.interrupt import run
-from haservice.admin.messages import writable_queues
 from haservice.admin.options import command, format_option, namesrv_option, topic_option, truth_option
 from haservice.admin.output import Column, Table, number, show, to_json_line
 from haservice.admin.sending import SEND_OK, Outgoing, Queue, Sent, send_one
+from haservice.admin.where import writable_queues
 from haservice.errors import RemotingError
 from haservice.remoting.client import RemotingClient
 

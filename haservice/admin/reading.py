@@ -1,20 +1,19 @@
-"""Reading messages back: which queues there are, what is in them, and a message as plain values."""
+"""Reading messages back: what is in a queue, and a message as plain values."""
 
 from __future__ import annotations
 
 import base64
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from commitlog import record
 from haservice.admin.calls import Admin
-from haservice.admin.options import address
 from haservice.admin.sending import Queue
-from haservice.errors import RemotingTimeout, RemotingUnreachable
-from haservice.remoting.bodies import BrokerData
+from haservice.errors import AnswerError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import QueueHeader, SearchOffsetHeader
 
@@ -24,52 +23,6 @@ PULL_COUNT = 32
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 SYS_COMPRESSION_MASK = 0x700
 ZLIB_KINDS = (0x000, 0x300)
-
-
-def readable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int | None) -> list[Queue]:
-    """The topic's queues, each with whom to read it from: masters, or the slaves of those that are down."""
-    if broker is not None and ":" in broker:
-        addr = address(broker)
-        found = [Queue(q.broker_name, addr, q.queue_id) for q in admin.topic_stats(addr, topic).offset_table]
-    else:
-        route = admin.route(topic)
-        addrs = {
-            data.broker_name: _reachable_addr(admin, topic, data)
-            for data in route.broker_datas
-            if data.broker_addrs and broker in (None, data.broker_name)
-        }
-        found = [
-            Queue(data.broker_name, addrs[data.broker_name], number)
-            for data in route.queue_datas
-            if data.broker_name in addrs
-            for number in range(data.read_queue_nums)
-        ]
-    found = sorted(queue for queue in found if queue_id in (None, queue.queue_id))
-    if not found:
-        wanted = f"queue {queue_id}" if queue_id is not None else "queues"
-        where = f" on {broker}" if broker else ""
-        raise click.ClickException(
-            f"topic {topic} has no {wanted}{where}\n  mqadmin topicRoute -t {topic} shows where it is"
-        )
-    return found
-
-
-def _reachable_addr(admin: Admin, topic: str, data: BrokerData) -> str:
-    """The master if it answers, else the first slave that does, and says so.
-
-    Raises RemotingUnreachable or RemotingTimeout, of the first that was asked, when nobody answers.
-    """
-    failures: list[RemotingUnreachable | RemotingTimeout] = []
-    for broker_id, addr in sorted(data.broker_addrs.items()):
-        try:
-            admin.offset(addr, RequestCode.GET_MIN_OFFSET, QueueHeader(topic, 0))
-        except (RemotingUnreachable, RemotingTimeout) as error:
-            failures.append(error)
-            continue
-        if failures:
-            click.echo(f"{failures[0]}: reading {data.broker_name} {broker_id} at {addr} instead", err=True)
-        return addr
-    raise failures[0]
 
 
 def from_queue(
@@ -107,6 +60,18 @@ def from_queue(
         if pulled.next_offset <= offset:
             return  # nothing further is to be had: retention took it, or the broker holds less now
         offset = pulled.next_offset
+
+
+@contextmanager
+def as_far_as_sound(queue: Queue, damaged: list[Queue]) -> Iterator[None]:
+    """Damage at which the broker cannot read on in `queue` ends the block; it is told, and `queue` noted."""
+    try:
+        yield
+    except AnswerError as error:
+        if error.code != ResponseCode.SYSTEM_ERROR:
+            raise
+        damaged.append(queue)
+        click.echo(f"queue {queue.queue_id} of {queue.broker_name}: {error}", err=True)
 
 
 def wanted_tags(expression: str) -> frozenset[str]:

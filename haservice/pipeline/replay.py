@@ -23,10 +23,10 @@ import pyspark.sql.functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from commitlog.record import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
-from haservice.admin.messages import writable_queues
 from haservice.admin.options import addresses_callback, time_option
 from haservice.admin.output import Column, Table, human_bytes
 from haservice.admin.sending import SEND_OK, STORED
+from haservice.admin.where import writable_queues
 from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline import sink
 from haservice.pipeline.brokers import admin_of

@@ -53,7 +53,6 @@ from tenacity import (
 )
 
 from commitlog.record import SYS_COMPRESSED
-from haservice.admin.messages import writable_queues
 from haservice.admin.reading import SYS_COMPRESSION_MASK
 from haservice.admin.sending import (
     NO_ANSWER,
@@ -65,6 +64,7 @@ from haservice.admin.sending import (
     Sent,
     send_one,
 )
+from haservice.admin.where import writable_queues
 from haservice.errors import ConfigError, HAServiceError, RemotingError
 from haservice.pipeline.brokers import BrokerRefused, admin_of, name_servers, way_to
 from haservice.pipeline.options import names, option, text, whole

@@ -452,6 +452,25 @@ def test_an_offset_that_retention_took_goes_on_at_the_first_that_is_left(serve: 
     assert [json.loads(line)["queueOffset"] for line in result.output.splitlines()] == [100, 101]
 
 
+@pytest.mark.parametrize("command", ["consumeMessage", "printMsg"])
+def test_a_queue_ends_before_a_damaged_message_and_the_others_are_read(serve: Serve, command: str) -> None:
+    sound = Queue([b"one", b"two"])
+
+    def pull(request: RemotingCommand) -> RemotingCommand:
+        if PullMessageHeader.decode(request.ext).queue_id == 0:
+            return request.answer(ResponseCode.SYSTEM_ERROR, "record at 4096: wrong CRC")
+        return sound.pull(request)
+
+    broker = serve({**sound.answers(), RequestCode.PULL_MESSAGE: pull})
+    namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(route(broker).encode())})
+    result = run(command, "-n", namesrv, "-t", "T", "-f", "json")
+    assert result.exit_code == 1
+    assert [json.loads(line)["body"] for line in result.stdout.splitlines()] == ["one", "two"]
+    assert result.stderr.splitlines() == [
+        f"queue 0 of broker-a: {broker}: answered code 1: record at 4096: wrong CRC"
+    ]
+
+
 def test_the_slave_is_read_while_the_master_is_down(serve: Serve) -> None:
     slave = serve(Queue([b"kept"]).answers())
     down = f"127.0.0.1:{free_port_block(1)}"

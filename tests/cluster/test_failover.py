@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from haservice.admin.calls import Admin
 from haservice.admin.cli import main
 from haservice.admin.pair import ScratchPair
-from haservice.admin.reading import from_queue, readable_queues
+from haservice.admin.reading import from_queue
 from haservice.admin.sending import Queue
+from haservice.admin.where import readable_queues
 from haservice.config import load_broker
 from haservice.errors import AnswerError
 from tests.cluster.support import (
