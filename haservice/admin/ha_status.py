@@ -61,6 +61,7 @@ COLUMNS = (
     Column("", "roleFrom", json_only=True),
     Column("", "roleWhy", json_only=True),
     Column("", "held", json_only=True),
+    Column("", "metadataNotCopied", json_only=True),
 )
 STOCK_PEER = "stock peer"
 SAME_LOG = "one log"
@@ -197,11 +198,12 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
     return table
 
 
-def role_of(one: Seen) -> tuple[str | None, str | None, str | None]:
-    """Where its role is from, why, and why it takes no messages."""
-    if one.lineage is None:
-        return None, None, None
-    return one.lineage.role_from, one.lineage.role_why or None, one.lineage.held or None
+def role_of(one: Seen) -> tuple[str | None, ...]:
+    """Where its role is from, why, why it takes no messages, and why it does not copy topics and offsets."""
+    said = one.lineage
+    if said is None:
+        return None, None, None, None
+    return said.role_from, said.role_why or None, said.held or None, said.not_copied or None
 
 
 def notes_of(one: Seen) -> list[str]:
@@ -232,6 +234,8 @@ def notes_of(one: Seen) -> list[str]:
         notes.append(f"{who} is changing its role.")
     if one.lineage.held:
         notes.append(f"{who} takes no messages: {one.lineage.held}")
+    if one.lineage.not_copied:
+        notes.append(f"{who} does not copy its master's topics, groups and offsets: {one.lineage.not_copied}")
     return notes
 
 

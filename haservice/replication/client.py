@@ -25,6 +25,7 @@ from haservice.replication.dial import AGAIN_S, dial, parse_address
 from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
 from haservice.replication.greeting import GreetingRefused
 from haservice.replication.hello import HELLO_OFFSET, VERDICT_OFFSET
+from haservice.replication.lineage import Step
 from haservice.replication.pace import Backoff, RateMeter, Seldom, silence_s
 from haservice.replication.protocol import (
     REPORT,
@@ -479,16 +480,15 @@ class HAClient:
         )
 
     def _refused(self, address: str, error: GreetingRefused) -> None:
-        """Told once, until a greeting succeeds again."""
+        """Told once, until a greeting succeeds again; an end that the master lost it takes back by itself."""
         self._lineage = f"refused: {error}"
         self._pause_s = AGAIN_PAUSE_S if error.again else REFUSED_PAUSE_S
         if (address, error.cause) not in self._refusals and len(self._refusals) < OURS_MAX:
             self._refusals.add((address, error.cause))
-            logger.error(
+            logger.log(
+                logging.WARNING if error.cause == Step.AHEAD.name else logging.ERROR,
                 "the master's log and ours do not go together, nothing is taken addr=%s offset=%d reason=%s",
-                address,
-                self._log.end,
-                error,
+                *(address, self._log.end, error),
             )
 
 

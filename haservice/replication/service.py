@@ -331,7 +331,9 @@ class HAService(Generic[T]):
             for outcome in Outcome:
                 self._refusals.ended((slave.replica_id, outcome))
         elif self._refusals.is_news((slave.replica_id, answer.outcome)):
-            logger.error(
+            # A master that lost its end in a power cut takes it back by itself.
+            logger.log(
+                logging.WARNING if answer.outcome is Outcome.AHEAD else logging.ERROR,
                 "a slave's log and ours do not go together peer=%s broker=%s outcome=%s reason=%s",
                 connection.peer,
                 slave.broker_addr,

@@ -55,6 +55,7 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "roleFrom": None,
         "roleWhy": None,
         "held": None,
+        "metadataNotCopied": None,
     }
 
 
@@ -100,6 +101,15 @@ def test_a_role_by_command_and_a_hold_are_told_below_the_lines() -> None:
         (True, False),
         (False, True),
     ]
+
+
+def test_a_slave_that_is_refused_topics_and_offsets_is_told_below_the_lines() -> None:
+    said = lineage_of("SLAVE", not_copied="10.0.0.1:10911 answered code 16: no account")
+    table = table_of([replace(slave(), lineage=said)], NOW_MS)
+    (row,) = table.objects()
+    assert row["metadataNotCopied"] == said.not_copied
+    (note,) = table.notes
+    assert "does not copy its master's topics, groups and offsets: 10.0.0.1:10911 answered" in note
 
 
 def test_what_a_master_lacks_is_told_below_the_lines() -> None:
