@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from haservice.errors import ConfigError
 from haservice.pipeline.brokers import name_servers
 from haservice.pipeline.options import (
-    EARLIEST,
-    LATEST,
     PUSH_FILTERS,
+    Place,
     flag,
     names,
     option,
+    place,
     text,
     timestamp_ms,
     whole,
@@ -37,40 +34,6 @@ def read_from(value: str) -> ReadFrom:
         return ReadFrom(value.strip().lower())
     except ValueError:
         raise ValueError(f"allowed are {', '.join(one.value for one in ReadFrom)}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """`everywhere`, but for the queues that are named: (topic, broker, queue id)."""
-
-    everywhere: int
-    offsets: Mapping[tuple[str, str, int], int] = dataclasses.field(default_factory=dict)
-
-    def of(self, topic: str, broker_name: str, queue_id: int) -> int:
-        return self.offsets.get((topic, broker_name, queue_id), self.everywhere)
-
-
-def place(value: str) -> Place:
-    """`earliest`, `latest`, or JSON; a queue that is not in it is read whole."""
-    word = value.strip().lower()
-    if word in ("earliest", "latest"):
-        return Place(EARLIEST if word == "earliest" else LATEST)
-    wanted = (
-        'earliest, latest, or JSON as {"topic": {"broker-a": {"0": 23, "1": -2}}}; -2 earliest, -1 latest'
-    )
-    try:
-        found = {
-            (topic, broker, int(queue)): offset
-            for topic, brokers in json.loads(value).items()
-            for broker, queues in brokers.items()
-            for queue, offset in queues.items()
-        }
-    except (ValueError, AttributeError):
-        raise ValueError(f"allowed are {wanted}") from None
-    for key, offset in found.items():
-        if type(offset) is not int or offset < EARLIEST:
-            raise ValueError(f"offset {offset!r} of {key}; allowed are {wanted}")
-    return Place(EARLIEST, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 
 from haservice.admin.calls import Admin
 from haservice.errors import ConfigError
-from haservice.pipeline.broker_options import FORMAT, BrokerOptions, Place
+from haservice.pipeline.broker_options import FORMAT, BrokerOptions
 from haservice.pipeline.broker_queues import (
     Queue,
     Span,
@@ -44,7 +44,7 @@ from haservice.pipeline.broker_queues import (
     tree_of,
 )
 from haservice.pipeline.brokers import BrokerRefused, admin_of
-from haservice.pipeline.options import EARLIEST, LATEST, read_options
+from haservice.pipeline.options import EARLIEST, LATEST, Place, read_options
 from haservice.pipeline.queue_reading import OffsetsLost, QueueRange, QueueReader
 from haservice.pipeline.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.selection import Bounds, Selection

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import InputPartition
 
 from commitlog.record import RECORD_BYTES_MIN
 from haservice.pipeline.bulk import ROWS_MAX, WINDOW_BYTES, Records, Window
+from haservice.pipeline.options import offsets_of
 from haservice.pipeline.scan import Damage, judge
 from haservice.pipeline.selection import Selection
 from haservice.pipeline.store_view import (
@@ -72,7 +73,7 @@ def ranges_by_queue(
         for (topic, queue_id), queue in view.queues().items()
         if topic in selection.topics and _wants(selection, "queueId", queue_id)
     ]
-    wanted = [(queue, *_numbers(queue, low, high, selection)) for queue in queues]
+    wanted = [(queue, *_numbers(name, queue, low, high, selection)) for queue in queues]
     bytes_wanted = sum(_mean_bytes(queue, begin, end) * (end - begin) for queue, begin, end in wanted)
     if bytes_wanted * RARE > high - low:
         return None
@@ -98,14 +99,15 @@ def _behind_last(queue: QueueView) -> int:
     return int(last["offset"]) + int(last["size"]) if last["size"] != PRE_BLANK_SIZE else 0
 
 
-def _numbers(queue: QueueView, low: int, high: int, selection: Selection) -> tuple[int, int]:
+def _numbers(name: str, queue: QueueView, low: int, high: int, selection: Selection) -> tuple[int, int]:
     """Of the entries whose records lie from `low` up to `high`, those whose numbers are wanted."""
     begin, end = queue.first_at(low), queue.first_at(high)
     bounds = selection.bounds.get("queueOffset")
     if bounds is not None:
         begin, end = max(begin, bounds.low), min(end, bounds.high + 1)
     key = (queue.topic, queue.queue_id)
-    begin, end = max(begin, selection.begins.get(key, begin)), min(end, selection.ends.get(key, end))
+    begin = max(begin, offsets_of(selection.begins, name).get(key, begin))
+    end = min(end, offsets_of(selection.ends, name).get(key, end))
     return begin, max(begin, end)
 
 

@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline.by_queue import QueueRange, ranges_by_queue
 from haservice.pipeline.log_offsets import Offset, is_held, mark, next_edge, place_of
-from haservice.pipeline.options import EARLIEST, LATEST, LogOptions, read_options
+from haservice.pipeline.options import EARLIEST, LATEST, LogOptions, offsets_of, read_options
 from haservice.pipeline.reading import LogRange, RangeReader, first_stored_ms
 from haservice.pipeline.scan import Damage, pieces
 from haservice.pipeline.schema import NAMES, arrow_schema, spark_schema
@@ -122,12 +122,14 @@ class _Stores:
         if not self.options.use_queues:
             return
         queues: dict[str, set[int]] = {}
-        for _, view in self.items:
+        of_broker: dict[str, dict[str, set[int]]] = {}
+        for name, view in self.items:
             known = view.known_queues()
             if not known:
                 return
             for topic, ids in known.items():
                 queues.setdefault(topic, set()).update(ids)
+                of_broker.setdefault(name, {}).setdefault(topic, set()).update(ids)
         for topic in self.options.topics:
             if topic not in queues and may_come:
                 logger.warning("no store has the topic yet topic=%s", topic)
@@ -137,8 +139,11 @@ class _Stores:
             ("startingOffsets", self.options.starting_offsets),
             ("endingOffsets", self.options.ending_offsets),
         ):
-            for topic, queue_id in place.offsets if place else ():
-                _check_name(key, topic, queue_id, queues)
+            for topic, broker, queue_id in place.offsets if place else ():
+                if broker is not None and broker not in of_broker:
+                    there = ", ".join(sorted(of_broker))
+                    raise ConfigError(FORMAT, 0, key, f"no store is of {broker}; brokerNames are {there}")
+                _check_name(key, topic, queue_id, queues if broker is None else of_broker[broker])
 
     def ranges(
         self, wanted: Sequence[tuple[str, StoreView, int, int]], selection: Selection
@@ -228,15 +233,17 @@ class LogReader(DataSourceReader):
             raise ConfigError(
                 FORMAT, 0, "startingTimestamp", f"lies after endingTimestamp={ending}", str(starting)
             )
-        for (topic, queue_id), begin in self._selection.begins.items():
-            end = self._selection.ends.get((topic, queue_id), begin)
-            if begin > end:
-                raise ConfigError(
-                    FORMAT,
-                    0,
-                    "startingOffsets",
-                    f"{begin} of topic {topic} queue {queue_id} lies behind its {end} in endingOffsets",
-                )
+        begins, ends = self._selection.begins, self._selection.ends
+        for name in {broker or "" for _, broker, _ in (*begins, *ends)}:
+            for (topic, queue_id), begin in offsets_of(begins, name).items():
+                end = offsets_of(ends, name).get((topic, queue_id), begin)
+                if begin > end:
+                    raise ConfigError(
+                        FORMAT,
+                        0,
+                        "startingOffsets",
+                        f"{begin} of topic {topic} queue {queue_id} lies behind its {end} in endingOffsets",
+                    )
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._selection, others = self._selection.push(filters)

@@ -18,8 +18,8 @@ from haservice.errors import ConfigError
 T = TypeVar("T")
 
 EARLIEST, LATEST = -2, -1
-# Of a queue in a JSON of offsets.
-Offsets = Mapping[tuple[str, int], int]
+# Of a JSON of offsets, by topic, broker (None: every one), and queue id.
+Offsets = Mapping[tuple[str, str | None, int], int]
 
 
 class Mode(Enum):
@@ -39,6 +39,16 @@ class Place:
 
     everywhere: int
     offsets: Offsets = dataclasses.field(default_factory=dict)
+
+    def of(self, topic: str, broker_name: str, queue_id: int) -> int:
+        return offsets_of(self.offsets, broker_name).get((topic, queue_id), self.everywhere)
+
+
+def offsets_of(offsets: Offsets, broker_name: str) -> dict[tuple[str, int], int]:
+    """By topic and queue id; what is said of the broker itself goes before what is said of every one."""
+    general = {(topic, queue): at for (topic, broker, queue), at in offsets.items() if broker is None}
+    own = {(topic, queue): at for (topic, broker, queue), at in offsets.items() if broker == broker_name}
+    return general | own
 
 
 def option(key: str, default: Any, parse: Callable[[str], Any], doc: str) -> Any:
@@ -135,18 +145,19 @@ def place(value: str) -> Place:
     if word in ("earliest", "latest"):
         return Place(EARLIEST if word == "earliest" else LATEST)
     wanted = 'allowed are earliest, latest, and JSON as {"topic": {"0": 23, "1": -2}}; -2 earliest, -1 latest'
+    offsets: dict[tuple[str, str | None, int], int] = {}
     try:
-        tree = json.loads(value)
-        offsets: dict[tuple[str, int], int] = {}
-        for topic, queues in tree.items():
-            for name, below in queues.items():
-                inner = below.items() if isinstance(below, dict) else [(name, below)]
-                for queue, offset in inner:
-                    if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
-                        raise ValueError(f"offset {offset!r} of topic {topic} queue {queue}; {wanted}")
-                    offsets[topic, int(queue)] = offset
-    except (json.JSONDecodeError, AttributeError):
+        for topic, below in json.loads(value).items():
+            for name, what in below.items():
+                if isinstance(what, dict):
+                    offsets |= {(topic, name, int(queue)): offset for queue, offset in what.items()}
+                else:
+                    offsets[topic, None, int(name)] = what
+    except (ValueError, AttributeError):
         raise ValueError(wanted) from None
+    for (topic, _, queue), offset in offsets.items():
+        if type(offset) is not int or offset < EARLIEST:
+            raise ValueError(f"offset {offset!r} of topic {topic} queue {queue}; {wanted}")
     return Place(EARLIEST, offsets)
 
 

@@ -115,7 +115,7 @@ class QueueReader:
         tags = wanted_tags(self.expression)
         if tags and len(records):
             records = records.where(_tagged(records, tags))
-        records = self.selection.choose(records)
+        records = self.selection.choose(records, part.broker_name)
         if len(records):
             yield record_batch(records, self.schema, part.broker_name, decompress=self.decompress)
 

@@ -69,7 +69,7 @@ class RangeReader:
                 if isinstance(piece, Damage):
                     yield from self._damaged(part.broker_name, segment, piece)
                     continue
-                records = self.selection.choose(piece)
+                records = self.selection.choose(piece, part.broker_name)
                 if len(records):
                     yield record_batch(
                         records, self.schema, part.broker_name, decompress=self.options.decompress

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 )
 
 from haservice.pipeline.bulk import Flags, Ints, Records
-from haservice.pipeline.options import LogOptions, Offsets
+from haservice.pipeline.options import LATEST, LogOptions, Offsets, offsets_of
 from haservice.pipeline.scan import Damage
 
 # A broker's clock may be set back: what skips by time allows for that much.
@@ -85,7 +85,7 @@ class Selection:
             topics=frozenset(options.topics) or None,
             bounds=bounds,
             begins={} if starting is None else starting.offsets,
-            ends={} if ending is None else {key: at for key, at in ending.offsets.items() if at != -1},
+            ends={} if ending is None else {key: at for key, at in ending.offsets.items() if at != LATEST},
         )
 
     def push(self, filters: Iterable[Filter]) -> tuple[Selection, list[Filter]]:
@@ -136,8 +136,8 @@ class Selection:
     def keeps(self, damage: Damage) -> bool:
         return self.of_damage and bool(self.physical.mask(np.array([damage.begin]))[0])
 
-    def choose(self, records: Records) -> Records:
-        """Those that are wanted."""
+    def choose(self, records: Records, broker_name: str) -> Records:
+        """Those that are wanted of a broker's."""
         for column, bounds in self.bounds.items():
             if len(records):
                 records = records.where(bounds.mask(_NUMBERS[column](records)))
@@ -146,11 +146,12 @@ class Selection:
             records = records.where(_flags(pc.is_in(records.topics, value_set=wanted)))
         for offsets, begins in ((self.begins, True), (self.ends, False)):
             if offsets and len(records):
-                records = records.where(_queue_mask(records, offsets, begins=begins))
+                wanted_of = offsets_of(offsets, broker_name)
+                records = records.where(_queue_mask(records, wanted_of, begins=begins))
         return records
 
 
-def _queue_mask(records: Records, offsets: Offsets, *, begins: bool) -> Flags:
+def _queue_mask(records: Records, offsets: Mapping[tuple[str, int], int], *, begins: bool) -> Flags:
     """Which lie at or behind the offset of their queue, or before it; all of other queues."""
     wanted = np.ones(len(records), np.bool_)
     queue_ids, queue_offsets = records.queue_ids, records.queue_offsets

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -27,6 +28,14 @@ class CountedLoop(asyncio.SelectorEventLoop):
             signal.raise_signal(signal.SIGINT)
         super().close()
         CountedLoop.open_loops -= 1
+
+
+@pytest.fixture(autouse=True)
+def _pythons_own_handler() -> Iterator[None]:
+    """Spark, in a process that runs other tests, may have left another one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("at", ["making", "closing", "running", "run"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterable
@@ -286,6 +287,7 @@ def test_offsets_of_queues_are_where_a_read_begins_and_ends(store: tuple[Path, l
         root,
         ["physicalOffset"],
         startingOffsets='{"Orders": {"0": 5, "1": -2}, "Payments": {"broker-a": {"2": 3}}}',
+        brokerNames="broker-a",
         endingOffsets='{"Orders": {"0": 12, "1": -1}, "2024": {"1": 0}}',
     )
     assert offsets(source) == [
@@ -294,6 +296,34 @@ def test_offsets_of_queues_are_where_a_read_begins_and_ends(store: tuple[Path, l
         if begins.get((record.topic, record.queue_id), 0)
         <= record.queue_offset
         < ends.get((record.topic, record.queue_id), 1 << 60)
+    ]
+
+
+@pytest.mark.parametrize("columns", [["brokerName", "queueOffset"], ["queueOffset", "brokerName", "body"]])
+@pytest.mark.parametrize("topic", [None, "2024"])  # in the log, and by the queues of a rare topic
+def test_offsets_of_a_broker_are_for_its_stores_only(
+    store: tuple[Path, list[StoredMessage]], columns: list[str], topic: str | None
+) -> None:
+    root, records = store
+    numbers = [
+        record.queue_offset for record in records if (record.topic, record.queue_id) == (topic or "Orders", 1)
+    ]
+    assert len(numbers) > 4
+    source = reader(
+        f"{root},{root}",
+        [*columns, "topic", "queueId"],
+        brokerNames="a,b",
+        startingOffsets=json.dumps({topic or "Orders": {"1": 1, "b": {"1": 3}}}),
+        endingOffsets=json.dumps({topic or "Orders": {"a": {"1": 4}}}),
+        **({} if topic is None else {"topic": topic}),
+    )
+    found = [
+        (row["brokerName"], row["queueOffset"])
+        for row in rows(source)
+        if (row["topic"], row["queueId"]) == (topic or "Orders", 1)
+    ]
+    assert sorted(found) == [("a", number) for number in numbers if 1 <= number < 4] + [
+        ("b", number) for number in numbers if number >= 3
     ]
 
 
@@ -328,7 +358,7 @@ def test_a_batch_neither_begins_at_the_latest_nor_ends_at_the_earliest(
             r"startingOffsets: no store has a topic Odrers; there are Orders, .*2024",
         ),
         (
-            {"endingOffsets": '{"Orders": {"b": {"7": 5}}}'},
+            {"endingOffsets": '{"Orders": {"broker-a": {"7": 5}}}', "brokerNames": "broker-a"},
             r"endingOffsets: no store has a queue 7 of topic Orders; there are 0, 1, 2; ",
         ),
         ({"topic": "Orders,Odrers"}, "topic: no store has a topic Odrers; .*useConsumeQueue=false seeks"),
@@ -358,6 +388,14 @@ def test_what_no_store_has_or_what_is_turned_around_is_refused(
         return
     for root, more in ((bare, {}), (configured, {}), (store[0], {"useConsumeQueue": False})):
         assert reader(root, **given, **more).partitions()
+
+
+def test_offsets_of_a_broker_that_no_store_is_of_are_refused(
+    store: tuple[Path, list[StoredMessage]],
+) -> None:
+    given = {"endingOffsets": '{"Orders": {"b": {"0": 5}}}', "brokerNames": "broker-a"}
+    with pytest.raises(ConfigError, match="endingOffsets: no store is of b; brokerNames are broker-a"):
+        reader(store[0], **given).partitions()
 
 
 # -- rare topics -------------------------------------------------------------------------------------------
