@@ -482,7 +482,7 @@ def test_the_slave_is_read_while_the_master_is_down(serve: Serve) -> None:
 
 
 def test_the_slave_is_read_while_the_master_is_frozen(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "TIMEOUT_S", 0.2)
+    monkeypatch.setitem(calls.Admin.call.__kwdefaults__, "timeout_s", 0.2)
     slave = serve(Queue([b"kept"]).answers())
     with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, and says nothing
         frozen = f"127.0.0.1:{listener.getsockname()[1]}"
