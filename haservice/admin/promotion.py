@@ -90,6 +90,8 @@ def switchover(
         master, target = switchover_pair(before, to)
         chosen = "its nearest slave" if target is None else shown_addr(target.addr)
         report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  Nothing is lost.")
+        for line in other_promises(before, master, target):
+            report.line(line)
         report.line(ROUTES)
         report.go_on()
         started = time.monotonic()
@@ -158,6 +160,17 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
         raise click.ClickException(f"{shown_addr(to)} is the master of {name} already")
     _check_candidate(topology, to, target)
     return master, target
+
+
+def other_promises(topology: Topology, master: Member, target: Member | None) -> list[str]:
+    """Where a SEND_OK would mean something else after the change: roles go over, other settings do not."""
+    candidates = [one for one in topology.ours if one is not master] if target is None else [target]
+    return [
+        f"NOTE: {shown_addr(one.addr)} has {one.promise}, and {shown_addr(master.addr)} {master.promise}: "
+        "as the master it promises what its own file says."
+        for one in candidates
+        if one.promise and master.promise and one.promise != master.promise
+    ]
 
 
 def _others(topology: Topology, master: Member) -> str:

@@ -218,6 +218,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
         master_end_kept=body.master_end_kept,
         master_addr=body.master_addr,
         not_copied=body.not_copied,
+        promise=body.promise,
         master_role=body.master_role,
         named={one.replica_id: one.broker_addr for one in body.replicas},
     )

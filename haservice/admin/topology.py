@@ -56,6 +56,8 @@ class Member:
     """Whether it heard that before it was started last."""
     master_addr: str = ""
     not_copied: str = ""
+    promise: str = ""
+    """What a SEND_OK of it rests on beside its role, by its settings."""
     master_role: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
     """replica id → address of others that it knows."""

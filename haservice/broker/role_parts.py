@@ -82,6 +82,8 @@ class RoleParts:
             changing=changing,
             handing_over=handing_over,
             not_copied=self.not_copied() if is_slave else "",
+            promise=f"flushDiskType={config.log.flush_disk_type.value}, "
+            f"inSyncReplicas={config.replication.in_sync_replicas}",
         )
 
 

@@ -151,6 +151,8 @@ class LineageBody(JSONBody):
     """The token of the switchover that a master has under way; "" while none is, or it has been given up."""
     not_copied: str = ""
     """Of a slave: why its master gave it no topics, groups and offsets when it asked last; "" when it did."""
+    promise: str = ""
+    """Settings that say, beside the role, what a SEND_OK of it means, as `key=value, key=value`."""
 
     @property
     def is_master(self) -> bool:

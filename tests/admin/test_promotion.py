@@ -750,8 +750,9 @@ def test_a_new_master_that_does_not_get_into_the_route_in_time_is_an_error_that_
 
 
 def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
-    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
-    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    strict, lax = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2", "flushDiskType=ASYNC_FLUSH, inSyncReplicas=1"
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), promise=strict)
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, promise=lax)
     names = Names(serve, master, slave, term=(8, master.addr))
 
     def turn(fake: Fake, request: RemotingCommand) -> None:
@@ -782,6 +783,15 @@ def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
     assert [row["role"] for row in shown["before"]] == ["SYNC_MASTER", "SLAVE"]
     assert shown["after"][0]["brokerAddr"] == slave.addr
     assert slave.told == []
+    assert f"NOTE: {slave.addr} has {lax}, and {master.addr} {strict}" in result.stderr
+
+
+@pytest.mark.parametrize("promise", ["flushDiskType=SYNC_FLUSH, inSyncReplicas=2", ""])
+def test_no_note_where_send_ok_goes_on_to_mean_the_same_or_nobody_says(promise: str) -> None:
+    same = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2"
+    master = member("a:1", A, 500, *ONE_TERM, role="SYNC_MASTER", promise=same)
+    slave = member("b:1", B, 500, *ONE_TERM, promise=promise)
+    assert promotion.other_promises(topology(master, slave), master, None) == []
 
 
 def test_a_switchover_that_was_undone_is_told_in_the_masters_words(serve: Serve) -> None:
