@@ -59,6 +59,10 @@ class RemotingUnreachable(RemotingError):
         self.reason = reason
 
 
+class RemotingClosed(RemotingUnreachable):
+    """`addr` took the connection, which ended before the answer came."""
+
+
 class RemotingTimeout(RemotingError):
     """`addr` took request `code` and did not answer within `seconds`."""
 

@@ -16,6 +16,7 @@ from haservice.errors import (
     ConfigError,
     HAServiceError,
     ProtocolError,
+    RemotingClosed,
     RemotingTimeout,
     RemotingUnreachable,
 )
@@ -90,6 +91,11 @@ def said_by_system(error: OSError) -> str:
 def advise(error: Explainable) -> str | None:
     """What the reader can do; None where the error's own words say it."""
     match error:
+        case RemotingClosed():
+            return (
+                f"something listens at {error.addr}, and hangs up: --tls if it takes only TLS; "
+                "is it a broker's or a nameserver's port?"
+            )
         case RemotingUnreachable():
             return (
                 f"does a program listen at {error.addr}?  "

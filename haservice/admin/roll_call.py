@@ -21,7 +21,7 @@ from haservice.admin.output import shown_addr
 from haservice.admin.topology import Count, Loss, Member, Registered, Topology
 from haservice.broker.refill import Fetch, edge_at_or_below, whole_records
 from haservice.broker.roles import lineage_of
-from haservice.errors import AnswerError, ProtocolError, RemotingError, RemotingTimeout
+from haservice.errors import AnswerError, ProtocolError, RemotingClosed, RemotingError, RemotingTimeout
 from haservice.remoting.bodies import MASTER_ID, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import BrokerNameHeader
@@ -169,6 +169,9 @@ def _untold(addr: str, broker_id: int | None, error: RemotingError | ProtocolErr
     trouble = str(error).removeprefix(f"{addr}: ")
     if isinstance(error, RemotingTimeout):
         trouble = f"silent for {error.seconds:g} s"
+    if isinstance(error, RemotingClosed):
+        # A proxy before a dead broker does so as well: it is no proof that one lives.
+        trouble += ": something listens there and hangs up; --tls if it is a broker that takes only TLS"
     advice = advise(error) if lives else None
     return Member(addr, broker_id, trouble=trouble, lives=lives, advice=advice or "")
 

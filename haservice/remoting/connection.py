@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 from commitlog.record import encode_host
-from haservice.errors import ProtocolError, RemotingUnreachable, RequestError
+from haservice.errors import ProtocolError, RemotingClosed, RequestError
 from haservice.news import News
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode_head
@@ -185,11 +185,11 @@ class Connection(asyncio.Protocol):
 
     def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Sends a request whose opaque is unique on this connection.  The future fails with
-        RemotingUnreachable when the connection ends first; give it up with `forget`.
+        RemotingClosed when the connection ends first; give it up with `forget`.
         """
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         if self.closed:
-            future.set_exception(RemotingUnreachable(self.peer, self.close_reason or "connection closed"))
+            future.set_exception(RemotingClosed(self.peer, self.close_reason or "connection closed"))
             return future
         self._calls[command.opaque] = future
         self.send(command)
@@ -278,7 +278,7 @@ class Connection(asyncio.Protocol):
         calls, self._calls = self._calls, {}
         for future in calls.values():
             if not future.done():
-                future.set_exception(RemotingUnreachable(self.peer, self.close_reason))
+                future.set_exception(RemotingClosed(self.peer, self.close_reason))
         for callback in self.on_close:
             try:
                 callback(self)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socketserver
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -490,6 +492,27 @@ def test_a_master_that_comes_back_while_the_question_is_open_is_not_deposed(serv
     assert result.exit_code == 1
     assert f"{master.addr} is the master of {NAME}, alive and well" in result.stderr
     assert master.told == slave.told == []
+
+
+class _HangsUp(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(1)
+
+
+def test_a_broker_that_hangs_up_is_said_to_take_only_tls_perhaps(serve: Serve) -> None:
+    """A proxy before a dead broker does so too: a failover goes on, and wants --force for what is unknown."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _HangsUp) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            one = f"127.0.0.1:{server.server_address[1]}"
+            slave = Fake(serve, B, "SLAVE", 500, (3, 0, A))
+            slave.say(replicas=(ReplicaBody(A, one, 500),), master_addr=one)
+            result = run("failover", "-b", slave.addr, "--to", slave.addr, "--yes")
+        finally:
+            server.shutdown()
+    assert result.exit_code == 1
+    assert f"{one} (closed by the peer: something listens there and hangs up; --tls if" in result.stdout
+    assert "--force" in result.stderr
 
 
 def test_failover_asks_again_when_the_cost_has_changed_meanwhile(serve: Serve) -> None:
