@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 
 import click
 
@@ -24,6 +25,7 @@ from haservice.admin.options import (
 )
 from haservice.admin.output import human_bytes, human_seconds, shown_addr
 from haservice.admin.role_steps import (
+    LOOK_AGAIN_S,
     TELL_S,
     Report,
     check_at_rest,
@@ -39,6 +41,7 @@ from haservice.admin.role_steps import (
 )
 from haservice.admin.roll_call import count, fetcher, gather, member_of
 from haservice.admin.topology import Count, Loss, Member, Topology, bound_text, loss_text
+from haservice.deadline import Deadline
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.lineage_headers import (
@@ -51,6 +54,8 @@ from haservice.remoting.lineage_headers import (
 
 # Beyond the time that a switchover may take: until its answer is here.
 ANSWER_S = 5.0
+# How long a name may be without a master while two brokers change their roles.
+BETWEEN_S = 2.0
 ROUTES = "Clients find it when they ask for the route again: RocketMQ's within 30 s."
 
 
@@ -85,7 +90,7 @@ def switchover(
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:
-        before = gather(admin, where, namesrv, () if to is None else (to,))
+        before = gather_with_master(admin, where, namesrv, () if to is None else (to,))
         report.show("before", before)
         master, target = switchover_pair(before, to)
         chosen = "its nearest slave" if target is None else shown_addr(target.addr)
@@ -122,6 +127,18 @@ def switchover(
         )
     if not (became and alone):
         sys.exit(1)
+
+
+def gather_with_master(admin: Admin, where: str, namesrv: Sequence[str], also: Sequence[str]) -> Topology:
+    """As `gather`.  While all answer and none is the master, another command may be between the two steps of
+    a switchover: it is looked again, for a moment.
+    """
+    deadline = Deadline(BETWEEN_S)
+    while True:
+        seen = gather(admin, where, namesrv, also)
+        if seen.masters or deadline.expired or not all(one.answers for one in seen.members):
+            return seen
+        time.sleep(LOOK_AGAIN_S)
 
 
 def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socketserver
 import threading
@@ -842,6 +843,25 @@ def test_switchover_without_a_master_or_without_a_slave_names_what_helps(serve: 
     result = run("switchover", "-n", Names(serve, slave, listed={0: stock}).addr, "-b", NAME, "--yes")
     assert result.exit_code == 1
     assert "stock broker" in result.output
+
+
+def test_a_switchover_between_the_two_steps_of_another_waits_for_its_master(serve: Serve) -> None:
+    """Nobody is dead, so nobody is told to fail over."""
+    old = Fake(serve, A, "SLAVE", 500, (3, 0, A))
+    new = Fake(serve, B, "SLAVE", 500, (3, 0, A))
+    names = Names(serve, old, new)
+    asked = itertools.count(1)
+
+    def turn() -> None:
+        if next(asked) == 3:
+            new.say(role="SYNC_MASTER", epochs=(EpochBody(3, 0, A), EpochBody(4, 500, B)))
+
+    names.on_asked = turn
+    new.refuses[RequestCode.SWITCHOVER] = "one change is enough"
+    result = run("switchover", "-n", names.addr, "-b", NAME, "--yes")
+    assert result.exit_code == 1
+    assert "one change is enough" in result.stderr
+    assert "failover" not in result.stderr
 
 
 def test_brokers_of_a_name_can_be_asked_for_by_the_address_of_one(serve: Serve) -> None:
