@@ -12,6 +12,7 @@ import click
 
 from commitlog import record
 from haservice.admin.calls import Admin
+from haservice.admin.explain import ACL_REFUSAL
 from haservice.admin.sending import Queue
 from haservice.errors import AnswerError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -68,7 +69,7 @@ def as_far_as_sound(queue: Queue, damaged: list[Queue]) -> Iterator[None]:
     try:
         yield
     except AnswerError as error:
-        if error.code != ResponseCode.SYSTEM_ERROR:
+        if error.code != ResponseCode.SYSTEM_ERROR or ACL_REFUSAL in (error.remark or ""):
             raise
         damaged.append(queue)
         click.echo(f"queue {queue.queue_id} of {queue.broker_name}: {error}", err=True)

@@ -471,6 +471,19 @@ def test_a_queue_ends_before_a_damaged_message_and_the_others_are_read(serve: Se
     ]
 
 
+def test_an_account_that_may_not_read_is_told_once(serve: Serve) -> None:
+    refusal = "org.apache.rocketmq.acl.common.AclException: No default permission for T"
+    denying = {
+        **Queue([b"one"]).answers(),
+        RequestCode.PULL_MESSAGE: lambda r: r.answer(ResponseCode.SYSTEM_ERROR, refusal),
+    }
+    namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(route(serve(denying)).encode())})
+    result = run("consumeMessage", "-n", namesrv, "-t", "T")
+    assert result.exit_code == 1
+    assert result.stderr.count("AclException") == 1
+    assert "tools.yml" in result.stderr
+
+
 def test_the_slave_is_read_while_the_master_is_down(serve: Serve) -> None:
     slave = serve(Queue([b"kept"]).answers())
     down = f"127.0.0.1:{free_port_block(1)}"
