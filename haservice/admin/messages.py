@@ -14,6 +14,7 @@ import click
 from commitlog import record
 from commitlog.log import wall_clock_ms
 from haservice.admin.calls import TOOLS_GROUP, Admin
+from haservice.admin.explain import ACL_REFUSAL, advise
 from haservice.admin.interrupt import run
 from haservice.admin.options import (
     command,
@@ -29,6 +30,7 @@ from haservice.admin.sending import (
     IN_FLIGHT,
     SEND_OK,
     STORED,
+    UNREACHABLE,
     Outgoing,
     Queue,
     Sent,
@@ -40,6 +42,8 @@ from haservice.admin.sending import (
 from haservice.admin.trace_entries import sent_entry
 from haservice.admin.where import readable_queues, writable_queues
 from haservice.broker.topics import TRACE_TOPIC
+from haservice.errors import AnswerError, RemotingUnreachable
+from haservice.remoting.codes import ResponseCode
 
 INTERRUPTED = 130  # as shells count an end by SIGINT
 
@@ -161,7 +165,21 @@ def _send_body(
         )
     if one.status != SEND_OK and one.remark:
         click.echo(f"{one.status}: {one.remark}", err=True)
+    say_advice(tally, queues)
     return tally
+
+
+def say_advice(tally: Tally, queues: Sequence[Queue]) -> None:
+    """What mends it where no message can be sent: nobody there, only TLS, or keys that are missing."""
+    addr = queues[0].addr
+    for status, remark in tally.remarks.items():
+        advice = None
+        if status == UNREACHABLE:
+            advice = advise(RemotingUnreachable(addr, remark or ""))
+        elif ACL_REFUSAL in (remark or ""):
+            advice = advise(AnswerError(addr, ResponseCode.SYSTEM_ERROR, remark))
+        if advice:
+            click.echo(f"  {advice}", err=True)
 
 
 def _sent_object(one: Sent) -> dict[str, Any]:
@@ -190,6 +208,7 @@ def _send_lines(
         with file.open("rb") as source:
             tally = _send_stream(topic, queues, source, file.stat().st_size, properties, in_flight)
     report(tally, output_format)
+    say_advice(tally, queues)
     return tally
 
 

@@ -95,7 +95,7 @@ def switchover(
         master, target = switchover_pair(before, to)
         chosen = "its nearest slave" if target is None else shown_addr(target.addr)
         report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  Nothing is lost.")
-        for line in other_promises(before, master, target):
+        for line in (*other_promises(before, master, target), *damages(before)):
             report.line(line)
         report.line(ROUTES)
         report.go_on()
@@ -184,9 +184,18 @@ def other_promises(topology: Topology, master: Member, target: Member | None) ->
     candidates = [one for one in topology.ours if one is not master] if target is None else [target]
     return [
         f"NOTE: {shown_addr(one.addr)} has {one.promise}, and {shown_addr(master.addr)} {master.promise}: "
-        "as the master it promises what its own file says."
+        "as the master it promises what its own file says; to have both alike, give both files the same."
         for one in candidates
         if one.promise and master.promise and one.promise != master.promise
+    ]
+
+
+def damages(topology: Topology) -> list[str]:
+    return [
+        f"NOTE: {shown_addr(one.addr)} is damaged from {one.damaged}: nobody is given these bytes until"
+        f" another broker of {topology.name} gives them back."
+        for one in topology.ours
+        if one.damaged
     ]
 
 
@@ -270,10 +279,11 @@ def failover(
             counted = count(fetcher(admin), loss)
             for line in cost(before, candidate, loss, counted):
                 report.line(line)
-            if loss.size != 0 and not force:
+            rotten = only_copy_is_damaged(before, candidate)
+            if (loss.size != 0 or rotten) and not force:
+                why = loss_text(loss, counted) if loss.size != 0 else rotten
                 raise click.ClickException(
-                    f"refused: {loss_text(loss, counted)}\n"
-                    f"  --force does it all the same{_better(before, candidate)}"
+                    f"refused: {why}\n  --force does it all the same{_better(before, candidate)}"
                 )
             report.go_on()
             now = gather(admin, where, namesrv, (to,))
@@ -302,9 +312,10 @@ def failover(
             newMaster=candidate.addr,
             epoch=epoch,
             lostBytes=loss.size,
-            lostBytesExact=loss.size is not None and loss.heard_by is None,
+            lostBytesExact=loss.size is not None and loss.heard_by is None and not rotten,
             lostMessages=counted.messages,
-            lostMessagesExact=counted.exact and counted.messages is not None,
+            lostMessagesExact=counted.exact and counted.messages is not None and not rotten,
+            damaged=candidate.damaged,
             complete=became and alone,
             **({"notToldToFollow": failures} if failures else {}),
         )
@@ -316,7 +327,7 @@ def what_counts(topology: Topology, to: str) -> object:
     """What the answer to the question was given for: where it is another, the question is put again."""
     loss = topology.loss(to)
     members = [
-        (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_term)
+        (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_term, one.damaged)
         for one in topology.members
     ]
     return topology.registered, members, loss.begin, loss.end, loss.unknown
@@ -354,6 +365,7 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
     lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
     if bound := bound_text(loss):
         lines.append(bound)
+    lines += damages(topology)
     silent = [one for one in topology.members if not one.answers]
     if silent:
         said = ", ".join(f"{shown_addr(one.addr)} ({one.trouble})" for one in silent)
@@ -367,6 +379,16 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
         if one is not candidate and one is topology.furthest and loss.size:
             lines.append(f"{shown_addr(one.addr)} is the one that holds most, up to {one.end}.")
     return lines
+
+
+def only_copy_is_damaged(topology: Topology, candidate: Member) -> str:
+    """What it cannot give, where nobody else answers who could give it back; "" if there is nothing."""
+    if not candidate.damaged or any(one is not candidate for one in topology.ours):
+        return ""
+    return (
+        f"{shown_addr(candidate.addr)} is damaged from {candidate.damaged}, and no other broker of "
+        f"{topology.name} answers that may have these bytes"
+    )
 
 
 def _better(topology: Topology, candidate: Member) -> str:

@@ -20,8 +20,9 @@ from haservice.admin.role_steps import (
     timeout_option,
     yes_option,
 )
-from haservice.admin.roll_call import ask, gather
+from haservice.admin.roll_call import ask, fetcher, gather
 from haservice.admin.topology import Member, Topology
+from haservice.broker.refill import NoRecord, whole_records
 from haservice.deadline import Deadline
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
@@ -30,6 +31,10 @@ from haservice.replication.lineage import common_point
 
 # A slave that was told to begin anew has begun by then, if nobody has seen it empty.
 BEGUN_S = 2.0
+KEPT = "  what it had is in cut/reinit-TIME/ of its store until somebody removes it\n"
+LET_BOTH_RUN = (
+    "  let both run: the master takes them from its slaves within a minute or two; then begin again"
+)
 NOT_RUNNING = "start it: a slave builds itself anew while it runs"
 
 
@@ -37,11 +42,18 @@ NOT_RUNNING = "start it: a slave builds itself anew while it runs"
 @namesrv_option
 @one_broker_option("--brokerAddr", required=True, help="The slave, host:port.")
 @click.option("--discard", is_flag=True, help="Remove what it has; else it is kept aside, under cut/.")
+@click.option("--unread", is_flag=True, help="Do not read the master's log through before.")
 @timeout_option(60.0, "Seconds to watch; the slave goes on after that.")
 @yes_option
 @format_option
 def reinit(
-    namesrv: tuple[str, ...], broker: str, discard: bool, timeout_s: float, yes: bool, output_format: str
+    namesrv: tuple[str, ...],
+    broker: str,
+    discard: bool,
+    unread: bool,
+    timeout_s: float,
+    yes: bool,
+    output_format: str,
 ) -> None:
     """Builds a slave anew from its master.
 
@@ -54,7 +66,7 @@ def reinit(
       mqadmin reinit -b 10.0.0.2:10911 --discard --yes -f json
 
     Refused while its master does not answer, or holds its appends: what the slave has may then be all there
-    is.
+    is.  For the same reason the master's log is read through first; --unread does without.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:
@@ -74,6 +86,8 @@ def reinit(
         if own:
             report.line(f"Of that its master has not {human_bytes(own)}.")
         report.go_on()
+        if not unread:
+            read_through(admin, master, slave)
         started = time.monotonic()
         with report.telling(admin, before.name, slave):
             admin.call(slave.addr, RequestCode.REINIT, ReinitHeader(not discard).encode(), timeout_s=TELL_S)
@@ -86,6 +100,7 @@ def reinit(
             f"{shown_addr(slave.addr)} holds what its master has: {human_seconds(took_s)}"
             if level
             else f"{shown_addr(slave.addr)} is not level after {timeout_s:g} s, and goes on{late}\n"
+            f"{'' if discard else KEPT}"
             f"  mqadmin haStatus -b {shown_addr(slave.addr)} -w 2 watches it"
         )
         now = after.member(slave.addr)
@@ -140,8 +155,33 @@ def refuse_damaged(admin: Admin, master: Member, slave: Member) -> None:
         raise click.ClickException(
             f"the log of the master, {shown_addr(master.addr)}, is damaged from {damaged}: a new slave stops"
             f" there, and {shown_addr(slave.addr)} may be the only one that has these bytes\n"
-            "  let both run: the master takes them from its slaves within a minute or two; then begin again"
+            f"{LET_BOTH_RUN}"
         )
+
+
+def read_through(admin: Admin, master: Member, slave: Member) -> None:
+    """Every record of the master's log is sound: nobody else may have it once the slave has given its own up.
+
+    Raises click.ClickException for one that is not; the master is made to look at it, so that it gets the
+    bytes back from its slave.  Raises RemotingError.
+    """
+    assert master.log is not None
+    begin, end = master.log.start, master.log.end
+    label = f"reading the log of {shown_addr(master.addr)}" if sys.stderr.isatty() else ""
+    with click.progressbar(length=end - begin, label=label, file=sys.stderr) as bar:
+        try:
+            for run in whole_records(
+                fetcher(admin), master.addr, begin, end, master.segment_bytes, torn_end=True
+            ):
+                bar.update(len(run.data))
+        except NoRecord as error:
+            with suppress(RemotingError):
+                admin.view(master.addr, error.offset)
+            raise click.ClickException(
+                f"the log of the master, {shown_addr(master.addr)}, is damaged at {error.offset}:"
+                f" {error.reason}; a new slave stops there, and {shown_addr(slave.addr)} may be the only one"
+                f" that has these bytes: nothing was changed\n{LET_BOTH_RUN}"
+            ) from None
 
 
 def why_not(admin: Admin, slave: Member) -> str:

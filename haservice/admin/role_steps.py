@@ -75,6 +75,10 @@ class Report:
             click.echo(f"\nInterrupted: {self.told}", err=True)
             self.end(error=f"interrupted: {self.told}")
             sys.exit(INTERRUPTED)
+        if isinstance(error, click.Abort) and isinstance(error.__context__, EOFError):
+            raise click.ClickException(
+                f"nobody is there to answer: {NOTHING}\n  --yes does not ask"
+            ) from None
         if isinstance(error, click.ClickException):
             self.end(error=error.format_message())
         elif isinstance(error, HAServiceError):

@@ -222,6 +222,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
         master_addr=body.master_addr,
         not_copied=body.not_copied,
         promise=body.promise,
+        damaged=body.damaged,
         master_role=body.master_role,
         named={one.replica_id: one.broker_addr for one in body.replicas},
     )

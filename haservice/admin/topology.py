@@ -58,6 +58,8 @@ class Member:
     not_copied: str = ""
     promise: str = ""
     """What a SEND_OK of it rests on beside its role, by its settings."""
+    damaged: str = ""
+    """Ranges of its log that it knows to be damaged."""
     master_role: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
     """replica id → address of others that it knows."""
@@ -120,15 +122,16 @@ class Member:
         if self.changing:
             return "changes its role"
         if self.is_master:
-            return "takes messages"
+            return f"takes messages{self.lacking}"
         if not self.master_addr:
-            return "knows no master yet"
+            return f"knows no master yet{self.lacking}"
         return f"follows {shown_addr(self.master_addr)}{self.lacking}"
 
     @property
     def lacking(self) -> str:
-        """What a slave has not got of its master beside the log, to be added to its state."""
-        return f"; topics, groups and offsets not copied: {self.not_copied}" if self.not_copied else ""
+        """What it cannot give, or has not got of its master beside the log: to be added to its state."""
+        copied = f"; topics, groups and offsets not copied: {self.not_copied}" if self.not_copied else ""
+        return f"; damaged{copied}" if self.damaged else copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,15 @@ class DamagedLog(ReadableLog, Protocol):
     def repair(self, begin: int, data: bytes, /) -> object: ...
 
 
+class NoRecord(ProtocolError):
+    """What a broker has at `offset` of its log is no record."""
+
+    def __init__(self, addr: str, offset: int, reason: str) -> None:
+        super().__init__(f"what {addr} has at {offset} is no record: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
 class Run(NamedTuple):
     """Whole records, one behind the other, that begin at `offset` and lie in one segment."""
 
@@ -137,7 +146,7 @@ def whole_records(
         pending += piece
         found = walk(pending, 0, offset, room, segment_start=segment_start)
         if found.reason is not None:
-            raise ProtocolError(f"what {addr} has at {offset + found.position} is no record: {found.reason}")
+            raise NoRecord(addr, offset + found.position, found.reason)
         if max(found.needed, found.blank) > RECORD_BYTES_MAX:
             raise ProtocolError(f"{addr} has a record of {max(found.needed, found.blank)} bytes at {offset}")
         whole = found.position

@@ -82,9 +82,15 @@ class RoleParts:
             changing=changing,
             handing_over=handing_over,
             not_copied=self.not_copied() if is_slave else "",
-            promise=f"flushDiskType={config.log.flush_disk_type.value}, "
-            f"inSyncReplicas={config.replication.in_sync_replicas}",
+            promise=_promise(config),
+            damaged=", ".join(f"{begin} to {end}" for begin, end in log.damaged),
         )
+
+
+def _promise(config: NodeConfig) -> str:
+    """A SYNC_MASTER waits for one slave with inSyncReplicas=1 as it does with 2."""
+    replicas = max(2, config.replication.in_sync_replicas)
+    return f"flushDiskType={config.log.flush_disk_type.value}, inSyncReplicas={replicas}"
 
 
 def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHeard, bool]:

@@ -282,7 +282,7 @@ def _report(path: str, start: int, end: int, held: Held, asked: Asked) -> Report
         verdict=verdict[:1].upper() + verdict[1:],
         findings=findings,
         figures=figures,
-        named=list(_named(path, held)),
+        named=_one_of_each_first(list(_named(path, held))),
         sections=list(_sections(held, wrong, notes)),
         data={
             "store": path,
@@ -295,6 +295,12 @@ def _report(path: str, start: int, end: int, held: Held, asked: Asked) -> Report
             "latencies": {name: {"count": one.count, **one.shares} for name, one in held.latencies.items()},
         },
     )
+
+
+def _one_of_each_first(named: list[str]) -> list[str]:
+    """A terminal shows a few only: no kind is to crowd out the others."""
+    firsts = list({line.partition(":")[0]: line for line in reversed(named)}.values())[::-1]
+    return firsts + [line for line in named if line not in firsts]
 
 
 def _named(path: str, held: Held) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import click
@@ -49,9 +50,26 @@ limit_option = click.option(
     show_default=True,
     help="How many findings of a kind are named; all are counted.",
 )
+
+
+def _made(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
+    """Now, and not behind hours of work."""
+    if value is None:
+        return None
+    try:
+        value.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=value).close()
+    except OSError as error:
+        raise click.BadParameter(
+            f"nothing can be written to {value}: {error.strerror}; choose another directory"
+        ) from None
+    return value
+
+
 report_option = click.option(
     "--report",
     "report_to",
     type=click.Path(file_okay=False, path_type=Path),
+    callback=_made,
     help="Write report.html and report.json into this directory.",
 )

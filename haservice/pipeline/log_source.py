@@ -119,6 +119,15 @@ class _Stores:
         """Raises ConfigError for a topic or queue of the options that no store has, as far as queues can
         tell; where one `may_come`, a warning is enough for a topic that is to be read.
         """
+        places = (
+            ("startingOffsets", self.options.starting_offsets),
+            ("endingOffsets", self.options.ending_offsets),
+        )
+        for key, place in places:
+            for topic, _, _ in place.offsets if place and self.options.topics else ():
+                if topic not in self.options.topics:
+                    asked = ",".join(self.options.topics)
+                    raise ConfigError(FORMAT, 0, key, f"{topic} is not in topic={asked}")
         if not self.options.use_queues:
             return
         queues: dict[str, set[int]] = {}
@@ -135,10 +144,7 @@ class _Stores:
                 logger.warning("no store has the topic yet topic=%s", topic)
             else:
                 _check_name("topic", topic, None, queues)
-        for key, place in (
-            ("startingOffsets", self.options.starting_offsets),
-            ("endingOffsets", self.options.ending_offsets),
-        ):
+        for key, place in places:
             for topic, broker, queue_id in place.offsets if place else ():
                 if broker is not None and broker not in of_broker:
                     there = ", ".join(sorted(of_broker))

@@ -176,14 +176,30 @@ def outgoing(frame: DataFrame, asked: Asked) -> DataFrame:
     return frame.select(wanted).withColumn("topic", names[F.col("topic")])
 
 
+def check_target(frame: DataFrame, asked: Asked) -> None:
+    """Says now what every task would say.  Raises click.ClickException, or RemotingError."""
+    last_ids: dict[str, int | None] = {}
+    if asked.keep_queues:
+        with damage_named(), progress(frame.sparkSession, "looking for queues"):
+            last_ids = dict(map(tuple, frame.groupBy("topic").agg(F.max("queueId")).collect()))
+    with admin_of(asked.name_servers, asked.credentials_file) as admin:
+        for topic, target in asked.topics.items():
+            there = {queue.queue_id for queue in writable_queues(admin, target, None, None)}
+            last_id = last_ids.get(topic)
+            if last_id is not None and last_id not in there:
+                raise click.ClickException(
+                    f"--keep-queues: {topic} has messages in queue {last_id}, and topic {target} would have"
+                    f" {len(there)} queues to write to; nothing was sent\n"
+                    f"  mqadmin updateTopic -t {target} -w {last_id + 1} -r {last_id + 1} makes them"
+                )
+
+
 # -- sending ---------------------------------------------------------------------------------------------
 
 
 def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
     """Sends the rows; what became of them.  Raises what a look at the target says, or Spark's error."""
-    with admin_of(asked.name_servers, asked.credentials_file) as admin:
-        for topic in asked.topics.values():
-            writable_queues(admin, topic, None, None)  # says now what every task would say
+    check_target(frame, asked)
     rows, spark = outgoing(frame, asked), frame.sparkSession
     with tempfile.TemporaryDirectory(prefix="replay-") as directory:
         counts, tasks = Path(directory, "counts.jsonl"), Path(directory, "tasks")
@@ -306,6 +322,8 @@ def command(
     if dry_run:
         with damage_named(), progress(frame.sparkSession, "counting"):
             table = summary(frame, asked)
+        if name_servers:
+            check_target(frame, asked)
         job.say({"source": source, "topics": table.objects()}, table.text())
         return
     found = replay(frame, asked)

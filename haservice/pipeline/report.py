@@ -30,7 +30,7 @@ PAGE_NAME = "report.html"
 # A page is for reading: longer tables are cut there, and whole in the JSON.
 PAGE_ROWS_MAX = 200
 # In a terminal so many findings are named.
-TEXT_NAMED_MAX = 5
+TEXT_NAMED_MAX = 10
 
 GOOD, BAD, QUIET, MARK = "#2c7a4b", "#b3261e", "#b9bec6", "#33588c"
 PALETTE = (MARK, "#c77d1e", "#5b8c5a", "#8c5a86", "#4a9aa5", "#7a6a4f")

@@ -153,6 +153,8 @@ class LineageBody(JSONBody):
     """Of a slave: why its master gave it no topics, groups and offsets when it asked last; "" when it did."""
     promise: str = ""
     """Settings that say, beside the role, what a SEND_OK of it means, as `key=value, key=value`."""
+    damaged: str = ""
+    """Ranges of its log that it knows to be damaged, as `begin to end, begin to end`."""
 
     @property
     def is_master(self) -> bool:

@@ -471,6 +471,16 @@ def test_a_queue_ends_before_a_damaged_message_and_the_others_are_read(serve: Se
     ]
 
 
+@pytest.mark.parametrize("source", [("-p", "one"), ("-",)])
+def test_who_cannot_send_is_told_what_mends_it(serve: Serve, source: tuple[str, ...]) -> None:
+    refusal = "org.apache.rocketmq.acl.common.AclException: No accessKey is configured"
+    denying = serve({RequestCode.SEND_MESSAGE_V2: lambda r: r.answer(ResponseCode.SYSTEM_ERROR, refusal)})
+    for broker, said in ((denying, "tools.yml"), (f"127.0.0.1:{free_port_block(1)}", "--tls")):
+        result = run("sendMessage", "-b", broker, "-t", "T", *source, stdin="one\n")
+        assert result.exit_code == 1
+        assert said in result.stderr
+
+
 def test_an_account_that_may_not_read_is_told_once(serve: Serve) -> None:
     refusal = "org.apache.rocketmq.acl.common.AclException: No default permission for T"
     denying = {

@@ -23,6 +23,7 @@ from haservice.errors import RemotingTimeout
 from haservice.remoting.bodies import BrokerData, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import ViewMessageHeader
 from haservice.remoting.lineage_headers import (
     EpochBody,
     FollowHeader,
@@ -38,6 +39,7 @@ from haservice.remoting.lineage_headers import (
 )
 from haservice.replication.lineage import Epoch, Lineage, LogSpan
 from tests.admin.asking import Serve, body, run, run_answering
+from tests.admin.conftest import Answers
 from tests.support.messages import SEGMENT_BYTES, message, open_log
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -205,7 +207,14 @@ class Fake:
     """A broker that does what it is told at once; `told` keeps the requests."""
 
     def __init__(
-        self, serve: Serve, replica_id: str, role: str, end: int, *epochs: tuple[int, int, str], **said: Any
+        self,
+        serve: Serve,
+        replica_id: str,
+        role: str,
+        end: int,
+        *epochs: tuple[int, int, str],
+        more: Answers | None = None,
+        **said: Any,
     ) -> None:
         self.told: list[tuple[int, dict[str, str]]] = []
         self.log: CommitLog | None = None
@@ -222,6 +231,7 @@ class Fake:
             RequestCode.FOLLOW: self.tell,
             RequestCode.SWITCHOVER: self.tell,
             RequestCode.REINIT: self.tell,
+            **(more or {}),
         }
         self.addr = serve(handlers)
         self.said = LineageBody(
@@ -469,7 +479,7 @@ def test_who_is_denied_is_told_of_the_keys(serve: Serve) -> None:
         ("switchover", "-b", NAME, "--yes"),
         ("failover", "-b", NAME, "--to", slave, "--yes"),
         ("history", "-b", NAME),
-        ("reinit", "-b", slave, "--yes"),
+        ("reinit", "-b", slave, "--yes", "--unread"),
         ("history", "-b", slave),
     ):
         result = run(command[0], "-n", names, *command[1:])
@@ -773,6 +783,35 @@ def test_a_new_master_that_does_not_get_into_the_route_in_time_is_an_error_that_
     assert "names no master" in result.stderr
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_failover_to_the_only_copy_which_is_damaged_wants_force(serve: Serve, others: bool) -> None:
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, damaged="100 to 200")
+    third = Fake(serve, C, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, slave, *([third] if others else []), listed={0: dead()})
+    command = ("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--timeout", "0.2")
+    result = run(*command)
+    assert f"NOTE: {slave.addr} is damaged from 100 to 200" in result.stdout
+    assert "; damaged" in result.stdout
+    assert ("refused" in result.stderr) is not others
+    assert (RequestCode.PROMOTE in slave.codes) is others
+    if not others:
+        assert "no other broker of" in result.stderr
+        forced = run(*command, "--force", "-f", "json")
+        assert RequestCode.PROMOTE in slave.codes
+        shown = json.loads(forced.stdout)
+        assert (shown["damaged"], shown["lostMessagesExact"]) == ("100 to 200", False)
+
+
+def test_a_question_that_nobody_can_answer_names_the_flag(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    result = run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME)
+    assert result.exit_code == 1
+    assert "nothing was changed" in result.stderr
+    assert "--yes does not ask" in result.stderr
+    assert master.told == slave.told == []
+
+
 def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
     strict, lax = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2", "flushDiskType=ASYNC_FLUSH, inSyncReplicas=1"
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), promise=strict)
@@ -911,13 +950,13 @@ def test_reinit_tells_the_slave_and_waits_until_it_holds_what_its_master_has(ser
     slave = Fake(serve, B, "SLAVE", 480, (2, 0, B), master_addr=master.addr)
 
     slave.on_told = lambda fake, request: slave.say(log_end=0, epochs=())
-    result = run("reinit", "-b", slave.addr, "--yes", "-f", "json", "--timeout", "0.3")
+    result = run("reinit", "-b", slave.addr, "--yes", "--unread", "-f", "json", "--timeout", "0.3")
     assert ReinitHeader.decode(slave.ext(RequestCode.REINIT)).keep is True
     assert result.exit_code == 1
     assert json.loads(result.stdout)["complete"] is False
     slave.say(log_end=480)
     slave.on_told = lambda fake, request: slave.say(log_end=500, log_start=4096, epochs=(EpochBody(3, 0, A),))
-    done = run("reinit", "-b", slave.addr, "--discard", "--yes", "-f", "json")
+    done = run("reinit", "-b", slave.addr, "--discard", "--unread", "--yes", "-f", "json")
     assert done.exit_code == 0, done.output
     assert slave.told[-1][1]["keep"] == "false"
     assert "its master has not 480 B" in done.stderr
@@ -930,9 +969,40 @@ def test_reinit_does_not_take_the_old_end_for_the_new_one(serve: Serve) -> None:
     master = Fake(serve, A, "SYNC_MASTER", 700, (1, 0, A))
     slave.say(master_addr=master.addr)
     slave.on_told = lambda fake, _: fake.say(changing=True)
-    result = run("reinit", "-b", slave.addr, "--yes", "-f", "json", "--timeout", "0.3")
+    result = run("reinit", "-b", slave.addr, "--yes", "--unread", "-f", "json", "--timeout", "0.3")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["complete"] is False
+
+
+def test_reinit_reads_the_masters_log_before_the_slave_gives_its_own_up(serve: Serve, tmp_path: Path) -> None:
+    """A record that has rotted unseen may be sound on the slave only."""
+    log = open_log(tmp_path)
+    places = []
+    while log.end <= 2 * SEGMENT_BYTES:
+        places.append(log.end)
+        log.append(message(bytes(800)))
+    looked_at: list[int] = []
+
+    def view(request: RemotingCommand) -> RemotingCommand:
+        looked_at.append(ViewMessageHeader.decode(request.ext).offset)
+        return request.answer(ResponseCode.SYSTEM_ERROR, "rotten")
+
+    master = Fake(serve, A, "SYNC_MASTER", log.end, (3, 0, A), more={RequestCode.VIEW_MESSAGE_BY_ID: view})
+    master.log = log
+    slave = Fake(serve, B, "SLAVE", log.end, (3, 0, A), master_addr=master.addr)
+    told = run("reinit", "-b", slave.addr, "--yes", "-f", "json", "--timeout", "0.3")
+    assert "is damaged" not in told.stderr
+    assert slave.codes == [RequestCode.REINIT]
+    segment = log.segments.find(places[3])
+    with segment.path.open("r+b") as file:
+        file.seek(places[3] + 200)
+        file.write(b"x")
+    told = run("reinit", "-b", slave.addr, "--yes")
+    assert told.exit_code == 1
+    assert f"is damaged at {places[3]}: " in told.stderr
+    assert "let both run" in told.stderr
+    assert (looked_at, slave.codes) == ([places[3]], [RequestCode.REINIT])
+    log.close()
 
 
 def test_reinit_is_refused_for_a_master_and_where_the_master_is_away(serve: Serve) -> None:

@@ -150,6 +150,15 @@ def test_a_master_that_spark_does_not_know_is_refused_with_those_it_does(
         assert mqpipeline("--master", known, "archive").exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["audit-replicas", "audit-loss", "lag-report"])
+def test_a_report_that_cannot_be_written_is_told_before_the_work(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "store").mkdir()
+    told = mqpipeline(name, str(tmp_path / "store"), "--report", str(tmp_path / "file" / "report"))
+    assert told.exit_code == 2
+    assert "nothing can be written to" in told.stderr
+
+
 @pytest.mark.parametrize("name", ["audit-replicas", "audit-loss", "archive", "rebuild", "lag-report"])
 @pytest.mark.spark
 def test_a_missing_path_is_a_wrong_command_line_of_every_job(name: str, tmp_path: Path) -> None:

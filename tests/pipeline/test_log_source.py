@@ -361,6 +361,10 @@ def test_a_batch_neither_begins_at_the_latest_nor_ends_at_the_earliest(
             {"endingOffsets": '{"Orders": {"broker-a": {"7": 5}}}', "brokerNames": "broker-a"},
             r"endingOffsets: no store has a queue 7 of topic Orders; there are 0, 1, 2; ",
         ),
+        (
+            {"topic": "Orders", "startingOffsets": '{"Payments": {"0": 5}}'},
+            "startingOffsets: Payments is not in topic=Orders",
+        ),
         ({"topic": "Orders,Odrers"}, "topic: no store has a topic Odrers; .*useConsumeQueue=false seeks"),
         (
             {"startingTimestamp": 1_700_000_000_001, "endingTimestamp": 1_700_000_000_000},

@@ -21,8 +21,12 @@ from commitlog.store import Store
 from haservice.broker.node import BrokerNode
 from haservice.pipeline import job
 from haservice.pipeline.cli import main
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers import CreateTopicHeader
 from tests.pipeline.brokers import Cluster, properties_of, stored
 from tests.pipeline.filled import close, copied, flip, options
+from tests.support.brokers import addr_of
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, message
 from tests.support.waiting import wait_until
 
@@ -108,6 +112,24 @@ def test_queues_keep_their_numbers_and_their_order_when_asked(cluster: Cluster, 
     for one in stored(node, "Orders"):
         found.setdefault(one.queue_id, []).append(int(one.body))
     assert found == {queue_id: list(range(queue_id, 60, 3)) for queue_id in range(3)}
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_too_few_queues_are_told_before_anything_is_sent(
+    cluster: Cluster, source: Path, more: tuple[str, ...]
+) -> None:
+    node = cluster.start()
+    narrow = CreateTopicHeader("Narrow", "TBW102", 2, 2, 6).encode()
+    command = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, narrow)
+    assert cluster.client.call(addr_of(node), command).code == 0
+    wait_until(lambda: cluster.has_route("Narrow"), "the nameserver knows the topic")
+    done = mqpipeline(
+        "replay", str(source), "-t", "Orders=Narrow", "-n", cluster.namesrv, "--keep-queues", *more
+    )
+    assert done.exit_code == 3
+    assert "Orders has messages in queue 2, and topic Narrow would have 2 queues" in done.stderr
+    assert "mqadmin updateTopic -t Narrow -w 3 -r 3" in done.stderr
+    assert not stored(node, "Narrow")
 
 
 def test_only_what_consumers_could_see_of_transactions_is_sent_and_as_whole_messages(
