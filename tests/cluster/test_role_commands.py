@@ -232,3 +232,28 @@ def test_a_slave_is_built_anew(make_pair: MakePair, admin: Ask, discard: bool) -
     refused = run("reinit", "-b", pair.slave_addr, "--yes")
     assert refused.exit_code == 1
     assert "may be all there is" in refused.output
+
+
+def test_a_slave_with_the_only_sound_copy_does_not_give_it_up(make_pair: MakePair, admin: Ask) -> None:
+    """The master's copy has rotted below the tail, and nobody has read it since."""
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    bodies = [b"%d" % number + b"." * 4000 for number in range(60)]
+    send_ok(pair.master_addr, bodies)
+    wait_level(pair, ask)
+    first = sorted((pair.store("broker-a") / "commitlog").iterdir())[0]
+    at = first.read_bytes().index(bodies[7])
+    with first.open("r+b") as file:
+        file.seek(at)
+        file.write(b"8")
+    refused = run("reinit", "-b", pair.slave_addr, "--discard", "--yes")
+    assert refused.exit_code == 1
+    assert "the log of the master" in refused.output
+    assert "let both run" in refused.output
+    wait_until(lambda: first.read_bytes()[at : at + 1] == b"7", "the master has its byte back")
+    wait_until(lambda: not ask.runtime_info(pair.master_addr)["damagedRanges"], "it is sound again")
+    assert typed(pair, "reinit", "-b", pair.slave_addr, "--discard", "--yes")["complete"]
+    wait_level(pair, ask)
+    assert sorted(read(ask, pair.slave_addr)) == sorted(bodies)
+    assert_equal_logs(pair, ask, pair.master_addr)
