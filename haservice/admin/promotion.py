@@ -182,12 +182,16 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
 def other_promises(topology: Topology, master: Member, target: Member | None) -> list[str]:
     """Where a SEND_OK would mean something else after the change: roles go over, other settings do not."""
     candidates = [one for one in topology.ours if one is not master] if target is None else [target]
-    return [
-        f"NOTE: {shown_addr(one.addr)} has {one.promise}, and {shown_addr(master.addr)} {master.promise}: "
-        "as the master it promises what its own file says; to have both alike, give both files the same."
-        for one in candidates
-        if one.promise and master.promise and one.promise != master.promise
-    ]
+    notes = []
+    for one in candidates:
+        own, old = set(one.promise.split(", ")), set(master.promise.split(", "))
+        if one.promise and master.promise and own != old:
+            notes.append(
+                f"NOTE: {shown_addr(one.addr)} has {', '.join(sorted(own - old))}, and"
+                f" {shown_addr(master.addr)} {', '.join(sorted(old - own))}: as the master it promises what"
+                " its own file says; to have both alike, give both files the same."
+            )
+    return notes
 
 
 def damages(topology: Topology) -> list[str]:
