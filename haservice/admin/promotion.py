@@ -290,7 +290,8 @@ def failover(
                     f"refused: {why}\n  --force does it all the same{_better(before, candidate)}"
                 )
             report.go_on()
-            now = gather(admin, where, namesrv, (to,))
+            # Asked again are all: a slave names its dead master no more once the nameservers have dropped it.
+            now = gather(admin, where, namesrv, (to, *(one.addr for one in before.members)))
             if what_counts(now, to) == what_counts(before, to):
                 break
             report.changed()
