@@ -50,6 +50,11 @@ class ReadableLog:
         return tuple((fence.begin, fence.end) for fence in self.fences)
 
     @property
+    def damaged_text(self) -> str:
+        """`begin to end, begin to end`; "" without any."""
+        return ", ".join(f"{begin} to {end}" for begin, end in self.damaged)
+
+    @property
     def fences(self) -> tuple[Fence, ...]:
         """The same, with reasons; of what retention has left."""
         start = self.start

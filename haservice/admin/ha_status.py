@@ -30,7 +30,7 @@ from haservice.admin.output import (
     show,
     shown_addr,
 )
-from haservice.admin.topology import SHORT_ID
+from haservice.admin.topology import SHORT_ID, damage_text
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies import (
     MASTER_ID,
@@ -219,10 +219,7 @@ def notes_of(one: Seen) -> list[str]:
                 f" slaves in sync, {there} of them {'is' if there == 1 else 'are'}."
             )
     if one.damaged:
-        notes.append(
-            f"{who} is damaged from {one.damaged}: nobody is given these bytes until another broker of this"
-            " name gives them back."
-        )
+        notes.append(damage_text(who, one.damaged))
     if one.lineage is None:
         return notes
     if one.lineage.role_from == "command":

@@ -40,7 +40,7 @@ from haservice.admin.role_steps import (
     yes_option,
 )
 from haservice.admin.roll_call import count, fetcher, gather, member_of
-from haservice.admin.topology import Count, Loss, Member, Topology, bound_text, loss_text
+from haservice.admin.topology import Count, Loss, Member, Topology, bound_text, damage_text, loss_text
 from haservice.deadline import Deadline
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
@@ -195,12 +195,7 @@ def other_promises(topology: Topology, master: Member, target: Member | None) ->
 
 
 def damages(topology: Topology) -> list[str]:
-    return [
-        f"NOTE: {shown_addr(one.addr)} is damaged from {one.damaged}: nobody is given these bytes until"
-        f" another broker of {topology.name} gives them back."
-        for one in topology.ours
-        if one.damaged
-    ]
+    return [f"NOTE: {damage_text(shown_addr(one.addr), one.damaged)}" for one in topology.ours if one.damaged]
 
 
 def _others(topology: Topology, master: Member) -> str:

@@ -73,7 +73,7 @@ def reinit(
         before = gather(admin, broker, namesrv, hint=NOT_RUNNING)
         report.show("before", before)
         slave, master = reinit_pair(before, broker)
-        refuse_damaged(admin, master, slave)
+        refuse_damaged(master, slave)
         assert master.log is not None
         assert slave.log is not None
         gives, takes = (human_bytes(one.end - one.start) for one in (slave.log, master.log))
@@ -86,7 +86,7 @@ def reinit(
         if own:
             report.line(f"Of that its master has not {human_bytes(own)}.")
         report.go_on()
-        if not unread:
+        if master.is_ours and not unread:  # a stock one gives nobody its log to read
             read_through(admin, master, slave)
         started = time.monotonic()
         with report.telling(admin, before.name, slave):
@@ -148,13 +148,12 @@ def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
     return slave, master
 
 
-def refuse_damaged(admin: Admin, master: Member, slave: Member) -> None:
+def refuse_damaged(master: Member, slave: Member) -> None:
     """What the slave has may be all there is of what its master cannot give.  Raises click.ClickException."""
-    damaged = admin.runtime_info(master.addr).get("damagedRanges")
-    if damaged:
+    if master.damaged:
         raise click.ClickException(
-            f"the log of the master, {shown_addr(master.addr)}, is damaged from {damaged}: a new slave stops"
-            f" there, and {shown_addr(slave.addr)} may be the only one that has these bytes\n"
+            f"the log of the master, {shown_addr(master.addr)}, is damaged from {master.damaged}: a new slave"
+            f" stops there, and {shown_addr(slave.addr)} may be the only one that has these bytes\n"
             f"{LET_BOTH_RUN}"
         )
 

@@ -134,6 +134,13 @@ class Member:
         return f"; damaged{copied}" if self.damaged else copied
 
 
+def damage_text(who: str, ranges: str) -> str:
+    return (
+        f"{who} is damaged from {ranges}: nobody is given these bytes until another broker of this name gives"
+        " them back."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """What is lost if `candidate` becomes the master: the bytes from `begin` to `end` of the furthest log.

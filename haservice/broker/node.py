@@ -428,7 +428,7 @@ class BrokerNode:
         return {
             **self.delivery.gauges(),
             "dispatchBehindBytes": str(self.store.dispatcher.behind),
-            "damagedRanges": ", ".join(f"{begin} to {end}" for begin, end in self.store.log.damaged),
+            "damagedRanges": self.store.log.damaged_text,
             "inSyncReplicas": str(self.config.replication.in_sync_replicas),
             "passDamagedMessages": str(broker.pass_damaged_messages).lower(),
             "startAcceptSendRequestTimeStamp": str(broker.start_accept_send_timestamp_ms),

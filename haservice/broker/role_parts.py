@@ -83,7 +83,7 @@ class RoleParts:
             handing_over=handing_over,
             not_copied=self.not_copied() if is_slave else "",
             promise=_promise(config),
-            damaged=", ".join(f"{begin} to {end}" for begin, end in log.damaged),
+            damaged=log.damaged_text,
         )
 
 

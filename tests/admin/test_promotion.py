@@ -219,13 +219,9 @@ class Fake:
         self.told: list[tuple[int, dict[str, str]]] = []
         self.log: CommitLog | None = None
         self.refuses: dict[int, str] = {}
-        self.runtime: dict[str, str] = {}
         self.on_told: Callable[[Fake, RemotingCommand], None] = lambda fake, request: None
         handlers = {
             RequestCode.GET_LINEAGE: lambda request: request.answer(body=self.said.encode()),
-            RequestCode.GET_BROKER_RUNTIME_INFO: lambda request: request.answer(
-                body=KVTable(table=self.runtime).encode()
-            ),
             RequestCode.READ_LOG: self.read,
             RequestCode.PROMOTE: self.promote,
             RequestCode.FOLLOW: self.tell,
@@ -963,6 +959,13 @@ def test_reinit_tells_the_slave_and_waits_until_it_holds_what_its_master_has(ser
     assert json.loads(done.stdout)["masterAddr"] == master.addr
 
 
+def test_reinit_of_a_stock_masters_slave_reads_nothing_through(serve: Serve) -> None:
+    slave = Fake(serve, B, "SLAVE", 480, (2, 0, B), master_addr=stock_broker(serve, "SYNC_MASTER", 500))
+    result = run("reinit", "-b", slave.addr, "--yes", "--timeout", "0.3")
+    assert "is not level" in result.stdout
+    assert slave.codes == [RequestCode.REINIT]
+
+
 def test_reinit_does_not_take_the_old_end_for_the_new_one(serve: Serve) -> None:
     """Told, a slave still says what it holds until it has emptied its store."""
     slave = Fake(serve, B, "SLAVE", 700, (1, 0, A))
@@ -1010,8 +1013,7 @@ def test_reinit_is_refused_for_a_master_and_where_the_master_is_away(serve: Serv
     orphan = Fake(serve, B, "SLAVE", 480, (3, 0, A), master_addr=dead())
     held = Fake(serve, A, "SYNC_MASTER", 400, (3, 0, A), held="b has more")
     ahead = Fake(serve, B, "SLAVE", 480, (3, 0, A), master_addr=held.addr)
-    rotten = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
-    rotten.runtime["damagedRanges"] = "100 to 200"
+    rotten = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), damaged="100 to 200")
     sound = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_addr=rotten.addr)
     for broker, said in (
         (master, "switchover"),
