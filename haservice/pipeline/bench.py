@@ -4,10 +4,14 @@
     bytes         messages and bytes of bodies per topic          columns read: topic, body
     all, sums     every column of every row, given to nobody      all but bodyCrcOk; all of them
     parquet       the same query over the same rows as Spark wrote them, all columns, into Parquet
+    handed over   the same query over as many rows of a source that decodes one batch, and yields it again
+                  and again: what Spark takes for rows from Python, whoever makes them
     plain loop    one Python process that decodes record by record and counts per topic
 
-Every query runs once to warm up, then in rounds; the best one counts.  Logs of several sizes are the first
-segments of one.  Absolute figures drift with the machine, the ratios are what counts.
+Java compiles what it runs often, so before anything counts every query has run some times over a small part
+of all; then it runs once over the whole, so that files are in memory, and in rounds, by turns, of which the
+middle one counts.  Logs of several sizes are the first segments of one.  Absolute figures drift with the
+machine, the ratios are what counts.
 """
 
 from __future__ import annotations
@@ -23,14 +27,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from commitlog.options import LogOptions
 from commitlog.record import BLANK_MAGIC, Message, decode, encode_host, encode_properties, parse_head
 from commitlog.store import Store
+from haservice.pipeline.bulk import WINDOW_BYTES
+from haservice.pipeline.log_source import LogReader, LogSource
+from haservice.pipeline.reading import LogRange
 from haservice.pipeline.schema import NAMES
 from haservice.pipeline.session import session
 from haservice.pipeline.store_view import StoreView
@@ -41,13 +52,14 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 512 << 20
 STORE_HOST = encode_host("127.0.0.1", 10911)
 TOPICS, PRODUCERS, GROUP = 13, 8, 32
+WARM_ROUNDS = 4
 PLAIN_BYTES = 128 << 20
 WITHOUT_SUMS = ",".join(name for name in NAMES if name != "bodyCrcOk")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the result: seconds of the best round, and of all cores; the largest Python worker."""
+    """One row of the result: seconds of the middle round, and of all cores; the largest Python worker."""
 
     query: str
     body_bytes: int
@@ -58,6 +70,8 @@ class Figure:
     log_cpu_s: float
     parquet_s: float
     parquet_cpu_s: float
+    handed_s: float
+    handed_cpu_s: float
     worker_mib: int
 
 
@@ -99,8 +113,8 @@ def main(
             if prepare:
                 continue
             say_plain(place, body_bytes, as_json)
-            for count in numbers(cores):
-                for figure in measured(place, body_bytes, count, mibs, queries.split(","), rounds):
+            for count, query in product(numbers(cores), queries.split(",")):
+                for figure in measured(place, body_bytes, count, mibs, query, rounds):
                     say(figure, as_json)
 
 
@@ -112,15 +126,12 @@ def say(figure: Figure, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(figure)))
         return
-    if figure.query == "count":
-        click.echo(
-            f"\n{figure.body_bytes} B bodies, {figure.mib} MiB, {figure.rows:,} rows, {figure.cores} cores"
-        )
-    rate = figure.mib / figure.log_s
+    rate, parquet_s = figure.mib / figure.log_s, figure.parquet_s
     click.echo(
-        f"  {figure.query:<8}{figure.log_s:>8.2f} s {rate:>7,.0f} MiB/s   parquet {figure.parquet_s:>7.2f} s"
-        f"   ratio {figure.log_s / figure.parquet_s:>5.2f}   of CPU {figure.log_cpu_s:>6.2f} s and"
-        f" {figure.parquet_cpu_s:>6.2f} s   worker {figure.worker_mib} MiB"
+        f"{figure.cores} cores {figure.query:<6}{figure.mib:>5} MiB{figure.log_s:>7.2f} s {rate:>6,.0f} MiB/s"
+        f"   parquet {parquet_s:>5.2f} s   ratio {figure.log_s / parquet_s:.2f},"
+        f" handed over {figure.handed_s / parquet_s:.2f}   of CPU {figure.log_cpu_s:.2f} s and"
+        f" {figure.parquet_cpu_s:.2f} s   worker {figure.worker_mib} MiB"
     )
 
 
@@ -197,13 +208,17 @@ def segments_of(place: Path) -> list[Path]:
 
 
 def first_segments(place: Path, count: int, first: int = 0) -> Path:
-    """A store of some of the segments, as links to them, and of all queues."""
+    """A store of some of the segments, as links to them, and of what the queues have up to their end."""
     part = place / f"part-{first}-{count}"
     if not part.exists():
         (part / "commitlog").mkdir(parents=True)
-        (part / "consumequeue").symlink_to(place / "log" / "consumequeue")
         for path in segments_of(place)[first : first + count]:
             (part / "commitlog" / path.name).symlink_to(path)
+        for (topic, queue_id), queue in StoreView(place / "log").queues().items():
+            entries = queue.entries(queue.first, queue.first_at((first + count) * SEGMENT_BYTES))
+            directory = part / "consumequeue" / topic / str(queue_id)
+            directory.mkdir(parents=True)
+            (directory / f"{0:020d}").write_bytes(entries.tobytes())
     return part
 
 
@@ -223,54 +238,94 @@ def plain_loop(log: Path) -> tuple[float, int]:
 
 
 def measured(
-    place: Path, body_bytes: int, cores: int, mibs: Sequence[int], queries: Sequence[str], rounds: int
+    place: Path, body_bytes: int, cores: int, mibs: Sequence[int], query: str, rounds: int
 ) -> Iterator[Figure]:
-    """In a process of its own, so that one Spark does not profit of what another has warmed up."""
-    asked = json.dumps([str(place), body_bytes, cores, list(mibs), list(queries), rounds])
+    """In a process of its own: what Java has compiled for other queries makes one quicker, or slower."""
     code = "from haservice.pipeline.bench import measure; measure()"
-    child = subprocess.run(
-        [sys.executable, "-c", code], input=asked, stdout=subprocess.PIPE, text=True, check=True
-    )
-    for line in child.stdout.splitlines():
-        if line.startswith("{"):
-            yield Figure(**json.loads(line))
+    asked = json.dumps([str(place), body_bytes, cores, list(mibs), query, rounds])
+    with subprocess.Popen([sys.executable, "-c", code, asked], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("{"):
+                yield Figure(**json.loads(line))
+    if child.returncode:
+        raise click.ClickException(f"{query} on {cores} cores ended with exit code {child.returncode}")
 
 
 def measure() -> None:
-    """Of the child: reads what to measure, writes a line of JSON for each figure."""
-    place, body_bytes, cores, mibs, queries, rounds = json.load(sys.stdin)
+    """Of the child: what to measure is its argument; writes a line of JSON for each figure."""
+    place, body_bytes, cores, mibs, query, rounds = json.loads(sys.argv[1])
     # Java and Python work at the same time: without this one task would have more than one core.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     spark = session("bench-pipeline", f"local[{cores}]", {"spark.sql.shuffle.partitions": "2"})
+    spark.dataSource.register(SameBatch)
+    run, columns = QUERIES[query]
+
+    def timed(segments: int, rounds: int) -> list[tuple[float, float]]:
+        store = first_segments(Path(place), segments)
+        frame = parquet(segments).select(*(columns.split(",") if columns else "*"))
+        return in_turns(
+            rounds,
+            lambda: run(read_log(spark, store, columns)),
+            lambda: run(frame),
+            lambda: run(read_log(spark, store, columns, SameBatch.name())),
+        )
+
+    def parquet(segments: int) -> DataFrame:
+        return spark.read.parquet(*(f"{place}/parquet-{number}" for number in range(segments)))
+
+    timed(1, WARM_ROUNDS)
     for mib in mibs:
-        count = mib // (SEGMENT_BYTES >> 20)
-        store, files = first_segments(Path(place), count), [f"{place}/parquet-{n}" for n in range(count)]
-        rows = spark.read.parquet(*files).count()
-        for query in queries:
-            run, columns = QUERIES[query]
-            log = best(lambda: run(read_log(spark, store, columns)), rounds)  # noqa: B023 - called here
-            worker_mib = largest_worker_mib()
-            frame = spark.read.parquet(*files)
-            frame = frame.select(*columns.split(",")) if columns else frame
-            parquet = best(lambda: run(frame), rounds)  # noqa: B023 - called here
-            figure = Figure(query, body_bytes, mib, cores, rows, *log, *parquet, worker_mib)
-            print(json.dumps(asdict(figure)), flush=True)
+        segments = mib // (SEGMENT_BYTES >> 20)
+        of_log, of_parquet, handed = timed(segments, rounds)
+        figure = Figure(
+            query,
+            body_bytes,
+            mib,
+            cores,
+            parquet(segments).count(),
+            *of_log,
+            *of_parquet,
+            *handed,
+            worker_mib=largest_worker_mib(),
+        )
+        print(json.dumps(asdict(figure)), flush=True)
     spark.stop()
 
 
-def best(run: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Seconds of the quickest round, and of all cores of the one that needed least of them."""
-    seconds, cores_s = [], []
-    for _ in range(rounds + 1):
-        began, used = time.perf_counter(), cpu_seconds()
-        run()
-        seconds.append(time.perf_counter() - began)
-        cores_s.append(cpu_seconds() - used)
-    return round(min(seconds[1:]), 3), round(min(cores_s[1:]), 2)
+def in_turns(rounds: int, *runs: Callable[[], object]) -> list[tuple[float, float]]:
+    """Of each its seconds, and those of all cores, in the middle one of its rounds."""
+    seconds: list[list[tuple[float, float]]] = [[] for _ in runs]
+    for number in range(rounds + 1):
+        for run, found in zip(runs, seconds, strict=True):
+            began, used = time.perf_counter(), cpu_seconds()
+            run()
+            if number:
+                found.append((round(time.perf_counter() - began, 3), round(cpu_seconds() - used, 2)))
+    return [sorted(found)[len(found) // 2] for found in seconds]
 
 
-def read_log(spark: SparkSession, log: Path, columns: str) -> DataFrame:
-    read = spark.read.format("rocketmq-log")
+class SameBatch(LogSource):
+    """The log's own source, but that a task yields its first batch, once for each window it would read."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "same-batch"
+
+    def reader(self, schema: StructType) -> LogReader:
+        return SameBatchReader(self._options, schema)
+
+
+class SameBatchReader(LogReader):
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogRange)
+        batch = next(super().read(partition))
+        for _ in range(round((partition.end - partition.begin) / WINDOW_BYTES)):
+            yield batch
+
+
+def read_log(spark: SparkSession, log: Path, columns: str, source: str = LogSource.name()) -> DataFrame:
+    read = spark.read.format(source)
     return (read.option("columns", columns) if columns else read).load(str(log))
 
 

@@ -23,7 +23,8 @@ from haservice.admin.calls import TOOLS_GROUP, Admin, Pulled
 from haservice.admin.reading import PULL_COUNT, wanted_tags
 from haservice.errors import AnswerError, HAServiceError, RemotingTimeout, RemotingUnreachable
 from haservice.pipeline.brokers import admin_of
-from haservice.pipeline.bulk import Flags, Ints, Records, Window, chain, record_batch
+from haservice.pipeline.bulk import Flags, Ints, Records, Window, chain
+from haservice.pipeline.columns import record_batch
 from haservice.pipeline.selection import Selection
 from haservice.remoting.codes import ResponseCode
 
@@ -125,7 +126,7 @@ class PulledRecords(Records):
 
     @property
     def physical_offsets(self) -> Ints:
-        return self.int64(28)
+        return self.field("physicalOffset")
 
 
 def records_of(data: bytes) -> Records:

@@ -10,8 +10,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from haservice.errors import HAServiceError
-from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window, record_batch
+from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window
 from haservice.pipeline.by_queue import QueueRange, pieces_by_queue
+from haservice.pipeline.columns import record_batch
 from haservice.pipeline.options import LogOptions, Mode
 from haservice.pipeline.scan import Damage, edge, pieces, sound_run
 from haservice.pipeline.schema import CORRUPT, CORRUPT_BODY_BYTES_MAX

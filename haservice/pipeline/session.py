@@ -7,6 +7,7 @@ Python for the workers by spark.pyspark.python, PYSPARK_PYTHON, or else this one
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import logging
 import os
@@ -14,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +54,8 @@ OF_OUR_OWN: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
+# A socket's path has 108 bytes on Linux, 104 on macOS; of those Spark's name takes 43, and here is the rest.
+SOCKET_DIRECTORY_BYTES_MAX = 60
 
 
 class NoSpark(HAServiceError):
@@ -80,6 +84,8 @@ def session(
         # Of each error it writes all that Java has to say, which the error itself holds as well.
         PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         given = {**OF_OUR_OWN, **given}
+        if _is_local(master or given.get("spark.master")):
+            given = {**_unix_sockets(), **given}
     os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
     builder = SparkSession.builder.appName(app)
     if master is not None:
@@ -93,6 +99,28 @@ def session(
             spark.conf.set(name, value)
     register(spark)
     return spark
+
+
+def _is_local(master: str | None) -> bool:
+    """Whether Java and Python workers are on this machine; where files of Spark's may say, it is unknown."""
+    if master is None:
+        return not os.environ.keys() & {"SPARK_CONF_DIR", "SPARK_HOME"}
+    return master.startswith("local")
+
+
+def _unix_sockets() -> dict[str, str]:
+    """Settings by which Java and Python talk over Unix sockets, a tenth quicker for whole rows than TCP.
+
+    They are in a directory of this process, and go with it.
+    """
+    directory = tempfile.mkdtemp(prefix="haservice-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    if len(os.fsencode(directory)) > SOCKET_DIRECTORY_BYTES_MAX:
+        return {}
+    return {
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": directory,
+    }
 
 
 def check_package(package: str, least: tuple[int, int]) -> None:

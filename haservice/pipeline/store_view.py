@@ -168,13 +168,14 @@ class QueueView:
     def first_at(self, offset: int) -> int:
         """Number of the first entry whose record lies at or behind `offset` in the log."""
         low, high = self.first, self.end
+        middle = high - 1  # who looks for the log's end finds it here
         while low < high:
-            middle = (low + high) // 2
             (entry,) = self.entries(middle, middle + 1)
             if entry["offset"] >= offset:
                 high = middle
             else:
                 low = middle + 1
+            middle = (low + high) // 2
         return low
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,8 +27,9 @@ from commitlog.record import (
     decode_properties,
     parse_head,
 )
-from haservice.pipeline import bulk, scan
-from haservice.pipeline.bulk import Records, Window, chain, record_batch
+from haservice.pipeline import bulk, columns, scan
+from haservice.pipeline.bulk import Records, Window, chain
+from haservice.pipeline.columns import record_batch
 from haservice.pipeline.scan import Damage, edge, judge, pieces, whole_end
 from haservice.pipeline.schema import ARROW_SCHEMA, CORRUPT
 from haservice.pipeline.store_view import OpenSegment, StoreView
@@ -119,13 +121,13 @@ def test_only_the_columns_that_are_asked_for_are_built(monkeypatch: pytest.Monke
     def never(_: object) -> None:
         raise AssertionError
 
-    for name in set(bulk.BUILDERS) - {"topic", "queueId"}:
-        monkeypatch.setitem(bulk.BUILDERS, name, never)
+    for name in set(columns.BUILDERS) - {"topic", "queueId"}:
+        monkeypatch.setitem(columns.BUILDERS, name, never)
     data = laid_out([record(message())] * 3)
     window = Window(data, 0, len(data))
     names = ["queueId", "topic"]
     asked = record_batch(
-        Records(window, *chain(window, 0)), bulk.pa.schema([ARROW_SCHEMA.field(n) for n in names])
+        Records(window, *chain(window, 0)), pa.schema([ARROW_SCHEMA.field(n) for n in names])
     )
     assert asked.to_pydict() == {"queueId": [3, 3, 3], "topic": ["TopicTest"] * 3}
 
@@ -173,7 +175,7 @@ def test_compressed_bodies_are_unpacked_on_demand_and_those_that_cannot_be_are_t
 
 
 def test_a_body_that_unpacks_to_more_than_the_bound_stays_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "UNPACKED_BYTES_MAX", 1000)
+    monkeypatch.setattr(columns, "UNPACKED_BYTES_MAX", 1000)
     packed = zlib.compress(bytes(5000))
     data = laid_out([record(message(packed, sys_flag=SYS_COMPRESSED))])
     window = Window(data, 0, len(data))

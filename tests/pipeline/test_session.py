@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from haservice.pipeline.progress import Tasks, progress, rate_text, tasks_of
-from haservice.pipeline.session import NoSpark, check_java, check_package, session
+from haservice.pipeline.session import NoSpark, _is_local, _unix_sockets, check_java, check_package, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,6 +94,39 @@ def test_workers_run_this_python_and_know_this_package(spark: SparkSession) -> N
 
     found = spark.sparkContext.parallelize([0], 1).map(where).collect()
     assert found == [f"{sys.executable} {haservice.__file__}"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_java_and_python_of_one_machine_talk_over_sockets_of_a_directory_of_their_own(
+    spark: SparkSession,
+) -> None:
+    directory = Path(spark.sparkContext.getConf().get("spark.python.unix.domain.socket.dir") or "/")
+    spark.range(3).rdd.map(lambda row: row.id).collect()
+    assert list(directory.glob(".*.sock"))
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_the_directory_of_sockets_goes_with_its_process() -> None:
+    code = "from haservice.pipeline.session import _unix_sockets; print(list(_unix_sockets().values())[-1])"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    directory = Path(child.stdout.strip())
+    assert directory.name.startswith("haservice-")
+    assert not directory.exists()
+
+
+def test_a_directory_too_long_for_the_path_of_a_socket_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("haservice.pipeline.session.SOCKET_DIRECTORY_BYTES_MAX", len(str(tmp_path)))
+    assert _unix_sockets() == {}
+
+
+@pytest.mark.parametrize("master", ["yarn", "spark://there:7077", "k8s://https://there"])
+def test_a_cluster_keeps_its_own_way_between_java_and_python(master: str) -> None:
+    assert not _is_local(master)
+    assert _is_local("local[2]")
 
 
 @pytest.mark.spark
