@@ -10,8 +10,9 @@
 
 Java compiles what it runs often, so before anything counts every query has run some times over a small part
 of all; then it runs once over the whole, so that files are in memory, and in rounds, by turns, of which the
-middle one counts.  Logs of several sizes are the first segments of one.  Absolute figures drift with the
-machine, the ratios are what counts.
+middle one counts.  The log's time has in it what looks at the store before tasks begin; of Parquet its
+files were looked at before.  Logs of several sizes are the first segments of one.  Absolute figures drift
+with the machine, the ratios are what counts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,7 +84,13 @@ class Figure:
 @click.option("--bodies", default="128,1024", show_default=True, help="Bytes of a body, on average.")
 @click.option("--cores", default="1,2", show_default=True, help="Cores that Spark gets.")
 @click.option("--queries", default="count,bytes,all,sums", show_default=True, help="What is measured.")
-@click.option("--rounds", default=3, show_default=True, help="Rounds behind the one that warms up.")
+@click.option(
+    "--rounds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Rounds behind those that warm up.",
+)
 @click.option("--prepare", is_flag=True, help="Only make the logs and their Parquet, in --dir.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
 @click.option(
@@ -209,17 +217,19 @@ def segments_of(place: Path) -> list[Path]:
 
 def first_segments(place: Path, count: int, first: int = 0) -> Path:
     """A store of some of the segments, as links to them, and of what the queues have up to their end."""
-    part = place / f"part-{first}-{count}"
-    if not part.exists():
-        (part / "commitlog").mkdir(parents=True)
-        for path in segments_of(place)[first : first + count]:
-            (part / "commitlog" / path.name).symlink_to(path)
-        for (topic, queue_id), queue in StoreView(place / "log").queues().items():
-            entries = queue.entries(queue.first, queue.first_at((first + count) * SEGMENT_BYTES))
-            directory = part / "consumequeue" / topic / str(queue_id)
-            directory.mkdir(parents=True)
-            (directory / f"{0:020d}").write_bytes(entries.tobytes())
-    return part
+    part, making = place / f"segments-{first}-{count}", place / f"making-{first}-{count}"
+    if part.exists():
+        return part
+    shutil.rmtree(making, ignore_errors=True)
+    (making / "commitlog").mkdir(parents=True)
+    for path in segments_of(place)[first : first + count]:
+        (making / "commitlog" / path.name).symlink_to(path.resolve())
+    for (topic, queue_id), queue in StoreView(place / "log").queues().items():
+        entries = queue.entries(queue.first, queue.first_at((first + count) * SEGMENT_BYTES))
+        directory = making / "consumequeue" / topic / str(queue_id)
+        directory.mkdir(parents=True)
+        (directory / f"{0:020d}").write_bytes(entries.tobytes())
+    return making.rename(part)
 
 
 # -- what is measured --------------------------------------------------------------------------------
@@ -275,6 +285,10 @@ def measure() -> None:
         return spark.read.parquet(*(f"{place}/parquet-{number}" for number in range(segments)))
 
     timed(1, WARM_ROUNDS)
+    check_rows(
+        parquet(1).count(),
+        *(read_log(spark, first_segments(Path(place), 1), "topic", name).count() for name in SOURCES),
+    )
     for mib in mibs:
         segments = mib // (SEGMENT_BYTES >> 20)
         of_log, of_parquet, handed = timed(segments, rounds)
@@ -293,15 +307,22 @@ def measure() -> None:
     spark.stop()
 
 
+def check_rows(of_parquet: int, of_log: int, handed: int) -> None:
+    """Raises ValueError unless all have as many; of what is handed over, within a hundredth."""
+    if of_log != of_parquet or abs(handed - of_log) > of_log / 100:
+        raise ValueError(f"{of_parquet} rows of Parquet, {of_log} of the log, {handed} handed over")
+
+
 def in_turns(rounds: int, *runs: Callable[[], object]) -> list[tuple[float, float]]:
     """Of each its seconds, and those of all cores, in the middle one of its rounds."""
     seconds: list[list[tuple[float, float]]] = [[] for _ in runs]
     for number in range(rounds + 1):
         for run, found in zip(runs, seconds, strict=True):
-            began, used = time.perf_counter(), cpu_seconds()
+            used, began = cpu_seconds(), time.perf_counter()
             run()
+            took = time.perf_counter() - began
             if number:
-                found.append((round(time.perf_counter() - began, 3), round(cpu_seconds() - used, 2)))
+                found.append((round(took, 3), round(cpu_seconds() - used, 2)))
     return [sorted(found)[len(found) // 2] for found in seconds]
 
 
@@ -343,6 +364,7 @@ def every_column(frame: DataFrame) -> Any:
     frame.write.format("noop").mode("overwrite").save()
 
 
+SOURCES = (LogSource.name(), SameBatch.name())
 QUERIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "count": (count_per_topic, "topic"),
     "bytes": (bytes_per_topic, "topic,body"),

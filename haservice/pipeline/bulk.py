@@ -222,7 +222,9 @@ class Records:
     # -- where what lies ----------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        """Finds where each part begins and ends, and which records are sound as record.parse_head says."""
+        """Gathers the heads, and finds where each part begins and ends, and which records are sound as
+        record.parse_head says.
+        """
         window, places, ends = self.window, self.places, self.places + self.sizes
         # Numbers of a structure are gathered one by one, plain bytes all at once.
         self._heads = heads = window.ints(places, f"V{_HEAD.itemsize}").view(_HEAD)
@@ -230,10 +232,10 @@ class Records:
         sound = (magic == MESSAGE_MAGIC) | (magic == MESSAGE_MAGIC_V2)
         sound &= heads["physicalOffset"] == self.physical_offsets
         hosts = heads["sysFlag"] & SYS_HOSTS_V6
-        self.any_v6 = bool(hosts.any())
+        self._any_v6 = bool(hosts.any())
         self._born_v6: Ints | int = 0
         self._store_v6: Ints | int = 0
-        if self.any_v6:
+        if self._any_v6:
             self._born_v6 = np.where(hosts & SYS_BORN_HOST_V6, _V6_BYTES, 0).astype(np.int64)
             self._store_v6 = np.where(hosts & SYS_STORE_HOST_V6, _V6_BYTES, 0).astype(np.int64)
             self._gather_moved("storeTimestamp", self._born_v6)
@@ -311,7 +313,7 @@ class Records:
         return self.field("storeTimestamp")
 
     def field(self, name: str) -> npt.NDArray[Any]:
-        """The numbers that have this name in _HEAD, a copy."""
+        """The numbers that have this name in _HEAD, a copy; hosts only where there is no IPv6."""
         column = self._heads[name]
         return column.astype(column.dtype.newbyteorder("="))
 
@@ -339,7 +341,7 @@ class Records:
 
     def _hosts(self, name: str, moved: Ints | int, longer: Ints | int) -> pa.Array:
         """Their texts; they lie `moved` bytes behind their place in _HEAD, and are so much `longer`."""
-        if self.any_v6:
+        if self._any_v6:
             begins = self.places + moved + _AT[name]
             encoded = self.window.slices(begins, begins + (longer + _HOST_BYTES)).dictionary_encode()
             hosts = encoded.dictionary.to_pylist()
@@ -351,10 +353,10 @@ class Records:
 
     def message_ids(self) -> pa.Array:
         """The offset message ids: hex of store host and physical offset."""
-        if not self.any_v6:
+        if not self._any_v6:
             return _hex_ids(self._heads["storeHost"], self.physical_offsets)
         begins = self.places + self._born_v6 + _AT["storeHost"]
-        wide = np.broadcast_to(np.asarray(self._store_v6) > 0, len(self))
+        wide = np.asarray(self._store_v6) > 0
         short, long = np.flatnonzero(~wide), np.flatnonzero(wide)
         ids = [
             _hex_ids(self.window.ints(begins[some], f"V{host_bytes}"), self.physical_offsets[some])

@@ -1,6 +1,6 @@
 """What a worker of format "rocketmq" does: one range of one queue, pulled from its broker, in Arrow batches.
 
-    pull ─ 32 messages at most ─▶ … ─▶ records, one behind the other ─ bulk ─▶ rows
+    pull ─ 32 messages at most ─▶ … ─▶ records, one behind the other ─ bulk, columns ─▶ rows
 
 Messages are pulled as any consumer does, without a group's offset being moved.  When a broker is away, the
 next one that has the queue is asked.

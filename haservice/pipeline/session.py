@@ -54,8 +54,14 @@ OF_OUR_OWN: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
+SOCKETS = "spark.python.unix.domain.socket.enabled"
+SOCKET_DIRECTORY = "spark.python.unix.domain.socket.dir"
 # A socket's path has 108 bytes on Linux, 104 on macOS; of those Spark's name takes 43, and here is the rest.
 SOCKET_DIRECTORY_BYTES_MAX = 60
+# By which a user tells pyspark of another master, or how Java and Python shall talk, where we do not see it.
+_SAID_ELSEWHERE = frozenset(
+    ("SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "MASTER", "PYSPARK_UDS_MODE")
+)
 
 
 class NoSpark(HAServiceError):
@@ -84,8 +90,8 @@ def session(
         # Of each error it writes all that Java has to say, which the error itself holds as well.
         PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         given = {**OF_OUR_OWN, **given}
-        if _is_local(master or given.get("spark.master")):
-            given = {**_unix_sockets(), **given}
+        if is_local(master or given.get("spark.master")) and not given.keys() & {SOCKETS, SOCKET_DIRECTORY}:
+            given.update(unix_sockets())
     os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
     builder = SparkSession.builder.appName(app)
     if master is not None:
@@ -101,26 +107,33 @@ def session(
     return spark
 
 
-def _is_local(master: str | None) -> bool:
-    """Whether Java and Python workers are on this machine; where files of Spark's may say, it is unknown."""
-    if master is None:
-        return not os.environ.keys() & {"SPARK_CONF_DIR", "SPARK_HOME"}
-    return master.startswith("local")
+def is_local(master: str | None) -> bool:
+    """Whether Java and Python workers will be on this machine, and nobody said how they shall talk; where
+    the environment or a file of Spark's may say something else, they may not be.
+    """
+    import pyspark  # noqa: PLC0415 - it is there, or session() has said so
+
+    if os.environ.keys() & _SAID_ELSEWHERE or Path(pyspark.__file__).with_name("conf").exists():
+        return False
+    return master is None or master.startswith("local")
 
 
-def _unix_sockets() -> dict[str, str]:
+def unix_sockets() -> dict[str, str]:
     """Settings by which Java and Python talk over Unix sockets, a tenth quicker for whole rows than TCP.
 
-    They are in a directory of this process, and go with it.
+    They are in a directory that nobody else may enter, and that goes when this process ends by itself.
     """
-    directory = tempfile.mkdtemp(prefix="haservice-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    directory = tempfile.mkdtemp(prefix="mqp")
+    atexit.register(_remove, directory, os.getpid())
     if len(os.fsencode(directory)) > SOCKET_DIRECTORY_BYTES_MAX:
         return {}
-    return {
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.python.unix.domain.socket.dir": directory,
-    }
+    return {SOCKETS: "true", SOCKET_DIRECTORY: directory}
+
+
+def _remove(directory: str, owner: int) -> None:
+    """Not by a process that the owner forked, when that one ends."""
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def check_package(package: str, least: tuple[int, int]) -> None:

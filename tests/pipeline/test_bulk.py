@@ -80,11 +80,11 @@ def microseconds(ms: int) -> int | None:
 def rows(records: Records) -> list[dict[str, object]]:
     batch = record_batch(records, ARROW_SCHEMA, "broker-a")
     batch.validate(full=True)
-    columns = {
+    values_of = {
         name: (column.cast("int64") if name.endswith("Timestamp") else column).to_pylist()
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [dict(zip(values_of, values, strict=True)) for values in zip(*values_of.values(), strict=True)]
 
 
 def laid_out(records: list[Make], offset: int = 0) -> bytes:
@@ -151,6 +151,14 @@ def test_what_decode_refuses_is_not_sound_and_nothing_else(seed: int) -> None:
         assert (len(found) > 0) == expected, place
         if expected:
             assert rows(found.first(1)) == [row(decode(data))]
+
+
+@pytest.mark.parametrize("flags", [0x10, 0x20, 0x30])
+def test_a_short_last_record_whose_flags_turned_to_ipv6_is_damaged(flags: int) -> None:
+    """Its head would be longer than the record, and than the window."""
+    short = record(Message("t", 0, b"", b""))
+    data = laid_out([record(message()), damaged(short, 39, flags)])
+    assert len(scan.sound_run(Window(data, 0, len(data)))) == 1
 
 
 def test_compressed_bodies_are_unpacked_on_demand_and_those_that_cannot_be_are_told() -> None:

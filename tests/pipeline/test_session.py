@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import stat
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from haservice.pipeline.progress import Tasks, progress, rate_text, tasks_of
-from haservice.pipeline.session import NoSpark, _is_local, _unix_sockets, check_java, check_package, session
+from haservice.pipeline.session import NoSpark, check_java, check_package, is_local, session, unix_sockets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,12 +108,28 @@ def test_java_and_python_of_one_machine_talk_over_sockets_of_a_directory_of_thei
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
-def test_the_directory_of_sockets_goes_with_its_process() -> None:
-    code = "from haservice.pipeline.session import _unix_sockets; print(list(_unix_sockets().values())[-1])"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    directory = Path(child.stdout.strip())
-    assert directory.name.startswith("haservice-")
-    assert not directory.exists()
+def test_the_directory_of_sockets_goes_with_its_process_and_with_no_other() -> None:
+    code = """
+import os, sys
+from haservice.pipeline.session import SOCKET_DIRECTORY, unix_sockets
+directory = unix_sockets()[SOCKET_DIRECTORY]
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    print(directory, os.path.isdir(directory))
+else:
+    sys.exit()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": "/tmp"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    directory, was_there = done.stdout.split()
+    assert was_there == "True"
+    assert not Path(directory).exists()
 
 
 def test_a_directory_too_long_for_the_path_of_a_socket_is_not_taken(
@@ -120,13 +137,16 @@ def test_a_directory_too_long_for_the_path_of_a_socket_is_not_taken(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("haservice.pipeline.session.SOCKET_DIRECTORY_BYTES_MAX", len(str(tmp_path)))
-    assert _unix_sockets() == {}
+    assert unix_sockets() == {}
 
 
-@pytest.mark.parametrize("master", ["yarn", "spark://there:7077", "k8s://https://there"])
-def test_a_cluster_keeps_its_own_way_between_java_and_python(master: str) -> None:
-    assert not _is_local(master)
-    assert _is_local("local[2]")
+def test_a_cluster_keeps_its_own_way_between_java_and_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_local("local[2]")
+    assert is_local(None)
+    for master in ("yarn", "spark://there:7077", "k8s://https://there"):
+        assert not is_local(master)
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
+    assert not is_local(None)
 
 
 @pytest.mark.spark
