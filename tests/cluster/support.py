@@ -12,7 +12,7 @@ from haservice.admin.reading import from_queue
 from haservice.admin.sending import Outgoing, Queue, Sent, send_all
 from haservice.errors import RemotingError
 from haservice.remoting.headers import CreateTopicHeader
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 TOPIC = "Walks"
 QUEUES = 2
@@ -61,8 +61,8 @@ def is_level(pair: ScratchPair, admin: Admin) -> bool:
     )
 
 
-def wait_level(pair: ScratchPair, admin: Admin) -> None:
-    wait_until(lambda: is_level(pair, admin), "the slave is level with its master")
+def wait_level(pair: ScratchPair, admin: Admin, seconds: float = PATIENCE_S) -> None:
+    wait_until(lambda: is_level(pair, admin), "the slave is level with its master", seconds)
 
 
 async def _outgoing(bodies: Iterable[bytes]) -> AsyncIterator[Outgoing]:

@@ -23,6 +23,7 @@ from haservice.admin.pair import ScratchPair
 from haservice.admin.sending import IN_FLIGHT, STORED, Outgoing, Queue, Sent, send_all
 from tests.cluster.support import QUEUES, TOPIC, start_with_topic, wait_level
 from tests.pipeline.filled import derived_files, flip
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,7 +92,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             start_with_topic(running, admin)
             producer = Producer(running)
             producer.run()
-            wait_level(running, admin)
+            wait_level(running, admin, PATIENCE_S + MIB / 10)
         for name in ("broker-a", "broker-a-s"):
             running.processes[name].stop()
         yield Pair(running.store("broker-a"), running.store("broker-a-s"), producer.ledger)
