@@ -228,8 +228,8 @@ class Records:
         window, places, ends = self.window, self.places, self.places + self.sizes
         # Numbers of a structure are gathered one by one, plain bytes all at once.
         self._heads = heads = window.ints(places, f"V{_HEAD.itemsize}").view(_HEAD)
-        magic = heads["magic"]
-        sound = (magic == MESSAGE_MAGIC) | (magic == MESSAGE_MAGIC_V2)
+        wide = heads["magic"] == MESSAGE_MAGIC_V2
+        sound = wide | (heads["magic"] == MESSAGE_MAGIC)
         sound &= heads["physicalOffset"] == self.physical_offsets
         hosts = heads["sysFlag"] & SYS_HOSTS_V6
         self._any_v6 = bool(hosts.any())
@@ -249,13 +249,10 @@ class Records:
         place = np.where(sound, self.body_end, 0)
         topic_bytes = window.data[place].astype(np.int64)
         self.topic_at = self.body_end + 1
-        if bool((magic == MESSAGE_MAGIC_V2).any()):
-            wide = magic == MESSAGE_MAGIC_V2
+        if wide.any():
             topic_bytes = np.where(wide, topic_bytes << 8 | window.data[place + 1], topic_bytes)
             self.topic_at = self.topic_at + wide
-            sound &= wide | (topic_bytes <= TOPIC_BYTES_MAX)
-        else:
-            sound &= topic_bytes <= TOPIC_BYTES_MAX
+        sound &= wide | (topic_bytes <= TOPIC_BYTES_MAX)
         self.topic_end = self.topic_at + topic_bytes
         self.properties_at = self.topic_end + 2
         self.properties_end = ends
