@@ -1,6 +1,7 @@
 """scripts/bench_pipeline: what a scan of the log costs, beside two baselines of the same run.
 
-    count         messages per topic, of the log                  columns read: topic
+    countBy       messages per topic, counted where the log is read, by the option of this name
+    count         messages per topic, by Spark                    columns read: topic
     bytes         messages and bytes of bodies per topic          columns read: topic, body
     all, sums     every column of every row, given to nobody      all but bodyCrcOk; all of them
     parquet       the same query over the same rows as Spark wrote them, all columns, into Parquet
@@ -46,17 +47,16 @@ from haservice.pipeline.log_source import LogReader, LogSource
 from haservice.pipeline.reading import LogRange
 from haservice.pipeline.schema import NAMES
 from haservice.pipeline.session import session
-from haservice.pipeline.store_view import StoreView
+from haservice.pipeline.store_view import ENTRY, StoreView
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 SEGMENT_BYTES = 512 << 20
 STORE_HOST = encode_host("127.0.0.1", 10911)
 TOPICS, PRODUCERS, GROUP = 13, 8, 32
 WARM_ROUNDS = 4
 PLAIN_BYTES = 128 << 20
-WITHOUT_SUMS = ",".join(name for name in NAMES if name != "bodyCrcOk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,9 @@ class Figure:
 )
 @click.option("--bodies", default="128,1024", show_default=True, help="Bytes of a body, on average.")
 @click.option("--cores", default="1,2", show_default=True, help="Cores that Spark gets.")
-@click.option("--queries", default="count,bytes,all,sums", show_default=True, help="What is measured.")
+@click.option(
+    "--queries", default="countBy,count,bytes,all,sums", show_default=True, help="What is measured."
+)
 @click.option(
     "--rounds",
     default=3,
@@ -136,7 +138,7 @@ def say(figure: Figure, as_json: bool) -> None:
         return
     rate, parquet_s = figure.mib / figure.log_s, figure.parquet_s
     click.echo(
-        f"{figure.cores} cores {figure.query:<6}{figure.mib:>5} MiB{figure.log_s:>7.2f} s {rate:>6,.0f} MiB/s"
+        f"{figure.cores} cores {figure.query:<8}{figure.mib:>5} MiB{figure.log_s:>7.2f} s {rate:>6,.0f} MiB/s"
         f"   parquet {parquet_s:>5.2f} s   ratio {figure.log_s / parquet_s:.2f},"
         f" handed over {figure.handed_s / parquet_s:.2f}   of CPU {figure.log_cpu_s:.2f} s and"
         f" {figure.parquet_cpu_s:.2f} s   worker {figure.worker_mib} MiB"
@@ -228,7 +230,7 @@ def first_segments(place: Path, count: int, first: int = 0) -> Path:
         entries = queue.entries(queue.first, queue.first_at((first + count) * SEGMENT_BYTES))
         directory = making / "consumequeue" / topic / str(queue_id)
         directory.mkdir(parents=True)
-        (directory / f"{0:020d}").write_bytes(entries.tobytes())
+        (directory / f"{0:020d}").write_bytes(entries.astype(ENTRY).tobytes())
     return making.rename(part)
 
 
@@ -269,28 +271,26 @@ def measure() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     spark = session("bench-pipeline", f"local[{cores}]", {"spark.sql.shuffle.partitions": "2"})
     spark.dataSource.register(SameBatch)
-    run, columns = QUERIES[query]
+    asked = QUERIES[query]
 
     def parquet(segments: int) -> DataFrame:
         return spark.read.parquet(*(f"{place}/parquet-{number}" for number in range(segments)))
 
+    def log(segments: int, options: dict[str, str], source: str = LogSource.name()) -> DataFrame:
+        return spark.read.format(source).options(**options).load(str(first_segments(Path(place), segments)))
+
     def timed(segments: int, rounds: int) -> list[tuple[float, float]]:
-        store = first_segments(Path(place), segments)
-        frame = parquet(segments).select(*(columns.split(",") if columns else "*"))
+        frame = parquet(segments).select(*asked.columns)
         return in_turns(
             rounds,
-            lambda: run(read_log(spark, store, columns)),
-            lambda: run(frame),
-            lambda: run(read_log(spark, store, columns, SameBatch.name())),
+            lambda: asked.of_log(log(segments, asked.options)),
+            lambda: asked.of_rows(frame),
+            lambda: asked.of_log(log(segments, asked.options, SameBatch.name())),
         )
 
     timed(1, WARM_ROUNDS)
-    first = first_segments(Path(place), 1)
-    check_rows(
-        parquet(1).count(),
-        read_log(spark, first, "topic").count(),
-        read_log(spark, first, "topic", SameBatch.name()).count(),
-    )
+    topic = {"columns": "topic"}
+    check_rows(parquet(1).count(), log(1, topic).count(), log(1, topic, SameBatch.name()).count())
     for mib in mibs:
         segments = mib // (SEGMENT_BYTES >> 20)
         of_log, of_parquet, handed = timed(segments, rounds)
@@ -347,13 +347,26 @@ class SameBatchReader(LogReader):
             yield batch
 
 
-def read_log(spark: SparkSession, log: Path, columns: str, source: str = LogSource.name()) -> DataFrame:
-    read = spark.read.format(source)
-    return (read.option("columns", columns) if columns else read).load(str(log))
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Of the log it may be put in another way than of rows, by options of the source."""
+
+    of_rows: Callable[[DataFrame], Any]
+    columns: Sequence[str]
+    options: dict[str, str]
+    of_log: Callable[[DataFrame], Any]
+
+
+def plain(run: Callable[[DataFrame], Any], columns: Sequence[str]) -> Query:
+    return Query(run, columns, {"columns": ",".join(columns)}, run)
 
 
 def count_per_topic(frame: DataFrame) -> Any:
     return frame.groupBy("topic").count().collect()
+
+
+def sum_per_topic(frame: DataFrame) -> Any:
+    return frame.groupBy("topic").sum("count").collect()
 
 
 def bytes_per_topic(frame: DataFrame) -> Any:
@@ -366,11 +379,12 @@ def every_column(frame: DataFrame) -> Any:
     frame.write.format("noop").mode("overwrite").save()
 
 
-QUERIES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "count": (count_per_topic, "topic"),
-    "bytes": (bytes_per_topic, "topic,body"),
-    "all": (every_column, WITHOUT_SUMS),
-    "sums": (every_column, ""),
+QUERIES = {
+    "countBy": Query(count_per_topic, ["topic"], {"countBy": "topic"}, sum_per_topic),
+    "count": plain(count_per_topic, ["topic"]),
+    "bytes": plain(bytes_per_topic, ["topic", "body"]),
+    "all": plain(every_column, [name for name in NAMES if name != "bodyCrcOk"]),
+    "sums": plain(every_column, NAMES),
 }
 
 

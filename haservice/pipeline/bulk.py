@@ -46,6 +46,8 @@ ROWS_MAX = 65_536
 # How many lanes go over a window at once, and the least that each has before it.
 _LANES_MAX = 256
 _LANE_BYTES_MIN = 8 << 10
+# Steps of all lanes between two looks at whether one still goes.
+_STEPS = 4
 
 # What lies before a body; what lies behind a host of IPv6 does so _V6_BYTES later.
 _HEAD = np.dtype(
@@ -157,20 +159,25 @@ def _lanes(window: Window, place: int) -> Ints:
 
 
 def _run(window: Window, lanes: Ints) -> tuple[Ints, Ints]:
-    """The places that each lane comes by, a row for each step, -1 behind its end; and where each ended."""
-    sizes_at = np.ndarray((window.bytes - 3,), ">i4", window.view, strides=(1,))
+    """The places that each lane comes by, a row for each step, -1 behind its end; and where each ended.
+
+    All lanes go on until the last one is through, and what they found behind their ends is dropped then.
+    A size below the least becomes one beyond every window: numbers without a sign go on at the other end.
+    """
+    sizes_at = np.ndarray((window.bytes - 3,), ">u4", window.view, strides=(1,))
     stops = np.append(lanes[1:], window.bytes - RECORD_BYTES_MIN + 1)
     last = window.bytes - 4
-    steps: list[Ints] = []
     here = lanes
-    while True:
-        sizes = sizes_at[np.minimum(here, last)]
-        behind = here + sizes
-        going = (here < stops) & (sizes >= RECORD_BYTES_MIN) & (behind <= window.bytes)
-        if not going.any():
-            return np.array(steps, np.int64).reshape(-1, len(lanes)), here
-        steps.append(np.where(going, here, -1))
-        here = np.where(going, behind, here)
+    steps = [here]
+    while (here < stops).any():
+        for _ in range(_STEPS):
+            above_least = sizes_at[np.minimum(here, last)] - np.uint32(RECORD_BYTES_MIN)
+            here = here + above_least + RECORD_BYTES_MIN
+            steps.append(here)
+    places = np.array(steps)
+    going = (places[:-1] < stops) & (places[1:] <= window.bytes)
+    ends = places[np.count_nonzero(going, axis=0), np.arange(len(lanes))]
+    return np.where(going, places[:-1], -1), ends
 
 
 def candidates(window: Window) -> tuple[Records, Ints]:
@@ -316,8 +323,8 @@ class Records:
 
     @cached_property
     def properties(self) -> Properties:
-        flat = self.window.slices(self.properties_at, self.properties_end)
-        return Properties(values_of(flat), offsets_of(flat))
+        flat = self.window.slices(self.properties_at - 1, self.properties_end)
+        return Properties(np.require(values_of(flat), requirements="W"), offsets_of(flat))
 
     def bodies(self) -> Iterable[memoryview]:
         view = self.window.view

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from commitlog.record import SYS_COMPRESSED
 from haservice.pipeline.bulk import Ints, Records
+from haservice.pipeline.counting import BODY_BYTES, STORE_BYTES
 from haservice.pipeline.schema import CORRUPT
 
 # Beyond the years 1 to 9999 there is no timestamp, in SQL or in Python.
@@ -51,6 +52,8 @@ BUILDERS: dict[str, _Builder] = {
     "reconsumeTimes": lambda records: records.field("reconsumeTimes"),
     "preparedTransactionOffset": lambda records: records.field("preparedTransactionOffset"),
     "bodyCrcOk": lambda records: records.sums_match(),
+    BODY_BYTES: lambda records: records.body_end - records.body_at,
+    STORE_BYTES: lambda records: records.sizes,
 }
 
 

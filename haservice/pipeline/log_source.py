@@ -34,6 +34,7 @@ from pyspark.sql.types import StructType
 
 from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline.by_queue import QueueRange, ranges_by_queue
+from haservice.pipeline.counting import counted_columns, counts_schema
 from haservice.pipeline.log_offsets import Offset, is_held, mark, next_edge, place_of
 from haservice.pipeline.options import EARLIEST, LATEST, LogOptions, offsets_of, read_options
 from haservice.pipeline.reading import LogRange, RangeReader, first_stored_ms
@@ -85,6 +86,8 @@ class LogSource(DataSource):
         return read_options(LogOptions, FORMAT, dict(self.options))
 
     def schema(self) -> StructType:
+        if self._options.count_by:
+            return counts_schema(self._options.count_by)
         return spark_schema(self._options.columns or NAMES)
 
     def reader(self, schema: StructType) -> LogReader:
@@ -95,6 +98,15 @@ class LogSource(DataSource):
 
 
 SOURCE = LogSource
+
+
+def _read_schema(options: LogOptions, asked: StructType) -> pa.Schema:
+    """What workers read of each record, so that the table has the schema that was asked for."""
+    if not options.count_by:
+        return arrow_schema(asked)
+    if options.columns or asked != counts_schema(options.count_by):
+        raise ConfigError(FORMAT, 0, "countBy", "says what the columns are; leave out columns, and a schema")
+    return counted_columns(options.count_by)
 
 
 class _Stores:
@@ -229,7 +241,7 @@ class LogReader(DataSourceReader):
         if ending is not None and EARLIEST in ending.offsets.values():
             raise ConfigError(FORMAT, 0, "endingOffsets", "a batch cannot end at the earliest (-2)")
         self._options = options
-        self._schema: pa.Schema = arrow_schema(schema)
+        self._schema = _read_schema(options, schema)
         self._selection = Selection.of_options(options)
         self._check_order()
 
@@ -306,7 +318,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a stream of a store begins at the latest (-1) of all queues or none",
             )
         self._options = options
-        self._schema: pa.Schema = arrow_schema(schema)
+        self._schema = _read_schema(options, schema)
         self._selection = Selection.of_options(options)
         self._target: dict[str, int] | None = None
 

@@ -187,6 +187,12 @@ class LogOptions:
         "brokerNames", (), names, "What column brokerName holds for each store; else the directory's name."
     )
     columns: tuple[str, ...] = option("columns", (), names, "Only these columns are read; else all.")
+    count_by: tuple[str, ...] = option(
+        "countBy",
+        (),
+        names,
+        "Not the records: for each value of these columns how many, in parts to be summed.",
+    )
     topics: tuple[str, ...] = option("topic", (), names, "Only these topics.")
     starting_offsets: Place | None = option(  # noqa: RUF009 - frozen
         "startingOffsets",

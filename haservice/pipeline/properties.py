@@ -7,7 +7,6 @@ over, of equal names the last value counts at the first one's place, and what is
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,21 +20,23 @@ _COUNTS_MAX = 1 << 23
 
 
 class Properties:
-    """Those of record i are the bytes of `data` from offsets[i] to offsets[i + 1]."""
+    """Those of record i are the bytes of `data` behind places[i], up to places[i + 1]; the byte at a place is
+    none of theirs, and is written over.
+    """
 
-    def __init__(self, data: npt.NDArray[np.uint8], offsets: Ints) -> None:
+    def __init__(self, data: npt.NDArray[np.uint8], places: Ints) -> None:
         self._data = data
-        self._records = len(offsets) - 1
-        self._split(offsets)
+        self._records = len(places) - 1
+        self._ascii = bool(data.max(initial=0) < 0x80)
+        data[places[:-1]] = _SEPARATE
+        self._split(places)
 
-    def _split(self, offsets: Ints) -> None:
+    def _split(self, places: Ints) -> None:
         data = self._data
         separators, assigns = np.flatnonzero(data == _SEPARATE), np.flatnonzero(data == _ASSIGN)
-        begins = np.sort(np.concatenate((offsets[:-1], separators + 1)), kind="stable")
-        ends = np.sort(np.concatenate((separators, offsets[1:])), kind="stable")
-        # A record has one piece more than it has separators.
-        before = np.searchsorted(separators, offsets)
-        self._owners = np.repeat(np.arange(self._records), np.diff(before) + 1)
+        begins, ends = separators + 1, np.append(separators[1:], len(data))
+        firsts = np.searchsorted(separators, places)
+        self._owners = np.repeat(np.arange(self._records), np.diff(firsts))
         if len(assigns) != len(begins) or not ((assigns > begins) & (assigns + 1 < ends)).all():
             # Not each piece has just one: the first one in each counts, and pieces without a part are none.
             assigns = np.append(assigns, len(data))
@@ -61,7 +62,7 @@ class Properties:
         wanted = np.full(self._records, -1, np.int64)
         # Pieces are in their order, and of several values for one place numpy keeps the last.
         wanted[self._owners[pieces]] = pieces
-        return as_text(self._values.take(pa.array(wanted, mask=wanted < 0)))
+        return self._text(self._values.take(pa.array(wanted, mask=wanted < 0)))
 
     def maps(self) -> pa.Array:
         """All of them, a map for each record."""
@@ -72,7 +73,17 @@ class Properties:
         counts = np.bincount(owners, minlength=self._records)
         offsets = np.zeros(self._records + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
-        return pa.MapArray.from_arrays(pa.array(offsets), as_text(names), as_text(values))
+        return pa.MapArray.from_arrays(pa.array(offsets), self._text(names), self._text(values))
+
+    def _text(self, array: pa.Array) -> pa.Array:
+        """Binary values as strings; of what is no UTF-8, the bytes that are not become U+FFFD."""
+        if self._ascii:
+            return array.view(pa.string())
+        try:
+            return array.cast(pa.string())
+        except pa.ArrowInvalid:
+            texts = [None if value is None else str(value, "utf-8", "replace") for value in array.to_pylist()]
+            return pa.array(texts, pa.string())
 
     def _repeats(self) -> bool:
         """Whether some record has a name twice."""
@@ -109,12 +120,3 @@ def _alternating(
     every = pa.Array.from_buffers(pa.binary(), 4 * count - 1, buffers)
     numbers = np.arange(0, 4 * count, 4, dtype=np.int32)
     return every.take(pa.array(numbers)), every.take(pa.array(numbers + 2))
-
-
-def as_text(array: Any) -> pa.Array:
-    """Binary values as strings; of what is no UTF-8, the bytes that are not become U+FFFD."""
-    try:
-        return array.cast(pa.string())
-    except pa.ArrowInvalid:
-        texts = [None if value is None else str(value, "utf-8", "replace") for value in array.to_pylist()]
-        return pa.array(texts, pa.string())

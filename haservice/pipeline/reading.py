@@ -13,6 +13,7 @@ from haservice.errors import HAServiceError
 from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window
 from haservice.pipeline.by_queue import QueueRange, pieces_by_queue
 from haservice.pipeline.columns import record_batch
+from haservice.pipeline.counting import STORE_BYTES, counted
 from haservice.pipeline.options import LogOptions, Mode
 from haservice.pipeline.scan import Damage, edge, pieces, sound_run
 from haservice.pipeline.schema import CORRUPT, CORRUPT_BODY_BYTES_MAX
@@ -56,7 +57,7 @@ class LogRange(InputPartition):
 
 @dataclass(frozen=True)
 class RangeReader:
-    """Reads ranges as rows of `schema`."""
+    """Reads ranges as rows of `schema`, or as what countBy makes of them."""
 
     schema: pa.Schema
     options: LogOptions
@@ -64,6 +65,10 @@ class RangeReader:
 
     def rows(self, part: LogRange | QueueRange) -> Iterator[pa.RecordBatch]:
         """Raises DamagedLog if the mode says so, SegmentGone unless losing data is fine."""
+        rows = self._rows(part)
+        return counted(rows, self.options.count_by) if self.options.count_by else rows
+
+    def _rows(self, part: LogRange | QueueRange) -> Iterator[pa.RecordBatch]:
         found = self._of_log(part) if isinstance(part, LogRange) else pieces_by_queue(part)
         try:
             for segment, piece in found:
@@ -114,6 +119,7 @@ class RangeReader:
         row = {
             "physicalOffset": damage.begin,
             "storeSize": size,
+            STORE_BYTES: size,
             "body": body,
             "brokerName": broker_name,
             CORRUPT: f"{segment.path}: {damage}",

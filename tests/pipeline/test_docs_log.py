@@ -31,13 +31,15 @@ def test_the_examples_run(
     records = fill(tmp_path / "broker-a", 60)
     monkeypatch.setattr(session, "session", lambda _: spark)
     blocks = re.findall(r"```python\n(.*?)```", CHAPTER, re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     scope: dict[str, object] = {}
     for block in blocks:
         exec(re.sub(r'"(broker-a|checkpoint|rows)"\)', rf'"{tmp_path}/\1")', block), scope)
     orders = sum(record.topic == "Orders" for record in records)
-    counts = re.findall(r"\|\s+\d+\|\s+(\d+)\|", capsys.readouterr().out)
-    assert sum(map(int, counts)) == orders > 0
+    shown = capsys.readouterr().out
+    assert sum(map(int, re.findall(r"^\| +\d+\| +(\d+)\|$", shown, re.M))) == orders > 0
+    counts = re.findall(r"^\|.+\|.+\| +(\d+)\| +\d+\| +\d+\|$", shown, re.M)
+    assert sum(map(int, counts)) == len(records)
     assert spark.read.parquet(str(tmp_path / "rows")).count() == len(records)
 
 

@@ -42,7 +42,7 @@ from tests.pipeline.filled import SEGMENT_BYTES, close, fill, flip, options
 from tests.support.messages import STORE_HOST, Clock, message
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -592,6 +592,70 @@ def test_a_segment_that_goes_after_planning_is_an_error_unless_loss_is_fine(
         [batch for part in parts for batch in strict.read(part)]
     found = sum(batch.num_rows for part in parts for batch in lax.read(part))
     assert found == sum(record.physical_offset >= SEGMENT_BYTES for record in records)
+
+
+# -- counts ---------------------------------------------------------------------------------------------
+
+
+def counts(frame: DataFrame, *keys: str) -> dict[tuple[Any, ...], tuple[int, ...]]:
+    """By keys what a user makes of the parts."""
+    summed = frame.groupBy(*keys).sum("count", "bodyBytes", "storeBytes").collect()
+    return {tuple(row[: len(keys)]): tuple(row[len(keys) :]) for row in summed}
+
+
+def test_counts_are_those_of_the_rows_and_far_fewer_leave_the_workers(
+    spark: SparkSession, store: tuple[Path, list[StoredMessage]]
+) -> None:
+    root, records = store
+    expected: dict[tuple[Any, ...], tuple[int, ...]] = {}
+    for record in records:
+        key = (record.topic, record.queue_id, decode_properties(record.properties).get("TAGS"))
+        count, body_bytes, store_bytes = expected.get(key, (0, 0, 0))
+        expected[key] = (count + 1, body_bytes + len(record.body), store_bytes + record.size)
+    read = spark.read.format("rocketmq-log").option("minPartitions", 3)
+    by_key = read.option("countBy", "topic, queueId, tags").load(str(root))
+    assert by_key.columns == ["topic", "queueId", "tags", "count", "bodyBytes", "storeBytes"]
+    assert counts(by_key, "topic", "queueId", "tags") == expected
+    by_topic = read.option("countBy", "topic").option("topic", "Orders").load(str(root))
+    of_orders = [value for (topic, *_), value in expected.items() if topic == "Orders"]
+    assert counts(by_topic, "topic") == {("Orders",): tuple(map(sum, zip(*of_orders, strict=True)))}
+    segments = len(StoreView(root).segments())
+    assert by_topic.count() < 4 * segments < counts(by_topic, "topic")["Orders",][0]
+
+
+def test_damage_counts_as_the_row_that_it_is(hurt: tuple[Path, list[StoredMessage], list[int]]) -> None:
+    root, records, gone = hurt
+    found: dict[str | None, list[dict[str, Any]]] = {}
+    source = LogSource({"path": str(root), "countBy": "topic"})
+    for row in rows(source.reader(source.schema())):
+        found.setdefault(row["topic"], []).append(row)
+    damages = [row for row in rows(reader(root)) if row[CORRUPT]]
+    of_damage = found.pop(None)
+    assert sum(row["count"] for row in of_damage) == len(damages) > 0
+    assert sum(row["storeBytes"] for row in of_damage) == sum(row["storeSize"] for row in damages)
+    assert {row["bodyBytes"] for row in of_damage} == {None}
+    assert sum(row["count"] for parts in found.values() for row in parts) == len(records) - len(gone)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"countBy": "topics"}, "topics: no such column; there are topic"),
+        ({"countBy": "topic,properties"}, "countBy: properties: a map: nothing can be grouped by it"),
+        ({"countBy": "topic", "columns": "topic"}, "countBy: says what the columns are; leave out columns"),
+    ],
+)
+def test_counts_by_what_is_no_key_are_refused(
+    store: tuple[Path, list[StoredMessage]], given: dict[str, str], said: str
+) -> None:
+    source = LogSource({"path": str(store[0]), **given})
+    with pytest.raises(ConfigError, match=said):
+        source.reader(source.schema())
+
+
+def test_a_schema_of_ones_own_and_counts_are_refused(store: tuple[Path, list[StoredMessage]]) -> None:
+    with pytest.raises(ConfigError, match=r"countBy: says what the columns are; .* a schema"):
+        LogSource({"path": str(store[0]), "countBy": "topic"}).reader(spark_schema(["topic"]))
 
 
 # -- options --------------------------------------------------------------------------------------------

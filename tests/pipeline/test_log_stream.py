@@ -23,7 +23,7 @@ from commitlog.store import Store
 from haservice.errors import ConfigError
 from haservice.pipeline import log_source
 from haservice.pipeline.log_offsets import place_of
-from haservice.pipeline.log_source import DataLoss, LogStreamReader, Offsets
+from haservice.pipeline.log_source import DataLoss, LogSource, LogStreamReader, Offsets
 from haservice.pipeline.options import LogOptions, read_options
 from haservice.pipeline.schema import CORRUPT, spark_schema
 from haservice.pipeline.store_view import StoreView
@@ -159,6 +159,20 @@ def test_a_limit_bounds_each_batch_and_all_of_it_comes(store: Store, limit: int)
         position = end
     assert found == stored(store)
     assert isinstance(reader(store.options.root).getDefaultReadLimit(), ReadAllAvailable)
+
+
+def test_counts_of_a_stream_are_of_its_batches(store: Store) -> None:
+    append(store, 60)
+    source = LogSource({"path": str(store.options.root), "startingOffsets": "earliest", "countBy": "topic"})
+    stream = source.streamReader(source.schema())
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadMaxRows(20))
+    parts = [
+        row for p in stream.partitions(start, end) for batch in stream.read(p) for row in batch.to_pylist()
+    ]
+    first = [record for record in records_of(store.log) if record.physical_offset < place_of(end["broker-a"])]
+    assert sum(row["count"] for row in parts) == len(first) == 20
+    assert sum(row["storeBytes"] for row in parts) == sum(record.size for record in first)
 
 
 def test_a_limit_is_shared_by_stores_as_they_have_to_be_read(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""Counts in place of rows: what groupBy(…).count() makes of a task's part of a log, made where it is read.
+
+    records of a window ─▶ their keys, bodyBytes, storeBytes ─▶ a row for each value of the keys
+
+Spark 4.3 tells a source in Python neither what a query groups by nor which columns it wants, and takes each
+row out of its Arrow columns before the query begins.  Who only counts says so by the option countBy, and few
+rows leave the worker.  They are partial counts, of a window each: the query adds them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.types import LongType, MapType, StructField, StructType
+
+from haservice.errors import ConfigError
+from haservice.pipeline.schema import arrow_schema, spark_schema
+
+COUNT, BODY_BYTES, STORE_BYTES = "count", "bodyBytes", "storeBytes"
+
+
+def counts_schema(keys: Sequence[str]) -> StructType:
+    """The keys, and what is told of each of their values.  Raises ConfigError for what is no key."""
+    schema = spark_schema(keys)
+    for field in schema.fields:
+        if isinstance(field.dataType, MapType):
+            raise ConfigError("countBy", 0, field.name, "a map: nothing can be grouped by it")
+    return StructType(
+        [*schema.fields, *(StructField(name, LongType()) for name in (COUNT, BODY_BYTES, STORE_BYTES))]
+    )
+
+
+def counted_columns(keys: Sequence[str]) -> pa.Schema:
+    """What is to be known of each record."""
+    numbers = [(BODY_BYTES, pa.int64()), (STORE_BYTES, pa.int64())]
+    return pa.schema([*arrow_schema(spark_schema(keys)), *pa.schema(numbers)])
+
+
+def counted(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Of each batch a row for each value of its keys: counts_schema."""
+    sums = [([], "count_all"), (BODY_BYTES, "sum"), (STORE_BYTES, "sum")]
+    for batch in batches:
+        groups = pa.table(batch).group_by(list(keys), use_threads=False).aggregate(sums)
+        yield from groups.rename_columns([*keys, COUNT, BODY_BYTES, STORE_BYTES]).to_batches()
