@@ -41,7 +41,7 @@ JOBS: Mapping[str, tuple[str, str]] = {
 }
 # For workers, who run their own Python.
 LACKING = (
-    "\n  workers lack it: install 'haservice[spark]' on each, and name its Python by "
+    "\n  workers lack it: install haservice with its extra [spark] on each, and name its Python by "
     "--conf spark.pyspark.python=…,\n  or ship this package with the job by "
     "--conf spark.submit.pyFiles=haservice.zip"
 )

@@ -1,10 +1,10 @@
 """Counts in place of rows: what groupBy(…).count() makes of a task's part of a log, made where it is read.
 
-    records of a window ─▶ their keys, bodyBytes, storeBytes ─▶ a row for each value of the keys
+    records of some windows ─▶ their keys, bodyBytes, storeBytes ─▶ a row for each value of the keys
 
 Spark 4.3 tells a source in Python neither what a query groups by nor which columns it wants, and takes each
 row out of its Arrow columns before the query begins.  Who only counts says so by the option countBy, and few
-rows leave the worker.  They are partial counts, of a window each: the query adds them up.
+rows leave the worker.  They are partial counts: the query adds them up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from haservice.errors import ConfigError
 from haservice.pipeline.schema import arrow_schema, spark_schema
 
 COUNT, BODY_BYTES, STORE_BYTES = "count", "bodyBytes", "storeBytes"
+_HELD_BYTES = 2 << 20
 
 
 def counts_schema(keys: Sequence[str]) -> StructType:
@@ -38,8 +39,21 @@ def counted_columns(keys: Sequence[str]) -> pa.Schema:
 
 
 def counted(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Of each batch a row for each value of its keys: counts_schema."""
-    sums = [([], "count_all"), (BODY_BYTES, "sum"), (STORE_BYTES, "sum")]
+    """A row for each value of the keys, of so many batches at a time that memory stays bounded: counts_schema."""
+    waiting: list[pa.RecordBatch] = []
     for batch in batches:
-        groups = pa.table(batch).group_by(list(keys), use_threads=False).aggregate(sums)
-        yield from groups.rename_columns([*keys, COUNT, BODY_BYTES, STORE_BYTES]).to_batches()
+        waiting.append(batch)
+        if sum(one.nbytes for one in waiting) >= _HELD_BYTES:
+            yield from _groups(waiting, keys)
+            waiting = []
+    if waiting:
+        yield from _groups(waiting, keys)
+
+
+def _groups(batches: Sequence[pa.RecordBatch], keys: Sequence[str]) -> Sequence[pa.RecordBatch]:
+    sums = [([], "count_all"), (BODY_BYTES, "sum"), (STORE_BYTES, "sum")]
+    groups = pa.Table.from_batches(batches).group_by(list(keys), use_threads=False).aggregate(sums)
+    found: Sequence[pa.RecordBatch] = groups.rename_columns(
+        [*keys, COUNT, BODY_BYTES, STORE_BYTES]
+    ).to_batches()
+    return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -46,9 +47,10 @@ from haservice.pipeline.store_view import LogSegment, StoreView
 logger = logging.getLogger(__name__)
 
 FORMAT = "rocketmq-log"
-# What a task reads, unless minPartitions asks for more tasks.
+# What a task reads, unless minPartitions asks for more tasks, or this machine's cores for work.
 RANGE_BYTES = 128 << 20
 RANGE_BYTES_MIN = 64 << 10
+CORE_BYTES_MIN = 16 << 20
 # Topics that are told to somebody who named none of them.
 _NAMED_MAX = 20
 # By the brokers' names.
@@ -174,7 +176,8 @@ class _Stores:
                 if low < high:
                     spans.append((name, segment, low, high))
         total = sum(high - low for _, _, low, high in spans)
-        step = min(RANGE_BYTES, max(total // self.options.partitions_min, RANGE_BYTES_MIN))
+        of_core = max(total // (os.cpu_count() or 1), CORE_BYTES_MIN)
+        step = min(RANGE_BYTES, of_core, max(total // self.options.partitions_min, RANGE_BYTES_MIN))
         return [part for span in spans for part in _cut(*span, step, selection)]
 
 

@@ -105,6 +105,7 @@ class _Watch:
                 except Exception:
                     return  # Java has ended; whoever waits for the job is told so
                 bar.length = max(tasks.known, 1)
+                bar.finished = False  # what was planned is done, and more may have been planned since
                 bar.update(tasks.done - bar.pos, rate_text(tasks, time.monotonic() - started, self._size))
 
     def wake(self) -> None:

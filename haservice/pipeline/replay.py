@@ -225,10 +225,11 @@ def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
             with damage_named(), progress(spark, "replaying"):
                 writer.save()
         except BaseException as error:
-            if not was_interrupted(error):
-                raise
             sent = f"{sink.Count.of_all(str(tasks)):,}" if on_this_machine else "nobody knows how many"
-            raise Interrupted(f"interrupted: {sent} messages were sent") from None
+            if was_interrupted(error):
+                raise Interrupted(f"interrupted: {sent} messages were sent") from None
+            error.add_note(f"{sent} messages were sent before")
+            raise
         found: dict[str, Any] = json.loads(counts.read_text())
     del found["batchId"]
     return found

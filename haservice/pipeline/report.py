@@ -162,7 +162,7 @@ def _section_html(section: Section) -> Iterator[str]:
         yield _table_html(section.table)
     yield from (plot for plot in section.plots if plot)
     if _figure is None and section.plots:
-        yield '<p class="cut">No pictures: matplotlib is not installed (pip install haservice[spark]).</p>'
+        yield '<p class="cut">No pictures: matplotlib is not installed (pip install matplotlib).</p>'
 
 
 def _table_html(table: Table) -> str:

