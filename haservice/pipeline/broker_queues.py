@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeVar
 
 from haservice.admin.calls import TOOLS_GROUP, Admin
 from haservice.broker.topics import PERM_READ
-from haservice.errors import RemotingTimeout, RemotingUnreachable
+from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.pipeline.broker_options import BrokerOptions, ReadFrom
 from haservice.pipeline.brokers import BrokerRefused
-from haservice.remoting.bodies import MASTER_ID, BrokerData
+from haservice.remoting.bodies import MASTER_ID, BrokerData, TopicRouteData
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import QueueHeader, SearchOffsetHeader
 
@@ -48,7 +48,7 @@ class Topics:
         """Raises BrokerRefused for a topic without one, RemotingError or AnswerError."""
         found = []
         for topic in self._options.topics:
-            route = self._admin.route(topic)
+            route = self._route(topic)
             brokers = {data.broker_name: self._addrs(data) for data in route.broker_datas}
             of_topic = [
                 Queue(topic, data.broker_name, number, brokers[data.broker_name])
@@ -64,6 +64,16 @@ class Topics:
                 )
             found += of_topic
         return sorted(found)
+
+    def _route(self, topic: str) -> TopicRouteData:
+        try:
+            return self._admin.route(topic)
+        except AnswerError as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            raise BrokerRefused(
+                f"nameServer {error.addr} is none: it knows of no routes; a broker's?"
+            ) from None
 
     def _addrs(self, data: BrokerData) -> tuple[str, ...]:
         slave = self._options.read_from is ReadFrom.SLAVE

@@ -331,6 +331,7 @@ class Records:
         for begin, end in zip(self.body_at.tolist(), self.body_end.tolist(), strict=True):
             yield view[begin:end]
 
+    @cached_property
     def sums_match(self) -> Flags:
         """Whether each body matches the sum that its record states."""
         sums = np.array([zlib.crc32(body) for body in self.bodies()], np.uint32) & CRC_MASK

@@ -45,6 +45,10 @@ LACKING = (
     "--conf spark.pyspark.python=…,\n  or ship this package with the job by "
     "--conf spark.submit.pyFiles=haservice.zip"
 )
+GAVE_UP = (
+    "Spark has given up: its master does not answer, or has ended the job; is --master right, and up?"
+    "\n  --conf spark.log.level=WARN shows what Spark says"
+)
 # A job file's own keys.
 FILE_KEYS = ("job", "arguments", "options", "master", "conf", "format")
 MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://.+:\d+|yarn|k8s://.+")
@@ -99,10 +103,12 @@ class Jobs(click.Group):
 def words_of(error: BaseException) -> str:
     """What went wrong, for a person."""
     if isinstance(error, click.ClickException):
-        return error.format_message()
-    if isinstance(error, HAServiceError | CommitLogError | OSError):
-        return explain(error)
-    return said_by_spark(error)
+        said = error.format_message()
+    elif isinstance(error, HAServiceError | CommitLogError | OSError):
+        said = explain(error)
+    else:
+        said = said_by_spark(error)
+    return "\n  ".join((said, *getattr(error, "__notes__", ())))
 
 
 def said_by_spark(error: BaseException) -> str:
@@ -118,6 +124,8 @@ def said_by_spark(error: BaseException) -> str:
         said = "\n".join(lines[first:last])
         said = OURS.sub("", said, count=1) if OURS.match(said) else re.sub(r"^(?:\w+\.)+", "", said)
         return said + (LACKING if re.match(r"ModuleNotFoundError: No module named '\w", said) else "")
+    if "on a stopped SparkContext" in text:
+        return GAVE_UP
     of_java = re.findall(r"^(?:: |Caused by: )(.+)$", text, re.M)
     if of_java:
         return str(re.sub(r"^(?:\w+\.)+", "", of_java[-1]))

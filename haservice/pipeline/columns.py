@@ -51,7 +51,7 @@ BUILDERS: dict[str, _Builder] = {
     "storeHost": lambda records: records.store_hosts(),
     "reconsumeTimes": lambda records: records.field("reconsumeTimes"),
     "preparedTransactionOffset": lambda records: records.field("preparedTransactionOffset"),
-    "bodyCrcOk": lambda records: records.sums_match(),
+    "bodyCrcOk": lambda records: records.sums_match,
     BODY_BYTES: lambda records: records.body_end - records.body_at,
     STORE_BYTES: lambda records: records.sizes,
 }

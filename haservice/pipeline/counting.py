@@ -39,7 +39,7 @@ def counted_columns(keys: Sequence[str]) -> pa.Schema:
 
 
 def counted(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """A row for each value of the keys, of so many batches at a time that memory stays bounded: counts_schema."""
+    """Rows of counts_schema, one for each value of the keys, of some batches at a time."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)

@@ -157,7 +157,10 @@ def episodes(seen: DataFrame, least_ms: int) -> DataFrame:
     silent = F.lag("until").over(in_order) > SILENCE_MS
     changed = F.coalesce((F.lag("value").over(in_order) != F.col("value")) | silent, F.lit(True))
     runs = seen.withColumn("value", value).withColumn("changed", changed.cast("int"))
-    runs = runs.withColumn("run", F.sum("changed").over(in_order))
+    # Of a slave that is away its last ack counts.
+    last_ack = F.last("ack", ignorenulls=True).over(in_order)
+    runs = runs.withColumns({"run": F.sum("changed").over(in_order), "ack": last_ack})
+    lacking = F.coalesce("lagBytes", F.col("logEnd") - F.col("ack"))
     waiting = (~F.col("present")) | (F.coalesce("lagBytes", F.lit(1)) > 0)
     return (
         runs.where(waiting)
@@ -166,7 +169,7 @@ def episodes(seen: DataFrame, least_ms: int) -> DataFrame:
             F.when(F.min("value") == -2, "absence").otherwise("stall").alias("kind"),
             F.min("ts").alias("beginMs"),
             F.max(F.col("ts") + F.col("held")).alias("endMs"),
-            F.max("lagBytes").alias("lagBytes"),
+            F.max(lacking).alias("lagBytes"),
             F.first("ack").alias("ack"),
         )
         .where(F.col("endMs") - F.col("beginMs") >= least_ms)

@@ -93,6 +93,7 @@ def _report(frame: DataFrame, places: Sequence[str], limits: Limits) -> Report:
         job="lag-report",
         title="Replication lag",
         verdict=_verdict(slaves, stalls, len(waits) - stalls, late, limits),
+        named=[_episode(one) for one in waits],
         findings=len(waits) + len(late),
         figures={
             "from": _time(all_of.beginMs),
@@ -132,12 +133,24 @@ def _verdict(
         return "No slave was connected in all this time."
     found = []
     if stalls:
-        found.append(f"{stalls} stalls of {limits.episode_s:g} s or more")
+        found.append(f"{_counted(stalls, 'stall')} of {limits.episode_s:g} s or more")
     if absences:
-        found.append(f"{absences} absences of {limits.episode_s:g} s or more")
+        found.append(f"{_counted(absences, 'absence')} of {limits.episode_s:g} s or more")
     if late:
         found.append(f"p99 above {limits.p99_s:g} s at {', '.join(one['slave'] for one in late)}")
     return "; ".join(found) + "." if found else "No slave stood still, and none was away."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _episode(one: Mapping[str, Any]) -> str:
+    seconds = (one["endMs"] - one["beginMs"]) / 1000
+    return (
+        f"{_short(one['broker'])}: {one['kind']} of {one['slave']} from {_time(one['beginMs'])} for"
+        f" {seconds:,.1f} s, {_size(one['lagBytes']) or 'nobody knows how much'} behind, ack {one['ack']}"
+    )
 
 
 def _sections(

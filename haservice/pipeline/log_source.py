@@ -164,6 +164,26 @@ class _Stores:
                     there = ", ".join(sorted(of_broker))
                     raise ConfigError(FORMAT, 0, key, f"no store is of {broker}; brokerNames are {there}")
                 _check_name(key, topic, queue_id, queues if broker is None else of_broker[broker])
+        if not may_come and self.options.fail_on_data_loss:
+            self._check_ends()
+
+    def _check_ends(self) -> None:
+        """Raises ConfigError for an offset to begin at that its queue has not come to."""
+        starting = self.options.starting_offsets
+        if starting is None or not starting.offsets:
+            return
+        queues = [(name, view.queues()) for name, view in self.items]
+        for (topic, broker, queue_id), offset in starting.offsets.items():
+            key = topic, queue_id
+            ends = [there[key].end for name, there in queues if broker in (None, name) and key in there]
+            if ends and offset > max(ends):
+                raise ConfigError(
+                    FORMAT,
+                    0,
+                    "startingOffsets",
+                    f"{offset} of topic {topic} queue {queue_id}, which ends at {max(ends)};"
+                    " failOnDataLoss=false goes on without it",
+                )
 
     def ranges(
         self, wanted: Sequence[tuple[str, StoreView, int, int]], selection: Selection

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
@@ -79,7 +80,7 @@ class RangeReader:
                 if isinstance(piece, Damage):
                     yield from self._damaged(part.broker_name, segment, piece)
                     continue
-                records = self.selection.choose(piece, part.broker_name)
+                records = self._with_sums(segment, self.selection.choose(piece, part.broker_name))
                 if len(records):
                     yield record_batch(
                         records, self.schema, part.broker_name, decompress=self.options.decompress
@@ -108,13 +109,26 @@ class RangeReader:
         behind = first_stored_ms(log, edge(log, part.end, part.limit))
         return first is not None and behind is not None and self.selection.skips_time(first, behind)
 
+    def _with_sums(self, segment: LogSegment, records: Records) -> Records:
+        """Those that the mode wants, where bodies are summed for bodyCrcOk; PERMISSIVE says it there."""
+        if self.options.mode is Mode.PERMISSIVE or "bodyCrcOk" not in self.schema.names:
+            return records
+        for number in np.flatnonzero(~records.sums_match).tolist():
+            begin = int(records.physical_offsets[number])
+            end = begin + int(records.sizes[number])
+            self._refuse_or_drop(segment, Damage(begin, end, "its body does not match its CRC"))
+        return records.where(records.sums_match)
+
     def _damaged(self, broker_name: str, segment: LogSegment, damage: Damage) -> Iterator[pa.RecordBatch]:
-        if self.options.mode is Mode.FAILFAST:
-            raise DamagedLog(segment, damage)
-        if self.options.mode is Mode.DROPMALFORMED:
-            logger.warning("damaged bytes dropped path=%s %s", segment.path, damage)
+        if self.options.mode is not Mode.PERMISSIVE:
+            self._refuse_or_drop(segment, damage)
         elif self.selection.keeps(damage):
             yield self._corrupt_row(broker_name, segment, damage)
+
+    def _refuse_or_drop(self, segment: LogSegment, damage: Damage) -> None:
+        if self.options.mode is Mode.FAILFAST:
+            raise DamagedLog(segment, damage)
+        logger.warning("damaged bytes dropped path=%s %s", segment.path, damage)
 
     def _corrupt_row(self, broker_name: str, segment: LogSegment, damage: Damage) -> pa.RecordBatch:
         size = damage.end - damage.begin

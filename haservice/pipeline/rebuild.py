@@ -170,22 +170,22 @@ def elsewhere(directory: Path, names: tuple[str, ...]) -> Iterator[Path]:
     yield directory
 
 
-def sizes_of(store: StoreView, sizes: Sizes, *, must_fit: bool) -> Sizes:
+def sizes_of(store: StoreView, sizes: Sizes, *, queues_fit: bool, index_fits: bool) -> Sizes:
     """`sizes`, but a queue file's size of 0 is that of the files there are.
 
-    Raises RebuildRefused if they `must_fit` the store's files and do not: its broker would not start on them.
+    Raises RebuildRefused if they have to fit the store's files, which its broker asks for, and do not.
     """
     found = _first_size(store.queue_dirs().values())
     wanted = sizes.queue_file_bytes or found or _DEFAULTS.queue_file_size
     wanted = -(-wanted // QUEUE_ENTRY_BYTES) * QUEUE_ENTRY_BYTES
-    if must_fit and found and found != wanted:
+    if queues_fit and found and found != wanted:
         raise RebuildRefused(
             f"{store.root / QUEUES}: files are {found} bytes long, asked are {wanted}: give"
             f" --queue-file-bytes {found}, the broker's mappedFileSizeConsumeQueue"
         )
     found = _first_size([store.root / INDEX])
     size = index_file_bytes(sizes.index_slots, sizes.index_entries)
-    if must_fit and found and found != size:
+    if index_fits and found and found != size:
         raise RebuildRefused(
             f"{store.root / INDEX}: files are {found} bytes long, asked are {size}: give --index-slots and"
             " --index-entries as the broker has them, its maxHashSlotNum and maxIndexNum"
@@ -242,7 +242,9 @@ def command(
     queues, index = only in (None, QUEUES), only in (None, INDEX)
     names = tuple(name for name, wanted in ((QUEUES, queues), (INDEX, index)) if wanted)
     sizes = Sizes(queue_file_bytes, index_slots, index_entries, delay_levels)
-    sizes = sizes_of(view, sizes, must_fit=to is None)
+    # Elsewhere whoever says other sizes wants them.
+    other = (index_slots, index_entries) != (_DEFAULTS.index_slots, _DEFAULTS.index_entries)
+    sizes = sizes_of(view, sizes, queues_fit=to is None, index_fits=to is None or (index and not other))
     place: Callable[..., Any] = elsewhere if to is not None else in_place
     with place(to or view.root, names) as directory:
         built = rebuild(job.spark(), view, directory, sizes, queues=queues, index=index)

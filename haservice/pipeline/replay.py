@@ -228,7 +228,7 @@ def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
             sent = f"{sink.Count.of_all(str(tasks)):,}" if on_this_machine else "nobody knows how many"
             if was_interrupted(error):
                 raise Interrupted(f"interrupted: {sent} messages were sent") from None
-            error.add_note(f"{sent} messages were sent before")
+            error.add_note(f"{sent} messages were sent before that")
             raise
         found: dict[str, Any] = json.loads(counts.read_text())
     del found["batchId"]
@@ -329,7 +329,10 @@ def command(
         return
     found = replay(frame, asked)
     rate_words = f"{found['messages'] / max(found['seconds'], 0.001):,.0f} messages/s"
-    statuses = ", ".join(f"{name} {count:,}" for name, count in found["statuses"].items()) or "no answer"
+    statuses = (
+        ", ".join(f"{name} {count:,}" for name, count in found["statuses"].items())
+        or "none, for nothing was sent"
+    )
     job.say(
         {"source": source, **found},
         f"{found['messages']:,} messages sent, {human_bytes(found['bodyBytes'])} of bodies, "

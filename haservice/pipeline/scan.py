@@ -243,4 +243,4 @@ def _is_there(records: Records) -> bool:
     """Whether all bytes of the last one are: its body matches its sum, and no zero ends its properties."""
     one = records.where(np.arange(len(records)) == len(records) - 1)
     properties = one.window.data[int(one.properties_at[0]) : int(one.properties_end[0])]
-    return bool(one.sums_match()[0]) and (not len(properties) or bool(properties[-1]))
+    return bool(one.sums_match[0]) and (not len(properties) or bool(properties[-1]))

@@ -93,6 +93,12 @@ def test_each_message_is_a_row_that_says_all_that_is_stored_of_it(cluster: Clust
         assert (row["bodyCrcOk"], row["brokerName"], row["_corrupt"]) == (True, "broker-a", None)
 
 
+def test_a_brokers_port_is_told_from_a_nameservers(cluster: Cluster) -> None:
+    node = cluster.start()
+    with pytest.raises(BrokerRefused, match=f"nameServer {addr_of(node)} is none: it knows of no routes"):
+        rows_of(cluster, nameServer=addr_of(node))
+
+
 def test_a_queue_of_many_messages_is_read_by_several_tasks_each_message_once(cluster: Cluster) -> None:
     cluster.fill(cluster.start(), count=500, queues=2)
     one = reader(cluster, minPartitions="7")

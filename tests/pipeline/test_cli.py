@@ -83,6 +83,11 @@ def test_what_a_job_lacks_is_said_with_the_command_that_installs_it(monkeypatch:
     assert "no_such_package_of_spark is not installed\n  pip install '.[spark]'" in done.stderr
 
 
+def test_a_master_that_does_not_answer_is_named_and_not_what_spark_makes_of_it() -> None:
+    stopped = "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped"
+    assert cli.words_of(RuntimeError(stopped)).startswith("Spark has given up: its master does not answer")
+
+
 # ---- exit codes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,10 +150,19 @@ def test_who_does_not_move_with_something_to_get_stalls_and_who_goes_away_is_abs
         ("stalling", "stall", "r1", 5.0, 13.0),
     ]
     assert result["episodes"][1]["lagBytes"] == 107
-    assert result["verdict"] == "1 stalls of 5 s or more; 1 absences of 5 s or more."
+    assert result["verdict"] == "1 stall of 5 s or more; 1 absence of 5 s or more."
+    text = CliRunner().invoke(main, ["lag-report", str(tmp_path / "leaving")]).output
+    assert re.search(r"- leaving: absence of r2:10911 from .* for 20\.0 s, 0 B behind, ack 100\n", text)
     shares = {one["slave"]: one["presentShare"] for one in result["slaves"] if "leaving" in one["broker"]}
     assert shares == {"r1:10911": 1.0, "r2:10911": pytest.approx(8 / 28)}
     assert found(tmp_path / "stalling", "--stall-seconds", 8.5)["ok"]
+
+
+def test_who_is_away_lags_by_what_was_stored_since_its_last_ack(tmp_path: Path) -> None:
+    lines = [line(n, 100 + n, [slave(100 + n, 100 + n)]) for n in range(5)]
+    lines += [line(5 + n, 1000 * n) for n in range(1, 11)]
+    (one,) = found(written(tmp_path / "broker-a", lines), code=1)["episodes"]
+    assert (one["kind"], one["ack"], one["lagBytes"]) == ("absence", 104, 10_000 - 104)
 
 
 def test_who_is_level_or_moves_does_not_stall_and_a_silence_ends_what_was_going_on(tmp_path: Path) -> None:
@@ -202,7 +212,7 @@ def test_the_page_shows_what_the_json_says(tmp_path: Path) -> None:
     assert len(result["overTime"]) == 60
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<svg") == 4
-    for words in ("r1:10911", "broker-a", "stall", "1 stalls of 5 s or more"):
+    for words in ("r1:10911", "broker-a", "stall", "1 stall of 5 s or more"):
         assert words in page
 
 

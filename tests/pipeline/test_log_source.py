@@ -327,6 +327,21 @@ def test_offsets_of_a_broker_are_for_its_stores_only(
     ]
 
 
+def test_offsets_that_no_queue_has_come_to_are_refused_unless_loss_is_fine(
+    store: tuple[Path, list[StoredMessage]],
+) -> None:
+    root, records = store
+    end = 1 + max(one.queue_offset for one in records if (one.topic, one.queue_id) == ("Orders", 1))
+    at_end, behind = (f'{{"Orders": {{"1": {offset}}}}}' for offset in (end, end + 1))
+    others = [row["physicalOffset"] for row in rows(reader(root, startingOffsets=at_end))]
+    assert 0 < len(others) < len(records)
+    with pytest.raises(
+        ConfigError, match=f"startingOffsets: {end + 1} of topic Orders queue 1, .* at {end};"
+    ):
+        reader(root, startingOffsets=behind).partitions()
+    assert offsets(reader(root, startingOffsets=behind, failOnDataLoss="false")) == others
+
+
 def test_times_are_where_a_read_begins_and_ends(store: tuple[Path, list[StoredMessage]]) -> None:
     root, records = store
     begin, end = records[100].store_timestamp_ms, records[300].store_timestamp_ms
@@ -546,6 +561,34 @@ def test_damage_can_end_a_read(
         Exception, match=rf"{root}/commitlog/0+: record at {records[50].physical_offset}: magic"
     ):
         frame.collect()
+
+
+@pytest.fixture
+def flipped(tmp_path: Path, store: tuple[Path, list[StoredMessage]]) -> tuple[Path, StoredMessage]:
+    """A copy with one bit of one body turned over."""
+    root, records = store
+    copy = shutil.copytree(root, tmp_path / "flipped")
+    one = next(record for record in records[60:] if record.body)
+    flip(copy, one.physical_offset + one.size - len(one.properties) - 2 - len(one.topic.encode()) - 2)
+    return copy, one
+
+
+def test_a_body_that_is_not_what_its_sum_is_of_is_told_by_each_mode_that_sums(
+    flipped: tuple[Path, StoredMessage], caplog: pytest.LogCaptureFixture
+) -> None:
+    root, one = flipped
+    told = f"record at {one.physical_offset}: its body does not match its CRC; {one.size} bytes"
+    wrong = [row for row in rows(reader(root)) if not row["bodyCrcOk"]]
+    assert [(row["physicalOffset"], row["topic"]) for row in wrong] == [(one.physical_offset, one.topic)]
+    with pytest.raises(DamagedLog, match=rf"{root}/commitlog/0+: {told}"):
+        rows(reader(root, mode="FAILFAST"))
+    with caplog.at_level("WARNING"):
+        sound = offsets(reader(root, mode="DROPMALFORMED"))
+    assert told in caplog.text
+    assert len(sound) == COUNT - 1
+    assert one.physical_offset not in sound
+    unsummed = reader(root, columns=["physicalOffset"], mode="FAILFAST")
+    assert one.physical_offset in offsets(unsummed)
 
 
 def test_filters_that_damage_cannot_fulfil_leave_it_out_as_sql_does(

@@ -143,9 +143,15 @@ def test_files_of_other_sizes_than_the_brokers_are_refused(filled: Path, spark: 
     code, output = run("rebuild", filled, "--queue-file-bytes", "4000", *SIZES[2:])
     assert code == 3
     assert "--queue-file-bytes 400" in output
-    code, output = run("rebuild", filled)
-    assert code == 3
-    assert "--index-slots" in output
+    for place in ((), ("--to", filled / "new")):
+        code, output = run("rebuild", filled, *place)
+        assert code == 3
+        assert "--index-slots" in output
+    assert not (filled / "new").exists()
+    code, output = run(
+        "rebuild", filled, "--to", filled / "new", "--index-slots", "7", "--index-entries", "99"
+    )
+    assert code == 0, "whoever says other sizes wants them"
 
 
 def test_delays_that_are_none_are_a_wrong_command_line(filled: Path) -> None:

@@ -25,7 +25,7 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import CreateTopicHeader
 from tests.pipeline.brokers import Cluster, properties_of, stored
-from tests.pipeline.filled import close, copied, flip, options
+from tests.pipeline.filled import SEGMENT_BYTES, close, copied, flip, options
 from tests.support.brokers import addr_of
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, message
 from tests.support.waiting import wait_until
@@ -216,12 +216,35 @@ def test_damage_in_the_store_is_an_error_unless_it_may_be_passed_over(
     flip(damaged, offset)
     done = mqpipeline("replay", str(damaged), "-t", "Orders", "-n", cluster.namesrv)
     assert done.exit_code == 3
-    (said,) = done.stderr.splitlines()
+    said, sent = done.stderr.splitlines()
     assert said.startswith(f"Error: {first}: record at ")
     assert said.endswith("or go on behind it by --skip-damage")
-    assert mqpipeline("replay", str(damaged), "-t", "Orders", "--dry-run").stderr == done.stderr
+    assert sent == "  0 messages were sent before that"
+    assert mqpipeline("replay", str(damaged), "-t", "Orders", "--dry-run").stderr == f"{said}\n"
     assert stored(node, "Orders") == []
     assert replayed(str(damaged), "-t", "Orders", "-n", cluster.namesrv, "--skip-damage")["messages"] == 59
+
+
+def test_what_was_sent_before_damage_is_told(
+    cluster: Cluster, source: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    """A body that does not match its CRC is damage, too: it is not sent as if it were sound."""
+    node = cluster.start()
+    damaged = copied(source, tmp_path / "damaged")
+    frame = spark.read.format("rocketmq-log").load(str(damaged)).where("topic = 'Orders'")
+    last = frame.orderBy(frame.physicalOffset.desc()).first()
+    assert last is not None
+    start = last.physicalOffset - last.physicalOffset % SEGMENT_BYTES
+    segment = damaged / "commitlog" / f"{start:020d}"
+    at = segment.read_bytes().index(bytes(last.body) + b"\x06Orders", last.physicalOffset - start)
+    flip(damaged, start + at)
+    done = mqpipeline("replay", str(damaged), "-t", "Orders", "-n", cluster.namesrv)
+    said, sent = done.stderr.splitlines()
+    assert done.exit_code == 3
+    assert f"record at {last.physicalOffset}: its body does not match its CRC" in said
+    arrived = len(stored(node, "Orders"))
+    assert sent == f"  {arrived} messages were sent before that"
+    assert bytes(last.body) not in [message.body for message in stored(node, "Orders")]
 
 
 def test_what_is_wrong_is_said_before_anything_is_sent(

@@ -7,11 +7,13 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from haservice.pipeline import progress as progress_bar
 from haservice.pipeline.progress import Tasks, progress, rate_text, tasks_of
 from haservice.pipeline.session import NoSpark, check_java, check_package, is_local, session, unix_sockets
 
@@ -71,7 +73,7 @@ def test_a_fitting_java_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_a_package_that_is_missing_or_old_is_named_with_the_command_that_installs_it() -> None:
-    with pytest.raises(NoSpark, match=r"no-such-package is not installed for .*\n  pip install 'haservice\["):
+    with pytest.raises(NoSpark, match=r"no-such-package is not installed for .*\n  pip install '\.\[spark"):
         check_package("no-such-package", (1, 0))
     with pytest.raises(NoSpark, match=r"pyarrow [0-9.]+ is too old, 999\.0 is the least\n  pip install"):
         check_package("pyarrow", (999, 0))
@@ -182,6 +184,25 @@ def test_a_bar_counts_the_tasks_of_the_jobs_inside_and_no_others(
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
     assert "counting" in terminal.getvalue()
     assert "3/3" in terminal.getvalue()
+
+
+@pytest.mark.timeout(60)
+def test_a_bar_that_was_full_shows_what_has_been_planned_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, stop = Terminal(), threading.Event()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    looks = iter([Tasks(13, 13), Tasks(14, 130)])
+
+    def look(*_: object) -> Tasks:
+        tasks = next(looks)
+        if tasks.known > tasks.done:
+            stop.set()
+        return tasks
+
+    monkeypatch.setattr(progress_bar, "tasks_of", look)
+    progress_bar._Watch(None, "", "queues", None).run(stop)  # type: ignore[arg-type]
+    drawn = [one for one in terminal.getvalue().split("\r") if "14/130" in one]
+    assert drawn
+    assert "-" * 30 in drawn[-1]
 
 
 @pytest.mark.spark
