@@ -27,8 +27,8 @@ class Properties:
     def __init__(self, data: npt.NDArray[np.uint8], places: Ints) -> None:
         self._data = data
         self._records = len(places) - 1
-        self._ascii = bool(data.max(initial=0) < 0x80)
         data[places[:-1]] = _SEPARATE
+        self._ascii = bool(data.max(initial=0) < 0x80)
         self._split(places)
 
     def _split(self, places: Ints) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterable
@@ -749,6 +750,17 @@ def test_errors_reach_the_user_through_spark(spark: SparkSession, tmp_path: Path
 
 def test_names_of_options_may_be_written_in_any_case(store: tuple[Path, list[StoredMessage]]) -> None:
     assert len(reader(store[0], MINPARTITIONS="5").partitions()) >= 5
+
+
+def test_a_log_is_cut_so_that_every_core_has_something_to_do(
+    store: tuple[Path, list[StoredMessage]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_source, "CORE_BYTES_MIN", 1000)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    segments = len(StoreView(store[0]).segments())
+    assert len(reader(store[0]).partitions()) == segments
+    monkeypatch.setattr(os, "cpu_count", lambda: 4 * segments)
+    assert len(reader(store[0]).partitions()) >= 4 * segments - 1
 
 
 def test_batches_are_bounded_by_the_bytes_that_they_take(
