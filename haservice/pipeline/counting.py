@@ -41,11 +41,13 @@ def counted_columns(keys: Sequence[str]) -> pa.Schema:
 def counted(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Rows of counts_schema, one for each value of the keys, of some batches at a time."""
     waiting: list[pa.RecordBatch] = []
+    held = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(one.nbytes for one in waiting) >= _HELD_BYTES:
+        held += batch.nbytes
+        if held >= _HELD_BYTES:
             yield from _groups(waiting, keys)
-            waiting = []
+            waiting, held = [], 0
     if waiting:
         yield from _groups(waiting, keys)
 
