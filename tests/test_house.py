@@ -53,6 +53,7 @@ LIBRARIES = {
     "pyarrow": ("haservice.pipeline",),
     "isal": ("haservice.broker", "haservice.replication"),
     "numpy": ("haservice.pipeline",),
+    "numba": ("haservice.pipeline",),
     "matplotlib": ("haservice.pipeline",),
     "orjson": ("haservice",),
     "tenacity": ("haservice",),

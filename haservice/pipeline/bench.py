@@ -11,8 +11,8 @@
 
 Java compiles what it runs often, so before anything counts every query has run some times over a small part
 of all; then it runs once over the whole, so that files are in memory, and in rounds, by turns, of which the
-middle one counts.  The log's time has in it what looks at the store before tasks begin; of Parquet its
-files were looked at before.  Logs of several sizes are the first segments of one.  Absolute figures drift
+middle one counts.  Each time is that of a whole query, from spark.read on: both look at their files.
+Logs of several sizes are the first segments of one.  Absolute figures drift
 with the machine, the ratios are what counts.
 """
 
@@ -280,11 +280,10 @@ def measure() -> None:
         return spark.read.format(source).options(**options).load(str(first_segments(Path(place), segments)))
 
     def timed(segments: int, rounds: int) -> list[tuple[float, float]]:
-        frame = parquet(segments).select(*asked.columns)
         return in_turns(
             rounds,
             lambda: asked.of_log(log(segments, asked.options)),
-            lambda: asked.of_rows(frame),
+            lambda: asked.of_rows(parquet(segments).select(*asked.columns)),
             lambda: asked.of_log(log(segments, asked.options, SameBatch.name())),
         )
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pyspark.sql.datasource import InputPartition
 
 from commitlog.record import RECORD_BYTES_MIN
-from haservice.pipeline.bulk import ROWS_MAX, WINDOW_BYTES, Records, Window
+from haservice.pipeline.bulk import ROWS_MAX, WINDOW_BYTES, Records, Window, sound_at
 from haservice.pipeline.options import offsets_of
 from haservice.pipeline.scan import Damage, judge
 from haservice.pipeline.selection import Selection
@@ -167,12 +167,10 @@ def _judged(log: OpenSegment, parts: list[bytes], offsets: list[int]) -> Iterato
     data = b"".join(parts)
     sizes = np.array([len(part) for part in parts], np.int64)
     window, places = Window(data, 0, len(data)), np.cumsum(sizes) - sizes
-    records = Records(window, places, sizes, np.array(offsets, np.int64))
-    sound = records.sound & (window.ints(places, ">i4") == sizes)
-    sound[np.flatnonzero(sound)[records.where(sound).bad_topics()]] = False
+    records, sound = sound_at(window, places, sizes, np.array(offsets, np.int64))
     for number in np.flatnonzero(~sound).tolist():
         found, reason = judge(log, offsets[number], log.end)
         reason = reason or f"has {found} bytes, {len(parts[number])} by its consume queue"
         yield Damage(offsets[number], offsets[number] + len(parts[number]), reason)
-    if sound.any():
-        yield records.where(sound)
+    if len(records):
+        yield records

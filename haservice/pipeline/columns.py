@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from commitlog.record import SYS_COMPRESSED
-from haservice.pipeline.bulk import Ints, Records
+from haservice.pipeline.bulk import Records
 from haservice.pipeline.counting import BODY_BYTES, STORE_BYTES
+from haservice.pipeline.loops import Ints
 from haservice.pipeline.schema import CORRUPT
+from haservice.pipeline.texts import slices
 
 # Beyond the years 1 to 9999 there is no timestamp, in SQL or in Python.
 _MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
@@ -32,7 +34,7 @@ def _timestamps(ms: Ints) -> pa.Array:
 
 _Builder = Callable[[Records], Any]
 BUILDERS: dict[str, _Builder] = {
-    "topic": lambda records: records.topics.cast(pa.string()),
+    "topic": lambda records: records.topics.strings(),
     "queueId": lambda records: records.queue_ids,
     "queueOffset": lambda records: records.queue_offsets,
     "physicalOffset": lambda records: records.physical_offsets,
@@ -41,7 +43,7 @@ BUILDERS: dict[str, _Builder] = {
     "uniqKey": lambda records: records.properties.last(b"UNIQ_KEY"),
     "keys": lambda records: records.properties.last(b"KEYS"),
     "tags": lambda records: records.properties.last(b"TAGS"),
-    "body": lambda records: records.window.slices(records.body_at, records.body_end),
+    "body": lambda records: slices(records.window.data, records.body_at, records.body_end),
     "properties": lambda records: records.properties.maps(),
     "flag": lambda records: records.field("flag"),
     "sysFlag": lambda records: records.field("sysFlag"),
@@ -73,10 +75,21 @@ def record_batch(
             array = unpacked.bodies()
         elif field.name == "sysFlag" and unpacked:
             array = unpacked.sys_flags()
+        elif field.name == "topic" and pa.types.is_dictionary(field.type):
+            array = records.topics.dictionary()
         else:
             array = BUILDERS[field.name](records)
-        arrays.append(array if isinstance(array, pa.Array) else pa.array(array, field.type))
+        arrays.append(_typed(array, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _typed(array: Any, wanted: pa.DataType) -> pa.Array:
+    """Dictionaries of what are not any yet, too."""
+    if not pa.types.is_dictionary(wanted):
+        return array if isinstance(array, pa.Array) else pa.array(array, wanted)
+    if not isinstance(array, pa.DictionaryArray):
+        array = _typed(array, wanted.value_type).dictionary_encode()
+    return array
 
 
 # What unpacking changes.

@@ -1,6 +1,6 @@
 """Counts in place of rows: what groupBy(…).count() makes of a task's part of a log, made where it is read.
 
-    records of some windows ─▶ their keys, bodyBytes, storeBytes ─▶ a row for each value of the keys
+    records of a window ─▶ numbers in place of the keys ─▶ count, bodyBytes, storeBytes of each ─▶ few rows
 
 Spark 4.3 tells a source in Python neither what a query groups by nor which columns it wants, and takes each
 row out of its Arrow columns before the query begins.  Who only counts says so by the option countBy, and few
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, MapType, StructField, StructType
 
@@ -18,7 +19,10 @@ from haservice.errors import ConfigError
 from haservice.pipeline.schema import arrow_schema, spark_schema
 
 COUNT, BODY_BYTES, STORE_BYTES = "count", "bodyBytes", "storeBytes"
-_HELD_BYTES = 2 << 20
+# Of what is known of records that wait to be counted.
+_HELD_BYTES = 1 << 20
+# Up to so many values of the keys each has its place in a table, else in a sorted one of those there are.
+_TABLE_MAX = 1 << 17
 
 
 def counts_schema(keys: Sequence[str]) -> StructType:
@@ -33,29 +37,47 @@ def counts_schema(keys: Sequence[str]) -> StructType:
 
 
 def counted_columns(keys: Sequence[str]) -> pa.Schema:
-    """What is to be known of each record."""
-    numbers = [(BODY_BYTES, pa.int64()), (STORE_BYTES, pa.int64())]
-    return pa.schema([*arrow_schema(spark_schema(keys)), *pa.schema(numbers)])
+    """What is to be known of each record; of keys their numbers."""
+    numbered = [
+        field.with_type(pa.dictionary(pa.int32(), field.type)) for field in arrow_schema(spark_schema(keys))
+    ]
+    return pa.schema([*numbered, (BODY_BYTES, pa.int64()), (STORE_BYTES, pa.int64())])
 
 
 def counted(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Rows of counts_schema, one for each value of the keys, of some batches at a time."""
+    """Rows of counts_schema, one for each value of the keys, of some batches of counted_columns at a time."""
     waiting: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
         waiting.append(batch)
         held += batch.nbytes
         if held >= _HELD_BYTES:
-            yield from _groups(waiting, keys)
+            yield _groups(waiting, keys)
             waiting, held = [], 0
     if waiting:
-        yield from _groups(waiting, keys)
+        yield _groups(waiting, keys)
 
 
-def _groups(batches: Sequence[pa.RecordBatch], keys: Sequence[str]) -> Sequence[pa.RecordBatch]:
-    sums = [([], "count_all"), (BODY_BYTES, "sum"), (STORE_BYTES, "sum")]
-    groups = pa.Table.from_batches(batches).group_by(list(keys), use_threads=False).aggregate(sums)
-    found: Sequence[pa.RecordBatch] = groups.rename_columns(
-        [*keys, COUNT, BODY_BYTES, STORE_BYTES]
-    ).to_batches()
-    return found
+def _groups(batches: Sequence[pa.RecordBatch], keys: Sequence[str]) -> pa.RecordBatch:
+    (batch,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
+    groups, total = np.zeros(len(batch), np.int64), 1
+    for key in keys:
+        column = batch.column(key)
+        null = len(column.dictionary)
+        groups, total = groups * (null + 1) + column.indices.fill_null(null).to_numpy(), total * (null + 1)
+        if total > _TABLE_MAX:
+            there, groups = np.unique(groups, return_inverse=True)
+            total = len(there)
+    counts = np.bincount(groups, minlength=total)
+    there = np.flatnonzero(counts)
+    one_of = np.empty(total, np.int64)
+    one_of[groups] = np.arange(len(groups))
+    some = pa.array(one_of[there])
+    sums = [
+        np.bincount(groups, batch.column(name).to_numpy(), total)[there].astype(np.int64)
+        for name in (BODY_BYTES, STORE_BYTES)
+    ]
+    columns = [batch.column(key).take(some).dictionary_decode() for key in keys]
+    return pa.RecordBatch.from_arrays(
+        [*columns, *map(pa.array, (counts[there], *sums))], [*keys, COUNT, BODY_BYTES, STORE_BYTES]
+    )

@@ -38,7 +38,7 @@ from haservice.pipeline.by_queue import QueueRange, ranges_by_queue
 from haservice.pipeline.counting import counted_columns, counts_schema
 from haservice.pipeline.log_offsets import Offset, is_held, mark, next_edge, place_of
 from haservice.pipeline.options import EARLIEST, LATEST, LogOptions, offsets_of, read_options
-from haservice.pipeline.reading import LogRange, RangeReader, first_stored_ms
+from haservice.pipeline.reading import LogRange, RangeReader, first_stored_ms, settle
 from haservice.pipeline.scan import Damage, pieces
 from haservice.pipeline.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.selection import Selection
@@ -291,6 +291,7 @@ class LogReader(DataSourceReader):
         return others
 
     def partitions(self) -> Sequence[InputPartition]:
+        settle()
         stores = _Stores(self._options)
         stores.check_names()
         wanted, torn = [], []

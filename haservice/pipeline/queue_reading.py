@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
@@ -23,8 +22,9 @@ from haservice.admin.calls import TOOLS_GROUP, Admin, Pulled
 from haservice.admin.reading import PULL_COUNT, wanted_tags
 from haservice.errors import AnswerError, HAServiceError, RemotingTimeout, RemotingUnreachable
 from haservice.pipeline.brokers import admin_of
-from haservice.pipeline.bulk import Flags, Ints, Records, Window, chain
+from haservice.pipeline.bulk import Records, Window, sound_run
 from haservice.pipeline.columns import record_batch
+from haservice.pipeline.loops import Flags
 from haservice.pipeline.selection import Selection
 from haservice.remoting.codes import ResponseCode
 
@@ -121,27 +121,12 @@ class QueueReader:
             yield record_batch(records, self.schema, part.broker_name, decompress=self.decompress)
 
 
-class PulledRecords(Records):
-    """Records of a pull, each from a place in the log of its own."""
-
-    @property
-    def physical_offsets(self) -> Ints:
-        return self.field("physicalOffset")
-
-
 def records_of(data: bytes) -> Records:
     """The records of pulls, one behind the other.  Raises HAServiceError for bytes that are none."""
-    window = Window(data, 0, len(data))
-    runs, begin = [], 0
-    while begin < len(data):
-        places, sizes = chain(window, begin)
-        if not len(places):
-            raise HAServiceError(f"a broker's answer is no record at byte {begin} of {len(data)}")
-        runs.append((places, sizes))
-        begin = int(places[-1] + sizes[-1])
-    records = PulledRecords(window, *map(np.concatenate, zip(*runs, strict=True)))
-    if not records.sound.all() or records.bad_topics():
-        raise HAServiceError(f"a broker's answer of {len(data)} bytes holds a damaged record")
+    records = sound_run(Window(data, 0, len(data)), rows_max=len(data), anywhere=True)
+    end = int(records.properties_end[-1]) if len(records) else 0
+    if end != len(data):
+        raise HAServiceError(f"a broker's answer is no record at byte {end} of {len(data)}")
     return records
 
 

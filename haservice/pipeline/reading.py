@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from haservice.errors import HAServiceError
-from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window
+from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window, sound_run
 from haservice.pipeline.by_queue import QueueRange, pieces_by_queue
 from haservice.pipeline.columns import record_batch
-from haservice.pipeline.counting import STORE_BYTES, counted
+from haservice.pipeline.counting import BODY_BYTES, STORE_BYTES, counted
 from haservice.pipeline.options import LogOptions, Mode
-from haservice.pipeline.scan import Damage, edge, pieces, sound_run
+from haservice.pipeline.scan import Damage, edge, pieces
 from haservice.pipeline.schema import CORRUPT, CORRUPT_BODY_BYTES_MAX
 from haservice.pipeline.selection import Selection
 from haservice.pipeline.store_view import LogSegment, OpenSegment, SegmentGone
@@ -27,6 +26,8 @@ from haservice.pipeline.store_view import LogSegment, OpenSegment, SegmentGone
 logger = logging.getLogger(__name__)
 
 _LOOK_BYTES = 8 << 10
+_SETTLING = 2
+_tasks = itertools.count()
 
 
 class DamagedLog(HAServiceError):
@@ -69,7 +70,7 @@ class RangeReader:
 
     def rows(self, part: LogRange | QueueRange) -> Iterator[pa.RecordBatch]:
         """Raises DamagedLog if the mode says so, SegmentGone unless losing data is fine."""
-        _settle()
+        settle()
         rows = self._rows(part)
         return counted(rows, self.options.count_by) if self.options.count_by else rows
 
@@ -137,6 +138,7 @@ class RangeReader:
         row = {
             "physicalOffset": damage.begin,
             "storeSize": size,
+            BODY_BYTES: 0,
             STORE_BYTES: size,
             "body": body,
             "brokerName": broker_name,
@@ -146,10 +148,11 @@ class RangeReader:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-@cache
-def _settle() -> None:
-    """Behind each task pyspark looks for garbage, 20 ms long among all that is imported: that stays."""
-    if TaskContext.get() is not None:
+def settle() -> None:
+    """Behind each task pyspark looks for garbage, 20 ms long among all that is imported: that stays, and so
+    does what the first task loads.
+    """
+    if next(_tasks) < _SETTLING:
         gc.freeze()
 
 
@@ -158,5 +161,5 @@ def first_stored_ms(log: OpenSegment, offset: int) -> int | None:
     if not log.start <= offset < log.end:
         return None
     window = Window(log.read(offset, min(_LOOK_BYTES, log.end - offset)), offset, log.end - offset)
-    records = sound_run(window, 1)
+    records = sound_run(window, rows_max=1)
     return int(records.store_ms[0]) if len(records) else None

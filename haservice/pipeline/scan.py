@@ -33,7 +33,8 @@ from commitlog.record import (
     SYS_HOSTS_V6,
     parse_head,
 )
-from haservice.pipeline.bulk import ROWS_MAX, WINDOW_BYTES, Ints, Records, Window, candidates, chain, is_blank
+from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window, candidates, is_blank, sound_run
+from haservice.pipeline.loops import Ints
 
 # The largest record of a broker whose maxMessageSize is the default: edges hide inside of none.
 RECORD_BYTES_MAX = (4 << 20) + RECORD_OVERHEAD_MAX
@@ -105,14 +106,6 @@ def pieces(
         resume = next_sound(log, position + 1, limit)
         yield Damage(position, resume, reason)
         position = resume
-
-
-def sound_run(window: Window, rows_max: int = ROWS_MAX) -> Records:
-    """The sound records that follow each other from the window's begin on."""
-    records = Records(window, *chain(window, 0, rows_max))
-    if not records.sound.all():
-        records = records.first(int(records.sound.argmin()))
-    return records.first(min(records.bad_topics(), default=len(records)))
 
 
 def judge(log: Log, offset: int, end: int) -> tuple[int, str]:

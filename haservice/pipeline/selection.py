@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
@@ -25,7 +23,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from haservice.pipeline.bulk import Flags, Ints, Records
+from haservice.pipeline.bulk import Records
+from haservice.pipeline.loops import Flags, Ints
 from haservice.pipeline.options import LATEST, LogOptions, Offsets, offsets_of
 from haservice.pipeline.scan import Damage
 
@@ -142,8 +141,8 @@ class Selection:
             if len(records):
                 records = records.where(bounds.mask(_NUMBERS[column](records)))
         if self.topics is not None and len(records):
-            wanted = pa.array([topic.encode() for topic in self.topics], pa.binary())
-            records = records.where(_flags(pc.is_in(records.topics, value_set=wanted)))
+            wanted = frozenset(topic.encode() for topic in self.topics)
+            records = records.where(records.topics.among(wanted))
         for offsets, begins in ((self.begins, True), (self.ends, False)):
             if offsets and len(records):
                 wanted_of = offsets_of(offsets, broker_name)
@@ -156,17 +155,12 @@ def _queue_mask(records: Records, offsets: Mapping[tuple[str, int], int], *, beg
     wanted = np.ones(len(records), np.bool_)
     queue_ids, queue_offsets = records.queue_ids, records.queue_offsets
     for topic in {topic for topic, _ in offsets}:
-        of_topic = _flags(pc.equal(records.topics, pa.scalar(topic.encode(), pa.binary())))
+        of_topic = records.topics.among(frozenset((topic.encode(),)))
         for (name, queue_id), offset in offsets.items():
             if name == topic:
                 inside = queue_offsets >= offset if begins else queue_offsets < offset
                 wanted &= ~(of_topic & (queue_ids == queue_id)) | inside
     return wanted
-
-
-def _flags(array: pa.Array) -> Flags:
-    flags: Flags = array.to_numpy(zero_copy_only=False)
-    return flags
 
 
 _NUMBERS: dict[str, Any] = {

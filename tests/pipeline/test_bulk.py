@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import subprocess
+import sys
+import zipfile
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,16 +33,20 @@ from commitlog.record import (
     decode_properties,
     parse_head,
 )
-from haservice.pipeline import bulk, columns, scan
-from haservice.pipeline.bulk import Records, Window, chain
+from haservice.pipeline import columns, counting, scan
+from haservice.pipeline.bulk import Records, Window, sound_run
 from haservice.pipeline.columns import record_batch
+from haservice.pipeline.counting import counted, counted_columns
 from haservice.pipeline.scan import Damage, edge, judge, pieces, whole_end
 from haservice.pipeline.schema import ARROW_SCHEMA, CORRUPT
 from haservice.pipeline.store_view import OpenSegment, StoreView
+from haservice.pipeline.texts import coded
 from tests.pipeline.logs import Make, any_message, any_record, damaged, forgery, record, wide, write_log
 from tests.support.messages import message
 
 pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(found: StoredMessage) -> dict[str, object]:
@@ -100,8 +110,7 @@ def test_rows_are_those_of_the_records_decoded_one_by_one(seed: int) -> None:
     start = rng.choice((0, 1 << 33))
     data = laid_out([any_record(rng, number) for number in range(rng.randrange(1, 200))], start)
     window = Window(data, start, len(data) + 100)
-    records = Records(window, *chain(window, 0))
-    assert records.sound.all()
+    records = sound_run(window)
     assert int(records.sizes.sum()) == len(data)
     alone = [decode(data, place) for place in records.places.tolist()]
     assert rows(records) == [row(one) for one in alone]
@@ -112,7 +121,7 @@ def test_a_clock_beyond_the_calendar_gives_no_time() -> None:
         [record(message(born_timestamp_ms=1 << 62)), record(message(born_timestamp_ms=-(1 << 62)))]
     )
     window = Window(data, 0, len(data))
-    assert [one["bornTimestamp"] for one in rows(Records(window, *chain(window, 0)))] == [None, None]
+    assert [one["bornTimestamp"] for one in rows(sound_run(window))] == [None, None]
 
 
 def test_only_the_columns_that_are_asked_for_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +135,7 @@ def test_only_the_columns_that_are_asked_for_are_built(monkeypatch: pytest.Monke
     data = laid_out([record(message())] * 3)
     window = Window(data, 0, len(data))
     names = ["queueId", "topic"]
-    asked = record_batch(
-        Records(window, *chain(window, 0)), pa.schema([ARROW_SCHEMA.field(n) for n in names])
-    )
+    asked = record_batch(sound_run(window), pa.schema([ARROW_SCHEMA.field(n) for n in names]))
     assert asked.to_pydict() == {"queueId": [3, 3, 3], "topic": ["TopicTest"] * 3}
 
 
@@ -147,7 +154,7 @@ def test_what_decode_refuses_is_not_sound_and_nothing_else(seed: int) -> None:
         except CorruptRecord:
             expected = False
         window = Window(data, 0, len(data))
-        found = scan.sound_run(window)
+        found = sound_run(window)
         assert (len(found) > 0) == expected, place
         if expected:
             assert rows(found.first(1)) == [row(decode(data))]
@@ -158,7 +165,7 @@ def test_a_short_last_record_whose_flags_turned_to_ipv6_is_damaged(flags: int) -
     """Its head would be longer than the record, and than the window."""
     short = record(Message("t", 0, b"", b""))
     data = laid_out([record(message()), damaged(short, 39, flags)])
-    assert len(scan.sound_run(Window(data, 0, len(data)))) == 1
+    assert len(sound_run(Window(data, 0, len(data)))) == 1
 
 
 def test_compressed_bodies_are_unpacked_on_demand_and_those_that_cannot_be_are_told() -> None:
@@ -171,7 +178,7 @@ def test_compressed_bodies_are_unpacked_on_demand_and_those_that_cannot_be_are_t
     ]
     data = laid_out([record(one) for one in sent])
     window = Window(data, 0, len(data))
-    records = Records(window, *chain(window, 0))
+    records = sound_run(window)
     stored = record_batch(records, ARROW_SCHEMA).to_pydict()
     assert stored["body"] == [bytes(one.body) for one in sent]
     assert stored[CORRUPT] == [None] * 4
@@ -187,9 +194,74 @@ def test_a_body_that_unpacks_to_more_than_the_bound_stays_packed(monkeypatch: py
     packed = zlib.compress(bytes(5000))
     data = laid_out([record(message(packed, sys_flag=SYS_COMPRESSED))])
     window = Window(data, 0, len(data))
-    found = record_batch(Records(window, *chain(window, 0)), ARROW_SCHEMA, decompress=True).to_pydict()
+    found = record_batch(sound_run(window), ARROW_SCHEMA, decompress=True).to_pydict()
     assert found["body"] == [packed]
     assert "1000 bytes" in found[CORRUPT][0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.binary(max_size=20), st.sampled_from((b"", b"a", b"topic-11", b"a" * 40)))))
+def test_equal_texts_have_one_number_and_others_none_of_theirs(texts: list[bytes]) -> None:
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    begins = ends - [len(text) for text in texts] if texts else ends
+    found = coded(np.frombuffer(b"".join(texts), np.uint8), begins, ends)
+    assert [found.texts[number] for number in found.numbers] == texts
+    assert found.texts == list(dict.fromkeys(texts))
+
+
+ALONE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from haservice.pipeline import bulk, loops
+assert loops.__file__.startswith(sys.argv[1])
+data = bytes.fromhex(sys.argv[2])
+print(len(bulk.sound_run(bulk.Window(data, 0, len(data)))))
+"""
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_loops_run_where_nothing_compiled_can_be_kept(tmp_path: Path, packed: bool) -> None:
+    """As in a container of YARN: no home, and the package in an archive, or where nobody may write."""
+    place = tmp_path / "haservice.zip" if packed else tmp_path / "package"
+    with zipfile.ZipFile(tmp_path / "haservice.zip", "w") as archive:
+        for package in ("commitlog", "haservice"):
+            for path in sorted((ROOT / package).rglob("*.py")):
+                archive.write(path, path.relative_to(ROOT))
+    if not packed:
+        shutil.unpack_archive(tmp_path / "haservice.zip", place)
+        (place / "haservice" / "pipeline" / "__pycache__").touch()
+    nowhere = dict.fromkeys(("HOME", "XDG_CACHE_HOME"), "/dev/null/home")
+    data = laid_out([record(message())] * 3)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ALONE, str(place), data.hex()],
+        check=False,
+        env={**os.environ, **nowhere},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=tmp_path,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("3", 0), done.stderr
+
+
+@pytest.mark.parametrize("table_max", [1 << 17, 4])
+def test_counts_by_many_values_of_many_keys(monkeypatch: pytest.MonkeyPatch, table_max: int) -> None:
+    """Those that a table has no room for, and keys that some have not, too."""
+    monkeypatch.setattr(counting, "_TABLE_MAX", table_max)
+    rng = random.Random(table_max)
+    data = laid_out([any_record(rng, number) for number in range(300)])
+    keys = ["queueId", "tags", "topic", "keys"]
+    window = Window(data, 0, len(data))
+    records = sound_run(window)
+    halves = np.arange(len(records)) < 150
+    batches = [record_batch(records.where(one), counted_columns(keys)) for one in (halves, ~halves)]
+    (found,) = counted(batches, keys)
+    expected: dict[tuple[object, ...], tuple[int, int, int]] = {}
+    for one in rows(records):
+        key = tuple(one[name] for name in keys)
+        count, body_bytes, store_bytes = expected.get(key, (0, 0, 0))
+        expected[key] = (count + 1, body_bytes + len(one["body"]), store_bytes + one["storeSize"])  # type: ignore[arg-type,operator]
+    assert {tuple(row.values())[:4]: tuple(row.values())[4:] for row in found.to_pylist()} == expected
 
 
 # -- going over a log --------------------------------------------------------------------------------
@@ -201,7 +273,6 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "RECORD_BYTES_MAX", 3000)
     monkeypatch.setattr(scan, "_NEAR_BYTES", 300)
     monkeypatch.setattr(scan, "_SEARCH_BYTES", 700)
-    monkeypatch.setattr(bulk, "_LANE_BYTES_MIN", 500)
 
 
 def plain(body_bytes: int, **fields: int) -> Make:

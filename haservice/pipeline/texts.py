@@ -1,0 +1,68 @@
+"""Texts that lie among bytes: as an Arrow array of their own, or each told by a number.  Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from haservice.pipeline import loops
+from haservice.pipeline.loops import Bytes, Flags, Ints
+
+
+def slices(data: Bytes, begins: Ints, ends: Ints) -> pa.Array:
+    """Binary values from each begin to its end, a copy; each begins where the one before ended, or behind.
+
+    Every second value of an array whose offsets are begin, end, begin, end …: the others lie between them.
+    """
+    count = len(begins)
+    if not count:
+        return pa.array([], pa.binary())
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = begins
+    offsets[1::2] = ends
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    every = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    return every.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+
+class Coded(NamedTuple):
+    """For each text its number, and of each number the text: equal texts have one number."""
+
+    numbers: npt.NDArray[np.int32]
+    texts: list[bytes]
+
+    def number(self, text: bytes) -> int:
+        """-1 if it is not there."""
+        return self.texts.index(text) if text in self.texts else -1
+
+    def where(self, mask: Flags) -> Coded:
+        return Coded(self.numbers[mask], self.texts)
+
+    def among(self, wanted: frozenset[bytes]) -> Flags:
+        """Which are."""
+        flags: Flags = np.array([text in wanted for text in self.texts], np.bool_)[self.numbers]
+        return flags
+
+    def strings(self) -> pa.Array:
+        """All of them; what is no UTF-8 has U+FFFD in its place."""
+        return self.names().take(pa.array(self.numbers))
+
+    def dictionary(self) -> pa.DictionaryArray:
+        """The same, of numbers and names."""
+        return pa.DictionaryArray.from_arrays(self.numbers, self.names())
+
+    def names(self) -> pa.Array:
+        """Of each number its text."""
+        return pa.array([str(text, "utf-8", "replace") for text in self.texts], pa.string())
+
+
+def coded(data: Bytes, begins: Ints, ends: Ints) -> Coded:
+    """The texts from each begin to its end."""
+    numbers = np.empty(len(begins), np.int32)
+    firsts = np.empty(len(begins), np.int64)
+    firsts = firsts[: loops.number(data, begins, ends, loops.SEED, numbers, firsts)]
+    found = zip(begins[firsts].tolist(), ends[firsts].tolist(), strict=True)
+    return Coded(numbers, [data[begin:end].tobytes() for begin, end in found])
