@@ -10,6 +10,7 @@ rows leave the worker.  They are partial counts: the query adds them up.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,9 @@ from pyspark.sql.types import LongType, MapType, StructField, StructType
 from haservice.errors import ConfigError
 from haservice.pipeline.schema import arrow_schema, spark_schema
 
-COUNT, BODY_BYTES, STORE_BYTES = "count", "bodyBytes", "storeBytes"
-# Of what is known of records that wait to be counted.
-_HELD_BYTES = 1 << 20
+_SUMS = COUNT, BODY_BYTES, STORE_BYTES = "count", "bodyBytes", "storeBytes"
+# Of so many values of the keys the sums are kept; then they are told, and begun anew.
+_VALUES_MAX = 1 << 14
 # Up to so many values of the keys each has its place in a table, else in a sorted one of those there are.
 _TABLE_MAX = 1 << 17
 
@@ -31,9 +32,7 @@ def counts_schema(keys: Sequence[str]) -> StructType:
     for field in schema.fields:
         if isinstance(field.dataType, MapType):
             raise ConfigError("countBy", 0, field.name, "a map: nothing can be grouped by it")
-    return StructType(
-        [*schema.fields, *(StructField(name, LongType()) for name in (COUNT, BODY_BYTES, STORE_BYTES))]
-    )
+    return StructType([*schema.fields, *(StructField(name, LongType()) for name in _SUMS)])
 
 
 def counted_columns(keys: Sequence[str]) -> pa.Schema:
@@ -45,22 +44,26 @@ def counted_columns(keys: Sequence[str]) -> pa.Schema:
 
 
 def counted(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Rows of counts_schema, one for each value of the keys, of some batches of counted_columns at a time."""
-    waiting: list[pa.RecordBatch] = []
-    held = 0
+    """Rows of counts_schema, one for each value of the keys, of batches of counted_columns."""
+    schema = pa.schema([*arrow_schema(spark_schema(keys)), *((name, pa.int64()) for name in _SUMS)])
+    sums: dict[tuple[Any, ...], list[int]] = {}
     for batch in batches:
-        waiting.append(batch)
-        held += batch.nbytes
-        if held >= _HELD_BYTES:
-            yield _groups(waiting, keys)
-            waiting, held = [], 0
-    if waiting:
-        yield _groups(waiting, keys)
+        for value, found in _groups(batch, keys):
+            known = sums.setdefault(value, [0, 0, 0])
+            for place, number in enumerate(found):
+                known[place] += number
+        if len(sums) > _VALUES_MAX:
+            yield _rows(sums, schema)
+            sums = {}
+    if sums:
+        yield _rows(sums, schema)
 
 
-def _groups(batches: Sequence[pa.RecordBatch], keys: Sequence[str]) -> pa.RecordBatch:
-    (batch,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
-    groups, total = np.zeros(len(batch), np.int64), 1
+def _groups(
+    batch: pa.RecordBatch, keys: Sequence[str]
+) -> Iterator[tuple[tuple[Any, ...], tuple[int, int, int]]]:
+    """Each value of the keys, and its three sums."""
+    groups, total = np.zeros(batch.num_rows, np.int64), 1
     for key in keys:
         column = batch.column(key)
         null = len(column.dictionary)
@@ -73,11 +76,13 @@ def _groups(batches: Sequence[pa.RecordBatch], keys: Sequence[str]) -> pa.Record
     one_of = np.empty(total, np.int64)
     one_of[groups] = np.arange(len(groups))
     some = pa.array(one_of[there])
-    sums = [
-        np.bincount(groups, batch.column(name).to_numpy(), total)[there].astype(np.int64)
-        for name in (BODY_BYTES, STORE_BYTES)
-    ]
-    columns = [batch.column(key).take(some).dictionary_decode() for key in keys]
-    return pa.RecordBatch.from_arrays(
-        [*columns, *map(pa.array, (counts[there], *sums))], [*keys, COUNT, BODY_BYTES, STORE_BYTES]
-    )
+    values = zip(*(batch.column(key).take(some).to_pylist() for key in keys), strict=True)
+    sums = (np.bincount(groups, batch.column(name).to_numpy(), total) for name in (BODY_BYTES, STORE_BYTES))
+    numbers = zip(*(column[there].astype(np.int64).tolist() for column in (counts, *sums)), strict=True)
+    return zip(values, numbers, strict=True)
+
+
+def _rows(sums: dict[tuple[Any, ...], list[int]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*((*value, *found) for value, found in sums.items()), strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
