@@ -184,26 +184,11 @@ def seek(data: Bytes, place: int, offset: int, places: Ints) -> tuple[int, int]:
 
 
 @_compiled
-def _few(data: Bytes, begin: int, end: int) -> int:
-    """Up to eight bytes as a number, another one for other bytes of the same count."""
-    if end - begin == 8:
-        return _long(data, begin)
-    if end - begin >= 4:
-        return _int(data, begin) << 32 ^ _int(data, end - 4)
-    few = 0
-    while begin < end:
-        few = few << 8 | _byte(data, begin)
-        begin += 1
-    return few
-
-
-@_compiled
 def _same(data: Bytes, one: int, other: int, size: int) -> bool:
-    while size > 8:
-        if _long(data, one) != _long(data, other):
-            return False
-        one, other, size = one + 8, other + 8, size - 8
-    return _few(data, one, one + size) == _few(data, other, other + size)
+    step = 0
+    while step < size and _byte(data, one + step) == _byte(data, other + step):
+        step += 1
+    return step == size
 
 
 @_compiled
@@ -221,11 +206,15 @@ def number(
         size = end - begin
         mixed = np.uint64(seed) ^ np.uint64(size)
         place = begin
-        while end - place > 8:
+        while place + 8 <= end:
             mixed = (mixed ^ np.uint64(_long(data, place))) * _MIX
             mixed ^= mixed >> np.uint64(32)
             place += 8
-        mixed = (mixed ^ np.uint64(_few(data, place, end))) * _MIX
+        rest = np.uint64(0)
+        while place < end:
+            rest = rest << np.uint64(8) | np.uint64(_byte(data, place))
+            place += 1
+        mixed = (mixed ^ rest) * _MIX
         mixed ^= mixed >> np.uint64(32)
         slot = np.int64(mixed & np.uint64(slots - 1))
         while True:
