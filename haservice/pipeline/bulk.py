@@ -29,16 +29,16 @@ from commitlog.record import (
     decode_host,
 )
 from haservice.pipeline import loops
-from haservice.pipeline.loops import LAYOUT, Flags, Ints
+from haservice.pipeline.loops import LAYOUT, V6_BYTES, Flags, Ints
 from haservice.pipeline.properties import Properties
-from haservice.pipeline.texts import Coded, coded
+from haservice.pipeline.texts import Coded, coded, is_utf8
 
 # Of one batch: this much log, unless a record is larger, and as many rows.  What is made of it stays in the
 # processor's cache: with twice as much a scan took half as long again.
 WINDOW_BYTES = 4 << 20
 ROWS_MAX = 65_536
 
-# What lies before a body; what lies behind a host of IPv6 does so _V6_BYTES later.
+# What lies before a body; what lies behind a host of IPv6 does so V6_BYTES later.
 _HEAD = np.dtype(
     [
         ("storeSize", ">i4"),
@@ -60,7 +60,6 @@ _HEAD = np.dtype(
 )
 _AT = {name: int(place[1]) for name, place in (_HEAD.fields or {}).items()}
 _BEHIND_STORE_HOST = ("reconsumeTimes", "preparedTransactionOffset", "bodyBytes")
-_V6_BYTES = 12
 _HOST_BYTES = 8
 
 # Of each two bytes the four digits.
@@ -87,15 +86,17 @@ class Window:
         return every[places]
 
 
-def sound_run(window: Window, place: int = 0, rows_max: int = ROWS_MAX, *, anywhere: bool = False) -> Records:
-    """The sound records that follow each other from `place` on.
+def sound_run(
+    window: Window, until: int | None = None, rows_max: int = ROWS_MAX, *, anywhere: bool = False
+) -> Records:
+    """The sound records that follow each other from the window's begin on, and begin before `until` in it.
 
     Each lies in the log where it says; with `anywhere` that is believed, else it must be where the window is.
     """
-    room = max(window.bytes - place, 0) // RECORD_BYTES_MIN
-    layout = np.empty((len(LAYOUT), min(room, rows_max)), np.int64)
-    offset = loops.ANYWHERE if anywhere else window.offset + place
-    layout = layout[:, : loops.walk(window.data, place, offset, layout)]
+    layout = np.empty((len(LAYOUT), min(window.bytes // RECORD_BYTES_MIN, rows_max)), np.int64)
+    offset = loops.ANYWHERE if anywhere else window.offset
+    until = window.bytes if until is None else until
+    layout = layout[:, : loops.walk(window.data, until, offset, layout)]
     said = window.ints(layout[0] + _AT["physicalOffset"], ">i8").astype(np.int64) if anywhere else None
     records = Records(window, layout, said)
     return records.first(int(np.append(records.has_topic, False).argmin()))
@@ -107,8 +108,9 @@ def sound_at(window: Window, places: Ints, sizes: Ints, physical_offsets: Ints) 
     sound = np.empty(len(places), np.bool_)
     loops.lay_out(window.data, places, places + sizes, physical_offsets, layout, sound)
     records = Records(window, layout[:, sound], physical_offsets[sound])
-    sound[sound] = records.has_topic
-    return records.where(records.has_topic), sound
+    has_topic = records.has_topic
+    sound[sound] = has_topic
+    return records.where(has_topic), sound
 
 
 def candidates(window: Window) -> tuple[Records, Ints]:
@@ -161,15 +163,22 @@ class Records:
     @property
     def has_topic(self) -> Flags:
         """Which have one that is UTF-8; without it a record is not sound."""
-        are_text = np.array([_is_utf8(topic) for topic in self.topics.texts], np.bool_)
+        are_text = np.array([is_utf8(topic) for topic in self.topics.texts], np.bool_)
         flags: Flags = are_text[self.topics.numbers]
         return flags
+
+    @cached_property
+    def _longer(self) -> tuple[Ints, Ints]:
+        """By how many bytes the born host and the store host of each are longer than those of IPv4."""
+        flags = self.window.ints(self.places + _AT["sysFlag"], _HEAD["sysFlag"])
+        born = np.where(flags & SYS_BORN_HOST_V6, V6_BYTES, 0)
+        return born, np.where(flags & SYS_STORE_HOST_V6, V6_BYTES, 0)
 
     @cached_property
     def _heads(self) -> npt.NDArray[Any]:
         # Numbers of a structure would be gathered one by one, plain bytes are all at once.
         heads = self.window.ints(self.places, f"V{_HEAD.itemsize}").view(_HEAD)
-        born, store = _longer(heads)
+        born, store = self._longer
         if born.any() or store.any():
             self._gather_moved(heads, "storeTimestamp", born)
             for name in _BEHIND_STORE_HOST:
@@ -220,11 +229,10 @@ class Records:
         return match
 
     def born_hosts(self) -> pa.Array:
-        born, _ = _longer(self._heads)
-        return self._hosts(self.places + _AT["bornHost"], born)
+        return self._hosts(self.places + _AT["bornHost"], self._longer[0])
 
     def store_hosts(self) -> pa.Array:
-        born, store = _longer(self._heads)
+        born, store = self._longer
         return self._hosts(self.places + _AT["storeHost"] + born, store)
 
     def _hosts(self, begins: Ints, longer: Ints) -> pa.Array:
@@ -234,33 +242,18 @@ class Records:
 
     def message_ids(self) -> pa.Array:
         """The offset message ids: hex of store host and physical offset."""
-        born, store = _longer(self._heads)
+        born, store = self._longer
         begins = self.places + _AT["storeHost"] + born
         short, long = np.flatnonzero(store == 0), np.flatnonzero(store)
         ids = [
             _hex_ids(self.window.ints(begins[some], f"V{host_bytes}"), self.physical_offsets[some])
-            for some, host_bytes in ((short, _HOST_BYTES), (long, _HOST_BYTES + _V6_BYTES))
+            for some, host_bytes in ((short, _HOST_BYTES), (long, _HOST_BYTES + V6_BYTES))
         ]
         if not len(long):
             return ids[0]
         order = np.empty(len(self), np.int64)
         order[np.concatenate((short, long))] = np.arange(len(self))
         return pa.concat_arrays(ids).take(pa.array(order))
-
-
-def _longer(heads: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """By how many bytes the born host and the store host of each are longer than those of IPv4."""
-    flags = heads["sysFlag"]
-    born = np.where(flags & SYS_BORN_HOST_V6, _V6_BYTES, 0)
-    return born, np.where(flags & SYS_STORE_HOST_V6, _V6_BYTES, 0)
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _hex_ids(hosts: npt.NDArray[Any], physical_offsets: Ints) -> pa.Array:

@@ -1,6 +1,7 @@
 """Counts in place of rows: what groupBy(…).count() makes of a task's part of a log, made where it is read.
 
     records of a window ─▶ numbers in place of the keys ─▶ count, bodyBytes, storeBytes of each ─▶ few rows
+    a window, by topic  ─▶ Tally: the same in one step
 
 Spark 4.3 tells a source in Python neither what a query groups by nor which columns it wants, and takes each
 row out of its Arrow columns before the query begins.  Who only counts says so by the option countBy, and few
@@ -17,13 +18,21 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, MapType, StructField, StructType
 
 from haservice.errors import ConfigError
+from haservice.pipeline import loops
+from haservice.pipeline.bulk import Records, Window, sound_run
 from haservice.pipeline.schema import arrow_schema, spark_schema
+from haservice.pipeline.texts import is_utf8, texts_at
 
 _SUMS = COUNT, BODY_BYTES, STORE_BYTES = "count", "bodyBytes", "storeBytes"
 # Of so many values of the keys the sums are kept; then they are told, and begun anew.
 _VALUES_MAX = 1 << 14
 # Up to so many values of the keys each has its place in a table, else in a sorted one of those there are.
 _TABLE_MAX = 1 << 17
+# Of so many topics a tally takes in the records; the next one goes on.
+_TOPICS_MAX = 1 << 12
+
+# A value of the keys, and its three sums.
+_Group = tuple[tuple[Any, ...], Sequence[int]]
 
 
 def counts_schema(keys: Sequence[str]) -> StructType:
@@ -43,12 +52,36 @@ def counted_columns(keys: Sequence[str]) -> pa.Schema:
     return pa.schema([*numbered, (BODY_BYTES, pa.int64()), (STORE_BYTES, pa.int64())])
 
 
-def counted(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Rows of counts_schema, one for each value of the keys, of batches of counted_columns."""
+class Tally:
+    """Sound records that follow each other, as no more than the sums of each topic."""
+
+    def __init__(self, window: Window, until: int) -> None:
+        topics, sums = np.empty((2, _TOPICS_MAX), np.int64), np.empty((len(_SUMS), _TOPICS_MAX), np.int64)
+        count, stop = loops.tally(window.data, until, window.offset, loops.SEED, topics, sums)
+        self.topics = texts_at(window.data, topics[:, :count])
+        self._sums = sums[:, :count]
+        self.end_offset = window.offset + stop
+
+    def __len__(self) -> int:
+        return int(self._sums[0].sum())
+
+    def groups(self) -> Iterator[_Group]:
+        for topic, sums in zip(self.topics, self._sums.T.tolist(), strict=True):
+            yield (topic.decode(),), sums
+
+
+def tallied(window: Window, until: int) -> Tally | Records:
+    """The window's records as a tally; as records where one has no topic that is a text, and is not sound."""
+    tally = Tally(window, until)
+    return tally if all(map(is_utf8, tally.topics)) else sound_run(window, until)
+
+
+def counted(pieces: Iterable[pa.RecordBatch | Tally], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Rows of counts_schema, one for each value of the keys, of tallies and batches of counted_columns."""
     schema = pa.schema([*arrow_schema(spark_schema(keys)), *((name, pa.int64()) for name in _SUMS)])
     sums: dict[tuple[Any, ...], list[int]] = {}
-    for batch in batches:
-        for value, found in _groups(batch, keys):
+    for piece in pieces:
+        for value, found in piece.groups() if isinstance(piece, Tally) else _groups(piece, keys):
             known = sums.setdefault(value, [0, 0, 0])
             for place, number in enumerate(found):
                 known[place] += number
@@ -59,10 +92,7 @@ def counted(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[
         yield _rows(sums, schema)
 
 
-def _groups(
-    batch: pa.RecordBatch, keys: Sequence[str]
-) -> Iterator[tuple[tuple[Any, ...], tuple[int, int, int]]]:
-    """Each value of the keys, and its three sums."""
+def _groups(batch: pa.RecordBatch, keys: Sequence[str]) -> Iterator[_Group]:
     groups, total = np.zeros(batch.num_rows, np.int64), 1
     for key in keys:
         column = batch.column(key)

@@ -3,6 +3,7 @@
     walk()        records that follow each other  ─▶ their layout, up to the first that is not sound
     lay_out()     records at given places         ─▶ their layout, and which are sound
     seek()        any bytes                       ─▶ places that look like a record's begin
+    tally()       records that follow each other  ─▶ how many of each topic, and bytes, without a layout
     number()      texts                           ─▶ numbers of theirs, equal ones of equal texts
     split()       properties                      ─▶ where names and values lie
 
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commitlog.record import (
+    HEADS,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
     RECORD_BYTES_MIN,
@@ -45,7 +47,8 @@ LAYOUT = ("place", "size", "body", "body end", "topic", "topic end")
 ANYWHERE = -1
 ASSIGN, SEPARATE = 1, 2
 
-_HEAD_BYTES, _V6_BYTES = 88, 12
+V6_BYTES = HEADS[SYS_BORN_HOST_V6].size - HEADS[0].size
+_HEAD_BYTES = HEADS[0].size
 _MAGIC_AT, _OFFSET_AT = 4, 28
 _SHORT_MAX = (1 << 15) - 1
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -60,6 +63,11 @@ def _compiled(loop: _Loop) -> _Loop:
         with suppress(RuntimeError):  # there is nowhere to keep it
             return cast("_Loop", numba.njit(cache=True)(loop))
     return cast("_Loop", numba.njit(loop))
+
+
+def _inlined(loop: _Loop) -> _Loop:
+    """A part of the loops that call it, not a call: of a record's time in tally() that was a third."""
+    return cast("_Loop", numba.njit(loop, inline="always"))
 
 
 # -- numbers in bytes ----------------------------------------------------------------------------------
@@ -91,7 +99,7 @@ def _long(data: Bytes, at: int) -> int:
 # -- records -------------------------------------------------------------------------------------------
 
 
-@_compiled
+@_inlined
 def _lay_out_one(data: Bytes, place: int, end: int, offset: int, layout: Ints, number: int) -> bool:
     """Whether a sound record begins at `place`, all of it before `end`, whose own offset is `offset`."""
     if place + RECORD_BYTES_MIN > end:
@@ -107,9 +115,9 @@ def _lay_out_one(data: Bytes, place: int, end: int, offset: int, layout: Ints, n
     flags, stop = _byte(data, place + SYS_FLAG_LOW_AT), place + size
     body = place + _HEAD_BYTES
     if flags & SYS_BORN_HOST_V6:
-        body += _V6_BYTES
+        body += V6_BYTES
     if flags & SYS_STORE_HOST_V6:
-        body += _V6_BYTES
+        body += V6_BYTES
     if body + 3 > stop:
         return False
     body_end = body + _int(data, body - 4)
@@ -137,13 +145,15 @@ def _lay_out_one(data: Bytes, place: int, end: int, offset: int, layout: Ints, n
 
 
 @_compiled
-def walk(data: Bytes, place: int, offset: int, layout: Ints) -> int:
-    """How many sound records follow each other from `place` on, `offset` in the log or ANYWHERE; at most as
-    many as the layout has room for.
+def walk(data: Bytes, until: int, offset: int, layout: Ints) -> int:
+    """How many sound records follow each other and begin before `until`, the first at `offset` of the log or
+    ANYWHERE; at most as many as the layout has room for.
     """
-    count = 0
+    count, place = 0, 0
     own = offset
-    while count < layout.shape[1] and _lay_out_one(data, place, len(data), own, layout, count):
+    while (
+        place < until and count < layout.shape[1] and _lay_out_one(data, place, len(data), own, layout, count)
+    ):
         size = layout[1, count]
         place += size
         if offset != ANYWHERE:
@@ -191,45 +201,86 @@ def _same(data: Bytes, one: int, other: int, size: int) -> bool:
     return step == size
 
 
+@_inlined
+def _number_one(
+    data: Bytes, begin: int, end: int, seed: int, table: npt.NDArray[np.int32], texts: Ints, count: int
+) -> int:
+    """The number of a text among the `count` that are known; of one that is not, `count`, and it is kept."""
+    size = end - begin
+    mixed = np.uint64(seed) ^ np.uint64(size)
+    place = begin
+    while place + 8 <= end:
+        mixed = (mixed ^ np.uint64(_long(data, place))) * _MIX
+        mixed ^= mixed >> np.uint64(32)
+        place += 8
+    rest = np.uint64(0)
+    while place < end:
+        rest = rest << np.uint64(8) | np.uint64(_byte(data, place))
+        place += 1
+    mixed = (mixed ^ rest) * _MIX
+    mixed ^= mixed >> np.uint64(32)
+    last = len(table) - 1
+    slot = np.int64(mixed & np.uint64(last))
+    while table[slot] >= 0:
+        known = int(table[slot])
+        if texts[1, known] - texts[0, known] == size and _same(data, texts[0, known], begin, size):
+            return known
+        slot = (slot + 1) & last
+    table[slot] = count
+    texts[0, count] = begin
+    texts[1, count] = end
+    return count
+
+
+@_compiled
+def _table(texts: int) -> npt.NDArray[np.int32]:
+    """For so many, half empty at least."""
+    slots = 2
+    while slots < 2 * texts:
+        slots *= 2
+    return np.full(slots, -1, np.int32)
+
+
 @_compiled
 def number(
-    data: Bytes, begins: Ints, ends: Ints, seed: int, numbers: npt.NDArray[np.int32], firsts: Ints
+    data: Bytes, begins: Ints, ends: Ints, seed: int, numbers: npt.NDArray[np.int32], texts: Ints
 ) -> int:
-    """Numbers texts by the order in which they first occur; `firsts` gets where each does.  How many."""
-    slots = 2
-    while slots < 2 * len(begins):
-        slots *= 2
-    table = np.full(slots, -1, np.int32)
+    """Numbers texts by the order in which they first occur; `texts` gets where each begins, and ends.  How
+    many.
+    """
+    table = _table(len(begins))
     count = 0
     for text in range(len(begins)):
-        begin, end = begins[text], ends[text]
-        size = end - begin
-        mixed = np.uint64(seed) ^ np.uint64(size)
-        place = begin
-        while place + 8 <= end:
-            mixed = (mixed ^ np.uint64(_long(data, place))) * _MIX
-            mixed ^= mixed >> np.uint64(32)
-            place += 8
-        rest = np.uint64(0)
-        while place < end:
-            rest = rest << np.uint64(8) | np.uint64(_byte(data, place))
-            place += 1
-        mixed = (mixed ^ rest) * _MIX
-        mixed ^= mixed >> np.uint64(32)
-        slot = np.int64(mixed & np.uint64(slots - 1))
-        while True:
-            known = table[slot]
-            if known < 0:
-                table[slot] = known = count
-                firsts[count] = text
-                count += 1
-                break
-            first = begins[firsts[known]]
-            if ends[firsts[known]] - first == size and _same(data, first, begin, size):
-                break
-            slot = (slot + 1) & (slots - 1)
+        known = _number_one(data, begins[text], ends[text], seed, table, texts, count)
+        count = max(count, known + 1)
         numbers[text] = known
     return count
+
+
+@_compiled
+def tally(data: Bytes, until: int, offset: int, seed: int, topics: Ints, sums: Ints) -> tuple[int, int]:
+    """As walk() goes, but for each topic how many there are, the bytes of their bodies, and theirs; `topics`
+    gets where each begins, and ends.  How many topics, at most as many as there is room for, and where it
+    ended.
+    """
+    table = _table(topics.shape[1])
+    one = np.empty((len(LAYOUT), 1), np.int64)
+    count, place = 0, 0
+    while (
+        place < until
+        and count < topics.shape[1]
+        and _lay_out_one(data, place, len(data), offset + place, one, 0)
+    ):
+        size, body, body_end, topic, topic_end = one[1, 0], one[2, 0], one[3, 0], one[4, 0], one[5, 0]
+        known = _number_one(data, topic, topic_end, seed, table, topics, count)
+        if known == count:
+            sums[:, count] = 0
+            count += 1
+        sums[0, known] += 1
+        sums[1, known] += body_end - body
+        sums[2, known] += size
+        place += size
+    return count, place
 
 
 @_compiled

@@ -16,9 +16,9 @@ from haservice.errors import HAServiceError
 from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window, sound_run
 from haservice.pipeline.by_queue import QueueRange, pieces_by_queue
 from haservice.pipeline.columns import record_batch
-from haservice.pipeline.counting import BODY_BYTES, STORE_BYTES, counted
+from haservice.pipeline.counting import BODY_BYTES, STORE_BYTES, Tally, counted, tallied
 from haservice.pipeline.options import LogOptions, Mode
-from haservice.pipeline.scan import Damage, edge, pieces
+from haservice.pipeline.scan import Damage, edge, runs
 from haservice.pipeline.schema import CORRUPT, CORRUPT_BODY_BYTES_MAX
 from haservice.pipeline.selection import Selection
 from haservice.pipeline.store_view import LogSegment, OpenSegment, SegmentGone
@@ -74,12 +74,15 @@ class RangeReader:
         rows = self._rows(part)
         return counted(rows, self.options.count_by) if self.options.count_by else rows
 
-    def _rows(self, part: LogRange | QueueRange) -> Iterator[pa.RecordBatch]:
+    def _rows(self, part: LogRange | QueueRange) -> Iterator[pa.RecordBatch | Tally]:
         found = self._of_log(part) if isinstance(part, LogRange) else pieces_by_queue(part)
         try:
             for segment, piece in found:
                 if isinstance(piece, Damage):
                     yield from self._damaged(part.broker_name, segment, piece)
+                    continue
+                if isinstance(piece, Tally):
+                    yield piece
                     continue
                 records = self._with_sums(segment, self.selection.choose(piece, part.broker_name))
                 if len(records):
@@ -91,7 +94,7 @@ class RangeReader:
                 raise
             logger.warning("range not read begin=%d end=%d: %s", part.begin, part.end, error)
 
-    def _of_log(self, part: LogRange) -> Iterator[tuple[LogSegment, Records | Damage]]:
+    def _of_log(self, part: LogRange) -> Iterator[tuple[LogSegment, Records | Tally | Damage]]:
         if part.torn is not None:
             yield part.segment, Damage(part.begin, part.end, part.torn)
             return
@@ -99,7 +102,8 @@ class RangeReader:
             begin = part.begin if part.begin_is_edge else edge(log, part.begin, part.limit)
             if self.selection.by_time and self._is_skipped(part, log, begin):
                 return
-            for piece in pieces(log, begin, part.end, part.limit, WINDOW_BYTES):
+            run = tallied if self.options.count_by == ("topic",) and self.selection.takes_all else sound_run
+            for piece in runs(log, begin, part.end, part.limit, WINDOW_BYTES, run):
                 yield part.segment, piece
 
     def _is_skipped(self, part: LogRange, log: OpenSegment, begin: int) -> bool:

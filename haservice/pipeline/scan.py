@@ -2,6 +2,7 @@
 
     segment   | record | record | ···damage··· | record | record |  blank  |
     pieces()  |      Records    |    Damage    |      Records    |
+    runs()    the same, but of sound records whatever is made of them
 
 Damage is a range from a place where no sound record begins to the next place where one does.  Every place at
 which pieces() says that something begins is an edge; edge() finds one near any place without going there from
@@ -15,8 +16,8 @@ too.  So the last such place before the place that is asked for is an edge, and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -74,6 +75,18 @@ class Damage(NamedTuple):
         return f"record at {self.begin}: {self.reason}; {self.end - self.begin} bytes up to {self.end}"
 
 
+class Run(Protocol):
+    """What is made of sound records that follow each other."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def end_offset(self) -> int: ...
+
+
+_Run = TypeVar("_Run", bound=Run)
+
+
 def pieces(
     log: Log, begin: int, end: int, limit: int | None = None, window_bytes: int = WINDOW_BYTES
 ) -> Iterator[Records | Damage]:
@@ -82,6 +95,18 @@ def pieces(
     `limit` is where the log or the segment ends; `end` may be any place before.  A window is as long as
     `window_bytes`, or the record that begins it.  A blank ends the segment.
     """
+    return runs(log, begin, end, limit, window_bytes, sound_run)
+
+
+def runs(
+    log: Log,
+    begin: int,
+    end: int,
+    limit: int | None,
+    window_bytes: int,
+    run: Callable[[Window, int], _Run],
+) -> Iterator[_Run | Damage]:
+    """As pieces(); `run` makes of a window what begins in it up to a place, and is sound."""
     limit = end if limit is None else limit
     position, wanted = begin, window_bytes
     while position < end:
@@ -91,12 +116,9 @@ def pieces(
         window = Window(log.read(position, size), position, log.end - position)
         if is_blank(window, 0):
             return
-        records = sound_run(window)
+        records = run(window, end - position)
         if len(records):
-            if window.offset + window.bytes > end:
-                records = records.first(int(np.searchsorted(records.places, end - position)))
-            position += int(records.places[-1] + records.sizes[-1])
-            wanted = window_bytes
+            position, wanted = records.end_offset, window_bytes
             yield records
             continue
         found, reason = judge(log, position, limit)

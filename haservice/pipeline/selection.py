@@ -132,6 +132,10 @@ class Selection:
 
     # -- choosing ---------------------------------------------------------------------------------------
 
+    @property
+    def takes_all(self) -> bool:
+        return self.topics is None and not (self.bounds or self.begins or self.ends)
+
     def keeps(self, damage: Damage) -> bool:
         return self.of_damage and bool(self.physical.mask(np.array([damage.begin]))[0])
 

@@ -62,7 +62,19 @@ class Coded(NamedTuple):
 def coded(data: Bytes, begins: Ints, ends: Ints) -> Coded:
     """The texts from each begin to its end."""
     numbers = np.empty(len(begins), np.int32)
-    firsts = np.empty(len(begins), np.int64)
-    firsts = firsts[: loops.number(data, begins, ends, loops.SEED, numbers, firsts)]
-    found = zip(begins[firsts].tolist(), ends[firsts].tolist(), strict=True)
-    return Coded(numbers, [data[begin:end].tobytes() for begin, end in found])
+    texts = np.empty((2, len(begins)), np.int64)
+    texts = texts[:, : loops.number(data, begins, ends, loops.SEED, numbers, texts)]
+    return Coded(numbers, texts_at(data, texts))
+
+
+def texts_at(data: Bytes, places: Ints) -> list[bytes]:
+    """Where each begins, and ends, is told in two rows."""
+    return [data[begin:end].tobytes() for begin, end in places.T.tolist()]
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -36,8 +37,8 @@ from commitlog.record import (
 from haservice.pipeline import columns, counting, scan
 from haservice.pipeline.bulk import Records, Window, sound_run
 from haservice.pipeline.columns import record_batch
-from haservice.pipeline.counting import counted, counted_columns
-from haservice.pipeline.scan import Damage, edge, judge, pieces, whole_end
+from haservice.pipeline.counting import Tally, counted, counted_columns, tallied
+from haservice.pipeline.scan import Damage, edge, judge, pieces, runs, whole_end
 from haservice.pipeline.schema import ARROW_SCHEMA, CORRUPT
 from haservice.pipeline.store_view import OpenSegment, StoreView
 from haservice.pipeline.texts import coded
@@ -256,12 +257,37 @@ def test_counts_by_many_values_of_many_keys(monkeypatch: pytest.MonkeyPatch, tab
     halves = np.arange(len(records)) < 150
     batches = [record_batch(records.where(one), counted_columns(keys)) for one in (halves, ~halves)]
     (found,) = counted(batches, keys)
-    expected: dict[tuple[object, ...], tuple[int, int, int]] = {}
+    expected: dict[tuple[object, ...], list[int]] = {}
     for one in rows(records):
-        key = tuple(one[name] for name in keys)
-        count, body_bytes, store_bytes = expected.get(key, (0, 0, 0))
-        expected[key] = (count + 1, body_bytes + len(one["body"]), store_bytes + one["storeSize"])  # type: ignore[arg-type,operator]
-    assert {tuple(row.values())[:4]: tuple(row.values())[4:] for row in found.to_pylist()} == expected
+        add(expected, tuple(one[name] for name in keys), (1, len(one["body"]), one["storeSize"]))  # type: ignore[arg-type]
+    assert {tuple(row.values())[:4]: [*row.values()][4:] for row in found.to_pylist()} == expected
+
+
+@pytest.mark.parametrize("topics_max", [1 << 12, 2])
+def test_a_tally_is_what_the_records_are_by_topic(monkeypatch: pytest.MonkeyPatch, topics_max: int) -> None:
+    """Those of more topics than it has room for are another tally's."""
+    monkeypatch.setattr(counting, "_TOPICS_MAX", topics_max)
+    rng = random.Random(topics_max)
+    data = laid_out([any_record(rng, number) for number in range(200)], 1 << 33)
+    until = len(data) // 2
+    expected: dict[tuple[object, ...], list[int]] = {}
+    for one in rows(sound_run(Window(data, 1 << 33, len(data)), until)):
+        add(expected, (one["topic"],), (1, len(one["body"]), one["storeSize"]))  # type: ignore[arg-type]
+    found: dict[tuple[object, ...], list[int]] = {}
+    place = tallies = 0
+    while place < until:
+        tally = tallied(Window(data[place:], (1 << 33) + place, len(data) - place), until - place)
+        assert isinstance(tally, Tally)
+        assert 0 < len(tally.topics) <= topics_max
+        for topic, sums in tally.groups():
+            add(found, topic, sums)
+        place, tallies = tally.end_offset - (1 << 33), tallies + 1
+    assert found == expected
+    assert (tallies > 1) == (len(expected) > topics_max)
+
+
+def add(known: dict[tuple[object, ...], list[int]], key: tuple[object, ...], more: Sequence[int]) -> None:
+    known[key] = [one + other for one, other in zip(known.get(key, (0, 0, 0)), more, strict=True)]
 
 
 # -- going over a log --------------------------------------------------------------------------------
@@ -312,6 +338,17 @@ def found_by(log: OpenSegment, begin: int, end: int, limit: int, window_bytes: i
             yield from piece.physical_offsets.tolist()
 
 
+def counted_by(log: OpenSegment, begin: int, end: int, limit: int, window_bytes: int) -> Iterator[object]:
+    """Its damage, and each topic as often as it was counted."""
+    for piece in runs(log, begin, end, limit, window_bytes, tallied):
+        if isinstance(piece, Damage):
+            yield piece
+        elif isinstance(piece, Tally):
+            yield from (topic for (topic,), (count, *_) in piece.groups() for _ in range(count))
+        else:
+            yield from piece.topics.strings().to_pylist()
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     made=logs(),
@@ -334,6 +371,16 @@ def test_however_a_log_is_cut_each_record_and_damage_is_found_once(
             for begin, until in pairwise(places)
             for found in found_by(log, edge(log, begin, end), until, end, window_bytes)
         ]
+        topics = Counter(
+            found
+            for begin, until in pairwise(places)
+            for found in counted_by(log, edge(log, begin, end), until, end, window_bytes)
+        )
+        assert topics == Counter(
+            one
+            for piece in pieces(log, 0, end)
+            for one in ([piece] if isinstance(piece, Damage) else piece.topics.strings().to_pylist())
+        )
     assert parts == whole
     sound = [offset for offset, data in placed.items() if is_sound(data, offset)]
     if len(sound) == len(placed):
