@@ -56,17 +56,17 @@ class Tally:
     """Sound records that follow each other, as no more than the sums of each topic."""
 
     def __init__(self, window: Window, until: int) -> None:
-        topics, sums = np.empty((2, _TOPICS_MAX), np.int64), np.empty((len(_SUMS), _TOPICS_MAX), np.int64)
+        topics, sums = np.empty((_TOPICS_MAX, 2), np.int64), np.empty((_TOPICS_MAX, len(_SUMS)), np.int64)
         count, stop = loops.tally(window.data, until, window.offset, loops.SEED, topics, sums)
-        self.topics = texts_at(window.data, topics[:, :count])
-        self._sums = sums[:, :count]
+        self.topics = texts_at(window.data, topics[:count])
+        self._sums = sums[:count]
         self.end_offset = window.offset + stop
 
     def __len__(self) -> int:
-        return int(self._sums[0].sum())
+        return int(self._sums[:, 0].sum())
 
     def groups(self) -> Iterator[_Group]:
-        for topic, sums in zip(self.topics, self._sums.T.tolist(), strict=True):
+        for topic, sums in zip(self.topics, self._sums.tolist(), strict=True):
             yield (topic.decode(),), sums
 
 

@@ -219,16 +219,17 @@ def _number_one(
         place += 1
     mixed = (mixed ^ rest) * _MIX
     mixed ^= mixed >> np.uint64(32)
-    last = len(table) - 1
-    slot = np.int64(mixed & np.uint64(last))
+    last = np.uint64(len(table) - 1)
+    slot = mixed & last
     while table[slot] >= 0:
-        known = int(table[slot])
-        if texts[1, known] - texts[0, known] == size and _same(data, texts[0, known], begin, size):
-            return known
-        slot = (slot + 1) & last
+        known = np.uint64(table[slot])
+        first = texts[known, 0]
+        if texts[known, 1] - first == size and _same(data, first, begin, size):
+            return int(np.int64(known))
+        slot = (slot + np.uint64(1)) & last
     table[slot] = count
-    texts[0, count] = begin
-    texts[1, count] = end
+    texts[count, 0] = begin
+    texts[count, 1] = end
     return count
 
 
@@ -252,7 +253,8 @@ def number(
     count = 0
     for text in range(len(begins)):
         known = _number_one(data, begins[text], ends[text], seed, table, texts, count)
-        count = max(count, known + 1)
+        if known == count:
+            count += 1
         numbers[text] = known
     return count
 
@@ -263,22 +265,20 @@ def tally(data: Bytes, until: int, offset: int, seed: int, topics: Ints, sums: I
     gets where each begins, and ends.  How many topics, at most as many as there is room for, and where it
     ended.
     """
-    table = _table(topics.shape[1])
+    table = _table(len(topics))
     one = np.empty((len(LAYOUT), 1), np.int64)
     count, place = 0, 0
     while (
-        place < until
-        and count < topics.shape[1]
-        and _lay_out_one(data, place, len(data), offset + place, one, 0)
+        place < until and count < len(topics) and _lay_out_one(data, place, len(data), offset + place, one, 0)
     ):
         size, body, body_end, topic, topic_end = one[1, 0], one[2, 0], one[3, 0], one[4, 0], one[5, 0]
         known = _number_one(data, topic, topic_end, seed, table, topics, count)
         if known == count:
-            sums[:, count] = 0
+            sums[count] = 0
             count += 1
-        sums[0, known] += 1
-        sums[1, known] += body_end - body
-        sums[2, known] += size
+        sums[known, 0] += 1
+        sums[known, 1] += body_end - body
+        sums[known, 2] += size
         place += size
     return count, place
 

@@ -62,14 +62,14 @@ class Coded(NamedTuple):
 def coded(data: Bytes, begins: Ints, ends: Ints) -> Coded:
     """The texts from each begin to its end."""
     numbers = np.empty(len(begins), np.int32)
-    texts = np.empty((2, len(begins)), np.int64)
-    texts = texts[:, : loops.number(data, begins, ends, loops.SEED, numbers, texts)]
+    texts = np.empty((len(begins), 2), np.int64)
+    texts = texts[: loops.number(data, begins, ends, loops.SEED, numbers, texts)]
     return Coded(numbers, texts_at(data, texts))
 
 
 def texts_at(data: Bytes, places: Ints) -> list[bytes]:
-    """Where each begins, and ends, is told in two rows."""
-    return [data[begin:end].tobytes() for begin, end in places.T.tolist()]
+    """`places` has a row for each: where it begins, and where it ends."""
+    return [data[begin:end].tobytes() for begin, end in places.tolist()]
 
 
 def is_utf8(text: bytes) -> bool:
