@@ -51,7 +51,7 @@ class IndexFiles:
         assert entries > 1, "entry 0 is never used"
         self.directory = directory
         self.pending: list[Put] = []
-        """What the next write() enters: key hash, physical offset, store ms.  Of the writing thread."""
+        """What the next write() enters: key hash, physical offset, store ms.  The writing thread's."""
         self.durable_ms = 0
         self.written_position = 0
         self.durable_position = 0
@@ -197,20 +197,25 @@ class IndexFiles:
         return self.directory / name
 
     def query(self, topic: str, key: str, count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Up to `count` physical offsets of messages that may have this key, stored in this time; newest
-        first.  Raises OSError.
+        """Up to `count` physical offsets of messages that may have this key, stored in this time, those that
+        are to be entered, too; newest first.  Raises OSError.
         """
         key_hash = index_hash(java_hash(f"{topic}#{key}"))
-        found: list[int] = []
+        # Looked at before the files: what is entered meanwhile is there twice, and not missed.
+        found = {
+            physical_offset: None
+            for hashed, physical_offset, store_ms in reversed(tuple(self.pending))
+            if hashed == key_hash and begin_ms <= store_ms <= end_ms
+        }
         for file in reversed(self._list):
             if file.overlaps(begin_ms, end_ms):
                 try:
-                    found += file.select(key_hash, count - len(found), begin_ms, end_ms)
+                    found.update(dict.fromkeys(file.select(key_hash, count, begin_ms, end_ms)))
                 except FileNotFoundError:  # expired meanwhile, and so are all before it
                     break
             if file.begin_ms < begin_ms or len(found) >= count:
                 break
-        return found
+        return list(found)[:count]
 
     def flush(self) -> None:
         """Makes all entries durable and moves `durable_ms` and `durable_position`.

@@ -122,6 +122,20 @@ def test_a_query_finds_newest_first_and_only_its_time(tmp_path: Path) -> None:
     assert open_index(tmp_path, entries=8).query("TopicTest", "k1", 2, 0, FOREVER) == [28, 25]
 
 
+def test_a_query_finds_what_waits_to_be_entered_and_each_once(tmp_path: Path) -> None:
+    """Whose message is in its queue may be asked for by its key."""
+    index = open_index(tmp_path, entries=4)
+    put(index, "k", 0)
+    for number in range(1, 5):
+        index.put("TopicTest", "k", number, STORE_MS + number * 1000)
+        index.put("TopicTest", "other", number, STORE_MS + number * 1000)
+    for _ in range(2):
+        assert index.query("TopicTest", "k", 99, 0, FOREVER) == [4, 3, 2, 1, 0]
+        assert index.query("TopicTest", "k", 2, 0, FOREVER) == [4, 3]
+        assert index.query("TopicTest", "k", 99, STORE_MS + 2000, STORE_MS + 3000) == [3, 2]
+        index.write()
+
+
 def test_all_keys_are_found_again_after_a_restart(tmp_path: Path) -> None:
     chance = random.Random(1)
     keys = [f"order-{chance.randrange(200)}" for _ in range(1000)]
@@ -274,9 +288,10 @@ def test_a_full_disk_loses_nothing_when_it_is_written_again(tmp_path: Path) -> N
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
             index.write()
-        assert index.query("TopicTest", "k", 99, 0, FOREVER) == [2, 1, 0]
+        assert [put[1] for put in index.pending] == list(range(3, 9))
     files.heal()
     index.write()
+    assert index.pending == []
     assert index.query("TopicTest", "k", 99, 0, FOREVER) == list(range(8, -1, -1))
 
 

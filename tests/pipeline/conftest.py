@@ -18,7 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Python processes that Spark starts find this clone, whatever is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
+# Much Java runs once or twice here: compiling it well, or with threads of its own, costs more than it gains.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 CONF = {
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",

@@ -20,6 +20,7 @@ from haservice.pipeline.broker_queues import Queue, limited, merged, missing, tr
 from haservice.pipeline.broker_source import BrokerReader, BrokerSource, BrokerStreamReader
 from haservice.pipeline.brokers import BrokerRefused
 from haservice.pipeline.queue_reading import NotReadable, OffsetsLost, QueueRange, records_of
+from haservice.pipeline.store_view import StoreView
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.security_settings import AclConfig
@@ -455,10 +456,13 @@ def test_spark_reads_a_topic_and_lets_the_source_filter(spark: SparkSession, clu
 
 @pytest.mark.spark
 @pytest.mark.timeout(180)
-@pytest.mark.usefixtures("filled")
-def test_a_table_may_be_asked_several_things(spark: SparkSession, cluster: Cluster) -> None:
+def test_a_table_may_be_asked_several_things(
+    spark: SparkSession, cluster: Cluster, filled: BrokerNode
+) -> None:
     """Spark keeps the filters that a source took with the table, and gives their rows to the next query."""
-    store = spark.read.format("rocketmq-log").load(str(cluster.root / "a")).where("topic = 'Orders'")
+    root = cluster.root / "a"
+    wait_until(lambda: StoreView(root).confirmed_end() == filled.store.log.end, "the samples say so")
+    store = spark.read.format("rocketmq-log").load(str(root)).where("topic = 'Orders'")
     for table in (frame(spark, cluster), store):
         assert table.where("queueId = 1").count() == 50
         assert table.count() == 200
