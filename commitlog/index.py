@@ -197,25 +197,27 @@ class IndexFiles:
         return self.directory / name
 
     def query(self, topic: str, key: str, count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Up to `count` physical offsets of messages that may have this key, stored in this time, those that
-        are to be entered, too; newest first.  Raises OSError.
+        """Up to `count` physical offsets of messages that may have this key, stored in this time; newest
+        first, each once.  Raises OSError.
+
+        Those that are to be entered, too.  Files know times in whole seconds.
         """
         key_hash = index_hash(java_hash(f"{topic}#{key}"))
-        # Looked at before the files: what is entered meanwhile is there twice, and not missed.
+        # Looked at before the files: what is entered meanwhile is seen twice, and not missed.
         found = {
-            physical_offset: None
-            for hashed, physical_offset, store_ms in reversed(tuple(self.pending))
+            physical_offset
+            for hashed, physical_offset, store_ms in tuple(self.pending)
             if hashed == key_hash and begin_ms <= store_ms <= end_ms
         }
         for file in reversed(self._list):
             if file.overlaps(begin_ms, end_ms):
                 try:
-                    found.update(dict.fromkeys(file.select(key_hash, count, begin_ms, end_ms)))
+                    found.update(file.select(key_hash, count, begin_ms, end_ms))
                 except FileNotFoundError:  # expired meanwhile, and so are all before it
                     break
             if file.begin_ms < begin_ms or len(found) >= count:
                 break
-        return list(found)[:count]
+        return sorted(found, reverse=True)[:count]
 
     def flush(self) -> None:
         """Makes all entries durable and moves `durable_ms` and `durable_position`.

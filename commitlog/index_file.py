@@ -196,11 +196,12 @@ class IndexFile:
         return not self.empty and begin_ms <= self.end_ms and end_ms >= self.begin_ms
 
     def select(self, key_hash: int, count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Up to `count` physical offsets under this hash, stored from `begin_ms` to `end_ms`; newest first.
+        """Up to `count` physical offsets under this hash, stored from `begin_ms` to `end_ms`; newest first,
+        each once.
 
         Raises OSError.
         """
-        found: list[int] = []
+        found: dict[int, None] = {}
         next_entry = self.next_entry
         with self._descriptors.borrow(self._file) as fd:
             pread = self._files.pread
@@ -213,11 +214,11 @@ class IndexFile:
                     if seconds < 0 or stored_ms < begin_ms:
                         break
                     if hashed == key_hash and stored_ms <= end_ms:
-                        found.append(physical_offset)
+                        found[physical_offset] = None
                 if older >= number:
                     break
                 number = older
-        return found
+        return list(found)
 
     def rest(self) -> None:
         """Gives the mapping's pages back to the page cache, where they stay written."""

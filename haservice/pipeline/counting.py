@@ -28,7 +28,7 @@ _SUMS = COUNT, BODY_BYTES, STORE_BYTES = "count", "bodyBytes", "storeBytes"
 _VALUES_MAX = 1 << 14
 # Up to so many values of the keys each has its place in a table, else in a sorted one of those there are.
 _TABLE_MAX = 1 << 17
-# Of so many topics a tally takes in the records; the next one goes on.
+# Of so many topics a tally takes in the records; the next one goes on, with the window's rest read anew.
 _TOPICS_MAX = 1 << 12
 
 # A value of the keys, and its three sums.

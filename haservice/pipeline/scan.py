@@ -2,7 +2,7 @@
 
     segment   | record | record | ···damage··· | record | record |  blank  |
     pieces()  |      Records    |    Damage    |      Records    |
-    runs()    the same, but of sound records whatever is made of them
+    runs()    the same, with something else that is made of the records between
 
 Damage is a range from a place where no sound record begins to the next place where one does.  Every place at
 which pieces() says that something begins is an edge; edge() finds one near any place without going there from
@@ -116,10 +116,10 @@ def runs(
         window = Window(log.read(position, size), position, log.end - position)
         if is_blank(window, 0):
             return
-        records = run(window, end - position)
-        if len(records):
-            position, wanted = records.end_offset, window_bytes
-            yield records
+        made = run(window, end - position)
+        if len(made):
+            position, wanted = made.end_offset, window_bytes
+            yield made
             continue
         found, reason = judge(log, position, limit)
         if found > window.bytes:

@@ -134,6 +134,7 @@ class Selection:
 
     @property
     def takes_all(self) -> bool:
+        """Damage, too: what leaves that out is one of these."""
         return self.topics is None and not (self.bounds or self.begins or self.ends)
 
     def keeps(self, damage: Damage) -> bool:

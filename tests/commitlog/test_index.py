@@ -122,6 +122,17 @@ def test_a_query_finds_newest_first_and_only_its_time(tmp_path: Path) -> None:
     assert open_index(tmp_path, entries=8).query("TopicTest", "k1", 2, 0, FOREVER) == [28, 25]
 
 
+def test_what_is_entered_twice_is_found_once_and_takes_no_others_place(tmp_path: Path) -> None:
+    """As of a message that has a key twice."""
+    index = open_index(tmp_path, entries=9)
+    for number in range(8):
+        put(index, "k", number)
+        put(index, "k", number)
+    assert len(index.paths) == 2
+    for count in range(10):
+        assert index.query("TopicTest", "k", count, 0, FOREVER) == list(range(7, -1, -1))[:count]
+
+
 def test_a_query_finds_what_waits_to_be_entered_and_each_once(tmp_path: Path) -> None:
     """Whose message is in its queue may be asked for by its key."""
     index = open_index(tmp_path, entries=4)
