@@ -30,7 +30,7 @@ pytestmark = [
 ]  # fmt: skip
 
 TOPIC = "Soak"
-COUNT = int(os.environ.get("HASERVICE_SOAK_COUNT", "60000"))
+COUNT = int(os.environ.get("HASERVICE_SOAK_COUNT", "40000"))
 PRODUCERS, QUEUES_EACH = 2, 8
 QUEUES = PRODUCERS * QUEUES_EACH
 KILLS = ("master", "master", "slave", "slave")
