@@ -300,6 +300,7 @@ def test_a_full_disk_loses_nothing_when_it_is_written_again(tmp_path: Path) -> N
         with pytest.raises(OSError, match="No space"):
             index.write()
         assert [put[1] for put in index.pending] == list(range(3, 9))
+        assert index.query("TopicTest", "k", 99, 0, FOREVER) == list(range(8, -1, -1))
     files.heal()
     index.write()
     assert index.pending == []
