@@ -81,17 +81,17 @@ class Cluster:
                 flag=number,
             )
             assert answer.code in STORED, answer
-        self.level(node)
-        wait_until(lambda: self.has_route(topic), "the nameserver knows the topic")
+        self.level(node, topic)
 
     def has_route(self, topic: str) -> bool:
         header = RouteHeader(topic).encode()
         command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         return self.client.call(self.namesrv, command).code == ResponseCode.SUCCESS
 
-    def level(self, node: BrokerNode) -> None:
-        """Returns when queues have all that the log has."""
+    def level(self, node: BrokerNode, topic: str = "Orders") -> None:
+        """Returns when queues have all that the log has, and the nameserver knows of the topic."""
         wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+        wait_until(lambda: self.has_route(topic), "the nameserver knows the topic")
 
     def close(self) -> None:
         for node in reversed(self.nodes):
