@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +25,10 @@ STOP_SECONDS = 20.0
 POLL_SECONDS = 0.01
 LOG_TAIL_LINES = 20
 
-# Ports below the range that the kernel hands to outgoing connections.
-PORT_MIN, PORT_MAX = 20000, 32000
+# Below the range that the kernel hands to outgoing connections.  They are taken in turn, from anywhere on:
+# who still calls a port's last user shall not soon find another one there.
+PORTS = deque(range(20000, 32000))
+PORTS.rotate(random.randrange(len(PORTS)))
 BROKER_PORTS = 4
 
 _RUN = "from haservice.admin.daemons import {command}; {command}()"
@@ -38,7 +41,8 @@ class ProcessDied(HAServiceError):
 def free_port_block(count: int) -> int:
     """The first of `count` consecutive TCP ports that nobody on 127.0.0.1 uses right now."""
     for _ in range(200):
-        first = random.randrange(PORT_MIN, PORT_MAX - count)
+        first = PORTS[0]
+        PORTS.rotate(-count)
         probes = [socket.socket() for _ in range(count)]
         try:
             for index, probe in enumerate(probes):
@@ -49,7 +53,7 @@ def free_port_block(count: int) -> int:
         finally:
             for probe in probes:
                 probe.close()
-    raise HAServiceError(f"no {count} free ports in a row between {PORT_MIN} and {PORT_MAX}")
+    raise HAServiceError(f"no {count} free ports in a row between {min(PORTS)} and {max(PORTS)}")
 
 
 class Process:

@@ -1,0 +1,16 @@
+"""Processes that run tests side by side take their ports from shares of their own."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from haservice.admin import pair
+
+
+def pytest_configure() -> None:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = len(pair.PORTS) // workers
+    # The number of a process that takes a dead one's place goes on counting.
+    pair.PORTS = deque(sorted(pair.PORTS)[number % workers * share :][:share])
