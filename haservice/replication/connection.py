@@ -23,6 +23,7 @@ from haservice.errors import ProtocolError
 from haservice.replication.greeting import Answer, GreetingRefused, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.hello import SlaveHello
+from haservice.replication.membership import Members
 from haservice.replication.pace import Growth, RateMeter, silence_s
 from haservice.replication.progress import LogRange, Refusal, ReportRefused, SlaveProgress
 from haservice.replication.protocol import (
@@ -83,7 +84,8 @@ class HAConnection:
     `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
     `linger_s` is how long new bytes are left to gather before a slave that is level gets them.  With a
     `greeting`, a slave of ours may greet; `on_greeted(connection, answer)` is called, by the read thread,
-    before the slave gets its answer.
+    before the slave gets its answer, and `on_joined(connection)` after the first report of such a slave: it
+    has written down by then what the answer said.
     """
 
     def __init__(
@@ -100,12 +102,15 @@ class HAConnection:
         linger_s: float = 0.0,
         greeting: MasterGreeting | None = None,
         on_greeted: Callable[[HAConnection, Answer], None] = lambda _, __: None,
+        on_joined: Callable[[HAConnection], None] = lambda _: None,
     ) -> None:
         self.peer = peer
         self.spoke = False
         """Whether a whole report has come, of whatever offset."""
         self.slave: SlaveHello | None = None
         """What a slave of ours said, once its greeting was accepted."""
+        self.listed = Members()
+        """The list of replicas that it was given then."""
         self._linger_s = linger_s
         self.progress = SlaveProgress(identity, peer)
         self.connected_s = time.monotonic()
@@ -113,6 +118,7 @@ class HAConnection:
         self._transport = transport
         self._greeting = greeting
         self._on_greeted = on_greeted
+        self._on_joined = on_joined
         self._log = log
         self._group = group
         self._growth = growth
@@ -185,6 +191,7 @@ class HAConnection:
                     log.end,
                 )
                 if self.slave is not None:
+                    self._on_joined(self)
                     patience_s = silence_s(self.slave.heartbeat_ms, self._housekeeping_s)
                     self._transport.set_receive_timeout(patience_s)
                 self._writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
@@ -221,7 +228,7 @@ class HAConnection:
             starts_anew = not slave.log.start <= slave.position <= slave.log.end
             with self._group.lock:
                 self.progress.verify(slave.replica_id, slave.position if starts_anew else slave.log.start)
-            self.slave = slave
+            self.slave, self.listed = slave, answer.verdict.members
         self._send(answer.frame)
         if not accepted:
             verdict = answer.verdict

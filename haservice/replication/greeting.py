@@ -32,6 +32,7 @@ from haservice.replication.hello import (
     digest,
 )
 from haservice.replication.lineage import Lineage, LogSpan, Plan, Step, plan
+from haservice.replication.membership import Members
 from haservice.replication.protocol import REPORT, REPORT_NOT_YET, peer_frame, slave_hello_block
 
 
@@ -89,6 +90,10 @@ class Answer:
     verdict: Verdict
 
 
+def _answer(outcome: Outcome, slave: SlaveHello, verdict: Verdict) -> Answer:
+    return Answer(peer_frame(VERDICT_OFFSET, verdict.encode()), outcome, slave, verdict)
+
+
 def span_of(log: GreetedLog) -> LogSpan:
     """What the log holds at this moment."""
     return LogSpan(log.start, log.end)
@@ -97,7 +102,8 @@ def span_of(log: GreetedLog) -> LogSpan:
 class MasterGreeting:
     """The master's half, for one connection.  `role` is its brokerRole; `lineage` gives its terms.
 
-    `objection(slave)` may say why this slave may not come now, for reasons that are not in its hello.
+    `objection(slave)` may say why this slave may not come now, for reasons that are not in its hello;
+    `members(slave)` gives the list of replicas with this slave on it, written down; None keeps none.
     """
 
     def __init__(
@@ -109,9 +115,11 @@ class MasterGreeting:
         lineage: Callable[[], Lineage],
         nonce: Callable[[], str] = lambda: secrets.token_hex(16),
         objection: Callable[[SlaveHello], str] = lambda _: "",
+        members: Callable[[SlaveHello], Members] | None = None,
     ) -> None:
         self._nonce = nonce
         self._objection = objection
+        self._members = members
         self._facts = facts
         self._replica_id = replica_id
         self._role = role
@@ -149,8 +157,15 @@ class MasterGreeting:
         slave = SlaveHello.decode(body)
         self._answered = True
         outcome, reason, again = self._judge(slave, self.said)
-        verdict = Verdict(outcome is Outcome.ACCEPTED, reason, again)
-        return Answer(peer_frame(VERDICT_OFFSET, verdict.encode()), outcome, slave, verdict)
+        if outcome is not Outcome.ACCEPTED:
+            return _answer(outcome, slave, Verdict(False, reason, again))
+        if self._members is None:
+            return _answer(outcome, slave, Verdict(True))
+        members = self._members(slave)
+        if slave.replica_id not in members.replicas:
+            full = f"the list of replicas has its {len(members.replicas)} at most; mqadmin forget makes room"
+            return _answer(Outcome.REFUSED, slave, Verdict(False, full))
+        return _answer(outcome, slave, Verdict(True, members=members))
 
     def _judge(self, slave: SlaveHello, said: MasterHello) -> tuple[Outcome, str, bool]:
         """Outcome, reason, and whether to ask again soon."""
@@ -205,18 +220,30 @@ class MasterGreeting:
 
 
 class SlaveGreeting:
-    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes."""
+    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `pledged` is the
+    lowest term whose master it may follow.
+    """
 
     def __init__(
-        self, facts: Facts, replica_id: str, log: GreetedLog, lineage: Lineage, *, flushes: bool = False
+        self,
+        facts: Facts,
+        replica_id: str,
+        log: GreetedLog,
+        lineage: Lineage,
+        *,
+        flushes: bool = False,
+        pledged: int = -1,
     ) -> None:
         self._facts = facts
         self._replica_id = replica_id
         self._log = log
         self._lineage = lineage
         self._flushes = flushes
+        self._pledged = pledged
         self.master: MasterHello | None = None
         """What the master said; None before heed()."""
+        self.members = Members()
+        """The list to write down before the first report, once settle() has returned."""
         self.plan: Plan | None = None
         """What is to be done before the first report, once settle() has returned."""
         self._strange: tuple[str, str] | None = None
@@ -243,6 +270,8 @@ class SlaveGreeting:
         self._strange = _strangers(master, self._replica_id, self._facts.broker_name, self._log.segment_bytes)
         if self._strange is not None:
             return self._hello(master, Lineage(), log, log.end, log.end, log.end)
+        if self.term < self._pledged:
+            raise GreetingRefused("PLEDGED", pledged_text(self._pledged, self.term), again=True)
         lineage = self._lineage.or_unknown(log)
         self.plan = decided = plan(lineage, log, master.lineage, master.log, self._replica_id)
         if decided.step is Step.REFUSE:
@@ -270,6 +299,7 @@ class SlaveGreeting:
             lineage=lineage,
             nonce=master.nonce,
             heartbeat_ms=self._facts.heartbeat_ms,
+            keeps_list=True,
         )
         return slave_hello_block(hello.encode())
 
@@ -285,6 +315,7 @@ class SlaveGreeting:
             raise GreetingRefused(self.plan.step.name, reason, again=verdict.again)
         if not verdict.accepted:
             raise GreetingRefused("VERDICT", f"refused by the master: {verdict.reason}", again=verdict.again)
+        self.members = verdict.members
         return self.plan
 
     def _digest_begin(self, floor: int, point: int, log_end: int) -> int:
@@ -297,6 +328,13 @@ class SlaveGreeting:
             if begin == floor or size >= DIGEST_BYTES_MAX or not _only_zeros(self._log, begin, upper):
                 return begin
             size, upper = 2 * size, begin
+
+
+def pledged_text(pledged: int, term: int) -> str:
+    return (
+        f"this slave has promised to follow no term below {pledged}, for another broker was to become the"
+        f" master; this one's is {term}"
+    )
 
 
 def _only_zeros(log: GreetedLog, begin: int, end: int) -> bool:

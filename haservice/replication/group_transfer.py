@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from commitlog.waiters import OffsetWaiters
-from haservice.replication.progress import AckTable, LogRange, SlaveProgress
+from haservice.replication.progress import AckTable, Advance, LogRange, SlaveProgress
 
 T = TypeVar("T")
 
@@ -126,15 +126,29 @@ class GroupTransferService(Generic[T]):
         with self.lock:
             advance = self.table.reports(progress, reports, log)
             if advance is not None and self._waiters:
-                unproven, proven = advance
-                for wait in self._waiters.advance(proven):
-                    if wait.end > unproven or self.table.is_proven(wait.end):
-                        done.append(wait.waiter)
-                    else:  # this slave was never sent it; others may still say that they have it
-                        self._waiters.add(wait.end, wait.deadline_s, wait)
+                self._resolve(advance, done)
         if done:
             self._on_acked(done, True)
         self._on_mark()
+
+    def count_only(self, counting: frozenset[str], needed: int) -> None:
+        """Other slaves count from now on, or another number of them."""
+        done: list[T] = []
+        with self.lock:
+            for advance in self.table.count_only(counting, needed):
+                self._resolve(advance, done)
+        if done:
+            self._on_acked(done, True)
+        self._on_mark()
+
+    def _resolve(self, advance: Advance, done: list[T]) -> None:
+        assert self.lock.locked()
+        unproven, proven = advance
+        for wait in self._waiters.advance(proven):
+            if wait.end > unproven or self.table.is_proven(wait.end):
+                done.append(wait.waiter)
+            else:  # this slave was never sent it; others may still say that they have it
+                self._waiters.add(wait.end, wait.deadline_s, wait)
 
     # -- the thread: deadlines ----------------------------------------------------------------------
 

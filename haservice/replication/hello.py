@@ -17,7 +17,7 @@ until it covers something.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ import orjson
 
 from haservice.errors import ProtocolError
 from haservice.replication.lineage import Epoch, Lineage, LogSpan
+from haservice.replication.membership import REPLICAS_MAX, Members
 
 VERSION = 1
 HELLO_OFFSET = -1
@@ -116,6 +117,8 @@ class SlaveHello:
     nonce: str = ""
     heartbeat_ms: int = 0
     """As the master's."""
+    keeps_list: bool = False
+    """Whether it writes the list of the verdict down before it reports; those before 0.5 do not."""
 
     def encode(self) -> bytes:
         return _fitted(
@@ -133,6 +136,7 @@ class SlaveHello:
                 "digestBytes": self.digest_bytes,
                 "digest": self.digest,
                 "flushes": self.flushes,
+                "keepsList": self.keeps_list,
                 "epochs": encode_epochs(self.lineage),
             }
         )
@@ -154,25 +158,33 @@ class SlaveHello:
             lineage=decode_epochs(said.get("epochs")),
             nonce=_nonce(said),
             heartbeat_ms=_heartbeat_ms(said),
+            keeps_list=said.get("keepsList") is True,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the slave may go on as it said; if not, why, and whether it makes sense to ask again soon."""
+    """Whether the slave may go on as it said; if not, why, and whether it makes sense to ask again soon.
+
+    `members` is the list of replicas that it has to write down before its first report; of masters before
+    0.5 it is empty.
+    """
 
     accepted: bool
     reason: str = ""
     again: bool = False
+    members: Members = Members()  # noqa: RUF009 - frozen
 
     def encode(self) -> bytes:
-        return orjson.dumps({"accepted": self.accepted, "reason": self.reason, "again": self.again})
+        said = {"accepted": self.accepted, "reason": self.reason, "again": self.again}
+        return orjson.dumps({**said, "members": encode_members(self.members)})
 
     @classmethod
     def decode(cls, body: bytes) -> Verdict:
         """Raises ProtocolError."""
         said = _object(body, "the master's verdict")
-        return cls(said.get("accepted") is True, _words(said.get("reason")), said.get("again") is True)
+        accepted, again = said.get("accepted") is True, said.get("again") is True
+        return cls(accepted, _words(said.get("reason")), again, decode_members(said.get("members")))
 
 
 def digest(read: Callable[[int, int], bytes], begin: int, end: int) -> str:
@@ -188,6 +200,10 @@ def digest(read: Callable[[int, int], bytes], begin: int, end: int) -> str:
 
 
 def encode_epochs(lineage: Lineage) -> list[dict[str, Any]]:
+    return encode_terms(lineage.epochs)
+
+
+def encode_terms(terms: Sequence[Epoch]) -> list[dict[str, Any]]:
     return [
         {
             "epoch": one.number,
@@ -196,12 +212,20 @@ def encode_epochs(lineage: Lineage) -> list[dict[str, Any]]:
             "beganMs": one.began_ms,
             "why": one.why,
         }
-        for one in lineage.epochs
+        for one in terms
     ]
 
 
 def decode_epochs(said: object) -> Lineage:
     """Raises ProtocolError for anything that is no list of epochs that rise."""
+    try:
+        return Lineage(decode_terms(said))
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
+
+
+def decode_terms(said: object) -> tuple[Epoch, ...]:
+    """Raises ProtocolError for anything that is no list of epochs."""
     if not isinstance(said, list):
         raise ProtocolError("epochs are no list")
     epochs = []
@@ -218,10 +242,42 @@ def decode_epochs(said: object) -> Lineage:
                 _words(one.get("why")),
             )
         )
-    try:
-        return Lineage(tuple(epochs))
-    except ValueError as error:
-        raise ProtocolError(str(error)) from None
+    return tuple(epochs)
+
+
+def encode_members(members: Members) -> dict[str, Any] | None:
+    if members == Members():
+        return None
+    return {
+        "epoch": members.epoch,
+        "number": members.number,
+        "master": members.master,
+        "needed": members.needed,
+        "since": members.since,
+        "replicas": dict(members.replicas),
+    }
+
+
+def decode_members(said: object) -> Members:
+    """Raises ProtocolError for anything but what encode_members() gives."""
+    if said is None:
+        return Members()
+    if not isinstance(said, Mapping):
+        raise ProtocolError(f"the list of replicas is {str(said)[:_WORDS_MAX]!r}")
+    replicas = said.get("replicas")
+    if not isinstance(replicas, Mapping) or len(replicas) > REPLICAS_MAX:
+        raise ProtocolError(f"the list of replicas is no object of {REPLICAS_MAX} at most")
+    needed = _number(said, "needed")
+    if not 1 <= needed <= REPLICAS_MAX:
+        raise ProtocolError(f"needed is {needed}, wanted is a number from 1 to {REPLICAS_MAX}")
+    return Members(
+        epoch=_number(said, "epoch"),
+        number=_number(said, "number"),
+        master=_text(said, "master"),
+        needed=needed,
+        since=_number(said, "since"),
+        replicas={_text({"replica": one}, "replica"): _text(replicas, one) for one in replicas},
+    )
 
 
 def _fitted(said: dict[str, Any]) -> bytes:

@@ -33,8 +33,16 @@ from commitlog.files import Files, OSFiles
 from commitlog.store_lock import boot_id
 from haservice.errors import ProtocolError
 from haservice.persisted_file import PersistedFile
-from haservice.replication.hello import decode_epochs, encode_epochs
-from haservice.replication.lineage import Epoch, Lineage
+from haservice.replication.hello import (
+    decode_epochs,
+    decode_members,
+    decode_terms,
+    encode_epochs,
+    encode_members,
+    encode_terms,
+)
+from haservice.replication.lineage import EPOCHS_MAX, UNKNOWN_EPOCH, Epoch, Lineage
+from haservice.replication.membership import Members
 
 T = TypeVar("T")
 
@@ -78,6 +86,18 @@ class HandingOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Pledge:
+    """A slave's promise to a candidate for the master's role: it follows nobody of a term below `epoch`.
+
+    It stands until a term from `epoch` on begins, or the candidate says that it was not promoted.
+    """
+
+    epoch: int
+    replica_id: str
+    broker_addr: str
+
+
+@dataclass(frozen=True, slots=True)
 class LineageState:
     """Everything in the file."""
 
@@ -91,6 +111,13 @@ class LineageState:
     """-1 where it is unknown; a new lineage forgets it."""
     master_heard_ms: int = 0
     handing_over: HandingOver | None = None
+    members: Members = field(default_factory=Members)
+    """Who may hold an OK, by the newest list that this broker knows."""
+    in_effect: Members = field(default_factory=Members)
+    """A master's: the newest list that enough slaves knew."""
+    pledge: Pledge | None = None
+    past: tuple[Epoch, ...] = ()
+    """Terms that left no byte, in the order of their numbers: for people, nothing is decided by them."""
 
 
 class LineageFile:
@@ -162,7 +189,8 @@ class LineageFile:
     def _replace(self, **changes: Any) -> LineageState:
         assert self._lock.locked()
         if changes.get("lineage", self.state.lineage) != self.state.lineage:
-            changes = {"master_end": -1, "master_heard_ms": 0, **changes}
+            past = _past(self.state, changes["lineage"])
+            changes = {"master_end": -1, "master_heard_ms": 0, "past": past, **changes}
         state = replace(self.state, **changes)
         if state != self.state:
             self._write(state)
@@ -171,6 +199,14 @@ class LineageFile:
 
     def _write(self, state: LineageState) -> None:
         self._file.save(lambda: encode_state(state))
+
+
+def _past(state: LineageState, lineage: Lineage) -> tuple[Epoch, ...]:
+    """The terms that were known and are in `lineage` no more, or never were."""
+    present = {one.term for one in lineage.epochs}
+    known = {one.term: one for one in (*state.past, *state.lineage.epochs)}
+    gone = [one for term, one in known.items() if term not in present and one.number > UNKNOWN_EPOCH]
+    return tuple(sorted(gone, key=lambda one: one.number)[-EPOCHS_MAX:])
 
 
 def encode_state(state: LineageState) -> bytes:
@@ -191,6 +227,15 @@ def encode_state(state: LineageState) -> bytes:
             for name, one in state.replicas.items()
         },
     }
+    said["members"] = encode_members(state.members)
+    said["inEffect"] = encode_members(state.in_effect)
+    said["past"] = encode_terms(state.past)
+    if state.pledge is not None:
+        said["pledge"] = {
+            "epoch": state.pledge.epoch,
+            "replicaId": state.pledge.replica_id,
+            "brokerAddr": state.pledge.broker_addr,
+        }
     if state.command is not None:
         command = state.command
         said["command"] = {
@@ -218,10 +263,11 @@ def decode_state(content: bytes) -> LineageState:
         raise ValueError("its checksum is another one")
     said = orjson.loads(body)
     try:
-        lineage = decode_epochs(said["epochs"])
+        lineage, past = decode_epochs(said["epochs"]), decode_terms(said.get("past", []))
+        members, in_effect = decode_members(said.get("members")), decode_members(said.get("inEffect"))
     except ProtocolError as error:
         raise ValueError(str(error)) from None
-    command, handing = said.get("command"), said.get("handingOver")
+    command, handing, pledge = said.get("command"), said.get("handingOver"), said.get("pledge")
     return LineageState(
         replica_id=_of(str, said["replicaId"]),
         boot_id=_of(str, said["bootId"]),
@@ -249,6 +295,12 @@ def decode_state(content: bytes) -> LineageState:
         handing_over=None
         if handing is None
         else HandingOver(_of(str, handing["brokerAddr"]), _of(str, handing["replicaId"])),
+        members=members,
+        in_effect=in_effect,
+        past=past,
+        pledge=None
+        if pledge is None
+        else Pledge(_of(int, pledge["epoch"]), _of(str, pledge["replicaId"]), _of(str, pledge["brokerAddr"])),
         # Not in the files of our first versions.
         master_end=_of(int, said.get("masterEnd", -1)),
         master_heard_ms=_of(int, said.get("masterHeardMs", 0)),

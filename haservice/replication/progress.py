@@ -189,6 +189,8 @@ class AckTable:
 
     def __init__(self, segment_bytes: int, life_start: int, needed: int = 1) -> None:
         self.needed = needed
+        self.counting: frozenset[str] | None = None
+        """Replica ids of those among the verified slaves whose acks count; None while all do."""
         self.furthest = REPORT_NOT_YET
         """The furthest offset that `needed` connected slaves have reported; -1 if there are fewer."""
         self.proven = 0
@@ -225,11 +227,21 @@ class AckTable:
         """What `furthest` would be if these identities were connected, too, and had reported this."""
         furthest = dict(reports)
         for slave in self.connections:
-            if slave.doubted and slave.acked is None:
+            if (slave.doubted and slave.acked is None) or not self.counts(slave):
                 continue
             if slave.reported > furthest.get(slave.identity, REPORT_NOT_YET):
                 furthest[slave.identity] = slave.reported
         return sorted(furthest.values())[-self.needed] if len(furthest) >= self.needed else REPORT_NOT_YET
+
+    def counts(self, progress: SlaveProgress) -> bool:
+        """Whether its acks make an OK; those of a slave that joins may not yet, see membership.py."""
+        return self.counting is None or not progress.verified or progress.identity in self.counting
+
+    def count_only(self, counting: frozenset[str], needed: int) -> list[Advance]:
+        """Other slaves count from now on, or another number of them; what that proves of what was acked."""
+        self.counting, self.needed = counting, needed
+        self.furthest = self.furthest_with({})
+        return [advance for one in self._live() if (advance := self._count(one)) is not None]
 
     @property
     def in_transfer(self) -> int:
@@ -267,7 +279,8 @@ class AckTable:
         progress.reported = last
         if progress.acked is not None or last > progress.sent_from:
             progress.acked = last
-        self.furthest = max(self.furthest, last) if self.needed == 1 else self.furthest_with({})
+        simple = self.needed == 1 and self.counts(progress)
+        self.furthest = max(self.furthest, last) if simple else self.furthest_with({})
         return self._count(progress)
 
     # -- the first report ---------------------------------------------------------------------------
@@ -369,6 +382,8 @@ class AckTable:
         if acked is None:
             return None
         self.proven = max(self.proven, acked)
+        if not self.counts(progress):
+            return None
         if self.needed == 1:
             return Advance(progress.sent_from, acked) if self._held.add(progress.sent_from, acked) else None
         parts = self._held_by_enough(progress.identity, progress.sent_from, acked)
@@ -380,7 +395,7 @@ class AckTable:
         wanted = self.needed - 1
         others: dict[str, list[tuple[int, int]]] = {}
         for slave in self._live():
-            if slave.acked is None or slave.identity == identity:
+            if slave.acked is None or slave.identity == identity or not self.counts(slave):
                 continue
             first, last = max(low, slave.sent_from), min(high, slave.acked)
             if first < last:

@@ -18,8 +18,15 @@ from pathlib import Path
 from typing import Protocol
 
 from commitlog.log import wall_clock_ms
-from haservice.replication.greeting import Facts, GreetedLog, GreetingRefused, SlaveGreeting, span_of
-from haservice.replication.lineage import Lineage, LogSpan, Plan, Step
+from haservice.replication.greeting import (
+    Facts,
+    GreetedLog,
+    GreetingRefused,
+    SlaveGreeting,
+    pledged_text,
+    span_of,
+)
+from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage, LogSpan, Plan, Step
 from haservice.replication.lineage_file import LineageFile
 
 logger = logging.getLogger(__name__)
@@ -76,7 +83,14 @@ class Rejoin:
     def greeting(self) -> SlaveGreeting:
         """For a new connection."""
         state = self._lineage.state
-        return SlaveGreeting(self._facts, state.replica_id, self._log, state.lineage, flushes=self._flushes)
+        return SlaveGreeting(
+            self._facts,
+            state.replica_id,
+            self._log,
+            state.lineage,
+            flushes=self._flushes,
+            pledged=state.pledge.epoch if state.pledge is not None else -1,
+        )
 
     def carry_out(self, greeting: SlaveGreeting) -> None:
         """After settle().  Raises GreetingRefused without a store to do it, OSError, or CommitLogError."""
@@ -99,15 +113,20 @@ class Rejoin:
             master_role=master.role,
             master_end=master.log.end,
             master_heard_ms=wall_clock_ms(),
+            members=greeting.members,
+            pledge=None,  # kept: there is a term that is new enough, and an older one is refused for that
         )
 
     def follow_stock(self) -> None:
         """Before bytes come from a master that keeps no terms: forgets those that our log has not reached.
 
         What it then gets counts to the last term it has, as nobody knows better; that two logs agree in such
-        a term, the digest of the next greeting has to tell.  Raises OSError.
+        a term, the digest of the next greeting has to tell.  Raises OSError, and GreetingRefused for
+        a slave that has promised to follow no older term.
         """
-        lineage = self._lineage.state.lineage
+        lineage, pledge = self._lineage.state.lineage, self._lineage.state.pledge
+        if pledge is not None:
+            raise GreetingRefused("PLEDGED", pledged_text(pledge.epoch, UNKNOWN_EPOCH), again=True)
         self._lineage.update(
             lineage=Lineage() if span_of(self._log).is_empty else lineage.up_to(self._log.end),
             master_end=-1,

@@ -29,7 +29,9 @@ from haservice.replication.connection import HAConnection, SourceLog
 from haservice.replication.greeting import Answer, Facts, GreetingRefused, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.hello import SlaveHello
+from haservice.replication.lineage import UNKNOWN_EPOCH
 from haservice.replication.lineage_file import LineageFile, Replica
+from haservice.replication.membership import REPLICAS_MAX, Members, Membership
 from haservice.replication.pace import Growth, Seldom
 from haservice.replication.progress import AckTable, Refusal, ReportRefused, slaves_needed
 from haservice.replication.protocol import MasterState, NotAReport
@@ -144,10 +146,13 @@ class HAService(Generic[T]):
         self._absent_lock = threading.Lock()  # guards _absent and _seldom
         self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
         self._seldom = Seldom(TELL_S)
+        self._members_lock = threading.Lock()  # guards _membership, and writing what it decides
+        self._membership: Membership | None = None
         self._recorder: ReplicaRecorder | None = None
         self._master_recorder: MasterRecorder | None = None
         if lineage is not None and facts is not None and not role.is_slave:
             self._recorder = ReplicaRecorder(lineage, self._replicas)
+            self.take_list()
         if role.is_slave:
             rejoin = None
             if lineage is not None and facts is not None:
@@ -268,6 +273,18 @@ class HAService(Generic[T]):
         except ValueError as error:
             logger.warning("master address ignored reason=%s", error)
 
+    def take_list(self) -> None:
+        """On a master: another list of replicas is in the file; a term began, or one was forgotten."""
+        lineage = self._lineage
+        assert lineage is not None
+        with self._members_lock:
+            state = lineage.state
+            self._membership = Membership(state.replica_id, state.members, state.in_effect)
+            for connection in self._accept.connections if self._accept is not None else []:
+                if connection.slave is not None and connection.progress.state is MasterState.TRANSFER:
+                    self._membership.known_to(connection.slave.replica_id, connection.listed.version)
+            self._count_members(self._membership)
+
     def regreet(self) -> None:
         """After a new term began on a running master: its slaves come back, and take the term over."""
         for connection in self._accept.connections if self._accept is not None else []:
@@ -287,11 +304,12 @@ class HAService(Generic[T]):
             growth=self._growth,
             on_closed=self._closed,
             linger_s=0.0 if self._role is BrokerRole.SYNC_MASTER else ASYNC_LINGER_S,
-            greeting=self._greeting(peer),
+            greeting=self._greeting(transport, peer),
             on_greeted=self._greeted,
+            on_joined=self._joined,
         )
 
-    def _greeting(self, peer: str) -> MasterGreeting | None:
+    def _greeting(self, transport: Transport, peer: str) -> MasterGreeting | None:
         lineage, facts = self._lineage, self._facts
         if lineage is None or facts is None:
             return None
@@ -302,13 +320,65 @@ class HAService(Generic[T]):
             self._log,
             lambda: lineage.state.lineage,
             objection=lambda slave: self._why_taken(slave, peer),
+            members=lambda slave: self._list_with(self._believed(transport.secured, slave)),
         )
 
-    def _believed(self, connection: HAConnection, slave: SlaveHello) -> SlaveHello:
+    def _believed(self, secured: bool, slave: SlaveHello) -> SlaveHello:
         """What is acted upon: the address that a stranger names is not one to go to, or to write down."""
-        if self._doors is None or self._doors.believes(connection.secured):
+        if self._doors is None or self._doors.believes(secured):
             return slave
         return replace(slave, broker_addr="")
+
+    # -- who may hold an OK -------------------------------------------------------------------------
+
+    def _list_with(self, slave: SlaveHello) -> Members:
+        """The list of replicas with this slave on it, durably; without it if there is no room.
+
+        Raises OSError if it cannot be written: nobody is accepted whom no other replica would know of.
+        """
+        lineage = self._lineage
+        assert lineage is not None
+        with self._members_lock:
+            membership, state = self._membership, lineage.state
+            assert membership is not None
+            last = state.lineage.last
+            listed = membership.listed.joined(
+                last.number if last is not None else UNKNOWN_EPOCH,
+                self._log.end,
+                slave.replica_id,
+                slave.broker_addr,
+            )
+            if listed == membership.listed or len(listed.replicas) > REPLICAS_MAX:
+                return membership.listed
+            lineage.update(members=listed)
+            membership.list_anew(listed)
+            if not slave.keeps_list:  # one of an older version: it counts as it did there
+                membership.known_to(slave.replica_id, listed.version)
+            self._count_members(membership)
+            for connection in self._accept.connections if self._accept is not None else []:
+                if connection.slave is not None and connection.slave.replica_id in membership.missing:
+                    connection.shut_down()  # it is back within a moment, and gets the list
+            return listed
+
+    def _joined(self, connection: HAConnection) -> None:
+        """A slave has written down the list that it was given."""
+        with self._members_lock:
+            if self._membership is not None and connection.slave is not None:
+                self._membership.known_to(connection.slave.replica_id, connection.listed.version)
+                self._count_members(self._membership)
+
+    def _count_members(self, membership: Membership) -> None:
+        """What is in effect is durable before anybody counts by it."""
+        assert self._members_lock.locked()
+        assert self._lineage is not None
+        try:
+            if membership.in_effect != self._lineage.state.in_effect:
+                self._lineage.update(in_effect=membership.in_effect)
+        except OSError as error:
+            if self._refusals.is_news("in effect"):
+                logger.error("new slaves do not count yet, for the list cannot be written reason=%s", error)
+            return
+        self._group.count_only(membership.counting, membership.needed)
 
     def _why_taken(self, slave: SlaveHello, peer: str) -> str:
         """A replica id is no secret: at work from one address, it is nobody else's at another."""
@@ -325,7 +395,7 @@ class HAService(Generic[T]):
 
     def _greeted(self, connection: HAConnection, answer: Answer) -> None:
         """Before the slave gets its answer."""
-        slave = self._believed(connection, answer.slave)
+        slave = self._believed(connection.secured, answer.slave)
         if answer.outcome is Outcome.ACCEPTED and self._recorder is not None:
             self._recorder.greeted(slave.replica_id, self._replica(slave, slave.position))
             for outcome in Outcome:
@@ -357,7 +427,7 @@ class HAService(Generic[T]):
             slave, progress = connection.slave, connection.progress
             if slave is None:
                 continue
-            slave = self._believed(connection, slave)
+            slave = self._believed(connection.secured, slave)
             if progress.state is MasterState.TRANSFER:
                 one = replace(
                     self._replica(slave, progress.reported), in_sync=not self._lack(connection, end, now_s)
@@ -469,7 +539,17 @@ class HAService(Generic[T]):
         lag_bytes = end - progress.reported
         if lag_bytes >= self._fallbehind_max_bytes:
             return f"{lag_bytes} bytes behind, haSlaveFallbehindMax is {self._fallbehind_max_bytes}"
+        if not self._table.counts(progress):
+            return f"does not count yet: {self._waited_for()}"
         behind_s = self._lag_s(progress.reported, end, now_s)
         if behind_s * 1000 > self._config.slave_timeout_ms:
             return f"{behind_s:.1f} s behind, slaveTimeout is {self._config.slave_timeout_ms} ms"
         return ""
+
+    def _waited_for(self) -> str:
+        """Who has to know the present list of replicas before those that it adds count."""
+        membership = self._membership
+        if membership is None or not membership.missing:
+            return "the list of replicas is just being written"
+        named = ", ".join(membership.listed.replicas.get(one) or one[:8] for one in membership.missing)
+        return f"{named} may hold acknowledged messages and has not heard of it; start it, or mqadmin forget"
