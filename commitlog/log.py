@@ -6,7 +6,8 @@ What lies under it: reading is readable_log.py; the end of the log, and what fai
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from commitlog.damage import Fences
@@ -41,6 +42,7 @@ _QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
 _PENDING = CommitLogError("pending")
 # Where a single message begins in its bytes.
 _ONE = (0,)
+_NO_QUEUES: Mapping[tuple[str, int], int] = MappingProxyType({})
 
 
 class Appended(NamedTuple):
@@ -226,21 +228,38 @@ class CommitLog(WritableLog):
         A log without a byte begins wherever the master does, at the start of a segment.  Nothing is decoded.
         Raises OffsetGap, SegmentCrossed, or LogNotWritable; nothing is appended then.
         """
-        return self._append_bytes(offset, buffers, refused=None if self._replica else "this is not a replica")
+        return self._append_bytes(offset, buffers)
 
-    def append_pulled(self, offset: int, buffers: Sequence[Buffer]) -> int:
-        """As append_replica, for a master whose appends are held while it takes back what it lost.
+    def append_pulled(
+        self,
+        offset: int,
+        buffers: Sequence[Buffer],
+        holder: str,
+        queue_ends: Mapping[tuple[str, int], int],
+    ) -> int:
+        """As append_replica, for a master whose appends `holder` holds while it takes back what it lost.
 
-        The queues' next offsets are left to the caller.
+        `queue_ends` are the next offsets of the queues that the bytes have entries of.  Once the holder has let
+        go nothing is taken back any more, however far it has come: LogNotWritable.
         """
-        refused = None if self._holds else "appends are not held"
-        return self._append_bytes(offset, buffers, refused=refused)
+        return self._append_bytes(offset, buffers, holder=holder, queue_ends=queue_ends)
 
-    def _append_bytes(self, offset: int, buffers: Sequence[Buffer], *, refused: str | None) -> int:
+    def _append_bytes(
+        self,
+        offset: int,
+        buffers: Sequence[Buffer],
+        *,
+        holder: str | None = None,
+        queue_ends: Mapping[tuple[str, int], int] = _NO_QUEUES,
+    ) -> int:
         size = sum(map(len, buffers))
         with self._lock:
-            if refused or self._closed_reason is not None:
-                raise LogNotWritable(self._closed_reason or refused or "")
+            if self._closed_reason is not None:
+                raise LogNotWritable(self._closed_reason)
+            if holder is None and not self._replica:
+                raise LogNotWritable("this is not a replica")
+            if holder is not None and holder not in self._holds:
+                raise LogNotWritable("appends are not held")
             if offset != self.end:
                 self._begin_at(offset, size)
             if size == 0:
@@ -253,6 +272,7 @@ class CommitLog(WritableLog):
                 raise SegmentCrossed(offset, size, self._segment_end)
             self._write_run(buffers, offset, size)
             end = self.end = offset + size
+            self.queue_offsets.update(queue_ends)
         if self._followers.waiting:
             self._followers.notify()
         return end

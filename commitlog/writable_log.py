@@ -85,11 +85,11 @@ class WritableLog(ReadableLog):
             return "this is a replica"
         return next(iter(self._holds.values()), None)
 
-    def writable_but_for(self, holder: str) -> str | None:
-        """As `writable` would be if `holder` held nothing back."""
+    def writable_but_for(self, *holders: str) -> str | None:
+        """As `writable` would be if `holders` held nothing back."""
         if self._closed_reason is not None or self._replica:
             return self.writable
-        return next((why for who, why in self._holds.items() if who != holder), None)
+        return next((why for who, why in self._holds.items() if who not in holders), None)
 
     @property
     def fenced(self) -> bool:

@@ -35,7 +35,7 @@ from haservice.broker.processors.delay_offsets import DelayOffsetsProcessor, rep
 from haservice.broker.processors.groups import GroupsProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor
 from haservice.broker.processors.housekeeping import HousekeepingProcessor
-from haservice.broker.processors.lineage import LineageProcessor
+from haservice.broker.processors.lineage import LineageProcessor, Roles
 from haservice.broker.processors.locks import LockProcessor
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
@@ -50,7 +50,6 @@ from haservice.broker.processors.transactions import ProducerQuestions, Transact
 from haservice.broker.queue_locks import QueueLocks
 from haservice.broker.readable_topics import ReadableTopics, Topics
 from haservice.broker.reader import QueueReader, ReadLimits
-from haservice.broker.role_changes import RoleChanges
 from haservice.broker.stats import Stats
 from haservice.broker.store_view import StoreView
 from haservice.broker.topics import TRACE_TOPIC, TopicTable
@@ -109,7 +108,7 @@ class Parts:
     # Done when the name servers know the topics of now.
     told: Callable[[], Future[None]]
     live: LiveSettings[NodeConfig]
-    roles: RoleChanges
+    roles: Roles
     acl: AclFiles | None = None
 
     @property

@@ -13,7 +13,7 @@
     slave sync      slave-sync                   a slave's; the tables
     delays          delay-delivery               a master's; the store, delayOffset.json
     transactions    transaction-check            a master's; the store, the tables, the ports
-    roles           role-keeper                  a master's; the peers
+    roles           role-keeper                  the store, replication; the peers
     registration    register                     open ports, for a route leads here from now on
 
 A start that fails stops what it had started and raises what it met.  A thread that fails makes the
@@ -87,6 +87,8 @@ PROOF_SECONDS = 1.0
 # How long a start waits for the name servers' first answers; the broker serves meanwhile.
 FIRST_ROUND_SECONDS = 3.0
 TICK_SECONDS = 1.0
+# An answer is in the socket by then; whoever did not get it asks again.
+ANSWER_SECONDS = 0.02
 EXPIRE_EVERY_TICKS = 10
 
 # Without these threads OK would not be true, or what was stored not readable.
@@ -184,6 +186,10 @@ class BrokerNode:
         self.restart = self.standing.file_config_of(self.live.config)
         self.on_restart()
 
+    def _turn_soon(self, why: str) -> None:
+        """Once what was answered until now has gone out; any thread."""
+        self.server.call_soon(self.server.loop.call_later, ANSWER_SECONDS, self._turn, why)
+
     def _start(self) -> None:
         self.security = security_of(self.file_config)
         self.standing = Standing(self.file_config, self.security, self._heard)
@@ -213,7 +219,7 @@ class BrokerNode:
         else:
             self._run("delay-delivery", self.delivery)
             self._run("transaction-check", self.transaction_check)
-            self._run("role-keeper", self.standing.keeper)
+        self._run("role-keeper", self.standing.executor)
         self._served = True
         if self.config.broker.namesrv_addrs:
             self._run("register", self.registration)
@@ -279,7 +285,7 @@ class BrokerNode:
             master_wanted=self._master_wanted,
             on_newer=self.standing.told_of,
         )
-        self.standing.build(self.ha, self.slave_sync, self._turn)
+        self.standing.build(self.ha, self.slave_sync, self._turn_soon)
         self.repairer = Repairer(store.log, self.standing.sources, self.standing.peers.reading)
         store.log.on_fences = lambda _: self.repairer.wake()
         follow_settings(
@@ -329,7 +335,7 @@ class BrokerNode:
             gauges=self._gauges,
             told=self.registration.told,
             live=self.live,
-            roles=self.standing.changes,
+            roles=self.standing,
             acl=self.security.acl,
         )
         self.sends = sends_of(parts)

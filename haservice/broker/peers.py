@@ -77,17 +77,17 @@ class Peers:
         self._broker_name = broker_name
         self._own_addr = own_addr
         self._namesrv_addrs = tuple(namesrv_addrs)
-        self._make_client = make_client
+        self.make_client = make_client
         self._remembered = remembered
         self._news = News()
 
     def ask(self, also: Iterable[str] = ()) -> Heard:
         """What everybody says who can be found, and those at `also`; never raises."""
-        return with_client(self._make_client, lambda client: self._ask_all(client, also))
+        return with_client(self.make_client, lambda client: self._ask_all(client, also))
 
     def ask_one(self, addr: str, timeout_s: float = PATIENCE_S) -> LineageBody:
         """What the broker at `addr` says.  Raises RemotingError; ValueError for an answer that is none."""
-        return with_client(self._make_client, lambda client: get_lineage(client, addr, timeout_s))
+        return with_client(self.make_client, lambda client: get_lineage(client, addr, timeout_s))
 
     def call(self, addr: str, request: RemotingCommand, timeout_s: float) -> RemotingCommand:
         """One request, and its answer if that is a success.  Raises RemotingError."""
@@ -95,7 +95,7 @@ class Peers:
         async def call(client: RemotingClient) -> RemotingCommand:
             return expect(addr, await client.invoke(addr, request, timeout_s))
 
-        return with_client(self._make_client, call)
+        return with_client(self.make_client, call)
 
     def read_log(self, addr: str, offset: int, size: int) -> bytes:
         """Bytes of the log of the broker at `addr`, `size` at most.  Raises RemotingError."""
@@ -107,7 +107,7 @@ class Peers:
         """read_log() for many bytes: its connections stay until the end.  Of one thread that has no loop."""
 
         async def made() -> RemotingClient:
-            return self._make_client()
+            return self.make_client()
 
         async def read(addr: str, offset: int, size: int) -> bytes:
             request = RemotingCommand.request(RequestCode.READ_LOG, ReadLogHeader(offset, size).encode())

@@ -11,9 +11,10 @@ else, leaves the log at the edge of a record.
 from __future__ import annotations
 
 import logging
+import secrets
 import struct
 import threading
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -40,6 +41,10 @@ COMPARED_BYTES = 64 * 1024
 RECORD_BYTES_MAX = 128 * 1024 * 1024
 # A damaged range is put together in memory.
 REPAIR_BYTES_MAX = 256 * 1024 * 1024
+
+# A pull that has taken so much lets others have their turn.
+PIECE_BYTES = 256 * 1024 * 1024
+_SAMPLE_BYTES = 4096
 
 RETRY_S = 5.0
 RETRY_MAX_S = 60.0
@@ -77,12 +82,16 @@ class MasterLog(ReadableLog, Protocol):
     """A master's log whose appends are held."""
 
     @property
-    def queue_offsets(self) -> MutableMapping[tuple[str, int], int]: ...
-
-    @property
     def end(self) -> int: ...
 
-    def append_pulled(self, offset: int, buffers: Sequence[Buffer], /) -> int: ...
+    def append_pulled(
+        self,
+        offset: int,
+        buffers: Sequence[Buffer],
+        holder: str,
+        queue_ends: Mapping[tuple[str, int], int],
+        /,
+    ) -> int: ...
 
     def flush(self) -> int: ...
 
@@ -114,11 +123,15 @@ class Run(NamedTuple):
 
 
 class PulledBack(NamedTuple):
-    """What a pull has done: where the log ends now, and why not where it was to; "" when it does."""
+    """What a pull has done: where the log ends now, and why not where it was to; "" when it does.
+
+    `more`: a good piece is taken, and it can go on from there.
+    """
 
     end: int
     records: int
     failure: str = ""
+    more: bool = False
 
 
 def whole_records(
@@ -201,22 +214,32 @@ def _fetch_all(fetch: Fetch, addr: str, begin: int, end: int) -> bytes:
 
 
 def pull_back(
-    log: MasterLog, fetch: Fetch, addr: str, begin: int, end: int, *, peer_start: int = 0
+    log: MasterLog,
+    fetch: Fetch,
+    addr: str,
+    begin: int,
+    end: int,
+    *,
+    holder: str,
+    peer_start: int = 0,
+    piece_bytes: int = PIECE_BYTES,
 ) -> PulledBack:
     """Takes [begin, end) from the broker at `addr`, whose log begins at `peer_start`, and makes it durable.
 
     `begin` is where ours ends; of a record that `end` cuts nothing is taken, for nobody was told of it.
-    Appends are held meanwhile, and stay so: letting them go is the caller's.
+    `holder` holds appends: letting them go is its own matter, and ends the pull.  After `piece_bytes` it stops.
     """
-    records = 0
+    records, more = 0, False
     try:
         if log.end != begin:
             raise ProtocolError(f"our log ends at {log.end}, the pull was to begin at {begin}")
         _compare(log, fetch, addr, max(peer_start, log.start, begin - COMPARED_BYTES), begin)
         for run in whole_records(fetch, addr, begin, end, log.segment_bytes, torn_end=True):
-            log.append_pulled(run.offset, (run.data,))
-            count_queues(log.queue_offsets, run.data)
+            log.append_pulled(run.offset, (run.data,), holder, queue_ends(run.data))
             records += run.records
+            more = log.end - begin >= piece_bytes and log.end < end
+            if more:
+                break
         log.flush()
     except (RemotingError, ProtocolError, CommitLogError) as error:
         logger.warning(
@@ -231,18 +254,29 @@ def pull_back(
         log.end - begin,
         records,
     )
-    return PulledBack(log.end, records)
+    return PulledBack(log.end, records, more=more)
 
 
-def count_queues(queue_offsets: MutableMapping[tuple[str, int], int], records: bytes) -> None:
-    """Moves each queue's next offset behind the records, as if they had been appended here."""
+def queue_ends(records: bytes) -> dict[tuple[str, int], int]:
+    """Each queue's next offset behind the records, as if they had been appended here."""
+    ends: dict[tuple[str, int], int] = {}
     position = 0
     while position < len(records):
         head = parse_head(records, position)
         assert head is not None, position
         if head.magic != BLANK_MAGIC and head.sys_flag & SYS_TRANSACTION_MASK in _QUEUED:
-            queue_offsets[head.topic, head.queue_id] = head.queue_offset + 1
+            ends[head.topic, head.queue_id] = head.queue_offset + 1
         position += head.size
+    return ends
+
+
+def compare_logs(log: ReadableLog, fetch: Fetch, addr: str, floor: int, point: int) -> None:
+    """Raises ProtocolError unless the peer at `addr` has our bytes just below `point`, and at a place from
+    `floor` on that nobody could foresee.  Raises what `fetch` raises, and CommitLogError.
+    """
+    _compare(log, fetch, addr, max(floor, point - COMPARED_BYTES), point)
+    somewhere = floor + secrets.randbelow(point - floor)
+    _compare(log, fetch, addr, somewhere, min(somewhere + _SAMPLE_BYTES, point))
 
 
 def _compare(log: ReadableLog, fetch: Fetch, addr: str, begin: int, end: int) -> None:

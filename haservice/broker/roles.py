@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from haservice.remoting.lineage_headers import LineageBody
 from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch, Lineage, LogSpan
 from haservice.replication.lineage_file import HandingOver, LineageState, Replica, RoleCommand
+from haservice.replication.membership import Members
 from haservice.settings import BrokerRole, NodeConfig
 
 # A master that was cut off does not know of its successor, and must not outrank it however often it starts.
@@ -35,6 +37,18 @@ class RoleInForce:
     file_broker_id: int
     command: RoleCommand | None = None
     dropped: RoleCommand | None = None
+
+    def by(self, command: RoleCommand | None) -> RoleInForce:
+        """What the same file and another command make of it."""
+        by_file = RoleInForce(self.file_role, self.file_broker_id, self.file_role, self.file_broker_id)
+        if command is None:
+            return by_file
+        if command.file_role != self.file_role.value or command.role not in BrokerRole.__members__:
+            return replace(by_file, dropped=command)
+        role = BrokerRole[command.role]
+        return replace(
+            by_file, role=role, broker_id=command.broker_id if role.is_slave else 0, command=command
+        )
 
     @property
     def source(self) -> str:
@@ -64,12 +78,20 @@ class RoleInForce:
 def role_in_force(config: NodeConfig, command: RoleCommand | None) -> RoleInForce:
     """The role of a broker whose file says `config`."""
     file_role, file_id = config.broker.role, config.broker.broker_id
-    if command is None:
-        return RoleInForce(file_role, file_id, file_role, file_id)
-    if command.file_role != file_role.value or command.role not in BrokerRole.__members__:
-        return RoleInForce(file_role, file_id, file_role, file_id, dropped=command)
-    role = BrokerRole[command.role]
-    return RoleInForce(role, command.broker_id if role.is_slave else 0, file_role, file_id, command)
+    return RoleInForce(file_role, file_id, file_role, file_id).by(command)
+
+
+def role_wanted(name: str, state: LineageState, now: RoleInForce) -> BrokerRole | str:
+    """As what a broker becomes the master: as asked; else as the last master was, or as the file has it, or what
+    is safest.  A text says what is wrong with `name`.
+    """
+    if name:
+        if name not in BrokerRole.__members__ or BrokerRole[name].is_slave:
+            return f"role {name[:32]!r} is neither ASYNC_MASTER nor SYNC_MASTER"
+        return BrokerRole[name]
+    if state.master_role in (BrokerRole.ASYNC_MASTER.value, BrokerRole.SYNC_MASTER.value):
+        return BrokerRole[state.master_role]
+    return BrokerRole.SYNC_MASTER if now.file_role.is_slave else now.file_role
 
 
 def command_that_counts(file_role: BrokerRole, state: LineageState, now_ms: int) -> RoleCommand | None:
@@ -197,6 +219,43 @@ def with_new_term(
     return lineage.begun(Epoch(number, log.end, state.replica_id, now_ms, why))
 
 
+def new_term(
+    state: LineageState,
+    log: LogSpan,
+    why: str,
+    now_ms: int,
+    *,
+    addr: str,
+    needed: int,
+    promoted: bool,
+    heard: int = -1,
+) -> dict[str, Any]:
+    """What is written when a term of ours begins at the log's end: the fields of LineageState that change.
+
+    `addr` is where clients reach us, `needed` how many slaves make an OK.  Raises ValueError, as next_number().
+    """
+    lineage = with_new_term(state, log, why, now_ms, promoted=promoted, heard=heard)
+    number = lineage.epochs[-1].number
+    return {
+        "lineage": lineage,
+        "replicas": none_in_sync(state),
+        "handing_over": None,
+        "pledge": None,
+        **listed(state, number, log.end, addr, needed),
+    }
+
+
+def listed(state: LineageState, number: int, end: int, addr: str, needed: int) -> dict[str, Any]:
+    """What is written of the list of replicas when we are the master: of term `number`, in a log that ends at
+    `end`.
+
+    Of another one's list that he gave us it is not known that anybody else has it: it is what we go out from.
+    """
+    members = state.members.in_term(number, end, state.replica_id, addr, needed)
+    ours = state.members.master == state.replica_id
+    return {"members": members, "in_effect": state.in_effect if ours else state.members}
+
+
 def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ...]:
     """The replicas that may hold what this master has lost: it takes nothing before it has heard them."""
     last = state.lineage.last
@@ -210,6 +269,41 @@ def none_in_sync(state: LineageState) -> Mapping[str, Replica]:
     has anything yet.
     """
     return {name: replace(one, in_sync=False) for name, one in state.replicas.items()}
+
+
+def start_of_master(
+    state: LineageState, start: StartOfMaster, now_ms: int, *, addr: str, needed: int
+) -> tuple[Mapping[str, Any], Mapping[str, Replica], str]:
+    """How a master begins: what it writes, the replicas that it has to hear before, and why it cannot decide.
+
+    While it waits for anybody, or for an operator, nothing of its terms is written: the next start finds it as
+    this one did.
+    """
+    hold = {name: state.replicas[name] for name in replicas_to_hear(state, start)}
+    if hold:
+        return {}, hold, ""
+    why = reason_for_new_term(state, start)
+    if why:
+        try:
+            return (
+                new_term(
+                    state,
+                    start.log,
+                    why,
+                    now_ms,
+                    addr=addr,
+                    needed=needed,
+                    promoted=takes_over(state),
+                    heard=start.heard,
+                ),
+                {},
+                "",
+            )
+        except NoNumberLeft as error:
+            return {}, {}, f"a new term is to begin, for {why}: {error}"
+    last = state.lineage.last
+    assert last is not None
+    return listed(state, last.number, start.log.end, addr, needed), {}, ""
 
 
 # -- peers ------------------------------------------------------------------------------------------
@@ -232,32 +326,38 @@ def lineage_of(body: LineageBody) -> Lineage:
     )
 
 
-def newer_master(
+def newer_masters(
     own_id: str, own: Lineage, peers: Sequence[LineageBody], *, starting: bool = False
-) -> NewerMaster | None:
-    """Whom a master has to give way to.
+) -> list[tuple[NewerMaster, LineageBody]]:
+    """Whom a master may have to give way to, and by whose word; the newest first.
 
     That is whoever a peer knows to have a term above our last one.  A master that is `starting` does not
     take over from one that runs in a term of the same number, either: for that there are commands, which
     lose nothing.
     """
     last_number = own.last.number if own.last is not None else -1
-    best: tuple[tuple[int, bool, bool], LineageBody] | None = None
+    found: list[tuple[tuple[int, bool, bool], LineageBody]] = []
     for one in peers:
         term = _newest_term(one)
         if one.replica_id == own_id or term is None or term.master in ("", own_id):
             continue
         runs_it = one.is_master and term.master == one.replica_id
         overrules = starting and runs_it and term.number == last_number
-        rank = (term.number, runs_it, one.is_master)
-        if (term.number > last_number or overrules) and (best is None or rank > best[0]):
-            best = rank, one
-    if best is None:
-        return None
-    (number, _, is_master), peer = best
-    if is_master:
+        if term.number > last_number or overrules:
+            found.append(((term.number, runs_it, one.is_master), one))
+    found.sort(key=lambda item: item[0], reverse=True)
+    return [(_followed(rank[0], one), one) for rank, one in found]
+
+
+def _followed(number: int, peer: LineageBody) -> NewerMaster:
+    if peer.is_master:
         return NewerMaster(number, peer.broker_addr, peer.ha_addr, peer.file_broker_id)
     return NewerMaster(number, peer.master_addr, "")
+
+
+def is_member(members: Members, peer: LineageBody) -> bool:
+    """Whether the peer is a replica that we know, where we know it: its log was compared with ours."""
+    return bool(peer.broker_addr) and members.replicas.get(peer.replica_id) == peer.broker_addr
 
 
 def _newest_term(peer: LineageBody) -> Epoch | None:
@@ -275,6 +375,14 @@ def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBod
         if last is not None and one.is_master and one.epoch == last.number and one.epoch_master != own_id:
             return one
     return None
+
+
+def members_of(body: LineageBody) -> Members:
+    """The list of replicas that a broker knows of."""
+    said = body.members
+    if said is None:
+        return Members()
+    return Members(said.epoch, said.number, said.master, max(1, said.needed), said.since, dict(said.replicas))
 
 
 def highest_number(peers: Iterable[LineageBody]) -> int:

@@ -2,9 +2,9 @@
 
     made      the role in force, by the file or by command
     open      the store is ours: the peers are asked; a master gives way to a newer one, or begins its term
-    build     what changes the role while the node runs: RoleChanges, and a master's RoleKeeper
+    build     the machine of roles, and what carries out what it decides
 
-What is decided by facts alone is decided in roles.py.
+What is decided by facts alone is decided in roles.py and in the machine, role_machine.py.
 """
 
 from __future__ import annotations
@@ -12,44 +12,37 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from commitlog.store_lock import boot_id
 from haservice.broker.peers import Heard, Peers
-from haservice.broker.refill import PulledBack, pull_back
-from haservice.broker.role_changes import RoleChanges, free_slave_id
-from haservice.broker.role_keeper import RoleKeeper
-from haservice.broker.role_parts import RoleParts
+from haservice.broker.role_describe import Describe
+from haservice.broker.role_executor import RoleExecutor
+from haservice.broker.role_hands import RoleHands
+from haservice.broker.role_state import Begin, Hint, RoleState, SlaveAhead, Who
 from haservice.broker.roles import (
-    NewerMaster,
-    NoNumberLeft,
+    RoleInForce,
     StartOfMaster,
     as_in_file,
-    command_for,
     command_that_counts,
-    highest_number,
     in_role,
-    newer_master,
-    none_in_sync,
-    reason_for_new_term,
-    replicas_to_hear,
     role_in_force,
-    takes_over,
-    was_not_promoted,
-    with_new_term,
 )
 from haservice.broker.security import Security
 from haservice.broker.services import flushes_at_once
 from haservice.broker.slave_sync import SlaveSync
 from haservice.errors import ConfigError
+from haservice.remoting.headers import ExtHeader
+from haservice.remoting.json_body import JSONBody
+from haservice.remoting.lineage_headers import LineageBody
 from haservice.replication.greeting import Outcome
 from haservice.replication.hello import SlaveHello
 from haservice.replication.lineage import LogSpan
-from haservice.replication.lineage_file import LineageFile, Replica, RoleCommand
-from haservice.replication.protocol import MasterState
+from haservice.replication.lineage_file import LineageFile, RoleCommand
+from haservice.replication.progress import slaves_needed
 from haservice.replication.service import HAService
 from haservice.settings import BrokerRole, NodeConfig
 
@@ -74,13 +67,17 @@ class Standing:
                 )
         self.role = role_in_force(file_config, counts)
         self.config = in_role(file_config, self.role)
-        self._heard = heard
-        self._hold: Mapping[str, Replica] = {}
-        name, addr = file_config.broker.broker_name, file_config.broker_addr
-        self._failover = f"mqadmin failover -b {name} --to {addr} --force"
-        self._undecided = ""
         self._security = security
-        self._keeper: RoleKeeper | None = None
+        name, addr = file_config.broker.broker_name, file_config.broker_addr
+        who = Who(
+            self.role,
+            addr,
+            file_config.ha_server_addr,
+            slaves_needed(file_config.replication.in_sync_replicas),
+            f"mqadmin failover -b {name} --to {addr} --force",
+        )
+        self._state = RoleState(who, heard=heard)
+        self._executor: RoleExecutor | None = None
 
     # -- the start ----------------------------------------------------------------------------------
 
@@ -99,7 +96,7 @@ class Standing:
             config.broker_addr,
             config.broker.namesrv_addrs,
             self._security.make_client,
-            lambda: [one.broker_addr for one in self.lineage.state.replicas.values()],
+            self._remembered,
         )
         if self.role.said:
             logger.warning("role %s", self.role.said)
@@ -107,7 +104,6 @@ class Standing:
             self.lineage.update(command=self.role.command)
         handing = self.lineage.state.handing_over
         heard = self.peers.ask([handing.broker_addr] if handing is not None else [])
-        self._heard = max(self._heard, highest_number(heard.peers))
         if self._is_copy(heard):
             self.lineage.update(replica_id=uuid.uuid4().hex, replicas={}, command=None, handing_over=None)
             if self.role.command is not None:
@@ -115,15 +111,12 @@ class Standing:
         if self.role.role.is_slave:
             self._open_slave()
             return ""
+        return self._open_master(heard)
+
+    def _remembered(self) -> list[str]:
+        """Whom we know, whatever the name servers say: replicas do not go because nobody registers them."""
         state = self.lineage.state
-        newer = newer_master(state.replica_id, state.lineage, heard.peers, starting=True)
-        if newer is not None:
-            self._give_way(newer, heard)
-            return "a newer master is there"
-        if handing is not None and any(was_not_promoted(handing, one) for one in heard.peers):
-            self.lineage.update(handing_over=None)
-        self._open_master()
-        return ""
+        return [*state.members.replicas.values(), *(one.broker_addr for one in state.replicas.values())]
 
     def _is_copy(self, heard: Heard) -> bool:
         """Whether our store is a copy of one whose broker runs: then its replica id is not ours."""
@@ -141,114 +134,109 @@ class Standing:
         lineage = self.lineage.state.lineage.or_unknown(LogSpan(log.start, log.end))
         self.lineage.update(lineage=lineage, boot_id=boot_id(), handing_over=None)
 
-    def _open_master(self) -> None:
-        log, state = self._store.log, self.lineage.state
+    def _open_master(self, heard: Heard) -> str:
+        """The machine decides; only the file and the peers are there to act on."""
+        log = self._store.log
         start = StartOfMaster(
             LogSpan(log.start, log.end),
             stopped_cleanly=self._store.recovery.clean,
             booted_anew=self.lineage.booted_anew,
             flushes_at_once=flushes_at_once(self.config),
             sync_master=self.role.role is BrokerRole.SYNC_MASTER,
-            heard=self._heard,
         )
-        self._hold = {name: state.replicas[name] for name in replicas_to_hear(state, start)}
-        if self._hold:
-            return  # its term begins once they were heard; until then the machine counts as just booted
-        why = reason_for_new_term(state, start)
-        if why:
-            log.flush()
-            promoted = takes_over(state)
-            try:
-                lineage = with_new_term(
-                    state, start.log, why, wall_clock_ms(), promoted=promoted, heard=start.heard
-                )
-            except NoNumberLeft as error:
-                self._undecided = f"a new term is to begin, for {why}: {error}: {self._failover}"
-                return
-            self.lineage.update(lineage=lineage, replicas=none_in_sync(state), boot_id=boot_id())
-            logger.info("term begins epoch=%d start=%d why=%s", lineage.epochs[-1].number, log.end, why)
-        else:
-            self.lineage.started()
-
-    def _give_way(self, newer: NewerMaster, heard: Heard) -> None:
-        why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of term {newer.epoch}"
-        broker_id = free_slave_id(self.role, newer, heard)
-        command = command_for(BrokerRole.SLAVE, broker_id, self.role, why, wall_clock_ms(), newer.ha_addr)
-        self.lineage.update(command=command, handing_over=None)
-        logger.warning("becomes a slave id=%d of=%s epoch=%d", broker_id, newer.broker_addr, newer.epoch)
+        hands = RoleHands(
+            self.config,
+            self.lineage,
+            self._store,
+            self.peers,
+            None,
+            copy_side_state=lambda _: False,
+            set_master=lambda _, __: None,
+            turn=lambda _: None,
+            describe=self.describe,
+        )
+        executor = RoleExecutor(self._state, hands)
+        executor.drive(Begin(heard, start))
+        self._state = executor.state
+        if self._state.broken:
+            raise OSError(self._state.broken)
+        return self._state.turning
 
     # -- while it runs ------------------------------------------------------------------------------
 
     def build(self, ha: HAService[Any], slave_sync: SlaveSync, turn: Callable[[str], None]) -> None:
-        """Before the ports open; from now on appends are held if they have to be."""
+        """Before the ports open; from now on appends are held if they have to be.  `turn` is called once the
+        broker is to be stopped and started again.
+        """
         self._ha, self._slave_sync = ha, slave_sync
-        self.changes = RoleChanges(
-            RoleParts(
-                self._file_config,
-                self.config,
-                self.role,
-                self.lineage,
-                self._store,
-                ha,
-                self.peers,
-                copy_side_state=slave_sync.copy_now,
-                not_copied=lambda: slave_sync.refused,
-                set_master=self._set_master,
-                master_addr=lambda: slave_sync.master_addr or "",
-                turn=turn,
-                keeper=lambda: self.keeper,
-            )
+        self._describe = Describe(
+            self.config,
+            self.lineage,
+            self._store,
+            ha,
+            not_copied=lambda: slave_sync.refused,
+            master_addr=lambda: slave_sync.master_addr or "",
         )
-        self._keeper = RoleKeeper(
+        hands = RoleHands(
+            self.config,
+            self.lineage,
+            self._store,
             self.peers,
-            lambda: self.lineage.state,
-            self._store.log,
-            self.changes,
-            self._pull,
-            hold=self._hold,
-            followers=self._followers,
-            undecided=self._undecided,
-            failover=self._failover,
+            ha,
+            copy_side_state=slave_sync.copy_now,
+            set_master=self._set_master,
+            turn=turn,
+            describe=self.describe,
         )
-        self._keeper.note_heard(self._heard)
-        self._keeper.begin_hold()
-        handing = self.lineage.state.handing_over
-        if handing is not None:
-            self.changes.ask_after(handing)
+        if self._state.held:
+            hands.hold(self._state.held)
+        self._executor = RoleExecutor(self._state, hands)
         command = self.role.command
         if self.role.role.is_slave and command is not None and command.ha_master:
             ha.set_master_address(command.ha_master)
 
     @property
-    def keeper(self) -> RoleKeeper:
-        """From build() on; only a master's is run."""
-        assert self._keeper is not None, "not built yet"
-        return self._keeper
+    def executor(self) -> RoleExecutor:
+        """From build() on."""
+        assert self._executor is not None, "not built yet"
+        return self._executor
+
+    @property
+    def state(self) -> RoleState:
+        return self._state if self._executor is None else self._executor.state
 
     @property
     def heard(self) -> int:
         """The highest number of a term that was heard of; -1 when none was."""
-        return self._heard if self._keeper is None else self._keeper.heard
+        return self.state.heard
 
     @property
     def unresolved(self) -> bool:
         """Whether the next start has to find this master as this one did."""
-        return self._keeper is not None and self._keeper.waits
+        return self.state.must_begin_anew
+
+    def describe(self, role: RoleInForce | None = None) -> LineageBody:
+        """Who we are and what our log is; in `role`, if that is what we are about to be."""
+        executor = self.executor
+        return self._describe.body(executor.state, role, changing=executor.changing)
+
+    def ask(self, header: ExtHeader) -> JSONBody:
+        """A change of role: blocks.  Raises RequestError if it is refused."""
+        return self.executor.ask(header)
 
     def on_ahead(self, hello: SlaveHello) -> None:
         """A slave holds what this master has lost."""
-        self.keeper.on_ahead(hello)
+        self.executor.put(SlaveAhead(hello.replica_id, hello.broker_addr))
 
     def on_heard(self, hello: SlaveHello, outcome: Outcome) -> None:
-        """A slave has greeted."""
-        self.keeper.on_heard(hello, outcome)
+        """A slave has greeted; one that knows a newer term is asked about it."""
+        if outcome is Outcome.OLD_MASTER:
+            self.executor.put(Hint(hello.broker_addr))
 
     def told_of(self, epoch: int, addr: str) -> None:
-        """A name server knows of a newer term."""
-        if self.role.role.is_slave:
-            self.keeper.note_heard(epoch)
-        else:
-            self.keeper.told_of(epoch, addr)
+        """A name server speaks of a newer term: who is there is asked, and nothing is done by its word."""
+        if not self.role.role.is_slave:
+            self.executor.put(Hint(addr))
 
     def sources(self) -> list[str]:
         """Addresses of brokers that may have what is damaged here, a master first."""
@@ -267,20 +255,10 @@ class Standing:
             "roleFrom": self.role.source,
             "roleWhy": self.role.why,
             "epoch": str(last.number if last is not None else -1),
+            "unprovenTerm": self.state.unproven,
         }
 
     def _set_master(self, master_addr: str, ha_addr: str) -> None:
         self._ha.set_master_address(ha_addr or None)
         if master_addr:
             self._slave_sync.set_master_addr(master_addr)
-
-    def _followers(self) -> Iterable[str]:
-        return [
-            one.replica_id
-            for one in self._ha.status().slaves
-            if one.replica_id and one.state == MasterState.TRANSFER.value
-        ]
-
-    def _pull(self, addr: str, begin: int, end: int, peer_start: int) -> PulledBack:
-        with self.peers.reading() as fetch:
-            return pull_back(self._store.log, fetch, addr, begin, end, peer_start=peer_start)

@@ -1,6 +1,6 @@
 """Every number that has a name on the clients' wire: requests, responses, languages.
 
-The names are RocketMQ 4.9.8's, with one request of 5.x, GET_BROKER_HA_STATUS, and six of our own from 40001
+The names are RocketMQ 4.9.8's, with one request of 5.x, GET_BROKER_HA_STATUS, and eight of our own from 40001
 on.  A code listed here is not necessarily served: what a node serves is what its processors register.
 """
 
@@ -101,6 +101,8 @@ class RequestCode(IntEnum):
     FOLLOW = 40004
     SWITCHOVER = 40005
     REINIT = 40006
+    PLEDGE = 40007
+    FORGET = 40008
 
 
 class ResponseCode(IntEnum):

@@ -1,4 +1,4 @@
-"""The requests of our own about lineage and roles: ext fields of 40001 to 40006, and their answers' bodies.
+"""The requests of our own about lineage and roles: ext fields of 40001 to 40008, and their answers' bodies.
 
     40001 GET_LINEAGE   –                                            → LineageBody
           at a name server: brokerName                               → TermBody
@@ -7,6 +7,8 @@
     40004 FOLLOW        masterAddr, haAddr, epoch, why               → LineageBody, as it will be
     40005 SWITCHOVER    target, timeoutMillis, minEpoch              → SwitchoverBody
     40006 REINIT        keep                                         → –
+    40007 PLEDGE        epoch, replicaId, brokerAddr                 → LineageBody
+    40008 FORGET        replicaId                                    → LineageBody
 
 No stock broker has these numbers, and no stock client asks for them.  Offsets are bytes of the log, times ms
 since 1970.
@@ -14,7 +16,7 @@ since 1970.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from haservice.remoting.headers import I32, I64, ExtHeader
@@ -44,7 +46,8 @@ class PromoteHeader(ExtHeader):
     """40003.  `role` is the brokerRole to take, "" for that of the master it followed last; `expected_end` -1
     takes any end of the log; the new epoch's number is `min_epoch` at least.
 
-    In a switchover the broker at `confirm_addr` has to say `token` when it is asked, before it is done.
+    In a switchover the broker at `confirm_addr` has to say `token` when it is asked, before it is done.  Without
+    that the slave asks enough others for their pledges, and is refused without them, unless `force`.
     """
 
     role: str = ""
@@ -53,6 +56,27 @@ class PromoteHeader(ExtHeader):
     why: str = ""
     confirm_addr: str = ""
     token: str = ""
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PledgeHeader(ExtHeader):
+    """40007: the slave `replica_id`, which clients reach at `broker_addr`, would be the master of term `epoch`.
+
+    Who answers has promised to follow, and to acknowledge, no master of an older term; its answer says how far
+    its log goes.
+    """
+
+    epoch: I64
+    replica_id: str
+    broker_addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetHeader(ExtHeader):
+    """40008: the replica that is given up."""
+
+    replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +138,18 @@ class ReplicaBody(JSONBody):
 
 
 @dataclass(frozen=True, slots=True)
+class MembersBody(JSONBody):
+    """A list of replicas, as haservice.replication.membership has it: ids, and where clients reach them."""
+
+    epoch: int
+    number: int
+    master: str
+    needed: int
+    since: int
+    replicas: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class LineageBody(JSONBody):
     """40001's answer, and that of 40003 and 40004: who a broker is, what it holds, who wrote it."""
 
@@ -155,6 +191,16 @@ class LineageBody(JSONBody):
     """Settings that say, beside the role, what a SEND_OK of it means, as `key=value, key=value`."""
     damaged: str = ""
     """Ranges of its log that it knows to be damaged, as `begin to end, begin to end`."""
+    members: MembersBody | None = None
+    """Who may hold an OK, by the newest list that it knows; None where it knows none."""
+    pledged: int = -1
+    """Of a slave: it follows no master of a term below this one; -1 where it has promised nothing."""
+    pledged_to: str = ""
+    """To whom it has: the address of a broker that was to become the master."""
+    past: Sequence[EpochBody] = ()
+    """Terms that left no byte in its log, for its history."""
+    unproven: str = ""
+    """Of a master: who says that there is a newer term and does not prove it; "" while nobody does."""
 
     @property
     def is_master(self) -> bool:

@@ -174,8 +174,8 @@ def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
         return ""
     silent = ", ".join(_named(members, one) for one in sorted(slaves - counted))
     return (
-        f"SEND_OK takes {members.needed} of {len(slaves)} slaves, so {members.wanted} of them have to be heard,"
-        f" and {len(counted)} are: {silent} may have acknowledged messages that no other broker has"
+        f"SEND_OK takes {members.needed} of {len(slaves)} slaves, so {members.wanted} have to be heard, and"
+        f" {len(counted)} are: {silent} may have acknowledged messages that no other broker has"
     )
 
 

@@ -152,7 +152,6 @@ class HAService(Generic[T]):
         self._master_recorder: MasterRecorder | None = None
         if lineage is not None and facts is not None and not role.is_slave:
             self._recorder = ReplicaRecorder(lineage, self._replicas)
-            self.take_list()
         if role.is_slave:
             rejoin = None
             if lineage is not None and facts is not None:
@@ -201,6 +200,7 @@ class HAService(Generic[T]):
             identify=self._identify,
         )
         if self._recorder is not None:
+            self.take_list()
             self._run("ha-recorder", self._recorder)
         self._run("ha-group-transfer", self._group)
         self._run("ha-accept", self._accept)

@@ -1,4 +1,4 @@
-"""RoleParts: what changes of a broker's role are made with, and what the broker says of its lineage."""
+"""What a broker says of its lineage: the body that answers 40001, 40003 and 40004."""
 
 from __future__ import annotations
 
@@ -8,54 +8,38 @@ from typing import Any
 
 from commitlog.log import wall_clock_ms
 from commitlog.store import Store
-from haservice.broker.peers import Peers
-from haservice.broker.role_keeper import RoleKeeper
+from haservice.broker.role_state import RoleState
 from haservice.broker.roles import RoleInForce
-from haservice.errors import RequestError
-from haservice.remoting.codes import ResponseCode
-from haservice.remoting.lineage_headers import EpochBody, LineageBody, ReplicaBody
-from haservice.replication.lineage import Lineage
+from haservice.remoting.lineage_headers import EpochBody, LineageBody, MembersBody, ReplicaBody
+from haservice.replication.lineage import Epoch
 from haservice.replication.lineage_file import LineageFile, LineageState
+from haservice.replication.membership import Members
 from haservice.replication.service import HAService
 from haservice.replication.status import MasterHeard, MasterLinkStatus, SlaveStatus
 from haservice.settings import NodeConfig
 
-# Under this name appends are held while the role changes.
-HOLDER = "role-change"
-
 
 @dataclass(frozen=True, slots=True)
-class RoleParts:
-    """What changes are made with.  `file_config` is as the file says, `config` as it is in force."""
+class Describe:
+    """`config` is as it is in force."""
 
-    file_config: NodeConfig
     config: NodeConfig
-    role: RoleInForce
     lineage: LineageFile
     store: Store
     ha: HAService[Any]
-    peers: Peers
-    # A slave's last copy of what its master keeps beside the log, within so many seconds.
-    copy_side_state: Callable[[float], bool]
-    # Why its master gave it none the last time; "" if it did.
+    # Why a slave's master gave it no topics and offsets the last time; "" if it did.
     not_copied: Callable[[], str]
-    # A slave is told whom to follow: the master's address for clients, and for slaves.
-    set_master: Callable[[str, str], None]
     # The address of a slave's master for clients, "" where it is not known.
     master_addr: Callable[[], str]
-    turn: Callable[[str], None]
-    # The master's; asked for once the broker runs.
-    keeper: Callable[[], RoleKeeper]
 
-    def describe(
-        self, role: RoleInForce | None = None, *, changing: bool, handing_over: str = ""
-    ) -> LineageBody:
+    def body(self, state: RoleState, role: RoleInForce | None = None, *, changing: bool) -> LineageBody:
         """Who we are and what our log is; in `role`, if that is what we are about to be."""
-        config, log, state = self.config, self.store.log, self.lineage.state
-        role = role or self.role
+        config, log, kept = self.config, self.store.log, self.lineage.state
+        role = role or state.who.role
         status = self.ha.status()
         is_slave = role.role.is_slave
-        heard, is_kept = _heard(state, status.master)
+        heard, is_kept = _heard(kept, status.master)
+        pledge = kept.pledge
         return LineageBody(
             cluster_name=config.broker.cluster_name,
             broker_name=config.broker.broker_name,
@@ -66,24 +50,29 @@ class RoleParts:
             role=role.role.value,
             role_from=role.source,
             role_why=role.why,
-            replica_id=state.replica_id,
+            replica_id=kept.replica_id,
             segment_bytes=config.log.segment_bytes,
             log_start=log.start,
             log_end=log.end,
             flushed=log.flushed,
-            epochs=_epochs(state.lineage),
-            held="" if is_slave else self.keeper().held or log.writable or "",
+            epochs=_epochs(kept.lineage.epochs),
+            held="" if is_slave else state.held or log.writable or "",
             master_end=heard.end,
             master_heard_ms=heard.at_ms,
             master_end_kept=is_kept,
             master_addr=self.master_addr() if is_slave else "",
-            master_role=state.master_role,
-            replicas=_replicas(state, status.slaves),
+            master_role=kept.master_role,
+            replicas=_replicas(kept, status.slaves),
             changing=changing,
-            handing_over=handing_over,
+            handing_over=state.token,
             not_copied=self.not_copied() if is_slave else "",
             promise=_promise(config),
             damaged=log.damaged_text,
+            members=_members(kept.members),
+            pledged=pledge.epoch if pledge is not None else -1,
+            pledged_to=pledge.broker_addr if pledge is not None else "",
+            past=_epochs(kept.past),
+            unproven=state.unproven,
         )
 
 
@@ -102,13 +91,21 @@ def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHe
     return MasterHeard(state.master_end, state.master_heard_ms), state.master_end >= 0
 
 
-def refused(reason: str) -> RequestError:
-    """The answer to a change that is not made."""
-    return RequestError(ResponseCode.SYSTEM_ERROR, reason)
+def _epochs(epochs: Sequence[Epoch]) -> list[EpochBody]:
+    return [EpochBody(one.number, one.start, one.master, one.began_ms, one.why) for one in epochs]
 
 
-def _epochs(lineage: Lineage) -> list[EpochBody]:
-    return [EpochBody(one.number, one.start, one.master, one.began_ms, one.why) for one in lineage.epochs]
+def _members(members: Members) -> MembersBody | None:
+    if members == Members():
+        return None
+    return MembersBody(
+        members.epoch,
+        members.number,
+        members.master,
+        members.needed,
+        members.since,
+        dict(members.replicas),
+    )
 
 
 def _replicas(state: LineageState, slaves: Sequence[SlaveStatus]) -> list[ReplicaBody]:

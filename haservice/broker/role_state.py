@@ -1,0 +1,492 @@
+"""What the machine of roles knows, what it is told, and what it has done.  Pure: values only.
+
+    RoleState    everything that decides whether this broker takes messages, and what it is about to be
+    events       what happens to it: a tick, a hint, a slave that is ahead, a request, the result of an action
+    actions      what is to be done: at most one that has a result, and that last
+
+`held` is the one answer to the question whether a master may take messages.  It is derived, and so belongs to
+nobody: a hold ends when its reason does, never because somebody else's ended.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from haservice.broker.peers import Heard
+from haservice.broker.roles import NewerMaster, RoleInForce, StartOfMaster
+from haservice.errors import RequestError
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.headers import ExtHeader
+from haservice.remoting.lineage_headers import (
+    FollowHeader,
+    LineageBody,
+    PledgeHeader,
+    PromoteHeader,
+    SwitchoverBody,
+)
+from haservice.replication.lineage import LogSpan
+from haservice.replication.lineage_file import LineageState, Replica
+from haservice.replication.status import SlaveStatus
+
+# More slaves that are ahead, or addresses to ask, are not remembered at a time.
+AHEAD_MAX = 16
+SUSPECTS_MAX = 16
+
+
+# -- the state --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """What a broker is for one life, and where clients and slaves reach it.  `needed` slaves make an OK;
+    `failover` is the command that makes it go on whatever is lost.
+    """
+
+    role: RoleInForce
+    broker_addr: str
+    ha_addr: str
+    needed: int = 1
+    failover: str = "mqadmin failover --force"
+
+    @property
+    def is_slave(self) -> bool:
+        return self.role.role.is_slave
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is so at this moment: the lineage file, the log, which replicas follow us now; the time, by the wall and
+    by a clock that never jumps.
+    """
+
+    kept: LineageState
+    log: LogSpan
+    now_ms: int
+    now_s: float
+    boot_id: str
+    followers: frozenset[str] = frozenset()
+    unwritable: str = ""
+    """Why the log takes nothing, whatever our role; a full disk aside."""
+    asked: bool = False
+    """Whether somebody waits for his turn to ask for something."""
+
+
+class Change(Protocol):
+    """One change of role that is under way, or one look at the peers.  It waits for one result."""
+
+    @property
+    def hold(self) -> str:
+        """Why nothing is taken meanwhile; "" if that goes on."""
+
+    @property
+    def token(self) -> str:
+        """Of a switchover whose slave may still become the master; else ""."""
+
+    @property
+    def is_look(self) -> bool:
+        """Whether it only looks: then nobody needs to be told that another change is under way."""
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        """What follows from the result of its last action."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleState:
+    """A broker's role, and everything that keeps a master from taking messages."""
+
+    who: Who
+    change: Change | None = None
+    waiting: Mapping[str, Replica] = field(default_factory=dict)
+    """Replicas to hear before anything is taken, for they may have what was lost here."""
+    level: frozenset[str] = frozenset()
+    """Those of them that have nothing more for us."""
+    undecided: str = ""
+    """Why an operator has to decide before anything is taken."""
+    doubt: str = ""
+    """Why it is not known whether a slave was promoted; as to whom, that is in the file."""
+    newer: NewerMaster | None = None
+    """Whom we have to follow, which could not be written yet."""
+    ahead: Mapping[str, str] = field(default_factory=dict)
+    """Slaves that hold more of our last term than we do: replica ids and addresses."""
+    suspects: tuple[str, ...] = ()
+    """Addresses that somebody named: who is there is asked, and has to prove what it says."""
+    heard: int = -1
+    """The highest number of a term that was heard of; -1 when none was."""
+    trouble: str = ""
+    """What went wrong the last time that something was to be taken back, or written."""
+    unproven: str = ""
+    """Who says that there is a newer term, and does not prove it."""
+    turning: str = ""
+    """Why the broker is about to stop and start again; never taken back."""
+    broken: str = ""
+    """Why this broker cannot start as a master."""
+    again: bool = False
+    """Whether the next look is to come as soon as others have had their turn."""
+
+    @property
+    def changing(self) -> bool:
+        return bool(self.turning) or (self.change is not None and not self.change.is_look)
+
+    @property
+    def token(self) -> str:
+        return self.change.token if self.change is not None else ""
+
+    @property
+    def must_begin_anew(self) -> bool:
+        """Whether a new term has to begin before anything is taken: so it is at the next start as well."""
+        return bool(self.waiting or self.undecided)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether every moment counts, for nothing is taken."""
+        return bool(self.waiting or self.doubt or self.newer or self.ahead or self.suspects)
+
+    @property
+    def held(self) -> str:
+        """Why this master takes nothing; empty when it does."""
+        if self.who.is_slave:
+            return ""
+        if self.change is not None and self.change.hold:
+            return self.change.hold
+        if self.turning:
+            return f"this broker stops and starts again: {self.turning}"
+        if self.newer is not None:
+            return self.trouble
+        if self.doubt:
+            return self.doubt
+        if self.waiting:
+            return self._waited_for
+        if self.undecided:
+            return self.undecided
+        return "a slave holds what this master has lost, it is taken back" if self.ahead else ""
+
+    @property
+    def _waited_for(self) -> str:
+        left = [item for item in self.waiting.items() if item[0] not in self.level]
+        if not left:
+            return f"a new term is to begin: {self.trouble}"
+        named = ", ".join(f"{one.broker_addr or 'unknown address'} ({name[:8]})" for name, one in left)
+        trouble = f"; {self.trouble}" if self.trouble else ""
+        return (
+            f"the machine went down and messages may be lost here that {named} has: start it, and they are"
+            f" taken back; not heard yet{trouble}; if it is lost for good: {self.who.failover}"
+        )
+
+    def but(self, **changes: Any) -> RoleState:
+        return replace(self, **changes)
+
+
+# -- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A master starts, and this is what it finds."""
+
+    heard: Heard
+    start: StartOfMaster
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Some time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Somebody, whom we do not have to believe, names a broker that may know of a newer term."""
+
+    addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveAhead:
+    """A slave whose log was compared with ours holds more of our last term than we do."""
+
+    replica_id: str
+    addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: the answer goes to `ticket`."""
+
+    ticket: int
+    header: ExtHeader
+
+
+# -- results ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It is not, and nothing has changed by it.  `answered`: whoever was asked has said so himself."""
+
+    reason: str
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where the log ends, all of it whole records, and as asked for flushed or acknowledged."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Where our log ends now; `failure` says why not where it was to, `more` that it goes on there."""
+
+    end: int
+    failure: str = ""
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """What the slaves that have pledged say of themselves, and why others have not."""
+
+    pledged: Sequence[LineageBody]
+    refused: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slaves:
+    """Who is connected."""
+
+    slaves: Sequence[SlaveStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A request's answer did not come: it is not known what became of it."""
+
+    reason: str
+
+
+Result = Heard | LineageBody | Done | Failed | End | Pulled | Votes | Slaves | Lost
+Event = Begin | Tick | Hint | SlaveAhead | Asked | Result
+
+
+# -- actions with a result --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What all peers say, and those at `also`.  → Heard"""
+
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskOne:
+    """What one says, within a moment.  → LineageBody or Failed"""
+
+    addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Whether the peer has our bytes, up to where its terms and ours are one.  → Done or Failed"""
+
+    peer: LineageBody
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """→ End or Failed"""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Replaces fields of the lineage file, durably.  → Done or Failed"""
+
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Takes back what the peer has from `begin` to `end`, or a good piece of it.  → Pulled"""
+
+    peer: LineageBody
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A slave's last copy of what its master keeps beside the log.  → Done or Failed"""
+
+    from_living: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopLink:
+    """A slave's link ends; its log grows no more.  → End of its whole records, or Failed"""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Whether the master at `addr` still hands over by `token`.  → Done or Failed"""
+
+    addr: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPledges:
+    """Asks those at `addrs`, all at once.  → Votes"""
+
+    addrs: tuple[str, ...]
+    header: PledgeHeader
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtSlaves:
+    """→ Slaves"""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitLevel:
+    """Flushes, and waits until the slave has acknowledged all.  → End or Failed"""
+
+    replica_id: str
+    addr: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendPromote:
+    """→ LineageBody, Failed if it was refused, or Lost"""
+
+    addr: str
+    header: PromoteHeader
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FindOut:
+    """Asks until the slave says whether it became the master of a term from `epoch` on.
+
+    → LineageBody if it did, Failed if not, or Lost
+    """
+
+    addr: str
+    replica_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Empties a slave's log and queues; its link has ended.  → Done or Failed"""
+
+    keep: bool
+
+
+# -- actions without one ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Who asked gets our lineage, in `role` if that is what we are about to be."""
+
+    ticket: int
+    role: RoleInForce | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerWith:
+    """Who asked gets this."""
+
+    ticket: int
+    body: SwitchoverBody
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Who asked gets an error."""
+
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The broker stops and starts again, once the answers have gone out."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeList:
+    """Another list of replicas is written: acknowledgements count by it.  `regreet`: in a new term."""
+
+    regreet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SetMaster:
+    """A slave's master: where clients, and where slaves reach it."""
+
+    broker_addr: str
+    ha_addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellFollow:
+    """A slave is told who the master is; nothing hangs on its answer."""
+
+    addr: str
+    header: FollowHeader
+
+
+class Level(enum.IntEnum):
+    """How loud something is said; the numbers are logging's."""
+
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A line for the log; with a `cause` once in a while for each."""
+
+    level: Level
+    text: str
+    cause: tuple[str, ...] = ()
+
+
+WithResult = (
+    Ask
+    | AskOne
+    | Prove
+    | Flush
+    | Write
+    | Pull
+    | Copy
+    | StopLink
+    | Confirm
+    | GatherPledges
+    | LookAtSlaves
+    | AwaitLevel
+    | SendPromote
+    | FindOut
+    | Empty
+)
+Without = Answer | AnswerWith | Refuse | Turn | TakeList | SetMaster | TellFollow | Say
+Action = WithResult | Without
+Step = tuple[RoleState, tuple[Action, ...]]
+
+
+def refused(reason: str) -> RequestError:
+    """The answer to a change that is not made."""
+    return RequestError(ResponseCode.SYSTEM_ERROR, reason)
