@@ -106,7 +106,7 @@ class SendProcessor:
         # Turns left in which sends are gathered; 0 while there is one sender at a time.
         self._crowd = 0
         self._last_connection: Connection | None = None
-        self._last_s = 0.0
+        self._last_s = float("-inf")
 
     def handlers(self) -> dict[int, SendProcessor]:
         return dict.fromkeys(
