@@ -29,9 +29,9 @@ from haservice.replication.connection import HAConnection, SourceLog
 from haservice.replication.greeting import Answer, Facts, GreetingRefused, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.hello import SlaveHello
-from haservice.replication.lineage import UNKNOWN_EPOCH
 from haservice.replication.lineage_file import LineageFile, Replica
-from haservice.replication.membership import REPLICAS_MAX, Members, Membership
+from haservice.replication.member_list import MemberList
+from haservice.replication.membership import Members
 from haservice.replication.pace import Growth, Seldom
 from haservice.replication.progress import AckTable, Refusal, ReportRefused, slaves_needed
 from haservice.replication.protocol import MasterState, NotAReport
@@ -146,12 +146,12 @@ class HAService(Generic[T]):
         self._absent_lock = threading.Lock()  # guards _absent and _seldom
         self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
         self._seldom = Seldom(TELL_S)
-        self._members_lock = threading.Lock()  # guards _membership, and writing what it decides
-        self._membership: Membership | None = None
+        self._list: MemberList | None = None
         self._recorder: ReplicaRecorder | None = None
         self._master_recorder: MasterRecorder | None = None
         if lineage is not None and facts is not None and not role.is_slave:
             self._recorder = ReplicaRecorder(lineage, self._replicas)
+            self._list = MemberList(lineage, self._group, lambda: log.end)
         if role.is_slave:
             rejoin = None
             if lineage is not None and facts is not None:
@@ -275,15 +275,13 @@ class HAService(Generic[T]):
 
     def take_list(self) -> None:
         """On a master: another list of replicas is in the file; a term began, or one was forgotten."""
-        lineage = self._lineage
-        assert lineage is not None
-        with self._members_lock:
-            state = lineage.state
-            self._membership = Membership(state.replica_id, state.members, state.in_effect)
-            for connection in self._accept.connections if self._accept is not None else []:
-                if connection.slave is not None and connection.progress.state is MasterState.TRANSFER:
-                    self._membership.known_to(connection.slave.replica_id, connection.listed.version)
-            self._count_members(self._membership)
+        assert self._list is not None
+        connections = self._accept.connections if self._accept is not None else []
+        self._list.take(
+            (one.slave.replica_id, one.listed.version)
+            for one in connections
+            if one.slave is not None and one.progress.state is MasterState.TRANSFER
+        )
 
     def regreet(self) -> None:
         """After a new term began on a running master: its slaves come back, and take the term over."""
@@ -332,53 +330,18 @@ class HAService(Generic[T]):
     # -- who may hold an OK -------------------------------------------------------------------------
 
     def _list_with(self, slave: SlaveHello) -> Members:
-        """The list of replicas with this slave on it, durably; without it if there is no room.
-
-        Raises OSError if it cannot be written: nobody is accepted whom no other replica would know of.
-        """
-        lineage = self._lineage
-        assert lineage is not None
-        with self._members_lock:
-            membership, state = self._membership, lineage.state
-            assert membership is not None
-            last = state.lineage.last
-            listed = membership.listed.joined(
-                last.number if last is not None else UNKNOWN_EPOCH,
-                self._log.end,
-                slave.replica_id,
-                slave.broker_addr,
-            )
-            if listed == membership.listed or len(listed.replicas) > REPLICAS_MAX:
-                return membership.listed
-            lineage.update(members=listed)
-            membership.list_anew(listed)
-            if not slave.keeps_list:  # one of an older version: it counts as it did there
-                membership.known_to(slave.replica_id, listed.version)
-            self._count_members(membership)
-            for connection in self._accept.connections if self._accept is not None else []:
-                if connection.slave is not None and connection.slave.replica_id in membership.missing:
-                    connection.shut_down()  # it is back within a moment, and gets the list
-            return listed
+        """The list of replicas that the slave is given.  Those that do not know it yet come back for it."""
+        assert self._list is not None
+        listed, missing = self._list.with_slave(slave), self._list.missing
+        for connection in self._accept.connections if self._accept is not None else []:
+            if connection.slave is not None and connection.slave.replica_id in missing:
+                connection.shut_down()
+        return listed
 
     def _joined(self, connection: HAConnection) -> None:
         """A slave has written down the list that it was given."""
-        with self._members_lock:
-            if self._membership is not None and connection.slave is not None:
-                self._membership.known_to(connection.slave.replica_id, connection.listed.version)
-                self._count_members(self._membership)
-
-    def _count_members(self, membership: Membership) -> None:
-        """What is in effect is durable before anybody counts by it."""
-        assert self._members_lock.locked()
-        assert self._lineage is not None
-        try:
-            if membership.in_effect != self._lineage.state.in_effect:
-                self._lineage.update(in_effect=membership.in_effect)
-        except OSError as error:
-            if self._refusals.is_news("in effect"):
-                logger.error("new slaves do not count yet, for the list cannot be written reason=%s", error)
-            return
-        self._group.count_only(membership.counting, membership.needed)
+        if self._list is not None and connection.slave is not None:
+            self._list.known_to(connection.slave.replica_id, connection.listed.version)
 
     def _why_taken(self, slave: SlaveHello, peer: str) -> str:
         """A replica id is no secret: at work from one address, it is nobody else's at another."""
@@ -548,8 +511,7 @@ class HAService(Generic[T]):
 
     def _waited_for(self) -> str:
         """Who has to know the present list of replicas before those that it adds count."""
-        membership = self._membership
-        if membership is None or not membership.missing:
+        if self._list is None or not self._list.missing:
             return "the list of replicas is just being written"
-        named = ", ".join(membership.listed.replicas.get(one) or one[:8] for one in membership.missing)
+        named = ", ".join(map(self._list.name_of, self._list.missing))
         return f"{named} may hold acknowledged messages and has not heard of it; start it, or mqadmin forget"
