@@ -173,8 +173,17 @@ class SlaveSession:
     def wake_s(self) -> float | None:
         """When tick() is due; None: an event has to come first."""
         if self.state is State.TRANSFER:
-            return min(self._last_write_s + self._heartbeat_s, self.last_read_s + self._silence_s)
+            return min(self._report_due_s, self._silent_s)
         return self._until_s if self.state in (State.PAUSE, State.GREETING, State.VERDICT) else None
+
+    @property
+    def _report_due_s(self) -> float:
+        return self._last_write_s + self._heartbeat_s
+
+    @property
+    def _silent_s(self) -> float:
+        """When the master has said nothing for too long."""
+        return self.last_read_s + self._silence_s
 
     def _move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state][event]
@@ -342,9 +351,8 @@ class SlaveSession:
         self.master_end = max(self.master_end, self._log.end)
         if self.followed_end >= 0:
             self.followed_end = self.master_end
-        if self._check.whole > self.reported or now_s - self._last_write_s >= self._heartbeat_s:
-            return self._report(now_s)
-        return ()
+        due = self._check.whole > self.reported or now_s >= self._report_due_s
+        return self._report(now_s) if due else ()
 
     # -- what goes ----------------------------------------------------------------------------------
 
@@ -368,10 +376,10 @@ class SlaveSession:
             return self._hear_greeting(now_s)
         if self.state is not State.TRANSFER:
             return ()
-        if now_s - self.last_read_s > self._silence_s:
+        if now_s >= self._silent_s:
             silent = f"the master said nothing for {now_s - self.last_read_s:.1f} s"
             raise TimeoutError(errno.ETIMEDOUT, silent)
-        return self._report(now_s) if now_s - self._last_write_s >= self._heartbeat_s else ()
+        return self._report(now_s) if now_s >= self._report_due_s else ()
 
     def _check_sound(self) -> None:
         damage = self._damage()

@@ -1,7 +1,7 @@
 """Both ends of a replication connection, on virtual time.
 
     MasterEnd    what HAConnection's two threads do: greeting, reports → acks, log → frames, heartbeats
-    SlaveEnd     what ha-client does: carries out what the product's SlaveSession wants, and tells it what came
+    SlaveEnd     what ha-client does: carries out what the SlaveSession wants, and tells it what came
 
 The session, the connection's own methods, the greetings, the readers, the ack table, the record check and the
 rejoining are the product's; here is only what a socket and a thread would do between them.
@@ -404,9 +404,9 @@ class SlaveEnd:
         return session.connected(self._now_s)
 
     def _not_reached(self, address: str) -> None:
-        if self.session.state is State.DIALLING and self.session.address == address and not self._ended:
-            self._lost(TimeoutError(errno.ETIMEDOUT, f"{address} is not reached"))
-            self._event(tuple)
+        if self.session.state is State.DIALLING and self.session.address == address:
+            silent = TimeoutError(errno.ETIMEDOUT, f"{address} is not reached")
+            self._event(lambda: (Break(silent),))
 
     def _append(self, offset: int, bodies: Sequence[memoryview]) -> None:
         node, connection = self.node, self._connection
@@ -416,7 +416,7 @@ class SlaveEnd:
         node.appended_replica()
 
     def _cut(self, offset: int) -> None:
-        self.node.store.rewind(offset)
+        self.node.store.log.truncate(offset)
         self.node.world.cut(self.node, offset)
 
     def _end_at(self, offset: int, run: Run) -> None:
