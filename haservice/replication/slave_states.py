@@ -16,7 +16,7 @@ class State(enum.Enum):
 
     IDLE = "to be told of a master"
     DIALLING = "a connection"
-    HANDSHAKE = "keys agreed on, with TLS"
+    HANDSHAKE = "keys to be agreed on, where there is TLS"
     GREETING = "a master of ours to answer our call; it is a stock one if none does"
     VERDICT = "the master's verdict on our hello"
     REJOINING = "our log to be cut or begun anew as the greeting came to, and the master's terms written"
@@ -35,7 +35,7 @@ class Event(enum.Enum):
     NO_HELLO = "no hello"
     ACCEPTED = "accepted"
     REJOINED = "done"
-    LOST = "cut, silence, refusal, error"
+    LOST = "silence, cut, refusal, error"
     PAUSED = "time is over"
     STOP = "stop"
 
