@@ -2,7 +2,8 @@
 
 The task does the work and knows no thread: `run(stop)` loops until `stop` is set, `wake()`
 makes it look at `stop` at once, whatever it waits for.  An exception that leaves `run` is
-logged with its traceback and kept in `failed`; the owner decides what follows.
+logged with its traceback and kept in `failed`; the owner decides what follows.  One who wants to be told of a
+failure is also told of a task that ends though nobody told it to.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Service:
     def _run(self) -> None:
         try:
             self._task.run(self._stop)
+            if self._on_failure is not None and not self._stop.is_set():
+                raise RuntimeError("it has ended by itself")
         except BaseException as error:
             self.failed = error
             logger.exception("thread failed name=%s", self.name)

@@ -62,6 +62,7 @@ COLUMNS = (
     Column("", "roleWhy", json_only=True),
     Column("", "held", json_only=True),
     Column("", "metadataNotCopied", json_only=True),
+    Column("", "failedThreads", json_only=True),
 )
 STOCK_PEER = "stock peer"
 SAME_LOG = "one log"
@@ -83,6 +84,7 @@ class Seen:
     lineage: LineageBody | None = None
     in_sync_replicas: int = 0
     damaged: str = ""
+    failed_threads: str = ""
 
     @property
     def is_slave(self) -> bool:
@@ -149,6 +151,7 @@ def look(admin: Admin, broker: Broker) -> Seen:
         lineage=None if status is None else lineage_at(admin, broker.addr),
         in_sync_replicas=int(info.get("inSyncReplicas", 0)),
         damaged=info.get("damagedRanges", ""),
+        failed_threads=info.get("failedThreads", ""),
     )
 
 
@@ -193,6 +196,7 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
                 one.log_end,
                 *link.cells(),
                 *role_of(one),
+                one.failed_threads or None,
             )
     table.notes = [note for one in seen for note in notes_of(one)]
     return table
@@ -220,6 +224,8 @@ def notes_of(one: Seen) -> list[str]:
             )
     if one.damaged:
         notes.append(damage_text(who, one.damaged))
+    if one.failed_threads:
+        notes.append(f"{who} has to be started again, a thread of it has failed: {one.failed_threads}")
     if one.lineage is None:
         return notes
     if one.lineage.role_from == "command":

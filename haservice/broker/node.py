@@ -91,8 +91,15 @@ TICK_SECONDS = 1.0
 ANSWER_SECONDS = 0.02
 EXPIRE_EVERY_TICKS = 10
 
-# Without these threads OK would not be true, or what was stored not readable.
-VITAL_THREADS = frozenset({"log-flush", "log-dispatch"})
+# Every thread that fails is told of.  Without these sends are refused, too, for OK would not be true: the
+# message would be on no disk, not readable, on no slave, or not waited for after a power cut (ha-recorder),
+# stored by a master that has been replaced, or never delivered or asked about.
+VITAL_THREADS = frozenset(
+    {
+        *("log-flush", "log-dispatch", "ha-group-transfer", "ha-recorder", "role-keeper"),
+        *("delay-delivery", "transaction-check"),
+    }
+)
 
 
 class _Part(NamedTuple):
@@ -119,6 +126,8 @@ class BrokerNode:
         self.on_restart: Callable[[], None] = lambda: None
         # Names of threads that failed, and why.
         self.failures: dict[str, str] = {}
+        # Guards `failures` together with what they mean for sends: a failure is never forgotten again.
+        self._failure_lock = threading.Lock()
         # Set when the node has stopped, or has to be: its ports are gone.
         self.stopped = threading.Event()
         self._heard = heard
@@ -371,16 +380,19 @@ class BrokerNode:
 
     def _heed_trouble(self, trouble: str | None) -> None:
         """Refuses sends while queues or index cannot take them, as RocketMQ does, and no longer."""
-        if not VITAL_THREADS & self.failures.keys() and not self._stopping_sends:
-            self.sends.refuse_all = trouble
+        with self._failure_lock:
+            if not VITAL_THREADS & self.failures.keys() and not self._stopping_sends:
+                self.sends.refuse_all = trouble
 
     def _thread_failed(self, name: str, error: BaseException) -> None:
         self._unhealthy(name, f"{type(error).__name__}: {error}")
 
     def _unhealthy(self, name: str, reason: str) -> None:
-        self.failures[name] = reason
+        with self._failure_lock:
+            self.failures = {**self.failures, name: reason}  # whoever looks through it is not disturbed
+            if name in VITAL_THREADS:
+                self.sends.refuse_all = f"thread {name} has failed: {reason}"
         if name in VITAL_THREADS:
-            self.sends.refuse_all = f"thread {name} has failed: {reason}"
             logger.error("sends are refused from now on thread=%s reason=%s", name, reason)
 
     def _acked(self, waits: list[Wait], ok: bool) -> None:

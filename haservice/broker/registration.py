@@ -32,7 +32,7 @@ from typing import NamedTuple
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
-from haservice.errors import RemotingError
+from haservice.errors import RemotingError, RequestError
 from haservice.news import News
 from haservice.remoting.bodies import KVTable, RegisterBrokerBody, body_crc32
 from haservice.remoting.client import RemotingClient, expect
@@ -183,7 +183,8 @@ class Registration:
         """Keeps this broker registered at one name server, for as long as the task runs."""
         while True:
             retrying = AsyncRetrying(
-                retry=retry_if_exception_type(RemotingError),
+                # RequestError is an answer that cannot be read.
+                retry=retry_if_exception_type((RemotingError, RequestError)),
                 wait=wait_exponential(multiplier=RETRY_FIRST_S, max=RETRY_MAX_S),
                 before_sleep=lambda state: self._failed(addr, state),
             )

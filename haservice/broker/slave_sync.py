@@ -184,19 +184,28 @@ class SlaveSync:
             await client.close()
 
     async def _interruptible(self, client: RemotingClient, addr: str, stop: threading.Event) -> bool:
-        """One pass, given up when the task is told to stop or to look elsewhere."""
+        """One pass, given up when the task is told to stop or to look elsewhere.
+
+        Woken for another reason, it ends this pass first, and then begins the next one at once.
+        """
         assert self._woken is not None
+        once_more = False
         work = asyncio.ensure_future(self.sync_once(client, addr))
-        woken = asyncio.ensure_future(self._woken.wait())
         try:
-            await asyncio.wait([work, woken], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done() and (stop.is_set() or addr != self._master_addr):
-                return False
-            return await work
+            while not work.done():
+                woken = asyncio.ensure_future(self._woken.wait())
+                await asyncio.wait([work, woken], return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+                if not work.done() and (stop.is_set() or addr != self._master_addr):
+                    return False
+                once_more = once_more or self._woken.is_set()
+                self._woken.clear()
+            return work.result()
         finally:
-            woken.cancel()
             work.cancel()
-            await asyncio.gather(work, woken, return_exceptions=True)
+            await asyncio.gather(work, return_exceptions=True)
+            if once_more:
+                self._woken.set()
 
     async def sync_once(self, client: RemotingClient, addr: str) -> bool:
         """All steps; a failed one does not keep the others from being tried.  True if all succeeded."""

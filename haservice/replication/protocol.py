@@ -15,7 +15,7 @@ between a stock broker and one of ours.  Two of ours have a few frames more, bef
 Nothing here touches a socket, a thread, a clock or the log.
 
     master's side   WAIT_REPORT ──first report ≥ 0──▶ TRANSFER ──▶ CLOSED
-    slave's side    READY ──connected──▶ TRANSFER ──cut, silence, refusal──▶ READY ──stop──▶ SHUTDOWN
+    slave's side    READY ──greeted──▶ TRANSFER ──cut, silence, refusal──▶ READY ──stop──▶ SHUTDOWN
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MasterState(enum.Enum):
 
 
 class SlaveState(enum.Enum):
-    """The slave's client."""
+    """The slave's client, as status shows it; what it does in between is in slave_states.py."""
 
     READY = "READY"
     TRANSFER = "TRANSFER"

@@ -56,6 +56,7 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "roleWhy": None,
         "held": None,
         "metadataNotCopied": None,
+        "failedThreads": None,
     }
 
 
@@ -203,3 +204,12 @@ def test_stock_brokers_are_compared_by_their_logs_ends() -> None:
         STOCK,
     )
     assert (second["lagBytes"], second["state"]) == (1000, STOCK)
+
+
+def test_a_thread_that_has_failed_is_told_below_the_lines() -> None:
+    table = table_of([replace(slave(), failed_threads="ha-client: ValueError: none")], NOW_MS)
+    (row,) = table.objects()
+    assert row["failedThreads"] == "ha-client: ValueError: none"
+    (note,) = table.notes
+    assert "has to be started again" in note
+    assert "ha-client: ValueError: none" in note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
 import socket
 import threading
@@ -186,6 +187,96 @@ def test_a_thread_that_fails_makes_the_broker_refuse_sends_and_say_why(
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "broken disk" in (answer.remark or "")
     assert "broken disk" in table(client, addr_of(node))["failedThreads"]
+
+
+def dies(*_: object) -> None:
+    raise ValueError("a mistake of ours")
+
+
+# What each of these threads calls in every turn, and what makes it take a turn.
+TURNS: dict[str, Callable[[BrokerNode], tuple[object, str, Callable[[], None]]]] = {
+    "ha-group-transfer": lambda node: (node.ha._group, "_next_expired", node.ha._group.wake),
+    "ha-recorder": lambda node: (node.ha._recorder, "_record", node.ha._recorder.wake),  # type: ignore[union-attr]
+    "ha-accept": lambda node: (node.ha._accept, "_hang_up_on_silent", node.ha._accept.wake),  # type: ignore[union-attr]
+    "role-keeper": lambda node: (node.standing.keeper, "look", node.standing.keeper.wake),
+    "delay-delivery": lambda node: (node.delivery, "step", node.delivery.wake),
+    "transaction-check": lambda node: (node.transaction_check, "_interval_s", node.transaction_check.wake),
+    "log-repair": lambda node: (node.repairer, "repair_all", node.repairer.wake),
+    "broker-persist": lambda node: (node.persistence, "persist", node.persistence.wake),
+    "register": lambda node: (node.registration, "_register", node.registration.announce),
+}
+
+
+WITHOUT_WHICH_OK_IS_NOT_TRUE = {
+    *("ha-group-transfer", "ha-recorder", "role-keeper", "delay-delivery", "transaction-check")
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_every_thread_that_dies_is_told_and_takes_the_sends_with_it_that_need_it(
+    name: str,
+    start: Callable[..., BrokerNode],
+    namesrv: str,
+    client: BlockingClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    node = start(role=SYNC, broker={"namesrv_addrs": (namesrv,)})
+    part, turn, wake = TURNS[name](node)
+    with monkeypatch.context() as broken:
+        broken.setattr(part, turn, dies)
+        wake()
+        wait_until(lambda: node.failures, "the failure was noticed")
+    assert name in table(client, addr_of(node))["failedThreads"]
+    assert any(
+        record.exc_info and name in record.getMessage() and record.levelno == logging.ERROR
+        for record in caplog.records
+    )
+    answer = send(client, addr_of(node))
+    refused = answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert refused is (name in WITHOUT_WHICH_OK_IS_NOT_TRUE)
+    assert (f"thread {name} has failed" in (answer.remark or "")) is refused
+
+
+@pytest.mark.parametrize("name", ["ha-client", "slave-sync"])
+def test_a_thread_of_a_slave_that_dies_is_told(
+    name: str, start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = start(role=SYNC)
+    node = slave_of(start, master)
+    if name == "ha-client":
+        wait_until(lambda: node.ha.connected)
+        monkeypatch.setattr(type(node.store.log), "append_replica", dies)
+        send(client, addr_of(master))
+    else:
+        monkeypatch.setattr(node.slave_sync, "sync_once", dies)
+        node.slave_sync.set_master_addr(addr_of(master))
+    wait_until(lambda: node.failures, "the failure was noticed")
+    assert f"{name}: ValueError: a mistake of ours" in table(client, addr_of(node))["failedThreads"]
+    if name == "ha-client":
+        assert not node.ha.connected
+        wait_until(lambda: not master.ha.status().slaves, "its link is closed")
+
+
+def test_a_failure_is_not_forgotten_by_a_look_at_the_queues_that_is_under_way(
+    start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop finds that all is well, a thread dies, and the loop says so."""
+    node = start()
+    died = threading.Thread(target=node._thread_failed, args=("log-flush", ValueError("gone")))
+
+    class Failures(dict[str, str]):
+        def keys(self) -> Any:
+            found = set(super().keys())
+            if not died.ident:
+                died.start()
+                died.join(0.5)  # it has to wait for the look to end
+            return found
+
+    monkeypatch.setattr(node, "failures", Failures())
+    node._heed_trouble(None)
+    died.join()
+    assert "gone" in (node.sends.refuse_all or "")
 
 
 def test_a_stop_answers_the_sends_that_wait(

@@ -17,9 +17,11 @@ from haservice.remoting.bodies import ClusterInfo, TopicRouteData
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection
 from haservice.remoting.headers import RouteHeader
 from haservice.service import Service
 from haservice.settings import BrokerConfig, NameserverConfig
+from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 
 MASTER = Identity("C", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912")
@@ -266,3 +268,19 @@ def test_a_master_hears_from_a_name_server_that_its_term_is_over(
     assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10931"}}
     old.stop()
     assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10931"}}
+
+
+def test_an_answer_that_cannot_be_read_ends_no_thread(
+    register: Callable[..., Registered], caplog: pytest.LogCaptureFixture
+) -> None:
+    """register would be gone, and with it the broker's route, once a name server says nonsense."""
+    epochs = iter(["many", "7"])
+
+    def answer(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(ext={"newerEpoch": next(epochs, "7")})
+
+    newer: list[int] = []
+    with serving({RequestCode.REGISTER_BROKER: answer}) as server:
+        register(MASTER, [f"127.0.0.1:{server.ports[0]}"], on_newer=lambda epoch, _: newer.append(epoch))
+        wait_until(lambda: newer == [7], "it registers again")
+    assert "newerEpoch" in caplog.text

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -260,3 +262,36 @@ def test_a_topic_that_the_master_does_not_know_is_asked_for_once(slave: Slave) -
         slave.sync.on_arrival([("Gone, too", 0, 1, 0)])
         wait_until(lambda: slave.synced == 3)
         assert master.asked == 3
+
+
+class _SilentClient:
+    """A call never comes to an end."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    async def invoke(self, *_: object) -> RemotingCommand:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def close(self) -> None:
+        pass
+
+
+async def _some_turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_stop_ends_a_pass_that_an_arrival_has_woken_before(tmp_path: Path) -> None:
+    """A broker that did not stop in time recovers its log at the next start."""
+    slave, client = Slave(tmp_path), _SilentClient()
+    slave.sync._make_client = lambda: client  # type: ignore[assignment,return-value]
+    slave.sync.set_master_addr("127.0.0.1:2")
+    slave.service.start()
+    assert client.asked.wait(10)
+    slave.sync.wake()
+    assert slave.sync._loop is not None
+    asyncio.run_coroutine_threadsafe(_some_turns(), slave.sync._loop).result(10)
+    assert slave.service.stop(Deadline(5))

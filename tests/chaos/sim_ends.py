@@ -1,14 +1,17 @@
 """Both ends of a replication connection, on virtual time.
 
     MasterEnd    what HAConnection's two threads do: greeting, reports → acks, log → frames, heartbeats
-    SlaveEnd     what ha-client does: connect, greet, rejoin, check, append, report
+    SlaveEnd     what ha-client does: carries out what the SlaveSession wants, and tells it what came
 
-The connection's own methods, the greeting, the readers, the ack table, the record check and the rejoining are
-the product's; here is only what a socket and a thread would do between them.
+The session, the connection's own methods, the greetings, the readers, the ack table, the record check and the
+rejoining are the product's; here is only what a socket and a thread would do between them.
 """
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from commitlog.errors import CommitLogError
@@ -16,13 +19,28 @@ from commitlog.log import wall_clock_ms
 from haservice.errors import ProtocolError
 from haservice.replication.connection import HAConnection
 from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
-from haservice.replication.greeting import Answer, GreetingRefused, MasterGreeting, Outcome, SlaveGreeting
-from haservice.replication.hello import HELLO_OFFSET
+from haservice.replication.greeting import Answer, MasterGreeting, Outcome, SlaveGreeting
 from haservice.replication.lineage_file import Replica
 from haservice.replication.pace import Backoff, Growth
 from haservice.replication.progress import LogRange
-from haservice.replication.protocol import REPORT, MasterState, ReportReader, Run, TransferReader
+from haservice.replication.protocol import MasterState, ReportReader, Run
 from haservice.replication.rejoin import Rejoin
+from haservice.replication.slave_actions import (
+    Action,
+    Break,
+    Close,
+    Cut,
+    Dial,
+    EndAt,
+    Flush,
+    ForgetTerms,
+    Send,
+    Store,
+    Tell,
+)
+from haservice.replication.slave_actions import Rejoin as DoRejoin
+from haservice.replication.slave_session import REFUSED, SlaveSession
+from haservice.replication.slave_states import State
 from haservice.settings import ReplicationConfig
 from tests.chaos.sim_link import CONNECT_S, Connection
 
@@ -36,8 +54,6 @@ BATCH_BYTES = 4096
 RECEIVE_BYTES = 64 * 1024
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
-# What cannot be reconciled is tried again no sooner.
-REFUSED_S = 5.0
 CONFIG = ReplicationConfig(
     heartbeat_interval_ms=int(HEARTBEAT_S * 1000),
     housekeeping_interval_ms=int(HOUSEKEEPING_S * 1000),
@@ -227,218 +243,210 @@ class MasterEnd:
 
 
 class SlaveEnd:
-    """The slave's client, over all its connections of one life."""
+    """The slave's client, over all its connections of one life: carries out what its SlaveSession wants."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         store = node.store
-        self.master_end = -1
-        self.level_s = 0.0
         self._connection: Connection | None = None
-        self._reader = TransferReader(store.log.segment_bytes, RECEIVE_BYTES)
-        self._check = RecordCheck(store.log.segment_bytes, store.log.end)
         self._rejoin = Rejoin(node.facts, node.lineage, store.log, store, flushes=node.flushes)
-        self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S, node.world.source)
-        self._greeting: SlaveGreeting | None = None
-        self._reported = -1
-        self._last_read_s = self._last_write_s = 0.0
-        self._started_end = 0
-        self.refused = ""
-        """Why the master and we do not come together; empty when they do."""
+        self.session = SlaveSession(
+            CONFIG,
+            store.log,
+            RecordCheck(store.log.segment_bytes, store.log.end),
+            boundary=lambda: store.dispatcher.position,
+            greet=self._rejoin.greeting,
+            flushes=node.flushes,
+            damage=lambda: store.dispatcher.failed,
+            backoff=Backoff(RETRY_FIRST_S, RETRY_MAX_S, node.world.source),
+            receive_bytes=RECEIVE_BYTES,
+        )
+        self._looks_s = float("inf")  # when it looks at the time next
         self._ended = False
 
     def whole_end(self) -> int:
         """Where its last whole record ends."""
-        return self._check.whole
+        return self.session.whole
 
     @property
     def transfers(self) -> bool:
-        return self._connection is not None and self._greeting is None
+        return self.session.state is State.TRANSFER
 
-    # -- connecting ---------------------------------------------------------------------------------
+    @property
+    def master_end(self) -> int:
+        return self.session.master_end
 
-    def connect(self) -> None:
-        node, world = self.node, self.node.world
-        if self._ended or self._connection is not None:
-            return
-        master = world.master_of(node)
-        if master is None:
-            node.after(self._backoff.next_s(), self.connect)
-            return
-        self._reader.reset()
-        self._started_end = node.store.log.end
-        connection = world.network.connect(node.name, master.name, self, master.accept)
-        if connection is None:
-            node.after(CONNECT_S + self._backoff.next_s(), self.connect)
-            return
-        self._connection = connection
-        now_s = world.clock.now_s
-        self._last_read_s = self._last_write_s = now_s
-        self._reported = -1
-        try:
-            self._cut_unfinished()
-            self._greeting = self._rejoin.greeting()
-        except (CommitLogError, OSError, ProtocolError) as error:
-            self._lost(error)
-            return
-        connection.send(node.name, self._greeting.call())
-        node.after(LOOK_S, self._look, connection)
+    @property
+    def refused(self) -> str:
+        """Why the master and we do not come together; empty when they do."""
+        lineage = self.session.lineage
+        return lineage.removeprefix(REFUSED) if lineage.startswith(REFUSED) else ""
 
-    def _cut_unfinished(self) -> None:
-        """A record that was not sent to its end is sent again."""
-        store, check = self.node.store, self._check
-        whole = check.connect(store.log.end, store.dispatcher.position, store.log.read)
-        if whole < store.log.end:
-            store.rewind(whole)
-            self.node.world.cut(self.node, whole)
-            check.stand_at(whole)
+    # -- what happens -------------------------------------------------------------------------------
 
-    # -- what comes ---------------------------------------------------------------------------------
+    def look_up_master(self) -> None:
+        """The name server's word has come: another master is followed from now on."""
+        master = self.node.world.master_of(self.node)
+        if master is not None and master.name != self.session.address:
+            self._event(lambda: self.session.told(master.name))
 
     def received(self, data: bytes) -> None:
-        node = self.node
-        connection = self._connection
-        if self._ended or connection is None:
-            return
-        if not node.awake:
-            node.after(0.0, self._received_later, connection, data)
-            return
-        self._last_read_s = node.world.clock.now_s
-        try:
-            view = memoryview(data)
-            while view and self._connection is connection:
-                space = self._reader.space()
-                size = min(len(space), len(view))
-                space[:size] = view[:size]
-                self._reader.received(size)
-                view = view[size:]
-                self._take(connection)
-        except (ProtocolError, CommitLogError, OSError) as error:
-            self._lost(error)
+        self._on_connection(lambda: self._receive(memoryview(data)))
 
-    def _received_later(self, connection: Connection, data: bytes) -> None:
-        if connection is self._connection:
-            self.received(data)
-
-    def _take(self, connection: Connection) -> None:
-        while self._greeting is not None:
-            frame = self._reader.peer_frame()
-            if frame is None:
-                return
-            mark, body = frame
-            if mark == HELLO_OFFSET:
-                connection.send(self.node.name, self._greeting.heed(body))
-            else:
-                self._settle(self._greeting, body)
-        self._transfer()
-
-    def _settle(self, greeting: SlaveGreeting, body: bytes) -> None:
-        node, store = self.node, self.node.store
-        plan = greeting.settle(body)
-        node.world.note("{} rejoins at {}: {} {}", node, plan.position, plan.step.value, plan.reason)
-        try:
-            self._rejoin.carry_out(greeting)
-        finally:
-            node.world.rejoined(node)
-        self._check.stand_at(store.log.end)
-        assert greeting.master is not None
-        self.master_end = greeting.master.log.end
-        self._greeting = None
-        self.refused = ""
-        self._report()
-
-    def _transfer(self) -> None:
-        log = self.node.store.log
-        for run in self._reader.runs(log.end):
-            self.master_end = max(self.master_end, run.end)
-            self._append(run)
-        if self._check.whole > self._reported:
-            self._report()
-
-    def _append(self, run: Run) -> None:
-        log, world, node = self.node.store.log, self.node.world, self.node
-        connection = self._connection
-        assert connection is not None
-        try:
-            self._check.feed(run.offset, run.bodies)
-        except BadRecord as bad:
-            world.bad_record(node, str(bad))
-            if bad.offset < log.end:
-                node.store.rewind(bad.offset)
-                world.cut(node, bad.offset)
-            elif run.bodies:
-                log.append_replica(run.offset, first_bytes(run.bodies, bad.offset - run.offset))
-                world.replicated(node, connection.coming)
-            raise
-        log.append_replica(run.offset, run.bodies)
-        world.replicated(node, connection.coming)
-        node.appended_replica()
-
-    def _report(self) -> None:
-        node, connection = self.node, self._connection
-        assert connection is not None
-        if node.flushes:
-            node.store.log.flush()
-            node.world.flushed(node)
-        whole = self._check.whole
-        connection.send(node.name, REPORT.pack(whole))
-        self._reported = whole
-        self._last_write_s = node.world.clock.now_s
+    def closed(self) -> None:
+        self._on_connection(lambda: self._event(lambda: self.session.closed(self._now_s)))
 
     def drained(self) -> None:
         pass
 
-    def _look(self, connection: Connection) -> None:
-        if connection is not self._connection:
+    def _on_connection(self, call: Callable[[], None]) -> None:
+        """Now, or, of a node that is frozen, when it thaws; nothing of a connection that has ended."""
+        connection = self._connection
+
+        def there() -> None:
+            if connection is not None and connection is self._connection:
+                call()
+
+        if self.node.awake:
+            there()
+        else:
+            self.node.after(0.0, there)
+
+    def _receive(self, view: memoryview) -> None:
+        connection = self._connection
+        while view and self._connection is connection:
+            space = self.session.space()
+            size = min(len(space), len(view))
+            space[:size] = view[:size]
+            view = view[size:]
+            self._event(lambda size=size: self.session.received(size, self._now_s))  # type: ignore[misc]
+
+    def _look(self) -> None:
+        """Time has passed."""
+        self._looks_s = float("inf")
+        self._event(lambda: self.session.tick(self._now_s))
+
+    def _event(self, event: Callable[[], Sequence[Action]]) -> None:
+        if self._ended:
             return
-        now_s = self.node.world.clock.now_s
-        if now_s - self._last_read_s > HOUSEKEEPING_S:
-            self._lost(TimeoutError("the master says nothing"))
-            return
-        if self._greeting is None and now_s - self._last_write_s >= HEARTBEAT_S:
-            try:
-                self._report()
-            except (CommitLogError, OSError) as error:
-                self._lost(error)
-                return
-        self.node.after(LOOK_S, self._look, connection)
+        try:
+            self._do_all(event())
+        except (ProtocolError, CommitLogError, OSError) as error:
+            self._lost(error)
+        wake_s = self.session.wake_s
+        if wake_s is not None and wake_s < self._looks_s:
+            self._looks_s = wake_s
+            self.node.after(max(0.0, wake_s - self._now_s), self._look)
+
+    @property
+    def _now_s(self) -> float:
+        return self.node.world.clock.now_s
+
+    def _lost(self, error: Exception) -> None:
+        node = self.node
+        if isinstance(error, BadRecord):
+            node.world.bad_record(node, str(error))
+        self._do_all(self.session.lost(error, self._now_s))
+        if node.store.log.fenced:
+            self._ended = True
+            node.world.fenced(node)
+
+    # -- what is to be done -------------------------------------------------------------------------
+
+    def _do_all(self, actions: Sequence[Action]) -> None:
+        while actions:
+            following: Sequence[Action] = ()
+            for action in actions:
+                following = self._do(action)
+            actions = following
+
+    def _do(self, action: Action) -> Sequence[Action]:
+        node, session = self.node, self.session
+        match action:
+            case Dial(address):
+                return self._dial(node.world.nodes[address])
+            case Close():
+                self._close()
+            case Send(data):
+                assert self._connection is not None
+                self._connection.send(node.name, data)
+            case Cut(offset):
+                self._cut(offset)
+            case Store(runs):
+                for run in runs:
+                    self._append(run.offset, run.bodies)
+                return session.stored(self._now_s)
+            case EndAt(offset, run):
+                self._end_at(offset, run)
+            case ForgetTerms():
+                self._rejoin.follow_stock()
+            case Flush():
+                node.store.log.flush()
+                node.world.flushed(node)
+                return session.flushed(self._now_s)
+            case DoRejoin(greeting):
+                return self._do_rejoin(greeting)
+            case Break(error):
+                raise error
+            case Tell(_, text, values):
+                node.world.note("{}: {}", node, text % values)
+        return ()
+
+    def _dial(self, master: Node) -> Sequence[Action]:
+        node, world, session = self.node, self.node.world, self.session
+        if not world.network.talk(node.name, master.name):
+            node.after(CONNECT_S, self._not_reached, master.name)
+            return ()
+        self._connection = world.network.connect(node.name, master.name, self, master.accept)
+        if self._connection is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{master} does not listen")
+        session.reached()
+        return session.connected(self._now_s)
+
+    def _not_reached(self, address: str) -> None:
+        if self.session.state is State.DIALLING and self.session.address == address:
+            silent = TimeoutError(errno.ETIMEDOUT, f"{address} is not reached")
+            self._event(lambda: (Break(silent),))
+
+    def _append(self, offset: int, bodies: Sequence[memoryview]) -> None:
+        node, connection = self.node, self._connection
+        assert connection is not None
+        node.store.log.append_replica(offset, bodies)
+        node.world.replicated(node, connection.coming)
+        node.appended_replica()
+
+    def _cut(self, offset: int) -> None:
+        self.node.store.log.truncate(offset)
+        self.node.world.cut(self.node, offset)
+
+    def _end_at(self, offset: int, run: Run) -> None:
+        with suppress(CommitLogError):
+            if offset < self.node.store.log.end:
+                self._cut(offset)
+            elif offset > run.offset:
+                self._append(run.offset, first_bytes(run.bodies, offset - run.offset))
+
+    def _do_rejoin(self, greeting: SlaveGreeting) -> Sequence[Action]:
+        world, node, plan = self.node.world, self.node, greeting.plan
+        assert plan is not None
+        world.note("{} rejoins at {}: {} {}", node, plan.position, plan.step.value, plan.reason)
+        try:
+            self._rejoin.carry_out(greeting)
+        finally:
+            world.rejoined(node)
+        return self.session.rejoined(self._now_s)
 
     # -- its end ------------------------------------------------------------------------------------
 
-    def closed(self) -> None:
-        if self._connection is not None and not self._ended:
-            self._lost(ConnectionError("closed by the master"))
-
-    def _lost(self, error: Exception) -> None:
-        node, connection = self.node, self._connection
-        assert connection is not None
-        self._connection = None
-        self._greeting = None
-        connection.close(node.name)
-        node.world.note("{} has lost its master: {}", node, error)
-        pause_s = 0.0
-        if isinstance(error, GreetingRefused):
-            self.refused = str(error)
-            pause_s = 0.2 if error.again else REFUSED_S
-        if node.store.log.end > self._started_end:
-            self._backoff.succeeded()
-        if node.store.log.fenced:
-            node.world.fenced(node)
-            return
-        node.after(max(pause_s, self._backoff.next_s()), self.connect)
-
-    def change_master(self) -> None:
-        """The name server names another one."""
-        if self._connection is not None:
-            self._lost(ConnectionError("there is a new master"))
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(self.node.name)
 
     def abandon(self, *, silent: bool = False) -> None:
         """The slave is gone, or is none any more."""
         self._ended = True
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        if silent:
-            connection.forget(self.node.name)
-        else:
-            connection.close(self.node.name)
+        if silent and self._connection is not None:
+            self._connection.forget(self.node.name)
+            self._connection = None
+        self._close()

@@ -439,7 +439,7 @@ class Node(Timed, Roles):
         self._flush_due = self._dispatch_due = False
         self.lineage.started()
         self.link = SlaveEnd(self)
-        self.after(self.world.source.uniform(0.0, 0.05), self.link.connect)
+        self.after(self.world.source.uniform(0.0, 0.05), self.link.look_up_master)
 
     def appended_replica(self) -> None:
         """Bytes came from the master."""

@@ -230,7 +230,7 @@ class Roles:
         """40004."""
         if self.role.is_slave:
             if self.link is not None:
-                self.link.change_master()
+                self.link.look_up_master()
             return
         last = master.lineage.state.lineage.last
         self.follow_name(master.name, last.number if last is not None else 0, why)

@@ -233,7 +233,7 @@ class World:
         if changed:
             for one in self.nodes.values():
                 if one.up and one.link is not None:
-                    one.after(self.source.uniform(0.0, REGISTER_S), one.link.change_master)
+                    one.after(self.source.uniform(0.0, REGISTER_S), one.link.look_up_master)
 
     def registrations(self) -> None:
         """Every master registers again, as it does every while."""

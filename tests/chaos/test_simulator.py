@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,10 @@ from commitlog.segment import Segment
 from haservice.replication import greeting
 from haservice.replication.lineage import Plan, Step
 from haservice.replication.progress import AckTable, Advance, SlaveProgress
+from haservice.replication.protocol import REPORT, Run
 from haservice.replication.read_mark import HighWaterMark
+from haservice.replication.slave_actions import Action, Send
+from haservice.replication.slave_session import SlaveSession
 from haservice.settings import BrokerRole
 from tests.chaos import sim
 from tests.chaos.checker import Violation
@@ -123,6 +126,31 @@ def test_bytes_that_were_sent_and_are_taken_for_acknowledged_are_found(
     monkeypatch.setattr(AckTable, "_count", count_sent)
     outcome = first_failure(tmp_path, broke(Violation.WRONG_OK))
     assert "SYNC_MASTER" in outcome.mode or "believes" in outcome.text()
+
+
+@pytest.mark.timeout(300)
+def test_a_slave_that_reports_what_it_has_not_flushed_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The session of the product is what runs here: what is wrong in it is wrong in the simulation."""
+    monkeypatch.setattr(SlaveSession, "_report", SlaveSession.flushed)
+    outcome = first_failure(tmp_path, broke(Violation.WRONG_OK))
+    assert "slaves SYNC" in outcome.mode
+
+
+@pytest.mark.timeout(300)
+def test_a_slave_that_reports_before_it_has_stored_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """RocketMQ's 4.9: an append that fails advances what is reported all the same."""
+    take = SlaveSession._take
+
+    def early(self: SlaveSession, runs: Sequence[Run]) -> Sequence[Action]:
+        actions = take(self, runs)
+        return (Send(REPORT.pack(self.whole)), *actions)
+
+    monkeypatch.setattr(SlaveSession, "_take", early)
+    first_failure(tmp_path, broke(Violation.WRONG_OK, Violation.LOST))
 
 
 @pytest.mark.timeout(300)

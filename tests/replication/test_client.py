@@ -446,6 +446,59 @@ def test_addresses() -> None:
     assert parse_address("[::1]:10912") == ("::1", 10912)
 
 
+def trouble(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records if "link to master lost" in record.getMessage()]
+
+
+def test_links_that_the_slave_left_are_not_held_against_its_masters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A master that ends without a word is an ERROR the second time; those ends were our own."""
+    log = replica(tmp_path, 700)
+    with ScriptedMaster() as one, ScriptedMaster() as other, slave(log, one.port) as service:
+        for here, there in [(one, other), (other, one)] * 2:
+            with here.accept() as end:
+                end.report()
+                service.set_master_address(f"127.0.0.1:{there.port}")
+                end.ends()
+        assert trouble(caplog) == []
+        one.accept().close()
+        wait_until(lambda: "in answer to our first report" in link(service).last_error)
+    assert trouble(caplog) == ["WARNING"]
+
+
+def test_a_master_that_is_named_again_at_once_is_not_called_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = replica(tmp_path, 700)
+    with ScriptedMaster() as one, ScriptedMaster() as other, slave(log, one.port) as service:
+        for _ in range(20):
+            with one.accept() as end:
+                end.report()
+                for port in (other.port, one.port):
+                    service.set_master_address(f"127.0.0.1:{port}")
+                end.ends()
+        with one.accept() as end:
+            assert end.report() == 700
+    assert trouble(caplog) == []
+
+
+def test_a_slave_that_is_to_greet_anew_leaves_its_link_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = replica(tmp_path, 700)
+    with ScriptedMaster() as master, slave(log, master.port) as service:
+        client = service._client
+        assert isinstance(client, HAClient)
+        with master.accept() as end:
+            assert end.report() == 700
+            client.regreet()
+            end.ends()
+        with master.accept() as end:
+            assert end.report() == 700
+    assert trouble(caplog) == []
+
+
 def test_a_late_wake_finds_no_foreign_socket(tmp_path: Path) -> None:
     log = replica(tmp_path)
     with slave(log, None) as service:

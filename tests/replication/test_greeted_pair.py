@@ -18,7 +18,7 @@ from commitlog.log import CommitLog
 from haservice.admin.pair import free_port_block
 from haservice.admin.relay import Relay
 from haservice.replication import client as client_module
-from haservice.replication import pace, recorder
+from haservice.replication import pace, recorder, slave_session
 from haservice.replication.dial import dial
 from haservice.replication.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
 from haservice.replication.hello import (
@@ -127,7 +127,7 @@ def b(tmp_path: Path) -> Broker:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is: nobody is taken for a stock peer."""
-    monkeypatch.setattr(client_module, "STRANGER_S", 60.0)
+    monkeypatch.setattr(slave_session, "STRANGER_S", 60.0)
 
 
 patient = pytest.mark.usefixtures("_patient")
@@ -289,7 +289,7 @@ def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has
 def test_a_master_that_lost_its_tail_hears_of_it_before_a_byte_flows(
     a: Broker, b: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "AGAIN_PAUSE_S", 0.01)
+    monkeypatch.setattr(slave_session, "AGAIN_PAUSE_S", 0.01)
     lost_at = a.write(100)
     a.write(700)
     with a.leads() as ha, b.follows(ha.port):
@@ -312,7 +312,7 @@ def test_a_master_that_lost_its_tail_hears_of_it_before_a_byte_flows(
 def test_bytes_that_differ_are_refused_loudly_and_once_and_nothing_flows(
     a: Broker, b: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "REFUSED_PAUSE_S", 0.01)
+    monkeypatch.setattr(slave_session, "REFUSED_PAUSE_S", 0.01)
     a.write(100, 200)
     raw(b, a.log.end - 50)
     b.lineage.update(lineage=a.lineage.state.lineage)
@@ -486,7 +486,7 @@ def test_without_a_lineage_nobody_is_called(b: Broker) -> None:
 
 
 def test_a_stock_master_that_speaks_first_is_one_at_once(b: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "STRANGER_S", 600.0)
+    monkeypatch.setattr(slave_session, "STRANGER_S", 600.0)
     with ScriptedMaster() as master, b.follows(master.port, check=AnyBytes()), master.accept() as end:
         assert end.report() == -1
         end.frame(0, b"")
@@ -498,8 +498,8 @@ def test_a_stock_master_that_speaks_first_is_one_at_once(b: Broker, monkeypatch:
 def test_a_hello_that_comes_late_ends_the_connection_and_is_waited_for_from_then_on(
     a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "STRANGER_S", 0.001)
-    monkeypatch.setattr(client_module, "KNOWN_S", 600.0)
+    monkeypatch.setattr(slave_session, "STRANGER_S", 0.001)
+    monkeypatch.setattr(slave_session, "KNOWN_S", 600.0)
     with ScriptedMaster() as master, b.follows(master.port):
         with master.accept() as end:
             assert [end.report(), end.report()] == [-1, 0]
@@ -535,7 +535,7 @@ def test_a_late_hello_takes_back_nothing_that_is_there(a: Broker, b: Broker) -> 
 def test_an_address_that_was_ours_and_is_silent_is_a_stock_masters_again(
     a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "KNOWN_S", 0.001)
+    monkeypatch.setattr(slave_session, "KNOWN_S", 0.001)
     with ScriptedMaster() as master, b.follows(master.port):
         with master.accept() as end:
             assert end.report() == -1
@@ -633,8 +633,8 @@ def test_a_master_that_ends_without_a_word_is_asked_again_soon_once_it_is_known(
     a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy takes connections while the master behind it is away."""
-    monkeypatch.setattr(client_module, "RETRY_FIRST_S", 600.0)
-    monkeypatch.setattr(client_module, "RETRY_MAX_S", 600.0)
+    monkeypatch.setattr(slave_session, "RETRY_FIRST_S", 600.0)
+    monkeypatch.setattr(slave_session, "RETRY_MAX_S", 600.0)
     with ScriptedMaster() as master, b.follows(master.port):
         with master.accept() as end:
             assert end.report() == -1
@@ -649,8 +649,8 @@ def test_a_master_that_ends_without_a_word_is_asked_again_soon_once_it_is_known(
 def test_a_master_that_cannot_be_reached_is_asked_again_soon(
     b: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "RETRY_FIRST_S", 600.0)
-    monkeypatch.setattr(client_module, "RETRY_MAX_S", 600.0)
+    monkeypatch.setattr(slave_session, "RETRY_FIRST_S", 600.0)
+    monkeypatch.setattr(slave_session, "RETRY_MAX_S", 600.0)
     causes = iter((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT))
 
     def dialled(*arguments: Any) -> object:

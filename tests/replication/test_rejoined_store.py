@@ -11,7 +11,7 @@ import pytest
 
 from commitlog.options import LogOptions
 from commitlog.store import Store
-from haservice.replication import client as client_module
+from haservice.replication import slave_session
 from haservice.replication.greeting import Facts
 from haservice.replication.lineage import Epoch, Lineage
 from haservice.replication.lineage_file import LineageFile
@@ -24,7 +24,7 @@ TOPIC = "Stories"
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "STRANGER_S", 60.0)
+    monkeypatch.setattr(slave_session, "STRANGER_S", 60.0)
 
 
 @contextmanager
