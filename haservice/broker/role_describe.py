@@ -55,7 +55,7 @@ class Describe:
             log_start=log.start,
             log_end=log.end,
             flushed=log.flushed,
-            epochs=_epochs(kept.lineage.epochs),
+            epochs=epoch_bodies(kept.lineage.epochs),
             held="" if is_slave else state.held or log.writable or "",
             master_end=heard.end,
             master_heard_ms=heard.at_ms,
@@ -68,10 +68,10 @@ class Describe:
             not_copied=self.not_copied() if is_slave else "",
             promise=_promise(config),
             damaged=log.damaged_text,
-            members=_members(kept.members),
+            members=members_body(kept.members),
             pledged=pledge.epoch if pledge is not None else -1,
             pledged_to=pledge.broker_addr if pledge is not None else "",
-            past=_epochs(kept.past),
+            past=epoch_bodies(kept.past),
             unproven=state.unproven,
         )
 
@@ -91,11 +91,11 @@ def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHe
     return MasterHeard(state.master_end, state.master_heard_ms), state.master_end >= 0
 
 
-def _epochs(epochs: Sequence[Epoch]) -> list[EpochBody]:
+def epoch_bodies(epochs: Sequence[Epoch]) -> list[EpochBody]:
     return [EpochBody(one.number, one.start, one.master, one.began_ms, one.why) for one in epochs]
 
 
-def _members(members: Members) -> MembersBody | None:
+def members_body(members: Members) -> MembersBody | None:
     if members == Members():
         return None
     return MembersBody(

@@ -35,6 +35,7 @@ from haservice.broker.role_state import (
     FindOut,
     Flush,
     GatherPledges,
+    LeaveMaster,
     LookAtSlaves,
     Lost,
     Prove,
@@ -149,6 +150,9 @@ class RoleHands:
                 self.ha.take_list()
                 if action.regreet:
                     self.ha.regreet()
+        elif isinstance(action, LeaveMaster):
+            assert self.ha is not None
+            self.ha.leave_master()
         elif isinstance(action, SetMaster):
             self.set_master(action.broker_addr, action.ha_addr)
         elif isinstance(action, TellFollow):

@@ -141,8 +141,9 @@ class Proving:
         if not self.claims:
             return self._nobody(state.but(change=None, unproven="; ".join(self.doubts)), view)
         newer, peer = self.claims[0]
-        # A master that starts with nothing has nothing to lose by following.
-        if is_member(view.kept.members, peer) or (self.start is not None and view.log.is_empty):
+        # A master that has nothing, and takes nothing yet, has nothing to prove it by, and nothing to lose.
+        is_blank = view.log.is_empty and (self.start is not None or bool(state.held))
+        if is_blank or is_member(view.kept.members, peer):
             return self._give_way(state, newer, view)
         return state.but(change=self), (Prove(peer),)
 

@@ -4,8 +4,8 @@ A promotion after a death, without anybody's force:
 
     candidate                                       the other slaves on the list
     link down, all flushed
-    ──── PLEDGE: epoch, who we are ───────────────▶ written: no master of an older term is followed; link down
-    ◀─── where the log ends, which list is known ── and so nothing is acknowledged to one any more
+    ──── PLEDGE: epoch, who we are ───────────────▶ written: no master of an older term is followed, and
+    ◀─── where the log ends, which list is known ── nothing is acknowledged to one any more
     enough pledged, none further than we (membership.why_unsafe)
     new term and role, durable
 
@@ -19,6 +19,7 @@ In a switchover the master itself holds its appends; the candidate asks it back 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from haservice.broker.role_state import (
@@ -32,6 +33,7 @@ from haservice.broker.role_state import (
     End,
     Failed,
     GatherPledges,
+    LeaveMaster,
     Level,
     Refuse,
     Result,
@@ -129,17 +131,29 @@ class Counting:
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Votes), result
-        promotion, kept = self.promotion, view.kept
-        known = [members_of(one) for one in result.pledged]
-        members = max([kept.members, *known], key=lambda one: one.version)
+        promotion, kept, addr = self.promotion, view.kept, state.who.broker_addr
+        pledged = [one for one in result.heard if (one.pledged, one.pledged_to) == (self.epoch, addr)]
+        members = max([kept.members, *map(members_of, pledged)], key=lambda one: one.version)
         me = _vote(kept.replica_id, kept.lineage, promotion.end)
-        heard = [_vote(one.replica_id, lineage_of(one), one.log_end) for one in result.pledged]
-        why = why_unsafe(members, me, heard)
+        why = _living_master(result.heard) or why_unsafe(
+            members, me, [_vote(one.replica_id, lineage_of(one), one.log_end) for one in pledged]
+        )
         if why and not promotion.header.force:
             refusals = "".join(f"; {one}" for one in result.refused)
             return give_up(state, promotion, f"{why}{refusals}")
         kept = replace(kept, members=members)
         return _write(state, promotion, view, kept, self.epoch)
+
+
+def _living_master(heard: Sequence[LineageBody]) -> str:
+    """Who is not dead, after all."""
+    for one in heard:
+        if one.is_master and not one.held:
+            return (
+                f"{one.broker_addr} is the master of term {one.epoch} and takes messages: mqadmin switchover loses"
+                " nothing"
+            )
+    return ""
 
 
 def _vote(replica_id: str, lineage: Lineage, end: int) -> Vote:
@@ -227,35 +241,30 @@ def promote(state: RoleState, ticket: int, header: PromoteHeader, view: View) ->
 
 @dataclass(frozen=True, slots=True)
 class Pledging:
-    """The promise is written, then the link goes down: what the answer says of the log's end stays true."""
+    """The promise is written: from here on no older master is followed, and none gets an acknowledgement of
+    more than the answer says that this log has.
+    """
 
     ticket: int
     header: PledgeHeader
-    is_written: bool = False
     hold: str = ""
     token: str = ""
     is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        state = state.but(change=None)
         if isinstance(result, Failed):
-            why = f"the promise cannot be kept: {result.reason}"
-            if not self.is_written:
-                return state.but(change=None), (Refuse(self.ticket, why),)
-            return state.but(change=None, turning=why), (Refuse(self.ticket, why), Turn(why))
-        if not self.is_written:
-            return state.but(change=replace(self, is_written=True)), (StopLink(),)
-        why = f"no master below term {self.header.epoch} is followed, for {self.header.broker_addr} asks to be one"
+            return state, (Refuse(self.ticket, f"the promise cannot be written: {result.reason}"),)
         said = Say(Level.WARNING, f"pledged epoch={self.header.epoch} to={self.header.broker_addr}")
-        return state.but(change=None, turning=why), (said, Answer(self.ticket), Turn(why))
+        return state, (said, LeaveMaster(), Answer(self.ticket))
 
 
 def pledge(state: RoleState, ticket: int, header: PledgeHeader, view: View) -> Step:
     """40007."""
     kept = view.kept
-    last, own = kept.lineage.last, kept.pledge
+    own = kept.pledge
     if not state.who.is_slave:
-        number = last.number if last is not None else -1
-        return state, (Refuse(ticket, f"this broker is the master of term {number}"),)
+        return state, (Answer(ticket),)  # a master promises nothing, but is not dead
     highest = _highest(kept)
     is_same = own is not None and (own.epoch, own.replica_id) == (header.epoch, header.replica_id)
     if header.epoch < highest or (header.epoch == highest and not is_same):

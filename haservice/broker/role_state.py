@@ -252,9 +252,9 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """What the slaves that have pledged say of themselves, and why others have not."""
+    """What those say of themselves who were asked for their pledges, and why others did not answer so."""
 
-    pledged: Sequence[LineageBody]
+    heard: Sequence[LineageBody]
     refused: Sequence[str] = ()
 
 
@@ -433,6 +433,11 @@ class TakeList:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveMaster:
+    """A slave's link ends, and the master is greeted anew: by what is promised now it may be refused."""
+
+
+@dataclass(frozen=True, slots=True)
 class SetMaster:
     """A slave's master: where clients, and where slaves reach it."""
 
@@ -482,7 +487,7 @@ WithResult = (
     | FindOut
     | Empty
 )
-Without = Answer | AnswerWith | Refuse | Turn | TakeList | SetMaster | TellFollow | Say
+Without = Answer | AnswerWith | Refuse | Turn | TakeList | LeaveMaster | SetMaster | TellFollow | Say
 Action = WithResult | Without
 Step = tuple[RoleState, tuple[Action, ...]]
 

@@ -220,26 +220,16 @@ class MasterGreeting:
 
 
 class SlaveGreeting:
-    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `pledged` is the
-    lowest term whose master it may follow.
-    """
+    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes."""
 
     def __init__(
-        self,
-        facts: Facts,
-        replica_id: str,
-        log: GreetedLog,
-        lineage: Lineage,
-        *,
-        flushes: bool = False,
-        pledged: int = -1,
+        self, facts: Facts, replica_id: str, log: GreetedLog, lineage: Lineage, *, flushes: bool = False
     ) -> None:
         self._facts = facts
         self._replica_id = replica_id
         self._log = log
         self._lineage = lineage
         self._flushes = flushes
-        self._pledged = pledged
         self.master: MasterHello | None = None
         """What the master said; None before heed()."""
         self.members = Members()
@@ -270,8 +260,6 @@ class SlaveGreeting:
         self._strange = _strangers(master, self._replica_id, self._facts.broker_name, self._log.segment_bytes)
         if self._strange is not None:
             return self._hello(master, Lineage(), log, log.end, log.end, log.end)
-        if self.term < self._pledged:
-            raise GreetingRefused("PLEDGED", pledged_text(self._pledged, self.term), again=True)
         lineage = self._lineage.or_unknown(log)
         self.plan = decided = plan(lineage, log, master.lineage, master.log, self._replica_id)
         if decided.step is Step.REFUSE:
@@ -328,13 +316,6 @@ class SlaveGreeting:
             if begin == floor or size >= DIGEST_BYTES_MAX or not _only_zeros(self._log, begin, upper):
                 return begin
             size, upper = 2 * size, begin
-
-
-def pledged_text(pledged: int, term: int) -> str:
-    return (
-        f"this slave has promised to follow no term below {pledged}, for another broker was to become the"
-        f" master; this one's is {term}"
-    )
 
 
 def _only_zeros(log: GreetedLog, begin: int, end: int) -> bool:

@@ -155,6 +155,16 @@ class LineageFile:
         with self._lock:
             return self._replace(**changes)
 
+    def followed(self, lineage: Lineage, **changes: Any) -> LineageState:
+        """As update(), of a slave that follows a master with this lineage: a pledge to one of its terms, or of an
+        older one, is over.  Another one may be given at the same time, and stands.  Raises OSError.
+        """
+        with self._lock:
+            pledge, last = self.state.pledge, lineage.last
+            if pledge is not None and last is not None and last.number >= pledge.epoch:
+                pledge = None
+            return self._replace(lineage=lineage, pledge=pledge, **changes)
+
     def begin(self, epoch: Epoch) -> LineageState:
         """Adds a term to the epochs.  Raises OSError, or ValueError if it is no newer than those before."""
         with self._lock:

@@ -23,9 +23,9 @@ from haservice.replication.greeting import (
     GreetedLog,
     GreetingRefused,
     SlaveGreeting,
-    pledged_text,
     span_of,
 )
+from haservice.replication.hello import MasterHello
 from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage, LogSpan, Plan, Step
 from haservice.replication.lineage_file import LineageFile
 
@@ -80,17 +80,24 @@ class Rejoin:
         self._store = store
         self._flushes = flushes
 
+    def objection(self, master: MasterHello | None) -> str:
+        """Why this master, None: a stock one, may not be followed: for what was promised; "" if it may."""
+        pledge = self._lineage.state.pledge
+        if pledge is None:
+            return ""
+        last = master.lineage.last if master is not None else None
+        term = last.number if last is not None else UNKNOWN_EPOCH
+        if term >= pledge.epoch:
+            return ""
+        return (
+            f"its term is {term}, and this slave has promised {pledge.broker_addr}, which was to become the"
+            f" master, to follow none below {pledge.epoch}"
+        )
+
     def greeting(self) -> SlaveGreeting:
         """For a new connection."""
         state = self._lineage.state
-        return SlaveGreeting(
-            self._facts,
-            state.replica_id,
-            self._log,
-            state.lineage,
-            flushes=self._flushes,
-            pledged=state.pledge.epoch if state.pledge is not None else -1,
-        )
+        return SlaveGreeting(self._facts, state.replica_id, self._log, state.lineage, flushes=self._flushes)
 
     def carry_out(self, greeting: SlaveGreeting) -> None:
         """After settle().  Raises GreetingRefused without a store to do it, OSError, or CommitLogError."""
@@ -108,25 +115,21 @@ class Rejoin:
         elif plan.step is Step.FROM_START and span_of(self._log) != LogSpan(plan.position, plan.position):
             self._restart(plan)
         assert self._log.end == plan.position, (self._log.end, plan)
-        self._lineage.update(
-            lineage=master.lineage,
+        self._lineage.followed(
+            master.lineage,
             master_role=master.role,
             master_end=master.log.end,
             master_heard_ms=wall_clock_ms(),
             members=greeting.members,
-            pledge=None,  # kept: there is a term that is new enough, and an older one is refused for that
         )
 
     def follow_stock(self) -> None:
         """Before bytes come from a master that keeps no terms: forgets those that our log has not reached.
 
         What it then gets counts to the last term it has, as nobody knows better; that two logs agree in such
-        a term, the digest of the next greeting has to tell.  Raises OSError, and GreetingRefused for
-        a slave that has promised to follow no older term.
+        a term, the digest of the next greeting has to tell.  Raises OSError.
         """
-        lineage, pledge = self._lineage.state.lineage, self._lineage.state.pledge
-        if pledge is not None:
-            raise GreetingRefused("PLEDGED", pledged_text(pledge.epoch, UNKNOWN_EPOCH), again=True)
+        lineage = self._lineage.state.lineage
         self._lineage.update(
             lineage=Lineage() if span_of(self._log).is_empty else lineage.up_to(self._log.end),
             master_end=-1,

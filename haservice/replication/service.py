@@ -166,6 +166,7 @@ class HAService(Generic[T]):
                 rejoin=rejoin,
                 doors=doors,
                 check=check,
+                objection=rejoin.objection if rejoin is not None else lambda _: "",
             )
             if lineage is not None and facts is not None:
                 self._master_recorder = MasterRecorder(lineage, lambda: client.heard)
@@ -272,6 +273,11 @@ class HAService(Generic[T]):
             self._client.set_master_address(address)
         except ValueError as error:
             logger.warning("master address ignored reason=%s", error)
+
+    def leave_master(self) -> None:
+        """On a slave: leaves its link and dials again, for it may have promised something meanwhile."""
+        if self._client is not None:
+            self._client.regreet()
 
     def take_list(self) -> None:
         """On a master: another list of replicas is in the file; a term began, or one was forgotten."""

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from commitlog.errors import CommitLogError
 from commitlog.options import FlushDiskType
+from haservice.remoting.lineage_headers import ReinitHeader
 from haservice.settings import BrokerRole, ReadMark
 from tests.chaos import checker, history
 from tests.chaos.report import Report
@@ -208,8 +209,8 @@ class Simulation:
         if len(masters) != 1:
             return f"{len(masters)} masters: {masters}"
         (master,) = masters
-        if master.keeper.held or master.store.log.writable is not None:
-            return f"{master} takes nothing: {master.keeper.held or master.store.log.writable}"
+        if master.roles.state.held or master.store.log.writable is not None:
+            return f"{master} takes nothing: {master.roles.state.held or master.store.log.writable}"
         for node in world.nodes.values():
             if node.link is not None and (
                 not node.link.transfers or node.store.log.end < master.store.log.end - 64 * 1024
@@ -228,12 +229,14 @@ class Simulation:
         """An operator looks at what does not go on by itself, and does what it says."""
         world = self.world
         masters = [node for node in world.nodes.values() if node.up and not node.role.is_slave]
-        held = [node for node in masters if node.keeper.held]
+        held = [node for node in masters if node.roles.state.held]
         refused = [
             one for one in world.nodes.values() if one.up and one.link is not None and one.link.refused
         ]
         if len(masters) != 1 or held:
-            world.note("an operator decides: {}", held[0].keeper.held if held else f"{len(masters)} masters")
+            world.note(
+                "an operator decides: {}", held[0].roles.state.held if held else f"{len(masters)} masters"
+            )
             self._count("decided by an operator: who is the master")
             self.operator.fail_over(may_force=True)
             return
@@ -241,7 +244,7 @@ class Simulation:
             if node.link is not None and NOT_ONE_LOG in node.link.refused:
                 world.note("an operator renews {}", node)
                 self._count("decided by an operator: a slave renewed")
-                node.guarded(node.reinit)
+                node.requested(ReinitHeader(), lambda _: None)
 
     def _count(self, what: str) -> None:
         self.faults.count[what] = self.faults.count.get(what, 0) + 1

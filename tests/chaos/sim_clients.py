@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from commitlog.errors import CommitLogError
 from commitlog.record import body_crc, decode
 from haservice.admin.roll_call import member_of
 from haservice.admin.topology import Member, Registered, Topology
+from haservice.remoting.json_body import JSONBody
+from haservice.remoting.lineage_headers import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
 from haservice.settings import BrokerRole, ReadMark
 from tests.chaos import history
 
@@ -28,6 +29,7 @@ SEND_TIMEOUT_S = 3.0
 BODY_BYTES = (0, 17, 100, 400, 1000, 1000, 3000)
 READ_AT_ONCE = 8
 LEVEL_S = 2.0
+AGAIN_S = 1.0
 
 
 class Producer:
@@ -86,7 +88,7 @@ class Producer:
         if record is not None:
             held = (tuple(record.held), (*record.flushed, *record.replaced))
             if status == history.OK:
-                world.promise(node, record)
+                world.promise(node, record, told=True)
         if world.network.reaches(node.name, self.name):
             delay_s = world.network.delay_s(node.name, self.name)
             world.later(delay_s, self._answered, send, node.name, status, record, held)
@@ -219,91 +221,60 @@ class Operator:
             members.append(member_of(node.name, 0, node.describe()))
         return Topology("broker-a", tuple(members), Registered(world.registered_epoch, world.registered_by))
 
-    def fail_over(self, *, may_force: bool, to: str = "") -> bool:
-        """`mqadmin failover`, to the node that loses least; whether a master was made."""
+    def fail_over(self, *, may_force: bool, to: str = "") -> None:
+        """`mqadmin failover`, to the node that loses least."""
         world = self.world
         topology = self.topology()
         candidates = [one for one in topology.members if one.answers and (not to or one.addr == to)]
         if not candidates:
-            return False
+            return
         losses = [(topology.loss(one.addr), one) for one in candidates]
         loss, chosen = min(
             losses, key=lambda one: (one[0].size is None, one[0].size or 0, not one[1].is_master, one[1].addr)
         )
-        forced = loss.size != 0
-        if forced and not may_force:
+        foreseen = loss.size != 0
+        if foreseen and not may_force:
             world.note("operator: {} would lose {} {}", chosen.addr, loss.size, loss.unknown)
-            return False
+            return
         node = world.nodes[chosen.addr]
         world.note("operator fails over to {}, losing {} {}", node, loss.size, loss.unknown)
-        promoted = False
-        try:
-            promoted = node.promote(
-                min_epoch=topology.last_epoch + 1, why="failover by command", forced=forced
-            )
-        except (CommitLogError, OSError) as error:
-            world.note("not promoted: {}", error)
-        if not promoted:
-            return False
-        self.failovers += 1
-        self.forced += forced
-        if node.awake:
-            for other in world.nodes.values():
-                if other is not node and other.awake and not world.isolated(other):
-                    other.guarded(other.follow, node, "failover by command")
-        return True
+        epoch = topology.last_epoch + 1
+        self._promote(node, epoch, force=foreseen, may_force=may_force)
+
+    def _promote(self, node: Node, epoch: int, *, force: bool, may_force: bool) -> None:
+        """What the broker refuses is forced, if it may be."""
+        world = self.world
+
+        def answered(said: JSONBody | str) -> None:
+            if isinstance(said, LineageBody):
+                self.failovers += 1
+                self.forced += force
+            elif not force and may_force:
+                world.note("operator: {} refuses: {}", node, said)
+                world.later(AGAIN_S, self._force, node, epoch)
+
+        header = PromoteHeader(min_epoch=epoch, why="failover by command", force=force)
+        if node.awake and not world.isolated(node):
+            node.after(0.001, node.requested, header, answered)
+
+    def _force(self, node: Node, epoch: int) -> None:
+        """Once it has turned."""
+        self._promote(node, max(epoch, self.topology().last_epoch + 1), force=True, may_force=False)
 
     def switch_over(self) -> None:
-        """`mqadmin switchover`: appends held, the slave level, promoted, the old master a slave."""
+        """`mqadmin switchover`."""
         world = self.world
         master = world.nodes.get(world.registered)
-        if master is None or not master.awake or master.role.is_slave or master.keeper.held:
+        if master is None or not master.awake or master.role.is_slave or world.isolated(master):
             return
-        slaves = [
-            one
-            for end in master.ends
-            if end.transfers
-            and (one := world.nodes[end.peer]).awake
-            and world.network.talk(master.name, one.name)
-        ]
-        if not slaves or master.store.log.writable is not None:
+        following = master.following()
+        if not following:
             return
-        slave = world.source.choice(slaves)
+        slave = world.source.choice(following).peer
         world.note("operator switches over from {} to {}", master, slave)
-        master.store.log.hold_appends("switching over")
-        try:
-            master.store.log.flush()
-        except CommitLogError:
-            return
-        world.flushed(master)
-        master.after(0.01, self._level, master, slave, world.now_s + LEVEL_S)
 
-    def _level(self, master: Node, slave: Node, deadline_s: float) -> None:
-        world, end = self.world, master.store.log.end
-        acked = [one.progress.reported for one in master.ends if one.peer == slave.name and one.transfers]
-        if not acked or world.now_s > deadline_s:
-            world.note("not switched over: {} has {} of {}", slave, acked, end)
-            master.store.log.hold_appends(None)
-            return
-        if max(acked) < end:
-            master.after(0.01, self._level, master, slave, deadline_s)
-            return
-        last = master.lineage.state.lineage.last
-        assert last is not None
-        promoted = False
-        if slave.awake and world.network.talk(master.name, slave.name):
-            try:
-                promoted = slave.promote(
-                    min_epoch=last.number + 1, why="switchover", expected_end=end, forced=False
-                )
-            except (CommitLogError, OSError) as error:
-                world.note("not promoted: {}", error)
-        if not promoted:
-            master.store.log.hold_appends(None)
-            return
-        self.switchovers += 1
-        if slave.up:
-            master.follow(slave, "switched over")
-        else:
-            # Its turn failed amid the start; a supervisor brings it up.
-            master.follow_name(slave.name, last.number + 1, "switched over")
+        def answered(said: JSONBody | str) -> None:
+            self.switchovers += isinstance(said, SwitchoverBody)
+
+        epoch = self.topology().last_epoch + 1
+        master.after(0.001, master.requested, SwitchoverHeader(slave, int(LEVEL_S * 1000), epoch), answered)

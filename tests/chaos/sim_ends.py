@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
+from haservice.broker.role_state import Hint, SlaveAhead, Tick
 from haservice.errors import ProtocolError
 from haservice.replication.connection import HAConnection
 from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
@@ -109,6 +110,7 @@ class MasterEnd:
             node.role.value,
             node.store.log,
             lambda: node.lineage.state.lineage,
+            members=node.list_with,
         )
         self.link = HAConnection(
             self._transport,  # type: ignore[arg-type]  # as much of it as is used
@@ -158,6 +160,8 @@ class MasterEnd:
         node.world.acked(node, self.node.world.nodes[self.peer], self.machine, progress)
         if waiting and self.transfers:
             node.world.note("{} sends to {} from {}", node, self.peer, progress.sent)
+            if self.replica_id:
+                node.members.known_to(self.replica_id, self.link.listed.version)
         self.pump()
 
     def _greeted(self, _: HAConnection, answer: Answer) -> None:
@@ -172,7 +176,10 @@ class MasterEnd:
             replica = Replica(slave.broker_addr, slave.position, wall_clock_ms(), level)
             node.recorder.greeted(slave.replica_id, replica)
         elif answer.outcome is Outcome.AHEAD:
-            node.on_ahead(slave)
+            node.roles.put(SlaveAhead(slave.replica_id, slave.broker_addr))
+        elif answer.outcome is Outcome.OLD_MASTER:
+            node.roles.put(Hint(slave.broker_addr))
+            node.roles.put(Tick())
 
     # -- what goes ----------------------------------------------------------------------------------
 
@@ -218,6 +225,10 @@ class MasterEnd:
         if not self._ended:
             self._end(cut=True)
 
+    def send_away(self) -> None:
+        """A slave that is to greet anew."""
+        self._end(cut=False)
+
     def _end(self, *, cut: bool) -> None:
         if self._ended:
             return
@@ -258,6 +269,7 @@ class SlaveEnd:
             greet=self._rejoin.greeting,
             flushes=node.flushes,
             damage=lambda: store.dispatcher.failed,
+            objection=self._rejoin.objection,
             backoff=Backoff(RETRY_FIRST_S, RETRY_MAX_S, node.world.source),
             receive_bytes=RECEIVE_BYTES,
         )
@@ -289,6 +301,13 @@ class SlaveEnd:
         master = self.node.world.master_of(self.node)
         if master is not None and master.name != self.session.address:
             self._event(lambda: self.session.told(master.name))
+
+    def greet_again(self) -> None:
+        """Leaves its link and dials again, to the master that it knows of now."""
+        master = self.node.world.master_of(self.node)
+        address = master.name if master is not None else self.session.address
+        if address is not None:
+            self._event(lambda: self.session.told(address))
 
     def received(self, data: bytes) -> None:
         self._on_connection(lambda: self._receive(memoryview(data)))

@@ -4,7 +4,7 @@ links      a connection cut at a byte, a link gone in one or both directions, a 
 nodes      killed, killed with its page cache, all of them at once, frozen, replaced by an empty machine
 disks      one flush that fails, no space for new files
 clocks     a jump of seconds, hours, a year
-roles      a failover after a death, a switchover
+roles      a failover after a death, a switchover; a fault just before a step of one
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ WEIGHTS = {
     "clock jump": 2,
     "failover": 4,
     "switchover": 3,
+    "step of a role change": 3,
     "slave replaced": 1,
 }
 JUMPS_MS = (-365 * 86_400_000, -3_600_000, -5_000, 700, 5_000, 3_600_000, 365 * 86_400_000)
@@ -67,6 +68,7 @@ class Faults:
     def heal_all(self) -> None:
         """No further fault, and none that is left."""
         self.stopped = True
+        self.world.strikes.clear()
         for number in list(self._open):
             self._healed(number)
 
@@ -186,7 +188,9 @@ class Faults:
         self._fault(what, node.name, 3.0, node.disk.heal)
 
     def _disk_full(self, what: str) -> None:
-        node = self._some_node()
+        self._disk_full_of(what, self._some_node())
+
+    def _disk_full_of(self, what: str, node: Node) -> None:
         taken, node.disk.free_bytes = node.disk.free_bytes, 0
         disk = node.disk
 
@@ -216,6 +220,30 @@ class Faults:
             self._block("node cut off", master.name, self._around(master, self.world.clients))
         self._fault(what, master.name, world.source.uniform(2.0, 10.0), self._restart(master))
         world.later(world.source.uniform(0.3, 3.0), self._fail_over, master)
+
+    def _step_of_a_role_change(self, what: str) -> None:
+        """The next step of a change of role: its disk fails there, its process dies, or it is cut off."""
+        world = self.world
+
+        def disk_full(node: Node) -> None:
+            self._disk_full_of(what, node)
+
+        def killed(node: Node) -> None:
+            node.crash()
+            self._fault(what, f"{node.name} killed", self._seconds(), self._restart(node))
+
+        def power_cut(node: Node) -> None:
+            node.power_cut()
+            self._fault(what, f"{node.name} power cut", self._seconds(), self._restart(node))
+
+        def cut_off(node: Node) -> None:
+            self._block(what, node.name, self._around(node, ()))
+
+        if len(world.strikes) < 3:
+            world.strikes.append(world.source.choice((disk_full, killed, power_cut, cut_off)))
+            world.source.choice(
+                (lambda: self._failover("failover"), lambda: self._switchover("switchover"))
+            )()
 
     def _around(self, node: Node, clients: Sequence[str]) -> list[tuple[str, str]]:
         others = [name for name in (*self.world.nodes, "hub", *clients) if name != node.name]

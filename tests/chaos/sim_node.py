@@ -1,7 +1,7 @@
 """Node: one broker of a simulation.  Its store, its lineage and its decisions are the product's own.
 
     boot       Store.open over the simulated disk, then the role: roles.py says which term, and what is held
-    master     append → Durability → answers; MasterEnd per slave; RoleKeeper.look() every second or five
+    master     append → Durability → answers; MasterEnd per slave; looks at its role every second or five
     slave      SlaveEnd to the master that it knows of
 
 What threads do in the product, events do here, one after the other.  What a node knows of the world it has
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,22 +24,18 @@ from commitlog.record import Message, encode_host, encode_properties
 from commitlog.store import Store
 from haservice.broker.durability import Durability, PutStatus
 from haservice.broker.peers import Heard
-from haservice.broker.role_keeper import RoleKeeper
-from haservice.broker.roles import (
-    NoNumberLeft,
-    StartOfMaster,
-    command_that_counts,
-    highest_number,
-    newer_master,
-    reason_for_new_term,
-    replicas_to_hear,
-    takes_over,
-)
+from haservice.broker.role_describe import epoch_bodies, members_body
+from haservice.broker.role_state import Begin, RoleState, Tick, Who
+from haservice.broker.roles import RoleInForce, StartOfMaster, command_that_counts
+from haservice.remoting.headers import ExtHeader
+from haservice.remoting.lineage_headers import LineageBody, ReplicaBody
+from haservice.replication.greeting import Facts
 from haservice.replication.group_transfer import GroupTransferService
+from haservice.replication.hello import SlaveHello
 from haservice.replication.lineage import LogSpan
-from haservice.replication.lineage_file import (
-    Replica,
-)
+from haservice.replication.lineage_file import Replica
+from haservice.replication.member_list import MemberList
+from haservice.replication.membership import Members
 from haservice.replication.progress import AckTable, slaves_needed
 from haservice.replication.read_mark import HighWaterMark
 from haservice.replication.recorder import ReplicaRecorder
@@ -47,7 +43,7 @@ from haservice.settings import BrokerRole, ReadMark
 from tests.chaos.sim_disk import ProcessEnded, SimDisk, SimFiles
 from tests.chaos.sim_ends import MasterEnd, SlaveEnd
 from tests.chaos.sim_link import Connection
-from tests.chaos.sim_roles import Roles, SimLineageFile
+from tests.chaos.sim_roles import NAME, Answered, RoleDriver, SimLineageFile
 from tests.chaos.sim_timed import Timed
 
 if TYPE_CHECKING:
@@ -64,13 +60,15 @@ RECORD_S = 1.0
 FALLBEHIND_BYTES_MAX = 256 * 1024 * 1024
 
 
-class Node(Timed, Roles):
+class Node(Timed):
     """One broker.  `up`: its process runs.  All else of a life is made by boot() and gone with it."""
 
     store: Store
     files: SimFiles
     lineage: SimLineageFile
     role: BrokerRole
+    roles: RoleDriver
+    members: MemberList
     fallbehind_bytes_max = FALLBEHIND_BYTES_MAX
 
     def __init__(
@@ -138,44 +136,146 @@ class Node(Timed, Roles):
             self.files.end()
             return
         self.broken = ""
+        if self.roles.state.turning:
+            self.turn(self.roles.state.turning)
 
     def _open(self) -> None:
         self.files.make_directory(self.root)
         self.lineage = SimLineageFile(self.root, self.files, f"boot-{self.name}-{self.boots}")
-        self.role = self._role_in_force()
-        heard = Heard()
-        if not self.role.is_slave:
-            heard = self.ask_peers()
-            newer = newer_master(
-                self.lineage.state.replica_id, self.lineage.state.lineage, heard.peers, starting=True
-            )
-            if newer is not None:
-                self._commit_slave(newer, f"{newer.broker_addr} is the master of term {newer.epoch}")
-                self.role = BrokerRole.SLAVE
+        in_force = self._role_in_force()
+        self.role = in_force.role
+        heard = Heard() if self.role.is_slave else self.ask_peers()
         self.store = Store.open(
             self.options(self.role), store_host=STORE_HOST, clock_ms=self.clock_ms, files=self.files
         )
         self.up = True
         try:
             self.world.recovered(self)
-            if self.role.is_slave:
-                self._start_slave()
-            else:
-                self._start_master(heard)
+            who = Who(in_force, self.name, self.name, slaves_needed(self.world.mode.in_sync_replicas))
+            self.roles = RoleDriver(self, RoleState(who))
+            if not self.role.is_slave:
+                self._begin_as_master(heard)
+            if not self.roles.state.turning:
+                (self._start_slave if self.role.is_slave else self._start_master)()
+                self.after(QUEUE_FLUSH_S, self._flush_queues)
+                self.after(FLUSH_INTERVAL_S, self._flush_seldom)
+                self.after(0.0, self._look)
         except BaseException:
             self.up = False
             self.store.close(clean=False)
             raise
-        self.after(QUEUE_FLUSH_S, self._flush_queues)
-        self.after(FLUSH_INTERVAL_S, self._flush_seldom)
 
-    def _role_in_force(self) -> BrokerRole:
+    def _begin_as_master(self, heard: Heard) -> None:
+        """It gives way, or begins its term, or waits.  Raises OSError when it cannot begin."""
+        log = self.store.log
+        self.group = self._make_group()  # a term that begins now counts by its list
+        start = StartOfMaster(
+            log=LogSpan(log.start, log.end),
+            stopped_cleanly=self.store.recovery.clean,
+            booted_anew=self.lineage.booted_anew,
+            flushes_at_once=self.flush_type is FlushDiskType.SYNC_FLUSH,
+            sync_master=self.role is BrokerRole.SYNC_MASTER,
+        )
+        self.roles.begin(Begin(heard, start))
+        if self.roles.state.broken:
+            raise OSError(self.roles.state.broken)
+
+    def _make_group(self) -> GroupTransferService[Any]:
+        log = self.store.log
+        self.table = AckTable(log.segment_bytes, log.end, slaves_needed(self.world.mode.in_sync_replicas))
+        group: GroupTransferService[Any] = GroupTransferService(self.table, self._acked, lambda: None)
+        self.members = MemberList(self.lineage, group, lambda: self.store.log.end)
+        return group
+
+    def _role_in_force(self) -> RoleInForce:
         state = self.lineage.state
         command = command_that_counts(self.file_role, state, wall_clock_ms())
         if command != state.command:
             self.world.note("{} is no master by its command, which is over", self.name)
             self.lineage.update(command=command)
-        return BrokerRole[command.role] if command is not None else self.file_role
+        file_id = 1 if self.file_role.is_slave else 0
+        return RoleInForce(self.file_role, file_id, self.file_role, file_id).by(command)
+
+    # -- its role -----------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> Facts:
+        return Facts("cluster", NAME, self.name)
+
+    def requested(self, header: ExtHeader, answered: Answered) -> None:
+        """A request about roles, over the network."""
+        self.roles.ask(header, answered)
+
+    def describe(self, role: RoleInForce | None = None) -> LineageBody:
+        log, state = self.store.log, self.lineage.state
+        in_role = role.role if role is not None else self.role
+        master_end = self.link.master_end if self.link is not None else -1
+        is_kept = self.role.is_slave and master_end < 0 <= state.master_end
+        return LineageBody(
+            cluster_name="cluster",
+            broker_name=NAME,
+            broker_addr=self.name,
+            ha_addr=self.name,
+            broker_id=1 if in_role.is_slave else 0,
+            file_broker_id=0,
+            role=in_role.value,
+            replica_id=state.replica_id,
+            segment_bytes=log.segment_bytes,
+            log_start=log.start,
+            log_end=log.end,
+            flushed=log.flushed,
+            epochs=epoch_bodies(state.lineage.epochs),
+            held="" if in_role.is_slave else self.roles.state.held or log.writable or "",
+            master_end=state.master_end if is_kept else master_end,
+            master_end_kept=is_kept,
+            master_addr=self.world.registered if in_role.is_slave else "",
+            master_role=state.master_role,
+            replicas=[
+                ReplicaBody(name, one.broker_addr, one.offset, one.seen_ms, one.in_sync)
+                for name, one in state.replicas.items()
+            ],
+            changing=self.roles.changing,
+            handing_over=self.roles.state.token,
+            members=members_body(state.members),
+            pledged=state.pledge.epoch if state.pledge is not None else -1,
+            pledged_to=state.pledge.broker_addr if state.pledge is not None else "",
+            past=epoch_bodies(state.past),
+        )
+
+    def ask_peers(self) -> Heard:
+        return Heard([node.describe() for node in self.world.peers_of(self)], {})
+
+    def following(self) -> list[MasterEnd]:
+        """Slaves of ours that follow now."""
+        return [end for end in self.ends if end.replica_id and end.transfers]
+
+    def followers(self) -> list[str]:
+        return [end.replica_id for end in self.following()]
+
+    def list_with(self, slave: SlaveHello) -> Members:
+        listed = self.members.with_slave(slave)
+        for end in list(self.ends):
+            if end.replica_id in self.members.missing:
+                end.send_away()
+        return listed
+
+    def take_list(self, *, regreet: bool) -> None:
+        if self.role.is_slave:
+            return
+        self.members.take((end.replica_id, end.link.listed.version) for end in self.following())
+        for end in list(self.ends):
+            if regreet and end.link.called:
+                end.send_away()
+
+    def pulled_back(self, peer: Node) -> None:
+        self.world.pulled(self, peer)
+        self._after_append()
+
+    def _look(self) -> None:
+        self.roles.put(Tick())
+        state = self.roles.state
+        pause_s = 0.001 if state.again else KEEPER_HELD_S if state.is_urgent else KEEPER_S
+        self.after(pause_s, self._look)
 
     def _end_life(self) -> None:
         """The process is gone, and with it all that it had in memory."""
@@ -219,11 +319,12 @@ class Node(Timed, Roles):
             self.link.abandon()
         for end in list(self.ends):
             end.abandon()
-        if not self.role.is_slave:
+        if not self.role.is_slave and not self.roles.state.broken and hasattr(self, "durability"):
             self.durability.settle_all()
+        clean = not self.roles.state.must_begin_anew
         self._end_life()
         try:
-            self.store.close()
+            self.store.close(clean=clean)
         except (CommitLogError, OSError) as error:
             self.world.note("{} not stopped cleanly: {}", self.name, error)
         self.files.end()
@@ -239,28 +340,7 @@ class Node(Timed, Roles):
 
     # -- the master ---------------------------------------------------------------------------------
 
-    def _start_master(self, heard: Heard) -> None:
-        log, state = self.store.log, self.lineage.state
-        start = StartOfMaster(
-            log=LogSpan(log.start, log.end),
-            stopped_cleanly=self.store.recovery.clean,
-            booted_anew=self.lineage.booted_anew,
-            flushes_at_once=self.flush_type is FlushDiskType.SYNC_FLUSH,
-            sync_master=self.role is BrokerRole.SYNC_MASTER,
-            heard=highest_number(heard.peers),
-        )
-        hold, undecided = replicas_to_hear(state, start), ""
-        if not hold:
-            why = reason_for_new_term(state, start)
-            try:
-                if why:
-                    self._commit_term(why, start.heard, promoted=takes_over(state))
-                self.lineage.started()
-            except NoNumberLeft as error:
-                undecided = str(error)
-        table = AckTable(log.segment_bytes, log.end, slaves_needed(self.world.mode.in_sync_replicas))
-        self.table = table
-        self.group: GroupTransferService[Any] = GroupTransferService(table, self._acked, lambda: None)
+    def _start_master(self) -> None:
         sync = self.role is BrokerRole.SYNC_MASTER
         self.durability = Durability(
             flush=self.store.flusher if self.flush_type is FlushDiskType.SYNC_FLUSH else None,
@@ -275,21 +355,8 @@ class Node(Timed, Roles):
         self._flush_due = self._dispatch_due = False
         self.alone_end = 0
         """Up to where all is shown, on a slave or not: IN_SYNC while none is there."""
-        replicas = {name: state.replicas[name] for name in hold}
-        self.keeper = RoleKeeper(
-            self,
-            lambda: self.lineage.state,
-            log,
-            self,
-            self._pull_back,
-            hold=replicas,
-            followers=self._followers,
-            undecided=undecided,
-        )
-        self.keeper.begin_hold()
-        self.keeper.note_heard(start.heard)
+        self.take_list(regreet=False)
         self.world.master_started(self)
-        self.after(KEEPER_HELD_S if self.keeper.waits else KEEPER_S, self._look)
         self.after(RECORD_S, self._record)
 
     def _record(self) -> None:
@@ -309,20 +376,6 @@ class Node(Timed, Roles):
             for end in self.ends
             if end.replica_id and end.transfers
         }
-
-    def _look(self) -> None:
-        life = self.life
-        self.keeper.look()
-        if self.life == life:
-            urgent = bool(self.keeper.held or self.keeper._ahead)
-            self.after(KEEPER_HELD_S if urgent else KEEPER_S, self._look)
-
-    def on_ahead(self, hello: Any) -> None:
-        self.keeper.on_ahead(hello)
-        self.after(0.01, self.keeper.look)
-
-    def _followers(self) -> Iterable[str]:
-        return [end.replica_id for end in self.ends if end.replica_id and end.transfers]
 
     def _acked(self, waits: list[Any], ok: bool) -> None:
         self.durability.replicated(waits, ok)

@@ -1,45 +1,95 @@
-"""Roles of a simulated node: its lineage file, and what the product's RoleChanges and Peers do over the wire.
+"""Roles of a simulated node: the product's machine of roles, carried out on virtual time.
 
-The decisions are those of roles.py, role_keeper.py and refill.py; here is what carries them out, in the order
-in which the product does: flush, write, answer, turn.
+    RoleDriver   what RoleExecutor and RoleHands are in a broker: one event at a time, actions in their order
+
+Every action with a result takes a while, and other things happen meanwhile: requests come over the network, and
+may be lost on their way there or back.  A step of a change is where faults strike, too: see `strike`.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
-from commitlog.store import Store
+from commitlog.retention import DISK_HOLDER
 from haservice.broker import refill
 from haservice.broker.peers import Heard
-from haservice.broker.role_keeper import RoleKeeper
-from haservice.broker.roles import NewerMaster, none_in_sync, with_new_term
-from haservice.errors import AnswerError, RemotingUnreachable
-from haservice.persisted_file import PersistedFile
-from haservice.remoting.lineage_headers import EpochBody, LineageBody, ReplicaBody
-from haservice.replication.greeting import Facts
-from haservice.replication.lineage import Lineage, LogSpan
-from haservice.replication.lineage_file import (
-    LineageFile,
-    LineageState,
-    RoleCommand,
-    decode_state,
+from haservice.broker.role_hands import DOUBT_SECONDS, HOLDER, PLEDGE_SECONDS
+from haservice.broker.role_machine import step, why_busy
+from haservice.broker.role_state import (
+    Action,
+    Answer,
+    AnswerWith,
+    Ask,
+    Asked,
+    AskOne,
+    AwaitLevel,
+    Begin,
+    Confirm,
+    Copy,
+    Done,
+    Empty,
+    End,
+    Event,
+    Failed,
+    FindOut,
+    Flush,
+    GatherPledges,
+    LeaveMaster,
+    LookAtSlaves,
+    Lost,
+    Prove,
+    Pull,
+    Pulled,
+    Refuse,
+    Result,
+    RoleState,
+    Say,
+    SendPromote,
+    SetMaster,
+    Slaves,
+    StopLink,
+    TakeList,
+    TellFollow,
+    Turn,
+    View,
+    Votes,
+    WithResult,
+    Write,
 )
-from haservice.settings import BrokerRole
-from tests.chaos.sim_disk import SimFiles
-from tests.chaos.sim_ends import SlaveEnd
+from haservice.broker.roles import lineage_of
+from haservice.errors import AnswerError, HAServiceError, RemotingUnreachable
+from haservice.persisted_file import PersistedFile
+from haservice.remoting.headers import ExtHeader
+from haservice.remoting.json_body import JSONBody
+from haservice.remoting.lineage_headers import LineageBody, PromoteHeader
+from haservice.replication.lineage import LogSpan, common_point
+from haservice.replication.lineage_file import LineageFile, LineageState, decode_state
+from haservice.replication.status import SlaveStatus
+from tests.chaos.sim_disk import ProcessEnded, SimFiles
 
 if TYPE_CHECKING:
     from tests.chaos.sim_node import Node
-    from tests.chaos.sim_world import World
 
 NAME = "broker-a"
-HOLDER = "role"
+# What a request takes at the most before its answer is there.
+STEP_S = (0.0005, 0.01)
+LEVEL_LOOK_S = 0.01
+FIND_OUT_LOOK_S = 0.1
+TURN_S = 0.02
+# Small, so that a refill takes several.
+PIECE_BYTES = 3000
+_LAST_WORDS = (Answer, AnswerWith, Refuse, Turn)
+
+Answered = Callable[[JSONBody | str], None]
+"""Gets the answer to a request, or why it is refused."""
 
 
 class SimLineageFile(LineageFile):
@@ -61,182 +111,374 @@ class SimLineageFile(LineageFile):
         self.update(boot_id=self.boot)
 
 
-class Roles:
-    """What a Node is by its role."""
+class RoleDriver:
+    """The machine of one life of a node."""
 
-    world: World
-    name: str
-    root: Path
-    store: Store
-    lineage: SimLineageFile
-    role: BrokerRole
-    file_role: BrokerRole
-    keeper: RoleKeeper
-    link: SlaveEnd | None
+    def __init__(self, node: Node, state: RoleState) -> None:
+        self.node = node
+        self.state = state
+        self._life = node.life
+        self._events: deque[Event] = deque()
+        self._waits = False  # for the result of an action
+        self._held = ""
+        self._tickets = itertools.count(1)
+        self._answers: dict[int, Answered] = {}
+        self._forced, self._asked_s = False, 0.0
 
     @property
-    def facts(self) -> Facts:
-        return Facts("cluster", NAME, self.name)
+    def changing(self) -> bool:
+        return self.state.changing or bool(self._answers)
 
-    def describe(self) -> LineageBody:
-        log, state = self.store.log, self.lineage.state
-        master_end = self.link.master_end if self.link is not None else -1
-        is_kept = self.role.is_slave and master_end < 0 <= state.master_end
-        return LineageBody(
-            cluster_name="cluster",
-            broker_name=NAME,
-            broker_addr=self.name,
-            ha_addr=self.name,
-            broker_id=1 if self.role.is_slave else 0,
-            file_broker_id=0,
-            role=self.role.value,
-            replica_id=state.replica_id,
-            segment_bytes=log.segment_bytes,
-            log_start=log.start,
-            log_end=log.end,
-            flushed=log.flushed,
-            epochs=[
-                EpochBody(one.number, one.start, one.master, one.began_ms, one.why)
-                for one in state.lineage.epochs
-            ],
-            held="" if self.role.is_slave else self.keeper.held or log.writable or "",
-            master_end=state.master_end if is_kept else master_end,
-            master_end_kept=is_kept,
-            master_addr=self.world.registered if self.role.is_slave else "",
-            master_role=state.master_role,
-            replicas=[
-                ReplicaBody(name, one.broker_addr, one.offset, one.seen_ms, one.in_sync)
-                for name, one in state.replicas.items()
-            ],
+    # -- events -------------------------------------------------------------------------------------
+
+    def begin(self, event: Begin) -> None:
+        """A master starts: all of it at once, for nothing else runs yet."""
+        following: Event | None = event
+        while following is not None:
+            action = self._step(following)
+            following = self._perform(action) if action is not None else None
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        self._go()
+
+    def ask(self, header: ExtHeader, answered: Answered = lambda _: None) -> None:
+        """A request."""
+        busy = why_busy(self.state) or ("another change of its role is under way" if self._answers else "")
+        if busy:
+            answered(busy)
+            return
+        ticket = next(self._tickets)
+        self._answers[ticket] = answered
+        if isinstance(header, PromoteHeader):
+            self._forced, self._asked_s = header.force, self.node.world.now_s
+        self.put(Asked(ticket, header))
+
+    def _go(self) -> None:
+        while self._events and not self._waits and self._lives:
+            action = self._step(self._events.popleft())
+            if action is not None:
+                self._start(action)
+
+    @property
+    def _lives(self) -> bool:
+        return self.node.up and self.node.life == self._life
+
+    def _step(self, event: Event) -> WithResult | None:
+        """One step, and what has no result; returns what has."""
+        self.state, actions = step(self.state, event, self._view())
+        held, found = self.state.held, None
+        if held:
+            self._hold(held)
+        for action in actions:
+            if isinstance(action, WithResult):
+                found = action
+            elif not isinstance(action, _LAST_WORDS):
+                self._act(action)
+        if not held:
+            self._hold("")
+        for action in actions:
+            if isinstance(action, _LAST_WORDS):
+                self._say(action)
+        return found
+
+    def _view(self) -> View:
+        node = self.node
+        log = node.store.log
+        return View(
+            kept=node.lineage.state,
+            log=LogSpan(log.start, log.end),
+            now_ms=wall_clock_ms(),
+            now_s=node.world.clock.now_s,
+            boot_id=node.lineage.boot,
+            followers=frozenset(node.followers()),
+            unwritable=log.writable_but_for(HOLDER, DISK_HOLDER) or "",
+            asked=any(isinstance(one, Asked) for one in self._events),
         )
 
-    def ask_peers(self) -> Heard:
-        return Heard([node.describe() for node in self.world.peers_of(self)], {})
+    def _hold(self, reason: str) -> None:
+        if reason != self._held:
+            self._held = reason
+            self.node.store.log.hold_appends(reason or None, HOLDER)
+            self.node.world.note(
+                "{} {}", self.node, f"takes nothing: {reason}" if reason else "takes messages"
+            )
 
-    def ask(self, also: Iterable[str] = (), /) -> Heard:
-        """RoleKeeper's Peers."""
-        return self.ask_peers()
+    # -- without a result ---------------------------------------------------------------------------
 
-    def read_log(self, addr: str, offset: int, size: int, /) -> bytes:
+    def _act(self, action: Action) -> None:
+        node = self.node
+        if isinstance(action, Say):
+            node.world.note("{} says: {}", node, action.text)
+        elif isinstance(action, TakeList):
+            node.take_list(regreet=action.regreet)
+        elif isinstance(action, SetMaster | LeaveMaster):
+            if node.link is not None:
+                node.link.greet_again()
+        elif isinstance(action, TellFollow):
+            self._call(action.addr, action.header, 1.0, lambda _: None)
+
+    def _say(self, word: Answer | AnswerWith | Refuse | Turn) -> None:
+        if isinstance(word, Turn):
+            self.node.after(TURN_S, self.node.turn, word.why)
+            return
+        answered = self._answers.pop(word.ticket, None)
+        if answered is None:
+            return
+        if isinstance(word, Refuse):
+            self.node.world.note("{} refuses: {}", self.node, word.reason)
+            answered(word.reason)
+        else:
+            answered(word.body if isinstance(word, AnswerWith) else self.node.describe(word.role))
+
+    # -- with a result ------------------------------------------------------------------------------
+
+    def _start(self, action: WithResult) -> None:
+        self._waits = True
+        source = self.node.world.source
+        self.node.after(source.uniform(*STEP_S), self._begin_action, action)
+
+    def _begin_action(self, action: WithResult) -> None:
+        """A fault may strike just here."""
+        if not self._lives:
+            return
+        if self.state.changing and not isinstance(action, Ask | AskOne | Prove):
+            self.node.world.strike(self.node, type(action).__name__)
+            if not self._lives:
+                return
+        if isinstance(action, SendPromote):
+            self._call(action.addr, action.header, action.seconds, self._promote_answered)
+        elif isinstance(action, GatherPledges):
+            self._gather(action)
+        elif isinstance(action, AwaitLevel):
+            self._await_level(action, self.node.world.clock.now_s + action.seconds)
+        elif isinstance(action, FindOut):
+            self._find_out(action, self.node.world.clock.now_s + DOUBT_SECONDS)
+        else:
+            self._finish(self._perform(action))
+
+    def _finish(self, result: Result) -> None:
+        """The result gets to the machine, after a while."""
+        self.node.after(self.node.world.source.uniform(*STEP_S), self._finished, result)
+
+    def _finished(self, result: Result) -> None:
+        if not self._lives:
+            return
+        self._waits = False
+        action = self._step(result)
+        if action is not None:
+            self._start(action)
+        else:
+            self._go()
+
+    def _perform(self, action: WithResult) -> Result:
+        try:
+            return _PERFORM[type(action)](self, action)
+        except ProcessEnded:
+            raise
+        except (CommitLogError, OSError, HAServiceError, ValueError) as error:
+            return Failed(str(error))
+
+    def _ask(self, action: Ask) -> Heard:
+        return self.node.ask_peers()
+
+    def _ask_one(self, action: AskOne) -> Result:
+        peer = self._peer(action.addr)
+        return peer.describe() if peer is not None else Failed("it is silent")
+
+    def _peer(self, addr: str) -> Node | None:
+        return next((one for one in self.node.world.peers_of(self.node) if one.name == addr), None)
+
+    def _prove(self, action: Prove) -> Result:
+        peer, log = action.peer, self.node.store.log
+        common = common_point(self.node.lineage.state.lineage, log.end, lineage_of(peer), peer.log_end)
+        floor = max(log.start, peer.log_start)
+        point = min(common.point, log.end, peer.log_end) if common is not None else floor
+        if point <= floor:
+            return Failed("it has no byte of ours")
+        refill.compare_logs(log, self.read_log, peer.broker_addr, floor, point)
+        return Done()
+
+    def _flush(self, action: Flush) -> End:
+        log = self.node.store.log
+        log.flush()
+        self.node.world.flushed(self.node)
+        return End(log.end)
+
+    def _write(self, action: Write) -> Done:
+        node, changes = self.node, action.changes
+        node.lineage.update(**changes)
+        if "lineage" in changes and (last := changes["lineage"].last) is not None:
+            node.world.note("{} begins term {} at {}: {}", node, last.number, last.start, last.why)
+            if last.number % 1000 == 0 and last.master == node.lineage.state.replica_id:
+                node.world.promoted(node, forced=self._forced, asked_s=self._asked_s)
+        return Done()
+
+    def _pull(self, action: Pull) -> Pulled:
+        node, peer = self.node, action.peer
+        outcome = refill.pull_back(
+            node.store.log,
+            self.read_log,
+            peer.broker_addr,
+            action.begin,
+            action.end,
+            peer_start=peer.log_start,
+            holder=HOLDER,
+            piece_bytes=PIECE_BYTES,
+        )
+        node.pulled_back(node.world.nodes[peer.broker_addr])
+        failure = outcome.failure
+        if failure and self._is_unfinished(peer.broker_addr, outcome.end, action.end):
+            failure = ""
+        return Pulled(outcome.end, failure, outcome.more)
+
+    def _is_unfinished(self, addr: str, offset: int, end: int) -> bool:
+        head = b""
+        if end - offset >= refill.SIZE_BYTES:
+            try:
+                head = self.read_log(addr, offset, refill.SIZE_BYTES)
+            except HAServiceError:
+                return False
+        return refill.is_unfinished(head, end - offset)
+
+    def read_log(self, addr: str, offset: int, size: int) -> bytes:
         """40002, of another node.  Raises RemotingError."""
-        node = self.world.nodes[addr]
-        if node not in self.world.peers_of(self):
+        peer = self._peer(addr)
+        if peer is None:
             raise RemotingUnreachable(addr, "does not answer")
         try:
-            return node.store.log.read(offset, size)
+            return peer.store.log.read(offset, size)
         except CommitLogError as error:
             raise AnswerError(addr, 1, str(error)) from error
 
-    def _pull_back(self, addr: str, begin: int, end: int, peer_start: int, /) -> refill.PulledBack:
-        outcome = refill.pull_back(self.store.log, self.read_log, addr, begin, end, peer_start=peer_start)
-        self.world.pulled(self, self.world.nodes[addr])
-        self._after_append()
-        return outcome
+    def _copy(self, action: Copy) -> Done:
+        return Done()
 
-    def step_down(self, newer: NewerMaster, heard: Heard, why: str, /) -> None:
-        """Acts."""
-        self.store.log.hold_appends("this broker becomes a slave")
-        try:
-            self._commit_slave(newer, why)
-        except OSError as error:  # the keeper tries it again
-            self.world.note("{} cannot write its role: {}", self.name, error)
-            self.keeper.told_of(newer.epoch, newer.broker_addr)
-            return
-        self.turn(f"steps down: {why}")
+    def _stop_link(self, action: StopLink) -> End:
+        node, log = self.node, self.node.store.log
+        assert node.link is not None
+        end = node.link.whole_end()
+        node.link.abandon()
+        if end < log.end:
+            node.store.rewind(end)
+            node.world.cut(node, end)
+        log.flush()
+        node.world.flushed(node)
+        return End(end)
 
-    def _commit_slave(self, newer: NewerMaster, why: str) -> None:
-        """Raises OSError."""
-        command = RoleCommand("SLAVE", 1, self.file_role.value, wall_clock_ms(), why, newer.ha_addr)
-        self.lineage.update(command=command)
+    def _confirm(self, action: Confirm) -> Result:
+        peer = self._peer(action.addr)
+        if peer is None:
+            return Failed("the master does not say that it still hands over: it is silent")
+        if not action.token or peer.describe().handing_over != action.token:
+            return Failed("the master does not hand over any more")
+        return Done()
 
-    def begin_term(self, why: str, /) -> None:
-        """Acts: the keeper has heard all that was held for."""
-        try:
-            self._commit_term(why, self.keeper.heard, promoted=False)
-        except (CommitLogError, OSError, ValueError) as error:
-            self.world.note("{} cannot write its new term: {}", self.name, error)
-            return
-        self.turn(why)
+    def _slaves(self, action: LookAtSlaves) -> Slaves:
+        return Slaves(
+            [_status(one.replica_id, one.peer, one.progress.reported) for one in self.node.following()]
+        )
 
-    def _commit_term(self, why: str, heard: int, *, promoted: bool) -> None:
-        """Raises CommitLogError, OSError or ValueError, and appends are taken as before."""
-        log = self.store.log
-        log.hold_appends("a new term begins", HOLDER)
+    def _await_level(self, action: AwaitLevel, until_s: float) -> None:
+        node, log = self.node, self.node.store.log
         try:
             log.flush()
-            self.world.flushed(self)
-            span = LogSpan(log.start, log.end)
-            lineage = with_new_term(
-                self.lineage.state, span, why, wall_clock_ms(), promoted=promoted, heard=heard
-            )
-            self.lineage.update(
-                lineage=lineage, replicas=none_in_sync(self.lineage.state), boot_id=self.lineage.boot
-            )
-        finally:
-            log.hold_appends(None, HOLDER)
-        self.world.note("{} begins term {} at {}: {}", self.name, lineage.epochs[-1].number, log.end, why)
-
-    def promote(self, *, min_epoch: int, why: str, forced: bool, expected_end: int = -1) -> bool:
-        """40003.  Whether it was done."""
-        log, last = self.store.log, self.lineage.state.lineage.last
-        if not self.role.is_slave:
-            if last is not None and min_epoch <= last.number:
-                return False
-            self._commit_term(why, min_epoch - 1, promoted=True)
-            self.world.promoted(self, forced=forced)
-            self.turn(why)
-            return True
-        assert self.link is not None
-        end = self.link.whole_end()
-        if expected_end not in (-1, end):
-            return False
-        self.link.abandon()
-        try:
-            if end < log.end:
-                self.store.rewind(end)
-                self.world.cut(self, end)
-            log.flush()
-            self.world.flushed(self)
-            span = LogSpan(log.start, log.end)
-            lineage = with_new_term(
-                self.lineage.state, span, why, wall_clock_ms(), promoted=True, heard=min_epoch - 1
-            )
-            role = self.lineage.state.master_role or self.world.mode.master_role.value
-            command = RoleCommand(role, 0, self.file_role.value, wall_clock_ms(), why)
-            self.lineage.update(
-                lineage=lineage,
-                replicas=none_in_sync(self.lineage.state),
-                command=command,
-                boot_id=self.lineage.boot,
-            )
-        except BaseException:
-            self.turn("not promoted, the link to the master is made anew")
-            raise
-        self.world.note("{} promoted, term {} at {}", self.name, lineage.epochs[-1].number, log.end)
-        self.world.promoted(self, forced=forced)
-        self.turn(why)
-        return True
-
-    def reinit(self) -> None:
-        """40006, of a slave: it takes everything anew."""
-        assert self.link is not None
-        self.link.abandon()
-        self.store.restart_at(0, self.root / "cut" / f"reinit-{wall_clock_ms()}")
-        self.lineage.update(lineage=Lineage())
-        self.world.rejoined(self)
-        self.turn("everything is taken anew")
-
-    def follow(self, master: Node, why: str) -> None:
-        """40004."""
-        if self.role.is_slave:
-            if self.link is not None:
-                self.link.look_up_master()
+            node.world.flushed(node)
+        except CommitLogError as error:
+            self._finish(Failed(str(error)))
             return
-        last = master.lineage.state.lineage.last
-        self.follow_name(master.name, last.number if last is not None else 0, why)
+        acked = [one.progress.reported for one in node.following() if one.replica_id == action.replica_id]
+        if any(one >= log.end for one in acked):
+            self._finish(End(log.end))
+        elif not acked or node.world.clock.now_s > until_s:
+            self._finish(Failed(f"{action.addr} has acknowledged {acked} of {log.end}"))
+        else:
+            node.after(LEVEL_LOOK_S, self._await_level, action, until_s)
 
-    def follow_name(self, master: str, epoch: int, why: str) -> None:
-        """Same, of a master; refused unless the term is newer than its own."""
-        last = self.lineage.state.lineage.last
-        if last is None or epoch > last.number:
-            self.step_down(NewerMaster(epoch, master, master), Heard(), why)
+    def _find_out(self, action: FindOut, until_s: float) -> None:
+        node, peer = self.node, self._peer(action.addr)
+        if peer is not None:
+            now = peer.describe()
+            if now.epoch >= action.epoch and now.epoch_master == action.replica_id:
+                self._finish(now)
+                return
+            if now.replica_id == action.replica_id and not now.changing:
+                self._finish(Failed("it says that it was not"))
+                return
+        if node.world.clock.now_s > until_s:
+            self._finish(Lost("it does not answer"))
+        else:
+            node.after(FIND_OUT_LOOK_S, self._find_out, action, until_s)
+
+    def _empty(self, action: Empty) -> Done:
+        node = self.node
+        node.store.restart_at(0, node.root / "cut" / f"reinit-{wall_clock_ms()}" if action.keep else None)
+        node.world.rejoined(node)
+        return Done()
+
+    # -- over the network ---------------------------------------------------------------------------
+
+    def _call(self, addr: str, header: ExtHeader, seconds: float, answered: Callable[[Any], None]) -> None:
+        """A request to another node: `answered` gets the body, a refusal, or None when no answer comes."""
+        node, world = self.node, self.node.world
+        open_ = [True]
+
+        def once(said: JSONBody | str | None) -> None:
+            if open_ and self._lives:
+                open_.clear()
+                answered(said)
+
+        def answer(said: JSONBody | str) -> None:
+            if world.network.reaches(addr, node.name):
+                node.after(world.network.delay_s(addr, node.name), once, said)
+
+        peer = world.nodes.get(addr)
+        if peer is not None and world.network.reaches(node.name, addr) and not peer.up:
+            node.after(world.network.delay_s(node.name, addr), once, None)  # nobody listens there
+        elif peer is not None and world.network.reaches(node.name, addr):
+            peer.after(world.network.delay_s(node.name, addr), peer.requested, header, answer)
+        node.after(seconds, once, None)
+
+    def _promote_answered(self, said: JSONBody | str | None) -> None:
+        if said is None:
+            self._finish(Lost("no answer in time"))
+        elif isinstance(said, str):
+            self._finish(Failed(said, answered=True))
+        else:
+            assert isinstance(said, LineageBody), said
+            self._finish(said)
+
+    def _gather(self, action: GatherPledges) -> None:
+        said: list[tuple[str, JSONBody | str | None]] = []
+
+        def answered(addr: str, one: JSONBody | str | None) -> None:
+            said.append((addr, one))
+            if len(said) == len(action.addrs):
+                bodies = [body for _, body in said if isinstance(body, LineageBody)]
+                self._finish(
+                    Votes(bodies, [f"{at}: {why}" for at, why in said if not isinstance(why, LineageBody)])
+                )
+
+        if not action.addrs:
+            self._finish(Votes(()))
+        for addr in action.addrs:
+            self._call(addr, action.header, PLEDGE_SECONDS, lambda one, addr=addr: answered(addr, one))  # type: ignore[misc]
+
+
+def _status(replica_id: str, addr: str, ack: int) -> SlaveStatus:
+    return SlaveStatus(addr, "transfer", ack, ack, ack, 0, 0, 0.0, 0.0, True, "", replica_id, addr)
+
+
+_PERFORM: dict[type, Callable[[RoleDriver, Any], Result]] = {
+    Ask: RoleDriver._ask,
+    AskOne: RoleDriver._ask_one,
+    Confirm: RoleDriver._confirm,
+    Copy: RoleDriver._copy,
+    Empty: RoleDriver._empty,
+    Flush: RoleDriver._flush,
+    LookAtSlaves: RoleDriver._slaves,
+    Prove: RoleDriver._prove,
+    Pull: RoleDriver._pull,
+    StopLink: RoleDriver._stop_link,
+    Write: RoleDriver._write,
+}

@@ -23,6 +23,7 @@ from typing import Any
 
 from commitlog.errors import CommitLogError
 from commitlog.options import FlushDiskType
+from haservice.broker.role_state import Hint, Tick
 from haservice.replication.progress import SlaveProgress
 from haservice.settings import BrokerRole, ReadMark
 from tests.chaos import history
@@ -76,11 +77,13 @@ class Record:
             "flushed",
             "held",
             "key",
+            "made_s",
             "offset",
             "place",
             "promised",
             "replaced",
             "term",
+            "told",
         ),
     )
 
@@ -106,6 +109,9 @@ class Record:
         self.replaced: dict[str, None] = {}
         """Machines on whose disk it was when another one took their place: what they had said was true."""
         self.promised = False
+        self.made_s = 0.0
+        self.told = False
+        """A SYNC_MASTER has answered OK for it."""
         self.blamed = False
         """A node has cut it off by itself while it was promised: no later fault excuses its loss."""
 
@@ -135,6 +141,10 @@ class World:
         self._digest = 0
         self._terms: dict[tuple[tuple[int, int, str], int], Record] = {}
         self._promises: dict[Record, None] = {}
+        self.strikes: list[Callable[[Node], None]] = []
+        """Faults that wait for a step of a change of role."""
+        self.forced = False
+        """Whether the last change of master was forced, and so an older one may go on beside it."""
         self.rightful = "a"
         """The master by the operator's choice; what another one promises beside it does not count."""
         for number in range(mode.slaves + 1):
@@ -223,8 +233,8 @@ class World:
         last = node.lineage.state.lineage.last
         epoch = last.number if last is not None else -1
         if epoch < self.registered_epoch and self.registered != node.name:
-            node.keeper.told_of(self.registered_epoch, self.registered)
-            node.after(0.01, node.keeper.look)
+            node.roles.put(Hint(self.registered))
+            node.roles.put(Tick())
             return
         changed = self.registered != node.name
         self.registered = node.name
@@ -286,6 +296,7 @@ class World:
                     f" holds {other.key}",
                 )
         self._terms[term, offset] = record
+        record.made_s = self.now_s
         self._hold(node, record)
         return record
 
@@ -412,26 +423,53 @@ class World:
         self.note("{}: no promise holds any more for {}", why, ", ".join(record.key for record in records))
         self.put(history.Voided(self.now_s, keys, why, tuple(record.place for record in records)))
 
-    def promise(self, node: Node, record: Record) -> None:
+    def promise(self, node: Node, record: Record, *, told: bool = False) -> None:
         """Somebody is told OK, or sees it."""
         record.promised = True
+        record.told = record.told or (told and node.role is BrokerRole.SYNC_MASTER)
         self._promises[record] = None
-        if node.name != self.rightful:
+        rightful = self.nodes[self.rightful]
+        if node is not rightful and (self.forced or not record.told):
             self.void([record], "two masters")
+        elif node is not rightful and not rightful.holds(record) and rightful.up:
+            self.broken(
+                Violation.WRONG_OK,
+                f"{node} answers OK for {record.key}, which {rightful}, the master since, has never had",
+            )
         elif not any(one.holds(record) for one in self.nodes.values()):
             self.void([record], "gone before it was told")
 
-    def promoted(self, candidate: Node, *, forced: bool) -> None:
-        """An operator makes it the master: what no node has that he reaches, or all that it lacks if he
-        forces it, is given up."""
-        self.rightful = candidate.name
+    def promoted(self, candidate: Node, *, forced: bool, asked_s: float) -> None:
+        """It becomes the master.  By force, all that it lacks is given up.  Otherwise nothing is that a
+        SYNC_MASTER answered OK for; what was only shown, or is promised by one broker alone, may be on nobody
+        whom the operator reaches, or come from one that was back after all while he was at it, at `asked_s`.
+        """
+        self.rightful, self.forced = candidate.name, forced
         reached = [one for one in self.nodes.values() if one.awake and not self.isolated(one)]
+        lacked = [record for record in self._promises if not candidate.holds(record)]
         given_up = [
             record
-            for record in self._promises
-            if not candidate.holds(record) and (forced or not any(one.holds(record) for one in reached))
+            for record in lacked
+            if forced
+            or (
+                not record.told
+                and (record.made_s >= asked_s or not any(one.holds(record) for one in reached))
+            )
         ]
         self.void(given_up, "failover forced" if forced else "failover")
+        for record in lacked:
+            if record.promised and record.told:
+                self.broken(Violation.LOST, f"{candidate} is promoted without force and lacks {record.key}")
+                break
+
+    # -- faults at a step of a change of role -----------------------------------------------------------
+
+    def strike(self, node: Node, step: str) -> None:
+        """Before a step of a change of role: a fault, if one is due."""
+        due, self.strikes = self.strikes[:1], self.strikes[1:]
+        for strike in due:
+            self.note("a step of a role change is struck: {} of {}", step, node)
+            strike(node)
 
     # -- checks as it happens ---------------------------------------------------------------------------
 
