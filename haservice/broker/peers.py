@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from haservice.broker.roles import lineage_of
@@ -169,6 +170,14 @@ class Peers:
 async def get_lineage(client: RemotingClient, addr: str, timeout_s: float) -> LineageBody:
     """40001.  Raises RemotingError, or ValueError for terms that do not rise."""
     answer = await client.invoke(addr, RemotingCommand.request(RequestCode.GET_LINEAGE), timeout_s)
-    body = LineageBody.decode(expect(addr, answer).body)
+    return lineage_at(addr, expect(addr, answer).body)
+
+
+def lineage_at(addr: str, answer: bytes | memoryview) -> LineageBody:
+    """A broker's word of itself; its address is where it was asked, whatever it says that it is.
+
+    Raises ValueError for terms that do not rise.
+    """
+    body = LineageBody.decode(answer)
     lineage_of(body)
-    return body
+    return replace(body, broker_addr=addr)

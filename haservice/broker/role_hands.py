@@ -19,7 +19,7 @@ from commitlog.log import wall_clock_ms
 from commitlog.retention import DISK_HOLDER
 from commitlog.store import Store
 from commitlog.store_lock import boot_id
-from haservice.broker.peers import Heard, Peers, with_client
+from haservice.broker.peers import Heard, Peers, lineage_at, with_client
 from haservice.broker.refill import SIZE_BYTES, compare_logs, is_unfinished, pull_back
 from haservice.broker.role_state import (
     Answer,
@@ -84,8 +84,8 @@ LINK_STOP_SECONDS = 2.0
 DISPATCH_SECONDS = 30.0
 DISPATCH_LOOK_SECONDS = 0.05
 CONFIRM_SECONDS = 2.0
-# A slave that pledges itself writes, and stops its link, before it answers.
-PLEDGE_SECONDS = 5.0
+# A slave that pledges itself writes before it answers.
+PLEDGE_SECONDS = 3.0
 TELL_SECONDS = 1.0
 LEVEL_LOOK_SECONDS = 0.002
 # How long a lost answer is asked after before the master stays without taking anything.
@@ -285,13 +285,11 @@ class RoleHands:
         async def ask(client: RemotingClient, addr: str) -> LineageBody | str:
             try:
                 answer = expect(addr, await client.invoke(addr, request, PLEDGE_SECONDS))
-                body = LineageBody.decode(answer.body)
-                lineage_of(body)
+                return lineage_at(addr, answer.body)
             except AnswerError as error:
                 return f"{addr}: {error.remark}"
             except (RemotingError, ValueError) as error:
                 return f"{addr}: {str(error).removeprefix(f'{addr}: ')}"
-            return body
 
         async def ask_all(client: RemotingClient) -> list[LineageBody | str]:
             return list(await asyncio.gather(*(ask(client, addr) for addr in action.addrs)))

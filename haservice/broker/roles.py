@@ -356,8 +356,11 @@ def _followed(number: int, peer: LineageBody) -> NewerMaster:
 
 
 def is_member(members: Members, peer: LineageBody) -> bool:
-    """Whether the peer is a replica that we know, where we know it: its log was compared with ours."""
-    return bool(peer.broker_addr) and members.replicas.get(peer.replica_id) == peer.broker_addr
+    """Whether the peer answers where a replica of ours is; `broker_addr` is where it was asked.
+
+    A machine that was replaced has another replica id, and the same place.
+    """
+    return peer.broker_addr in members.replicas.values()
 
 
 def _newest_term(peer: LineageBody) -> Epoch | None:

@@ -41,6 +41,8 @@ STEPS_MAX = 200_000
 # Timelines of so many seeds are drawn.
 TIMELINES = 1
 _SEEDS_PER_TASK = 10
+# A slave has promised itself to a broker that is no more, which nobody can know but a person.
+PLEDGED = "has promised"
 # Two logs that have no term in common are for a person; two that differ in one they share never are.
 NOT_ONE_LOG = "no term of a master is in both logs"
 
@@ -240,6 +242,10 @@ class Simulation:
             self._count("decided by an operator: who is the master")
             self.operator.fail_over(may_force=True)
             return
+        if any(PLEDGED in one.link.refused for one in refused if one.link is not None):
+            world.note("an operator makes {} begin a term that all may follow", masters[0])
+            self._count("decided by an operator: a term above a pledge")
+            self.operator.fail_over(may_force=True, to=masters[0].name)
         for node in refused:
             if node.link is not None and NOT_ONE_LOG in node.link.refused:
                 world.note("an operator renews {}", node)

@@ -15,7 +15,13 @@ from commitlog.record import body_crc, decode
 from haservice.admin.roll_call import member_of
 from haservice.admin.topology import Member, Registered, Topology
 from haservice.remoting.json_body import JSONBody
-from haservice.remoting.lineage_headers import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
+from haservice.remoting.lineage_headers import (
+    FollowHeader,
+    LineageBody,
+    PromoteHeader,
+    SwitchoverBody,
+    SwitchoverHeader,
+)
 from haservice.settings import BrokerRole, ReadMark
 from tests.chaos import history
 
@@ -30,6 +36,7 @@ BODY_BYTES = (0, 17, 100, 400, 1000, 1000, 3000)
 READ_AT_ONCE = 8
 LEVEL_S = 2.0
 AGAIN_S = 1.0
+FOLLOW_S = 0.2
 
 
 class Producer:
@@ -249,6 +256,7 @@ class Operator:
             if isinstance(said, LineageBody):
                 self.failovers += 1
                 self.forced += force
+                world.later(FOLLOW_S, self._tell_follow, node, said.epoch)
             elif not force and may_force:
                 world.note("operator: {} refuses: {}", node, said)
                 world.later(AGAIN_S, self._force, node, epoch)
@@ -260,6 +268,12 @@ class Operator:
     def _force(self, node: Node, epoch: int) -> None:
         """Once it has turned."""
         self._promote(node, max(epoch, self.topology().last_epoch + 1), force=True, may_force=False)
+
+    def _tell_follow(self, master: Node, epoch: int) -> None:
+        for other in self.world.nodes.values():
+            if other is not master and other.awake and not self.world.isolated(other):
+                follow = FollowHeader(master.name, master.name, epoch, "failover by command")
+                other.after(0.001, other.requested, follow, lambda _: None)
 
     def switch_over(self) -> None:
         """`mqadmin switchover`."""
