@@ -411,7 +411,6 @@ class SlaveSession:
     def lost(self, error: Exception, now_s: float) -> Sequence[Action]:
         """The connection, or the try to make one, is over: the next one comes after a pause."""
         assert self.address is not None
-        refused = isinstance(error, GreetingRefused)
         pause_s = self._pause_of(error)
         lived_s = now_s - self._connected_s if self._connected_s is not None else 0.0
         if self._log.end > self._started_end or lived_s >= GOOD_LIFE_S:
@@ -422,8 +421,9 @@ class SlaveSession:
         self.last_error = strerror or str(error)
         if isinstance(error, LateHello):
             self._note_ours()
-        told = self._refused(error) if refused else self._told_trouble(error, now_s)
-        return (*told, Close())
+        if isinstance(error, GreetingRefused):
+            return (*self._refused(error), Close())
+        return (*self._told_trouble(error, now_s), Close())
 
     def _pause_of(self, error: Exception) -> float | None:
         """What this error asks for; None: as the tries before went."""
@@ -444,9 +444,8 @@ class SlaveSession:
         text = "link to master lost, trying again addr=%s offset=%d reason=%s"
         return (Tell(level, text, (self.address, self._log.end, self.last_error)),)
 
-    def _refused(self, error: Exception) -> Sequence[Action]:
+    def _refused(self, error: GreetingRefused) -> Sequence[Action]:
         """Told once, until a greeting succeeds again; an end that the master lost it takes back by itself."""
-        assert isinstance(error, GreetingRefused)
         assert self.address is not None
         self.lineage = f"{REFUSED}{error}"
         if (self.address, error.cause) in self._refusals or len(self._refusals) >= OURS_MAX:

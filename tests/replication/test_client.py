@@ -480,7 +480,7 @@ def test_a_master_that_is_named_again_at_once_is_not_called_lost(
                 end.ends()
         with one.accept() as end:
             assert end.report() == 700
-    assert trouble(caplog) == []
+            assert trouble(caplog) == []
 
 
 def test_a_slave_that_is_to_greet_anew_leaves_its_link_and_comes_back(
@@ -496,7 +496,7 @@ def test_a_slave_that_is_to_greet_anew_leaves_its_link_and_comes_back(
             end.ends()
         with master.accept() as end:
             assert end.report() == 700
-    assert trouble(caplog) == []
+            assert trouble(caplog) == []
 
 
 def test_a_late_wake_finds_no_foreign_socket(tmp_path: Path) -> None:
