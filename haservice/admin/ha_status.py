@@ -62,6 +62,8 @@ COLUMNS = (
     Column("", "roleWhy", json_only=True),
     Column("", "held", json_only=True),
     Column("", "metadataNotCopied", json_only=True),
+    Column("", "notRegistered", json_only=True),
+    Column("", "nextSegmentNotMade", json_only=True),
 )
 STOCK_PEER = "stock peer"
 SAME_LOG = "one log"
@@ -83,6 +85,8 @@ class Seen:
     lineage: LineageBody | None = None
     in_sync_replicas: int = 0
     damaged: str = ""
+    not_registered: str = ""
+    next_segment_not_made: str = ""
 
     @property
     def is_slave(self) -> bool:
@@ -149,6 +153,8 @@ def look(admin: Admin, broker: Broker) -> Seen:
         lineage=None if status is None else lineage_at(admin, broker.addr),
         in_sync_replicas=int(info.get("inSyncReplicas", 0)),
         damaged=info.get("damagedRanges", ""),
+        not_registered=info.get("notRegistered", ""),
+        next_segment_not_made=info.get("nextSegmentNotMade", ""),
     )
 
 
@@ -193,6 +199,8 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
                 one.log_end,
                 *link.cells(),
                 *role_of(one),
+                one.not_registered or None,
+                one.next_segment_not_made or None,
             )
     table.notes = [note for one in seen for note in notes_of(one)]
     return table
@@ -220,6 +228,13 @@ def notes_of(one: Seen) -> list[str]:
             )
     if one.damaged:
         notes.append(damage_text(who, one.damaged))
+    if one.not_registered:
+        notes.append(f"{who} is not registered, clients and slaves do not find it: {one.not_registered}")
+    if one.next_segment_not_made:
+        notes.append(
+            f"{who} has nowhere to go on, messages are refused once its log's last file is full: "
+            f"{one.next_segment_not_made}"
+        )
     if one.lineage is None:
         return notes
     if one.lineage.role_from == "command":

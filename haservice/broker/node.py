@@ -429,6 +429,7 @@ class BrokerNode:
             **self.delivery.gauges(),
             "dispatchBehindBytes": str(self.store.dispatcher.behind),
             "damagedRanges": self.store.log.damaged_text,
+            "nextSegmentNotMade": self.store.flusher.next_segment_trouble,
             "inSyncReplicas": str(self.config.replication.in_sync_replicas),
             "passDamagedMessages": str(broker.pass_damaged_messages).lower(),
             "startAcceptSendRequestTimeStamp": str(broker.start_accept_send_timestamp_ms),

@@ -188,6 +188,20 @@ def test_a_thread_that_fails_makes_the_broker_refuse_sends_and_say_why(
     assert "broken disk" in table(client, addr_of(node))["failedThreads"]
 
 
+def test_a_broker_whose_log_cannot_go_on_says_so_while_it_still_takes_messages(
+    start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(node.store.log.segments, "prepare", lambda: (_ for _ in ()).throw(full))
+    while node.store.log.end < 50_000:
+        assert send(client, addr_of(node), "T", bytes(8192)).code == ResponseCode.SUCCESS
+    wait_until(lambda: table(client, addr_of(node))["nextSegmentNotMade"], "the broker says so")
+    said = table(client, addr_of(node))
+    assert "No space left on device" in said["nextSegmentNotMade"]
+    assert said["refusesSends"] == ""
+
+
 def test_a_stop_answers_the_sends_that_wait(
     start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
