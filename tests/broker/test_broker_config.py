@@ -19,6 +19,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.settings import NameserverConfig
+from tests.admin.asking import run
 from tests.support.brokers import addr_of, send
 from tests.support.waiting import wait_until
 
@@ -83,6 +84,29 @@ def test_a_change_is_in_force_stored_and_has_a_version(served: Served, client: B
     stored = load_broker(served.file, environ={})
     assert (stored.broker.trace_on, stored.log.max_message_bytes) == (False, 1024)
     assert served.file.read_text().startswith("# a broker of a test\n")
+
+
+@pytest.mark.parametrize(
+    ("live", "later", "what"),
+    [
+        (("traceOn", "false"), ("maxMessageSize", "1024"), "Broker"),
+        (("orderMessageEnable", "true"), ("serverChannelMaxIdleTimeSeconds", "60"), "Namesrv"),
+    ],
+)
+def test_mqadmin_says_of_a_key_that_it_counts_from_the_next_start_on(
+    served: Served, live: tuple[str, str], later: tuple[str, str], what: str
+) -> None:
+    where = ("-b", addr_of(served.node)) if what == "Broker" else ("-n", served.namesrv)
+
+    def told(key: str, value: str, output_format: str) -> str:
+        result = run(f"update{what}Config", *where, "-k", key, "-v", value, "-f", output_format)
+        assert result.exit_code == 0
+        return result.stdout
+
+    assert f"\n  in force now: {live[0]}; stored in " in told(*live, "table")
+    assert f"\n  from the next start on: {later[0]}; stored in " in told(*later, "table")
+    assert orjson.loads(told(*live, "json"))["fromNextStart"] == []
+    assert orjson.loads(told(*later, "json"))["fromNextStart"] == [where[1]]
 
 
 def test_what_tools_want_to_read_is_there(served: Served, client: BlockingClient) -> None:
