@@ -137,7 +137,7 @@ class FakeNode:
 
 @pytest.fixture
 def signals_kept() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     thresholds = gc.get_threshold()
     yield
     for number, handler in kept.items():
