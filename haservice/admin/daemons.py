@@ -26,6 +26,7 @@ import click
 from commitlog.errors import CommitLogError, StoreUnreadable
 from haservice import config, logs, rocketmq_keys
 from haservice.admin.explain import explain, of_store_path
+from haservice.admin.in_force import in_force
 from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused
 from haservice.broker.node import BrokerNode
@@ -33,7 +34,7 @@ from haservice.deadline import Deadline
 from haservice.errors import HAServiceError
 from haservice.nameserver.node import NameserverNode
 from haservice.news import News
-from haservice.settings import NameserverConfig, NodeConfig
+from haservice.settings import NodeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,9 @@ def mqbroker(
     address from the nameserver.  SIGTERM (kill PID), Ctrl-C or SIGHUP, the end
     of its terminal, stops it cleanly; it says so when it is done.  SIGHUP does not read the file again: keys
     are changed by mqadmin updateBrokerConfig; under nohup it is ignored.
+
+    -p and -m print key=value lines: what the broker that runs on this store has, or what a start would take,
+    a role given by command included.  Standard error says of a key why it is not as the file has it.
     """
     if config_file is None:
         raise click.UsageError(
@@ -140,7 +144,7 @@ def mqbroker(
     with told_plainly():
         node_config = with_nameservers(config_file, namesrv)
         if print_config or print_important:
-            print_in_force(node_config, important=not print_config)
+            print_broker(node_config, important=not print_config)
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
@@ -163,7 +167,9 @@ def mqnamesrv(config_file: Path | None, print_config: bool, logging_file: Path |
     with told_plainly():
         node_config = config.load_nameserver(config_file)
         if print_config:
-            print_in_force(node_config)
+            print_warnings(node_config.warnings)
+            for key, value in config.in_force(node_config):
+                click.echo(f"{key}={value}")
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
@@ -247,10 +253,16 @@ def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:
     return replace(loaded, broker=replace(loaded.broker, namesrv_addrs=namesrv))
 
 
-def print_in_force(loaded: NodeConfig | NameserverConfig, *, important: bool = False) -> None:
-    """Properties on standard output, fit to be a file again; warnings beside them on standard error."""
+def print_broker(loaded: NodeConfig, *, important: bool) -> None:
+    """Properties on standard output, fit to be a file again; beside them, on standard error, warnings, and
+    what is not as the file has it.
+    """
     print_warnings(loaded.warnings)
-    for key, value in config.in_force(loaded):
+    found = in_force(loaded)
+    for key, note in found.notes.items():
+        if not key or not important or key in rocketmq_keys.IMPORTANT:
+            click.echo(f"note: {note}", err=True)
+    for key, value in found.values.items():
         if not important or key in rocketmq_keys.IMPORTANT:
             click.echo(f"{key}={value}")
 
