@@ -438,6 +438,8 @@ class BrokerNode:
             "sendThreadPoolQueueHeadWaitTimeMills": "0",
             **self.standing.gauges(),
             "metadataNotCopied": self.slave_sync.refused,
+            "consumerOffsets": str(len(self.offsets)),
+            "consumerOffsetsNotKept": self.offsets.full,
             "heldPulls": str(len(self.long_polling)),
             "clientConnections": str(self.server.connections),
             "failedThreads": ", ".join(f"{name}: {why}" for name, why in self.failures.items()),

@@ -12,10 +12,11 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX, BodyUnreadable, dumps, loads
 from haservice.remoting.json_body import JSONBody, named
+from haservice.remoting.offset_text import decode_offsets
 
 # What a compressed register request may unfold to: as many topics as a plain one may have, all with long
 # names.
@@ -265,9 +266,16 @@ class SubscriptionGroupWrapper(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOffsetWrapper(JSONBody):
-    """43, and `config/consumerOffset.json`: `topic@group` → queue id → queue offset."""
+    """43, and `config/consumerOffset.json`: `topic@group` → queue id → queue offset.  See offset_text."""
 
     offset_table: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview | str) -> Self:
+        table: dict[str, Mapping[int, int]] = {}
+        for tree in decode_offsets(data.encode() if isinstance(data, str) else data):
+            table.update(cls.from_tree({"offsetTable": tree}).offset_table)
+        return cls(table)
 
 
 @dataclass(frozen=True, slots=True)

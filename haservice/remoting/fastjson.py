@@ -53,7 +53,7 @@ def loads(
 ) -> Any:
     """The tree of a JSON text, in fastjson's dialect too if `dialect`; raises BodyUnreadable."""
     text = data.encode() if isinstance(data, str) else bytes(data)
-    cost = text.count(b"{") * _DICT_BYTES + text.count(b"[") * _LIST_BYTES + text.count(b",") * _ENTRY_BYTES
+    cost = tree_bytes(text)
     if cost > tree_bytes_max:
         raise BodyUnreadable(
             f"JSON of {len(text)} bytes would take {cost} bytes of memory, more than {tree_bytes_max}"
@@ -68,6 +68,11 @@ def loads(
         except orjson.JSONDecodeError:
             raise BodyUnreadable(f"{len(text)} bytes are not JSON: {error}") from None
     return _resolved(tree) if b'"$ref"' in text and isinstance(tree, (dict, list)) else tree
+
+
+def tree_bytes(text: bytes) -> int:
+    """At most so much memory takes the tree of a JSON text."""
+    return text.count(b"{") * _DICT_BYTES + text.count(b"[") * _LIST_BYTES + text.count(b",") * _ENTRY_BYTES
 
 
 def dumps(

@@ -27,7 +27,7 @@ from haservice.remoting.bodies import (
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import CreateTopicHeader, UpdateConsumerOffsetHeader
+from haservice.remoting.headers import CreateTopicHeader, PullMessageHeader, UpdateConsumerOffsetHeader
 from haservice.settings import BrokerRole, NameserverConfig
 from tests.support.brokers import LOOPBACK, addr_of, send, send_request
 from tests.support.messages import batch_body
@@ -200,6 +200,32 @@ def test_a_broker_whose_log_cannot_go_on_says_so_while_it_still_takes_messages(
     said = table(client, addr_of(node))
     assert "No space left on device" in said["nextSegmentNotMade"]
     assert said["refusesSends"] == ""
+
+
+def test_offsets_beyond_the_bound_are_refused_with_the_reason_and_told_of(
+    start: Callable[..., BrokerNode], client: BlockingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = start()
+    assert send(client, addr_of(node), "T").code == ResponseCode.SUCCESS
+    assert table(client, addr_of(node))["consumerOffsetsNotKept"] == ""
+    node.offsets._offsets_max = len(node.offsets)
+
+    def update() -> RemotingCommand:
+        header = UpdateConsumerOffsetHeader("G", "T", 0, 1)
+        return client.call(
+            addr_of(node), RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header.encode())
+        )
+
+    header = PullMessageHeader("H", "T", 0, 0, 1, sys_flag=1 | 4, commit_offset=1, subscription="*")
+    for _ in range(3):
+        pull = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.encode())
+        assert client.call(addr_of(node), pull).code == ResponseCode.SUCCESS
+    answer = update()
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "the offset of group G in queue 0 of topic T is not kept: no more offsets" in (answer.remark or "")
+    assert table(client, addr_of(node))["consumerOffsetsNotKept"].endswith("commits refused so far: 4")
+    told = [one.getMessage() for one in caplog.records if "no more offsets are kept" in one.getMessage()]
+    assert len([line for line in told if "first=T@H" in line]) == 1
 
 
 def test_a_stop_answers_the_sends_that_wait(
