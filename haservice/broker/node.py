@@ -438,6 +438,7 @@ class BrokerNode:
             "sendThreadPoolQueueHeadWaitTimeMills": "0",
             **self.standing.gauges(),
             "metadataNotCopied": self.slave_sync.refused,
+            "notRegistered": self.registration.trouble,
             "consumerOffsets": str(len(self.offsets)),
             "consumerOffsetsNotKept": self.offsets.full,
             "heldPulls": str(len(self.long_polling)),

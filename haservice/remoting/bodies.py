@@ -18,10 +18,11 @@ from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX, BodyUnreadable, 
 from haservice.remoting.json_body import JSONBody, named
 from haservice.remoting.offset_text import decode_offsets
 
-# What a compressed register request may unfold to: as many topics as a plain one may have, all with long
-# names.
-TOPICS_MAX = 32768
-INFLATED_BYTES_MAX = 8 * 1024 * 1024
+# What a register request may hold, plain or compressed: a plain one of 40,000 topics, all with the longest
+# names, is a frame of 16 MiB, and no broker of ours has more.  Each takes 512 bytes of a tree.
+TOPICS_MAX = 50_000
+REGISTER_TREE_BYTES_MAX = 32 * 1024 * 1024
+INFLATED_BYTES_MAX = 16 * 1024 * 1024
 
 _INT32 = struct.Struct(">i")
 
@@ -125,7 +126,7 @@ NO_TOPICS = TopicConfigWrapper()
 class RegisterBrokerBody(JSONBody):
     """103, plain or compressed."""
 
-    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+    TREE_BYTES_MAX: ClassVar[int] = REGISTER_TREE_BYTES_MAX
 
     topics: TopicConfigWrapper = field(default=NO_TOPICS, metadata=named("topicConfigSerializeWrapper"))
     filter_servers: Sequence[str] = field(default=(), metadata=named("filterServerList"))

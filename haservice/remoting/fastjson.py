@@ -24,8 +24,7 @@ import orjson
 from haservice.errors import ProtocolError
 
 # What a tree may cost: of a request anyone may send, and of an answer from a broker we asked.  The first is
-# room for 32,768 topics in a register request, or twice as many consumers in a heartbeat; both take 0.1 s
-# to read.
+# room for 65,536 consumers in a heartbeat, which takes 0.1 s to read.
 REQUEST_TREE_BYTES_MAX = 16 * 1024 * 1024
 ANSWER_TREE_BYTES_MAX = 64 * 1024 * 1024
 

@@ -20,8 +20,10 @@ from haservice.broker.node import BrokerNode
 from haservice.errors import ConfigError
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies import (
+    ConsumerData,
     ConsumerOffsetWrapper,
     HARuntimeInfo,
+    HeartbeatData,
     KVTable,
 )
 from haservice.remoting.client import BlockingClient
@@ -200,6 +202,44 @@ def test_a_broker_whose_log_cannot_go_on_says_so_while_it_still_takes_messages(
     said = table(client, addr_of(node))
     assert "No space left on device" in said["nextSegmentNotMade"]
     assert said["refusesSends"] == ""
+
+
+def test_a_broker_with_all_the_topics_it_may_have_refuses_others_and_names_the_key(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    addr = addr_of(node)
+    assert send(client, addr, "T").code == ResponseCode.SUCCESS
+    node.live.apply(node.live.change(f"maxTopics={len(node.topics)}"))
+
+    def refused(answer: RemotingCommand) -> bool:
+        assert answer.code == ResponseCode.SYSTEM_ERROR, answer
+        return f"maxTopics={len(node.topics)}" in (answer.remark or "")
+
+    create = CreateTopicHeader("New", "TBW102", 2, 2, 6).encode()
+    assert refused(client.call(addr, RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, create)))
+    assert refused(send(client, addr, "New"))
+    assert refused(send(client, addr, "%RETRY%G"))
+    back = {"offset": "0", "group": "G", "delayLevel": "0"}
+    assert refused(client.call(addr, RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, back)))
+    beat = HeartbeatData(client_id="c", consumer_data_set=(ConsumerData("G"),))
+    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
+    assert client.call(addr, request).code == ResponseCode.SUCCESS
+    assert node.topics.get("%RETRY%G") is None
+    assert send(client, addr, "T").code == ResponseCode.SUCCESS
+    create = CreateTopicHeader("T", "TBW102", 2, 2, 6, topic_filter_type="x" * 1000).encode()
+    answer = client.call(addr, RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, create))
+    assert "none of SINGLE_TAG, MULTI_TAG" in (answer.remark or "")
+
+
+def test_a_broker_that_a_name_server_does_not_have_says_which_and_why(
+    start: Callable[..., BrokerNode], client: BlockingClient, namesrv: str
+) -> None:
+    away = f"{LOOPBACK}:{free_port_block(1)}"
+    node = start(broker={"namesrv_addrs": (away, namesrv)})
+    wait_until(lambda: table(client, addr_of(node))["notRegistered"], "the broker says so")
+    assert table(client, addr_of(node))["notRegistered"].startswith(f"{away}: ")
+    assert namesrv not in table(client, addr_of(node))["notRegistered"]
 
 
 def test_offsets_beyond_the_bound_are_refused_with_the_reason_and_told_of(
