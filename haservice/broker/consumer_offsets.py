@@ -84,7 +84,7 @@ class ConsumerOffsets:
 
     @property
     def full(self) -> str:
-        """What was not kept for want of room, since the start; "" when nothing was."""
+        """What was not kept for want of room, since some was made last; "" when nothing was."""
         if not self._refusals:
             return ""
         return f"no more offsets are kept, there are {self._count}; commits refused so far: {self._refusals}"
@@ -122,7 +122,7 @@ class ConsumerOffsets:
             del self._table[key]
             self._text_bytes -= _text_bytes(key)
         self._changes += 1
-        self._told_full = False
+        self._refusals, self._told_full = 0, False
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """What was committed last; None if nothing was."""

@@ -113,7 +113,9 @@ def test_offsets_are_bounded_and_known_queues_move_on(tmp_path: Path) -> None:
     assert not offsets.commit("h", "T", 0, 1)
     assert offsets.commit("g", "T", 1, 5)
     assert offsets.table() == {"T@g": {0: 1, 1: 5}}
+    assert offsets.full == "no more offsets are kept, there are 2; commits refused so far: 2"
     offsets.remove_group("g")
+    assert offsets.full == ""
     assert offsets.commit("h", "T", 0, 1)
 
 

@@ -115,7 +115,7 @@ class OffsetsProcessor:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"the offset of group {group} in queue {header.queue_id} of topic {topic} is not kept: "
-                f"{self._offsets.full}; mqadmin deleteSubGroup -r takes those of a group away",
+                f"{self._offsets.full}; mqadmin deleteSubGroup -r true takes those of a group away",
             )
         return command.answer()
 
