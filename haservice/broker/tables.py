@@ -78,8 +78,8 @@ class Tables:
                 try:
                     self.topics.find_or_create(name, topic.read_queue_nums)
                 except TopicsFull as error:
-                    logger.error("topic has messages but no configuration, and gets none: %s", error)
-                    continue
+                    logger.error("topics have messages but no configuration, and get none: %s", error)
+                    break
                 logger.warning(
                     "topic has messages but no configuration, given one topic=%s queues=%d",
                     name,
