@@ -95,6 +95,19 @@ class Flusher(Generic[T]):
         self._said_failed = False
         self._not_opened = False
         self._next_prepare_s = 0.0
+        # Why the last try to make a segment ahead failed, and the end of the log's last one then.
+        self._not_made: tuple[str, int] | None = None
+
+    @property
+    def next_segment_trouble(self) -> str:
+        """Why there is no segment to go on in, and how much room is left before; "" while all is well.
+
+        What is appended until then is taken, so that nothing else tells.
+        """
+        not_made, segments = self._not_made, self._log.segments.items
+        if not_made is None or not segments or segments[-1].end != not_made[1]:
+            return ""
+        return f"{not_made[0]}; {max(0, not_made[1] - self._log.end)} bytes of room are left in the last one"
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
         """True if what lies below `end` is as durable as the mode asks: always so with ASYNC_FLUSH.
@@ -219,8 +232,23 @@ class Flusher(Generic[T]):
         try:
             self._log.prepare_next_segment()
         except OSError as error:
-            logger.warning("next segment not made ahead reason=%s", error)
             self._next_prepare_s = now_s + PREPARE_AGAIN_S
+            self._prepare_failed(error)
+        else:
+            if self._not_made is not None:
+                self._not_made = None
+                logger.info("next segment can be made again")
+
+    def _prepare_failed(self, error: OSError) -> None:
+        """Told once, however often it is tried."""
+        news = self._not_made is None
+        segments = self._log.segments.items
+        self._not_made = (str(error), segments[-1].end if segments else 0)
+        if news:
+            logger.error(
+                "next segment cannot be made, appends end with this one; trying on reason=%s",
+                self.next_segment_trouble,
+            )
 
     def _end(self) -> None:
         """Flushes the rest; whoever still waits then waits for bytes that never came."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from commitlog.files import Files
+from commitlog.files import Buffer, Files
 
 _PENDING = ".tmp"
 
@@ -27,7 +27,7 @@ def read_file(files: Files, path: Path) -> bytes | None:
 
 
 def replace_file(
-    files: Files, path: Path, content: bytes, *, mode: int = 0o644, sync_name: bool = True
+    files: Files, path: Path, content: Buffer, *, mode: int = 0o644, sync_name: bool = True
 ) -> None:
     """Replaces the file at `path` in one step.  Raises OSError; the file is then as before.
 

@@ -30,6 +30,9 @@ TRANSFER_BATCH_MAX = 4 * 1024 * 1024 - 12
 # A request is one frame of at most 16 MiB; its header and the record's head want some of it.
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024 - 65536
 
+# As many with the longest names fit into the one frame of at most 16 MiB with which a broker registers.
+TOPICS_MAX = 40_000
+
 # Whole numbers that are not in this table lie in 1 ... 2^31 - 1: sizes, counts and intervals.
 RANGES: Mapping[str, tuple[int, int]] = {
     "brokerId": (-LONG_MAX - 1, LONG_MAX),  # a master's is forced to 0 whatever the file says
@@ -50,6 +53,7 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "haTransferBatchSize": (1, TRANSFER_BATCH_MAX),
     "haSampleInterval": (0, INT_MAX),
     "defaultTopicQueueNums": (1, 65536),
+    "maxTopics": (1, TOPICS_MAX),
 }
 
 # Where RocketMQ holds a value inside bounds without a word, we do the same, with a word.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from commitlog import small_file
-from commitlog.files import Files, OSFiles
+from commitlog.files import Buffer, Files, OSFiles
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class PersistedFile:
         self._files: Files = files if files is not None else OSFiles()
         # Guards a save from the look at the table to the rename: two savers write in the order they looked.
         self._lock = threading.Lock()
-        self._saved: bytes | None = None
+        self._saved: bytes | bytearray | None = None
         # Set when the main file did not parse: it must not become the backup of what replaces it.
         self._main_unfit = False
 
@@ -55,7 +55,7 @@ class PersistedFile:
                 self._main_unfit |= path == self.path
         return None
 
-    def save(self, encode: Callable[[], bytes]) -> bool:
+    def save(self, encode: Callable[[], bytes | bytearray]) -> bool:
         """Replaces the file by what `encode` gives; False when that is what it holds already.
 
         `encode` is called under the file's lock: given the content instead, the slower of two threads
@@ -89,7 +89,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     _replace(OSFiles(), path, content, mode=mode)
 
 
-def _replace(files: Files, path: Path, content: bytes, *, mode: int, sync_name: bool = True) -> None:
+def _replace(files: Files, path: Path, content: Buffer, *, mode: int, sync_name: bool = True) -> None:
     target = path.resolve()
     files.make_directory(target.parent)
     small_file.replace_file(files, target, content, mode=mode, sync_name=sync_name)

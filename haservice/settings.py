@@ -103,6 +103,13 @@ class BrokerConfig:
     default_topic_queue_nums: int = option(
         "defaultTopicQueueNums", 8, "queues", "Most queues that a topic created by a send gets."
     )
+    max_topics: int = option(
+        "maxTopics",
+        32768,
+        "topics",
+        "OURS, not RocketMQ's: topics of a broker, one more is refused. At most 40000, which register in"
+        " one frame.",
+    )
     auto_create_topic_enable: bool = option(
         "autoCreateTopicEnable", True, "", "A send to an unknown topic creates it, after TBW102."
     )

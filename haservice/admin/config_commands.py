@@ -5,6 +5,8 @@ KV tables, and a broker's write permission.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import click
 
@@ -13,6 +15,7 @@ from haservice.admin.each import addrs_of, ask_each, tell_each
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.admin.output import shown_addr, to_json
 from haservice.properties import parse
+from haservice.remoting.admin_headers import ConfigChangedHeader
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import (
@@ -101,18 +104,37 @@ def update_broker_config(
 ) -> None:
     """Changes a key of running brokers, and in their files.
 
-    At one broker (-b), or at every master of a cluster (-c).
+    At one broker (-b), or at every master of a cluster (-c).  Each says whether the key is in force at once
+    or counts from its next start on; a stock broker does not say.
     """
     body = property_line(key, value)
     with Admin(namesrv) as admin:
+        said = Said(lambda addr: admin.call(addr, RequestCode.UPDATE_BROKER_CONFIG, body=body))
         tell_each(
             addrs_of(admin.targets(broker, cluster)),
-            lambda addr: admin.tell(addr, RequestCode.UPDATE_BROKER_CONFIG, body=body),
-            "update broker config success, {addr}",
+            said.change,
+            "update broker config success, {addr}{result}",
             output_format,
             key=key,
             value=value,
+            fromNextStart=said.from_next_start,
         )
+
+
+@dataclass
+class Said:
+    """What nodes answer to `ask`, a change of their configuration, at their addresses."""
+
+    ask: Callable[[str], RemotingCommand]
+    from_next_start: list[str] = field(default_factory=list)
+    """Where the key is stored and not in force yet."""
+
+    def change(self, addr: str) -> str:
+        """The node's own words, on a line below those of the command.  Raises RemotingError."""
+        answer = self.ask(addr)
+        if ConfigChangedHeader.decode(answer.ext).from_next_start:
+            self.from_next_start.append(addr)
+        return f"\n  {answer.remark}" if answer.remark else ""
 
 
 def property_line(key: str, value: str) -> bytes:
@@ -147,15 +169,20 @@ def get_namesrv_config(namesrv: tuple[str, ...], output_format: str) -> None:
 @_value_option
 @format_option
 def update_namesrv_config(namesrv: tuple[str, ...], key: str, value: str, output_format: str) -> None:
-    """Changes a key of running nameservers, and in their files."""
+    """Changes a key of running nameservers, and in their files.
+
+    Each says whether the key is in force at once or counts from its next start on; a stock one does not say.
+    """
     body = property_line(key, value)
     with Admin(namesrv) as admin:
+        said = Said(lambda addr: admin.call(addr, RequestCode.UPDATE_NAMESRV_CONFIG, body=body))
         tell_each(
             admin.nameservers,
-            lambda addr: admin.tell(addr, RequestCode.UPDATE_NAMESRV_CONFIG, body=body),
-            f"update name server config success!{{addr}}\n{key} : {value}",
+            said.change,
+            f"update name server config success!{{addr}}\n{key} : {value}{{result}}",
             output_format,
             "namesrvAddrs",
+            fromNextStart=said.from_next_start,
         )
 
 

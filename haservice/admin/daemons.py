@@ -1,8 +1,8 @@
 """The two daemons as commands: `mqbroker -c FILE` and `mqnamesrv`.
 
-Only flags, signals and the exit code live here; a node builds and runs itself.  SIGTERM and SIGINT stop
-a node cleanly, a second one ends the process at once.  What a user can mend is one line on standard error
-and exit code 1; a traceback is left for our own mistakes.
+Only flags, signals and the exit code live here; a node builds and runs itself.  SIGTERM, SIGINT and SIGHUP
+stop a node cleanly, a second one of the first two ends the process at once.  What a user can mend is one line
+on standard error and exit code 1; a traceback is left for our own mistakes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import click
 from commitlog.errors import CommitLogError, StoreUnreadable
 from haservice import config, logs, rocketmq_keys
 from haservice.admin.explain import explain, of_store_path
+from haservice.admin.in_force import in_force
 from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused
 from haservice.broker.node import BrokerNode
@@ -33,7 +34,7 @@ from haservice.deadline import Deadline
 from haservice.errors import HAServiceError
 from haservice.nameserver.node import NameserverNode
 from haservice.news import News
-from haservice.settings import NameserverConfig, NodeConfig
+from haservice.settings import NodeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,12 @@ def mqbroker(
       mqadmin haStatus -n 127.0.0.1:9876
 
     brokerRole in the file says what it is: ASYNC_MASTER, SYNC_MASTER or SLAVE.  A slave learns its master's
-    address from the nameserver.  SIGTERM (kill PID) or Ctrl-C stops it cleanly; it says so when it is done.
+    address from the nameserver.  SIGTERM (kill PID), Ctrl-C or SIGHUP, the end
+    of its terminal, stops it cleanly; it says so when it is done.  SIGHUP does not read the file again: keys
+    are changed by mqadmin updateBrokerConfig; under nohup it is ignored.
+
+    -p and -m print key=value lines: what the broker that runs on this store has, or what a start would take,
+    a role given by command included.  Standard error says of a key why it is not as the file has it.
     """
     if config_file is None:
         raise click.UsageError(
@@ -138,7 +144,7 @@ def mqbroker(
     with told_plainly():
         node_config = with_nameservers(config_file, namesrv)
         if print_config or print_important:
-            print_in_force(node_config, important=not print_config)
+            print_broker(node_config, important=not print_config)
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
@@ -155,12 +161,15 @@ def mqnamesrv(config_file: Path | None, print_config: bool, logging_file: Path |
     """Runs the nameserver, on port 9876 unless the file says otherwise.
 
     Brokers register with it every 30 seconds; clients ask it where a topic's queues are.  It keeps nothing
-    that brokers would not tell it again.  SIGTERM (kill PID) or Ctrl-C stops it.
+    that brokers would not tell it again.  SIGTERM (kill PID), Ctrl-C or SIGHUP, the end of its terminal,
+    stops it cleanly; SIGHUP does not read the file again, and is ignored under nohup.
     """
     with told_plainly():
         node_config = config.load_nameserver(config_file)
         if print_config:
-            print_in_force(node_config)
+            print_warnings(node_config.warnings)
+            for key, value in config.in_force(node_config):
+                click.echo(f"{key}={value}")
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
@@ -177,7 +186,10 @@ def allow_many_files() -> None:
 
 
 def run(node: Node) -> None:
-    """Serves until SIGTERM or SIGINT, then stops cleanly; a second signal ends the process where it is.
+    """Serves until SIGTERM, SIGINT or SIGHUP, then stops cleanly.
+
+    A second signal ends the process where it is, but for SIGHUP: a terminal that goes sends it once by itself
+    and once through its shell.  As RocketMQ's, whose Java stops at it, too; a file is never read again.
 
     A node whose ports are gone is stopped, too, for whoever watches the process to start it again.  One that
     takes another role is followed by its successor, and the process stays; on a full disk the successor
@@ -188,12 +200,13 @@ def run(node: Node) -> None:
     stirred = threading.Event()
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
         told.set()
         stirred.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # A shell's background job ignores Ctrl-C, and what nohup starts the end of its terminal.
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
     gc.set_threshold(*GC_THRESHOLDS)
     first, waits = node, News()
@@ -240,10 +253,16 @@ def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:
     return replace(loaded, broker=replace(loaded.broker, namesrv_addrs=namesrv))
 
 
-def print_in_force(loaded: NodeConfig | NameserverConfig, *, important: bool = False) -> None:
-    """Properties on standard output, fit to be a file again; warnings beside them on standard error."""
+def print_broker(loaded: NodeConfig, *, important: bool) -> None:
+    """Properties on standard output, fit to be a file again; beside them, on standard error, warnings, and
+    what is not as the file has it.
+    """
     print_warnings(loaded.warnings)
-    for key, value in config.in_force(loaded):
+    found = in_force(loaded)
+    for key, note in found.notes.items():
+        if not key or not important or key in rocketmq_keys.IMPORTANT:
+            click.echo(f"note: {note}", err=True)
+    for key, value in found.values.items():
         if not important or key in rocketmq_keys.IMPORTANT:
             click.echo(f"{key}={value}")
 

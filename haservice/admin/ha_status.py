@@ -63,6 +63,8 @@ COLUMNS = (
     Column("", "held", json_only=True),
     Column("", "metadataNotCopied", json_only=True),
     Column("", "failedThreads", json_only=True),
+    Column("", "notRegistered", json_only=True),
+    Column("", "nextSegmentNotMade", json_only=True),
 )
 STOCK_PEER = "stock peer"
 SAME_LOG = "one log"
@@ -85,6 +87,8 @@ class Seen:
     in_sync_replicas: int = 0
     damaged: str = ""
     failed_threads: str = ""
+    not_registered: str = ""
+    next_segment_not_made: str = ""
 
     @property
     def is_slave(self) -> bool:
@@ -152,6 +156,8 @@ def look(admin: Admin, broker: Broker) -> Seen:
         in_sync_replicas=int(info.get("inSyncReplicas", 0)),
         damaged=info.get("damagedRanges", ""),
         failed_threads=info.get("failedThreads", ""),
+        not_registered=info.get("notRegistered", ""),
+        next_segment_not_made=info.get("nextSegmentNotMade", ""),
     )
 
 
@@ -197,6 +203,8 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
                 *link.cells(),
                 *role_of(one),
                 one.failed_threads or None,
+                one.not_registered or None,
+                one.next_segment_not_made or None,
             )
     table.notes = [note for one in seen for note in notes_of(one)]
     return table
@@ -226,6 +234,13 @@ def notes_of(one: Seen) -> list[str]:
         notes.append(damage_text(who, one.damaged))
     if one.failed_threads:
         notes.append(f"{who} has to be started again, a thread of it has failed: {one.failed_threads}")
+    if one.not_registered:
+        notes.append(f"{who} is not registered, clients and slaves do not find it: {one.not_registered}")
+    if one.next_segment_not_made:
+        notes.append(
+            f"{who} has nowhere to go on, messages are refused once its log's last file is full: "
+            f"{one.next_segment_not_made}"
+        )
     if one.lineage is None:
         return notes
     if one.lineage.role_from == "command":

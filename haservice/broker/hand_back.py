@@ -29,7 +29,7 @@ from haservice.errors import RemotingError
 from haservice.remoting.bodies import MASTER_ID, ClusterInfo, ConsumerOffsetWrapper, SubscriptionGroupWrapper
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.command import RemotingCommand
+from haservice.remoting.command import Body, RemotingCommand
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +112,6 @@ class HandBack:
         if moved:
             self._on_taken()
 
-    async def _ask(self, client: RemotingClient, addr: str, code: RequestCode) -> bytes:
+    async def _ask(self, client: RemotingClient, addr: str, code: RequestCode) -> Body:
         answer = await client.invoke(addr, RemotingCommand.request(code), self._patience_s)
-        return bytes(expect(addr, answer).body)
+        return expect(addr, answer).body

@@ -55,6 +55,7 @@ QUERIES = frozenset({"defaultQueryMaxNum"})
 # Tables.
 GROUP_TABLE = frozenset({"autoCreateSubscriptionGroup"})
 TOPIC_TABLE = frozenset({"autoCreateTopicEnable"})
+TOPICS_BOUND = frozenset({"maxTopics"})
 PERSISTENCE = frozenset({"flushConsumerOffsetInterval"})
 # Name servers.  A changed permission is told at once.
 REGISTRATION = frozenset({"brokerPermission", "registerNameServerPeriod", "registerBrokerTimeoutMills"})
@@ -78,6 +79,7 @@ def follow_settings(
     """Has these parts take what changes of their keys."""
     live.follow(GROUP_TABLE, lambda c: groups.configure(c.broker.auto_create_subscription_group))
     live.follow(TOPIC_TABLE, lambda c: topics.allow_creation(c.broker.auto_create_topic_enable))
+    live.follow(TOPICS_BOUND, lambda c: topics.configure(c.broker.max_topics))
     live.follow(
         PERSISTENCE, lambda c: persistence.configure(c.broker.flush_consumer_offset_interval_ms / 1000)
     )

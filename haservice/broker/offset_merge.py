@@ -18,6 +18,7 @@ Pure: no clock, no table, no lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SEPARATOR = "@"
@@ -30,6 +31,19 @@ class Look(NamedTuple):
 
     theirs: int
     ours: int
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """A whole look: the master's table, and what was kept here where that was something else."""
+
+    theirs: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    kept: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def get(self, key: str, queue_id: int) -> Look | None:
+        """None for what the master did not have."""
+        theirs = self.theirs.get(key, {}).get(queue_id)
+        return None if theirs is None else Look(theirs, self.kept.get((key, queue_id), theirs))
 
 
 def settled(ours: int | None, theirs: int | None, last: Look | None) -> int | None:

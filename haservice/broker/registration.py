@@ -38,6 +38,7 @@ from haservice.remoting.bodies import KVTable, RegisterBrokerBody, body_crc32
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import Body, RemotingCommand
+from haservice.remoting.frame import FRAME_BYTES_MAX
 from haservice.remoting.headers import BrokerHeader, RegisterBrokerHeader, RegisterBrokerResponseHeader
 from haservice.remoting.lineage_headers import NewerMasterHeader
 
@@ -50,6 +51,8 @@ MASTER_WANTED_S = 1.0
 # Changes that come together are told together.
 GATHER_S = 0.05
 UNREGISTER_TIMEOUT_S = 1.0
+# A name server, a stock one too, hangs up on a larger frame; the header needs some of it.
+BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 
 
 class Identity(NamedTuple):
@@ -114,6 +117,8 @@ class Registration:
         self._believed = NO_MASTER
         # Where this broker may still be known, and unregisters when it stops.
         self._known_at: set[str] = set()
+        # Why the last try at a name server failed; a success takes it out.
+        self._failures: dict[str, str] = {}
         self._news = News()
         self._attempted: set[str] = set()
         # Set when every name server was asked once, with whatever outcome.
@@ -146,6 +151,11 @@ class Registration:
         else:
             done.set_result(None)
         return done
+
+    @property
+    def trouble(self) -> str:
+        """Which name servers do not have this broker as it is now, each with why; "" while all do."""
+        return "; ".join(dict(self._failures).values())
 
     def wake(self) -> None:
         self._post(self._notice_stop)
@@ -217,6 +227,12 @@ class Registration:
         # Cleared before the table is read: a later change announces itself again.
         self._announced[addr].clear()
         body = self._body()
+        if len(body) > BODY_BYTES_MAX:
+            count = len(self._topics)
+            raise RemotingError(
+                f"{addr}: the registration of {count} topics has {len(body)} bytes, a name server takes"
+                f" {BODY_BYTES_MAX}: delete topics (maxTopics bounds them)"
+            )
         identity = self._identity
         header = RegisterBrokerHeader(
             identity.broker_name,
@@ -235,6 +251,7 @@ class Registration:
             )
         master = RegisterBrokerResponseHeader.decode(answer.ext)
         self._masters[addr] = MasterAddresses(master.master_addr, master.ha_server_addr)
+        self._failures.pop(addr, None)
         self._heed_order_topics(addr, answer.body)
         self._heed_newer(addr, NewerMasterHeader.decode(answer.ext))
         self._known_at.add(addr)
@@ -302,15 +319,13 @@ class Registration:
             logger.warning("not unregistered namesrv=%s reason=%s", addr, error)
 
     def _failed(self, addr: str, state: RetryCallState) -> None:
+        outcome = state.outcome
+        reason = str(outcome.exception()) if outcome is not None else f"{addr}: unknown"
+        self._failures[addr] = reason
         self._attempt_ended(addr)
         self._disbelieve(addr)
         if self._news.is_news(addr):
-            outcome = state.outcome
-            logger.warning(
-                "not registered namesrv=%s reason=%s; trying on",
-                addr,
-                outcome.exception() if outcome is not None else "unknown",
-            )
+            logger.warning("not registered namesrv=%s reason=%s; trying on", addr, reason)
 
     def _disbelieve(self, addr: str) -> None:
         """A silent name server's word counts no longer, but it takes away nothing that nobody replaces."""

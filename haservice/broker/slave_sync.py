@@ -36,7 +36,7 @@ from haservice.remoting.bodies import (
 )
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.command import RemotingCommand
+from haservice.remoting.command import Body, RemotingCommand
 from haservice.remoting.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ RETRY_S = 2.0
 # What a master with access control leaves to be done.
 ACL_HINT = " (set aclCredentialsFile here, or white-list this broker's address in the master's plain_acl.yml)"
 TIMEOUT_S = 3.0
+# A master with half a million of them takes a second to write them down.
+OFFSETS_TIMEOUT_S = 15.0
 # Topics whose arrival has woken us; what a master itself does not know does so once.
 STRANGERS_MAX = 1000
 
@@ -228,7 +230,7 @@ class SlaveSync:
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
         before, self._looked_over = self._looked_over, None
-        body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET, OFFSETS_TIMEOUT_S)
         now = client.connection(addr)
         self._offsets.merge(
             ConsumerOffsetWrapper.decode(body), continued=before is not None and now is before
@@ -251,6 +253,5 @@ class SlaveSync:
             logger.warning("metadata not copied master=%s reason=%s%s; trying on", addr, error, hint)
 
 
-async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> bytes:
-    answer = expect(addr, await client.invoke(addr, RemotingCommand.request(code), TIMEOUT_S))
-    return bytes(answer.body)
+async def _fetch(client: RemotingClient, addr: str, code: RequestCode, timeout_s: float = TIMEOUT_S) -> Body:
+    return expect(addr, await client.invoke(addr, RemotingCommand.request(code), timeout_s)).body

@@ -16,7 +16,7 @@ from haservice.broker.delay_offsets import DelayOffsets, level_bounds
 from haservice.broker.groups import Groups
 from haservice.broker.persistence import Persistence
 from haservice.broker.readable_topics import unlisted_topics
-from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
+from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
 from haservice.persisted_file import PersistedFile
 from haservice.settings import NodeConfig
 
@@ -75,7 +75,11 @@ class Tables:
         queues = (key for key, queue in self._store.queues.items() if queue.max_offset)
         for name, topic in unlisted_topics(self.topics, queues, PERM_READ | PERM_WRITE).items():
             if not self.topics.is_system(name):
-                self.topics.find_or_create(name, topic.read_queue_nums)
+                try:
+                    self.topics.find_or_create(name, topic.read_queue_nums)
+                except TopicsFull as error:
+                    logger.error("topics have messages but no configuration, and get none: %s", error)
+                    break
                 logger.warning(
                     "topic has messages but no configuration, given one topic=%s queues=%d",
                     name,

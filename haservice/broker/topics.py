@@ -5,6 +5,9 @@ are made under one lock by the loop, the work threads (admin requests) and the s
 Every change raises the data version, which name servers and slaves compare for equality only.
 
 Names and limits: RocketMQ 4.9's `TopicValidator` (127 characters of `%|a-zA-Z0-9_-`).
+
+Bound: maxTopics.  One more is refused, whoever asks for it; the broker's own few topics always are made.  A
+file that holds more is loaded whole, and none is added; a master's table of more is not taken.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 
 from commitlog.log import wall_clock_ms
+from haservice.errors import RequestError
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import DataVersion, TopicConfig, TopicConfigWrapper
+from haservice.remoting.codes import ResponseCode
 from haservice.settings import BrokerConfig
 
 logger = logging.getLogger(__name__)
@@ -66,6 +71,16 @@ def name_fault(topic: str) -> str | None:
     return None
 
 
+class TopicsFull(RequestError):
+    """One topic too many: a request for it is answered so."""
+
+    def __init__(self, topic: str, count: int, topics_max: int) -> None:
+        super().__init__(
+            ResponseCode.SYSTEM_ERROR,
+            f"topic[{topic}] is not created: there are {count} topics, maxTopics={topics_max}",
+        )
+
+
 class TopicTable:
     """Topic name → TopicConfig.  `on_change` is called after a change, by the thread that made it."""
 
@@ -82,7 +97,9 @@ class TopicTable:
         self._stored = stored
         self._clock_ms = clock_ms
         self.on_change = on_change
-        # Guards every change of the two fields below, so that a version never names another table.
+        self._topics_max = config.max_topics
+        self._told_full = False
+        # Guards every change of the fields below, so that a version never names another table.
         self._lock = threading.Lock()
         self._table: dict[str, TopicConfig] = {
             topic.topic_name: topic for topic in _start_topics(config, delay_levels)
@@ -126,6 +143,7 @@ class TopicTable:
         self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int = 0
     ) -> TopicConfig | None:
         """The topic, made from the template `default_topic` if it was missing; None when that may not be.
+        Raises TopicsFull.
 
         The template must exist and have the inherit bit.  The new topic has the smaller of the
         sender's and the template's number of queues, and the template's permissions without that bit.
@@ -147,7 +165,7 @@ class TopicTable:
                 topic_sys_flag=topic_sys_flag,
                 order=False,
             )
-            self._put(created)
+            self._add(created)
         logger.info("topic created topic=%s queues=%d template=%s", topic, queues, default_topic)
         self.on_change()
         return created
@@ -155,7 +173,10 @@ class TopicTable:
     def find_or_create(
         self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE, topic_sys_flag: int = 0
     ) -> TopicConfig:
-        """The topic, made with these numbers if it was missing; for the broker's own `%RETRY%` topics."""
+        """The topic, made with these numbers if it was missing; for the broker's own `%RETRY%` topics.
+
+        Raises TopicsFull.
+        """
         with self._lock:
             known = self._table.get(topic)
             if known is not None:
@@ -163,17 +184,23 @@ class TopicTable:
             created = topic_config(topic, queue_nums, perm)
             if topic_sys_flag:
                 created = dataclasses.replace(created, topic_sys_flag=topic_sys_flag)
-            self._put(created)
+            self._add(created)
         logger.info("topic created topic=%s queues=%d", topic, queue_nums)
         self.on_change()
         return created
 
     def update(self, topic: TopicConfig) -> None:
-        """Creates or replaces `topic`, as request 17 asks; always a new version, as RocketMQ has it."""
+        """Creates or replaces `topic`, as request 17 asks; always a new version, as RocketMQ has it.
+
+        Raises TopicsFull.
+        """
         with self._lock:
             known = self._table.get(topic.topic_name)
             # A 4.9.8 broker ignores the request's `order`: that comes from the name server's KV table.
-            self._put(dataclasses.replace(topic, order=known.order if known else False))
+            if known is None:
+                self._add(dataclasses.replace(topic, order=False))
+            else:
+                self._put(dataclasses.replace(topic, order=known.order))
         logger.info(
             "topic %s topic=%s read=%d write=%d perm=%d",
             "updated" if known else "created",
@@ -210,21 +237,33 @@ class TopicTable:
             table = dict(self._table)
             del table[topic]
             self._table = table
+            self._told_full = False
             self._raise_version()
         logger.info("topic deleted topic=%s", topic)
         self.on_change()
         return True
 
     def replace_all(self, wrapper: TopicConfigWrapper) -> bool:
-        """Takes the master's whole table and version; False when the version is the one we have."""
+        """Takes the master's whole table and version; False when the version is the one we have.
+
+        Raises ValueError, with nothing changed, for more topics than may be here.
+        """
         with self._lock:
             if wrapper.data_version == self._data_version:
                 return False
+            count = len(wrapper.topic_config_table)
+            if count > self._topics_max:
+                raise ValueError(f"the master has {count} topics, here maxTopics={self._topics_max}")
             self._table = dict(wrapper.topic_config_table)
             self._data_version = wrapper.data_version
         logger.info("topics replaced count=%d version=%s", len(self._table), wrapper.data_version)
         self.on_change()
         return True
+
+    def configure(self, topics_max: int) -> None:
+        """Another bound, for the next topic that is to be made."""
+        self._topics_max = topics_max
+        self._told_full = False
 
     def allow_creation(self, allowed: bool) -> None:
         """Whether a send may create topics from now on: the template has the inherit bit, or has it not."""
@@ -261,10 +300,28 @@ class TopicTable:
                 table[DEFAULT_TOPIC] = dataclasses.replace(template, perm=template.perm & ~PERM_INHERIT)
             self._table = table
             self._data_version = wrapper.data_version
+        if len(table) > self._topics_max:
+            logger.warning(
+                "more topics are stored than may be, none is added count=%d maxTopics=%d",
+                len(table),
+                self._topics_max,
+            )
 
     def persist(self) -> bool:
         """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
         return self._stored.save(lambda: self.wrapper().encode(pretty=True))
+
+    def _add(self, topic: TopicConfig) -> None:
+        """A topic that is not there yet.  Raises TopicsFull."""
+        assert self._lock.locked()
+        count = len(self._table)
+        if count >= self._topics_max and topic.topic_name not in self._system:
+            full = TopicsFull(topic.topic_name, count, self._topics_max)
+            if not self._told_full:
+                self._told_full = True
+                logger.error("%s; nor are others from now on", full)
+            raise full
+        self._put(topic)
 
     def _put(self, topic: TopicConfig) -> None:
         assert self._lock.locked()

@@ -273,7 +273,7 @@ class TransactionCheck:
             return
         for topic, offset in zip((HALF_TOPIC, OP_HALF_TOPIC), safe, strict=True):
             if offset is not None and offset != self._progress(topic):
-                self._offsets.commit(GROUP, topic, QUEUE_ID, offset)
+                self._offsets.commit(GROUP, topic, QUEUE_ID, offset, in_any_case=True)
         self._on_progress()
 
     def _warn(self, cause: str, text: str, *args: object) -> None:

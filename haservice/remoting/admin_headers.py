@@ -145,6 +145,13 @@ class ResumeHalfMessageHeader(ExtHeader):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigChangedHeader(ExtHeader):
+    """25 and 318, ours: the keys, separated by commas, that were stored and count from the next start on."""
+
+    from_next_start: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfigResponseHeader(ExtHeader):
     """26; the JSON of a DataVersion."""
 

@@ -12,15 +12,17 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX, BodyUnreadable, dumps, loads
 from haservice.remoting.json_body import JSONBody, named
+from haservice.remoting.offset_text import decode_offsets
 
-# What a compressed register request may unfold to: as many topics as a plain one may have, all with long
-# names.
-TOPICS_MAX = 32768
-INFLATED_BYTES_MAX = 8 * 1024 * 1024
+# What a register request may hold, plain or compressed: a plain one of 40,000 topics, all with the longest
+# names, is a frame of 16 MiB, and no broker of ours has more.  Each takes 512 bytes of a tree.
+TOPICS_MAX = 50_000
+REGISTER_TREE_BYTES_MAX = 32 * 1024 * 1024
+INFLATED_BYTES_MAX = 16 * 1024 * 1024
 
 _INT32 = struct.Struct(">i")
 
@@ -124,7 +126,7 @@ NO_TOPICS = TopicConfigWrapper()
 class RegisterBrokerBody(JSONBody):
     """103, plain or compressed."""
 
-    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+    TREE_BYTES_MAX: ClassVar[int] = REGISTER_TREE_BYTES_MAX
 
     topics: TopicConfigWrapper = field(default=NO_TOPICS, metadata=named("topicConfigSerializeWrapper"))
     filter_servers: Sequence[str] = field(default=(), metadata=named("filterServerList"))
@@ -265,9 +267,16 @@ class SubscriptionGroupWrapper(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOffsetWrapper(JSONBody):
-    """43, and `config/consumerOffset.json`: `topic@group` → queue id → queue offset."""
+    """43, and `config/consumerOffset.json`: `topic@group` → queue id → queue offset.  See offset_text."""
 
     offset_table: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview | str) -> Self:
+        table: dict[str, Mapping[int, int]] = {}
+        for tree in decode_offsets(data.encode() if isinstance(data, str) else data):
+            table.update(cls.from_tree({"offsetTable": tree}).offset_table)
+        return cls(table)
 
 
 @dataclass(frozen=True, slots=True)

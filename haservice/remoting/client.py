@@ -20,7 +20,7 @@ from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Dispatch
-from haservice.remoting.frame import ANSWER_HEADER_BYTES_MAX, FRAME_BYTES_MAX, FrameReader
+from haservice.remoting.frame import ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX, FrameReader
 from haservice.remoting.loop_thread import run_loop
 from haservice.service import Service
 
@@ -194,7 +194,7 @@ class RemotingClient:
         return connection
 
     def _make_connection(self) -> Connection:
-        return Connection(self._dispatch, FrameReader(FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX))
+        return Connection(self._dispatch, FrameReader(ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX))
 
     def _attempt_done(self, addr: str, attempt: asyncio.Task[Connection]) -> None:
         if self._attempts.get(addr) is attempt:

@@ -1,7 +1,8 @@
 """The configuration of a running node, asked for and changed: 25 and 26 of a broker, 318 and 319 of a name
 server.
 
-The body is `key=value` lines both ways, UTF-8.  What a change did stands in the remark of its answer.
+The body is `key=value` lines both ways, UTF-8.  What a change did stands in the remark of its answer;
+which keys count from the next start on, in its ext fields, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from commitlog.log import wall_clock_ms
 from haservice.errors import ConfigError, RequestError
 from haservice.live_settings import KeyForbidden, LiveSettings
-from haservice.remoting.admin_headers import BrokerConfigResponseHeader
+from haservice.remoting.admin_headers import BrokerConfigResponseHeader, ConfigChangedHeader
 from haservice.remoting.bodies import DataVersion
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -84,4 +85,5 @@ class ConfigProcessor:
             self._settings.apply(change)
         self._version = DataVersion(self._version.counter + 1, self._clock_ms())
         logger.info("configuration update by=%s %s", connection.peer, change.told())
-        return request.answer(ResponseCode.SUCCESS, change.told())
+        ext = ConfigChangedHeader(",".join(change.later) or None).encode()
+        return request.answer(ResponseCode.SUCCESS, change.told(), ext=ext)

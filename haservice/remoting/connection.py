@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 # Above this many bytes that the peer has not taken, nothing more is read from it; below the second, it is
 # again.
 WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
+# More is not copied for one write: into memory that was never touched, that takes 3 ms for each megabyte.
+JOINED_BYTES_MAX = 256 * 1024
 WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 
 # Requests of one connection whose answers are futures.  RocketMQ clients hold at most 65535 asynchronous
@@ -433,13 +435,18 @@ class Connection(asyncio.Protocol):
         if not self._out:
             return
         out = self._out
+        size, self._out_bytes = self._out_bytes, 0
         self._out = []
-        self._out_bytes = 0
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         self.last_active = self._loop.time()
-        transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if len(out) == 1:
+            transport.write(out[0])
+        elif size > JOINED_BYTES_MAX:
+            transport.writelines(out)
+        else:
+            transport.write(b"".join(out))
         if self._drained and not self._write_blocked:
             # What was gathered counted as congestion, but the socket took it.
             self._wake_writers()

@@ -24,8 +24,7 @@ import orjson
 from haservice.errors import ProtocolError
 
 # What a tree may cost: of a request anyone may send, and of an answer from a broker we asked.  The first is
-# room for 32,768 topics in a register request, or twice as many consumers in a heartbeat; both take 0.1 s
-# to read.
+# room for 65,536 consumers in a heartbeat, which takes 0.1 s to read.
 REQUEST_TREE_BYTES_MAX = 16 * 1024 * 1024
 ANSWER_TREE_BYTES_MAX = 64 * 1024 * 1024
 
@@ -53,7 +52,7 @@ def loads(
 ) -> Any:
     """The tree of a JSON text, in fastjson's dialect too if `dialect`; raises BodyUnreadable."""
     text = data.encode() if isinstance(data, str) else bytes(data)
-    cost = text.count(b"{") * _DICT_BYTES + text.count(b"[") * _LIST_BYTES + text.count(b",") * _ENTRY_BYTES
+    cost = tree_bytes(text)
     if cost > tree_bytes_max:
         raise BodyUnreadable(
             f"JSON of {len(text)} bytes would take {cost} bytes of memory, more than {tree_bytes_max}"
@@ -68,6 +67,11 @@ def loads(
         except orjson.JSONDecodeError:
             raise BodyUnreadable(f"{len(text)} bytes are not JSON: {error}") from None
     return _resolved(tree) if b'"$ref"' in text and isinstance(tree, (dict, list)) else tree
+
+
+def tree_bytes(text: bytes) -> int:
+    """At most so much memory takes the tree of a JSON text."""
+    return text.count(b"{") * _DICT_BYTES + text.count(b"[") * _LIST_BYTES + text.count(b",") * _ENTRY_BYTES
 
 
 def dumps(

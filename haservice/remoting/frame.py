@@ -19,6 +19,10 @@ assert PREFIX_BYTES == 8
 # RocketMQ's com.rocketmq.remoting.frameMaxLength; counts the length field too.
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
+# What we take in an answer.  A master's 500,000 consumer offsets have 7 to 48 MiB; a stock slave, which asks
+# for them too, takes none beyond RocketMQ's limit.
+ANSWER_FRAME_BYTES_MAX = 64 * 1024 * 1024
+
 # What a request may carry in its header.  Properties are the one large field: 32767 bytes of UTF-8, whose
 # control characters JSON writes six-fold (U+0001 becomes a backslash and u0001): 196,602 bytes.  The rest of
 # the largest request stays far below the other 64 KiB.  A JSON tree takes up to 30 times its text: 8 MB.

@@ -21,6 +21,7 @@ from haservice.admin.explain import explain, of_store_path
 from haservice.admin.pair import free_port_block
 from haservice.config import load_broker
 from haservice.deadline import Deadline
+from haservice.replication.lineage_file import LineageFile, RoleCommand
 
 
 def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:
@@ -48,6 +49,33 @@ def test_what_is_important_is_printed_alone(tmp_path: Path) -> None:
     assert "brokerName=b" in important
     assert len(important) == len(rocketmq_keys.IMPORTANT)
     assert "slaveTimeout=4000" in everything
+
+
+def test_a_role_by_command_is_printed_as_in_force_and_where_it_is_from(tmp_path: Path) -> None:
+    file = tmp_path / "b.properties"
+    file.write_text(f"brokerName=b\nbrokerRole=SYNC_MASTER\nstorePathRootDir={tmp_path / 's'}\n")
+    lineage = LineageFile(tmp_path / "s")
+    lineage.update(command=RoleCommand("SLAVE", 2, "SYNC_MASTER", 1, "switchover to b-s"))
+    before = lineage_bytes(tmp_path)
+    for flag in ("-p", "-m"):
+        result = CliRunner().invoke(mqbroker, [flag, "-c", str(file)])
+        lines = dict(line.split("=", 1) for line in result.stdout.splitlines())
+        assert lines["brokerRole"] == "SLAVE"
+        assert lines["brokerName"] == "b"
+    assert f"note: brokerRole=SLAVE by command (switchover to b-s), {tmp_path / 's/lineage'}" in result.stderr
+    assert f"{file} says 'SYNC_MASTER'" in result.stderr
+    assert CliRunner().invoke(mqbroker, ["-p", "-c", str(file)]).stdout.count("brokerId=2\n") == 1
+    assert lineage_bytes(tmp_path) == before
+    # As a start has it: another role in the file ends the command.
+    file.write_text(file.read_text().replace("SYNC_MASTER", "ASYNC_MASTER"))
+    result = CliRunner().invoke(mqbroker, ["-p", "-c", str(file)])
+    assert "brokerRole=ASYNC_MASTER" in result.stdout.splitlines()
+    assert result.stderr == ""
+
+
+def lineage_bytes(root: Path) -> dict[str, bytes]:
+    """All files of the store."""
+    return {path.name: path.read_bytes() for path in (root / "s").rglob("*") if path.is_file()}
 
 
 def test_a_start_that_is_refused_is_told_as_no_stop(
@@ -137,7 +165,7 @@ class FakeNode:
 
 @pytest.fixture
 def signals_kept() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     thresholds = gc.get_threshold()
     yield
     for number, handler in kept.items():

@@ -57,6 +57,8 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "held": None,
         "metadataNotCopied": None,
         "failedThreads": None,
+        "notRegistered": None,
+        "nextSegmentNotMade": None,
     }
 
 
@@ -125,6 +127,20 @@ def test_what_a_master_lacks_is_told_below_the_lines() -> None:
     assert "SLAVE_NOT_AVAILABLE: inSyncReplicas=3 wants 2 slaves in sync, 1 of them is" in short
     assert "damaged from 100 to 200" in damaged
     assert table_of([replace(seen, in_sync_replicas=2, damaged="")], NOW_MS).notes == []
+
+
+def test_where_a_broker_is_not_registered_and_that_its_log_cannot_go_on_is_told_below_the_lines() -> None:
+    refused = "10.0.0.9:9876: answered code 1: the name server is full"
+    no_room = "No space left on device; 4096 bytes of room are left in the last one"
+    seen = replace(master(), not_registered=refused, next_segment_not_made=no_room)
+    table = table_of([seen], NOW_MS)
+    (row,) = table.objects()
+    assert (row["notRegistered"], row["nextSegmentNotMade"]) == (refused, no_room)
+    first, second = table.notes
+    assert "not registered" in first
+    assert refused in first
+    assert "messages are refused once its log's last file is full" in second
+    assert no_room in second
 
 
 def test_a_slave_says_how_its_log_was_found_to_be_its_masters() -> None:

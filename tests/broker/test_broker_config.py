@@ -9,8 +9,11 @@ from typing import NamedTuple
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
+from haservice.admin.daemons import mqbroker
 from haservice.admin.pair import free_port_block
+from haservice.binding import PORT_MAX
 from haservice.broker.node import BrokerNode
 from haservice.config import load_broker
 from haservice.nameserver.node import NameserverNode
@@ -19,6 +22,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.settings import NameserverConfig
+from tests.admin.asking import run
 from tests.support.brokers import addr_of, send
 from tests.support.waiting import wait_until
 
@@ -83,6 +87,57 @@ def test_a_change_is_in_force_stored_and_has_a_version(served: Served, client: B
     stored = load_broker(served.file, environ={})
     assert (stored.broker.trace_on, stored.log.max_message_bytes) == (False, 1024)
     assert served.file.read_text().startswith("# a broker of a test\n")
+
+
+@pytest.mark.parametrize(
+    ("live", "later", "what"),
+    [
+        (("traceOn", "false"), ("maxMessageSize", "1024"), "Broker"),
+        (("orderMessageEnable", "true"), ("serverChannelMaxIdleTimeSeconds", "60"), "Namesrv"),
+    ],
+)
+def test_mqadmin_says_of_a_key_that_it_counts_from_the_next_start_on(
+    served: Served, live: tuple[str, str], later: tuple[str, str], what: str
+) -> None:
+    where = ("-b", addr_of(served.node)) if what == "Broker" else ("-n", served.namesrv)
+
+    def told(key: str, value: str, output_format: str) -> str:
+        result = run(f"update{what}Config", *where, "-k", key, "-v", value, "-f", output_format)
+        assert result.exit_code == 0
+        return result.stdout
+
+    assert f"\n  in force now: {live[0]}; stored in " in told(*live, "table")
+    assert f"\n  from the next start on: {later[0]}; stored in " in told(*later, "table")
+    assert orjson.loads(told(*live, "json"))["fromNextStart"] == []
+    assert orjson.loads(told(*later, "json"))["fromNextStart"] == [where[1]]
+
+
+def test_mqbroker_prints_what_the_running_broker_has_and_not_what_its_file_has_by_now(
+    served: Served, client: BlockingClient
+) -> None:
+    def printed(*arguments: str) -> tuple[dict[str, str], str]:
+        result = CliRunner().invoke(mqbroker, [*arguments, "-c", str(served.file)])
+        assert result.exit_code == 0
+        return dict(line.split("=", 1) for line in result.stdout.splitlines()), result.stderr
+
+    lines, told = printed("-p")
+    assert (lines["maxMessageSize"], lines["traceOn"], told) == ("16384", "true", "")
+    assert update(client, addr_of(served.node), "traceOn=false\nmaxMessageSize=1024\n").code == 0
+    lines, told = printed("-p")
+    assert (lines["maxMessageSize"], lines["traceOn"]) == ("16384", "false")
+    assert f"its next start takes '1024', of {served.file}" in told
+    assert told.count("note: ") == 1
+    assert "maxMessageSize" not in printed("-m")[1]
+    served.node.stop()
+    lines, told = printed("-p")
+    assert (lines["maxMessageSize"], told) == ("1024", "")
+
+
+def test_mqbroker_says_when_the_running_broker_does_not_answer(served: Served) -> None:
+    served.file.write_text(served.file.read_text().replace("listenPort=", f"listenPort={PORT_MAX - 1}\n#"))
+    result = CliRunner().invoke(mqbroker, ["-p", "-c", str(served.file)])
+    assert f"listenPort={PORT_MAX - 1}" in result.stdout.splitlines()
+    assert "the broker that runs on this store did not say what it runs with: " in result.stderr
 
 
 def test_what_tools_want_to_read_is_there(served: Served, client: BlockingClient) -> None:

@@ -21,14 +21,16 @@ from haservice.broker.node import BrokerNode
 from haservice.errors import ConfigError
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies import (
+    ConsumerData,
     ConsumerOffsetWrapper,
     HARuntimeInfo,
+    HeartbeatData,
     KVTable,
 )
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import CreateTopicHeader, UpdateConsumerOffsetHeader
+from haservice.remoting.headers import CreateTopicHeader, PullMessageHeader, UpdateConsumerOffsetHeader
 from haservice.settings import BrokerRole, NameserverConfig
 from tests.support.brokers import LOOPBACK, addr_of, send, send_request
 from tests.support.messages import batch_body
@@ -277,6 +279,84 @@ def test_a_failure_is_not_forgotten_by_a_look_at_the_queues_that_is_under_way(
     node._heed_trouble(None)
     died.join()
     assert "gone" in (node.sends.refuse_all or "")
+
+
+def test_a_broker_whose_log_cannot_go_on_says_so_while_it_still_takes_messages(
+    start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(node.store.log.segments, "prepare", lambda: (_ for _ in ()).throw(full))
+    while node.store.log.end < 50_000:
+        assert send(client, addr_of(node), "T", bytes(8192)).code == ResponseCode.SUCCESS
+    wait_until(lambda: table(client, addr_of(node))["nextSegmentNotMade"], "the broker says so")
+    said = table(client, addr_of(node))
+    assert "No space left on device" in said["nextSegmentNotMade"]
+    assert said["refusesSends"] == ""
+
+
+def test_a_broker_with_all_the_topics_it_may_have_refuses_others_and_names_the_key(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    addr = addr_of(node)
+    assert send(client, addr, "T").code == ResponseCode.SUCCESS
+    node.live.apply(node.live.change(f"maxTopics={len(node.topics)}"))
+
+    def refused(answer: RemotingCommand) -> bool:
+        assert answer.code == ResponseCode.SYSTEM_ERROR, answer
+        return f"maxTopics={len(node.topics)}" in (answer.remark or "")
+
+    create = CreateTopicHeader("New", "TBW102", 2, 2, 6).encode()
+    assert refused(client.call(addr, RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, create)))
+    assert refused(send(client, addr, "New"))
+    assert refused(send(client, addr, "%RETRY%G"))
+    back = {"offset": "0", "group": "G", "delayLevel": "0"}
+    assert refused(client.call(addr, RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, back)))
+    beat = HeartbeatData(client_id="c", consumer_data_set=(ConsumerData("G"),))
+    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
+    assert client.call(addr, request).code == ResponseCode.SUCCESS
+    assert node.topics.get("%RETRY%G") is None
+    assert send(client, addr, "T").code == ResponseCode.SUCCESS
+    create = CreateTopicHeader("T", "TBW102", 2, 2, 6, topic_filter_type="x" * 1000).encode()
+    answer = client.call(addr, RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, create))
+    assert "none of SINGLE_TAG, MULTI_TAG" in (answer.remark or "")
+
+
+def test_a_broker_that_a_name_server_does_not_have_says_which_and_why(
+    start: Callable[..., BrokerNode], client: BlockingClient, namesrv: str
+) -> None:
+    away = f"{LOOPBACK}:{free_port_block(1)}"
+    node = start(broker={"namesrv_addrs": (away, namesrv)})
+    wait_until(lambda: table(client, addr_of(node))["notRegistered"], "the broker says so")
+    assert table(client, addr_of(node))["notRegistered"].startswith(f"{away}: ")
+    assert namesrv not in table(client, addr_of(node))["notRegistered"]
+
+
+def test_offsets_beyond_the_bound_are_refused_with_the_reason_and_told_of(
+    start: Callable[..., BrokerNode], client: BlockingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = start()
+    assert send(client, addr_of(node), "T").code == ResponseCode.SUCCESS
+    assert table(client, addr_of(node))["consumerOffsetsNotKept"] == ""
+    node.offsets._offsets_max = len(node.offsets)
+
+    def update() -> RemotingCommand:
+        header = UpdateConsumerOffsetHeader("G", "T", 0, 1)
+        return client.call(
+            addr_of(node), RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header.encode())
+        )
+
+    header = PullMessageHeader("H", "T", 0, 0, 1, sys_flag=1 | 4, commit_offset=1, subscription="*")
+    for _ in range(3):
+        pull = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.encode())
+        assert client.call(addr_of(node), pull).code == ResponseCode.SUCCESS
+    answer = update()
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "the offset of group G in queue 0 of topic T is not kept: no more offsets" in (answer.remark or "")
+    assert table(client, addr_of(node))["consumerOffsetsNotKept"].endswith("commits refused so far: 4")
+    told = [one.getMessage() for one in caplog.records if "no more offsets are kept" in one.getMessage()]
+    assert len([line for line in told if "first=T@H" in line]) == 1
 
 
 def test_a_stop_answers_the_sends_that_wait(

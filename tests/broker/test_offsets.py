@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import ConsumerOffsetWrapper
+from haservice.remoting.offset_text import SLICE_BYTES, SLICE_KEYS
 from haservice.settings import BrokerRole
+from tests.support.failing_files import FailingFiles
 from tests.support.reading_broker import Caller, ReadingBroker, messages
 from tests.support.waiting import wait_until
 
@@ -109,8 +113,126 @@ def test_offsets_are_bounded_and_known_queues_move_on(tmp_path: Path) -> None:
     assert not offsets.commit("h", "T", 0, 1)
     assert offsets.commit("g", "T", 1, 5)
     assert offsets.table() == {"T@g": {0: 1, 1: 5}}
+    assert offsets.full == "no more offsets are kept, there are 2; commits refused so far: 2"
     offsets.remove_group("g")
+    assert offsets.full == ""
     assert offsets.commit("h", "T", 0, 1)
+
+
+class SlicedLock:
+    """Counts how often it is taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.taken = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.taken += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+
+LARGE = 40 * SLICE_KEYS
+
+
+def large_table(path: Path) -> ConsumerOffsets:
+    offsets = ConsumerOffsets(PersistedFile(path))
+    offsets.merge(ConsumerOffsetWrapper({f"T{number}@G": {0: number} for number in range(LARGE)}))
+    return offsets
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        pytest.param(lambda offsets, _: offsets.encode(), id="for a slave"),
+        pytest.param(lambda offsets, _: offsets.persist(), id="to its file"),
+        pytest.param(lambda offsets, _: offsets.table(), id="copied"),
+        pytest.param(lambda offsets, other: offsets.merge(other), id="merged"),
+        pytest.param(lambda offsets, other: offsets.take_further(other.offset_table), id="handed back"),
+    ],
+)
+def test_commits_come_in_between_while_a_large_table_is_gone_through(
+    tmp_path: Path, act: Callable[[ConsumerOffsets, ConsumerOffsetWrapper], object]
+) -> None:
+    """500,000 offsets took most of a second, and every send stood behind the commit that waited for it."""
+    offsets = large_table(tmp_path / "c.json")
+    other = ConsumerOffsetWrapper({key: {0: 2**20} for key in offsets.table()})
+    lock = SlicedLock()
+    offsets._lock = lock  # type: ignore[assignment]
+    act(offsets, other)
+    assert lock.taken >= LARGE / SLICE_KEYS
+
+
+def test_a_large_table_is_never_written_or_read_in_one_call_of_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a call holds the interpreter, and with it the loop and the replication, until it is done."""
+    offsets = large_table(tmp_path / "c.json")
+    sizes: list[int] = []
+
+    def loads(text: bytes) -> Any:
+        sizes.append(len(text))
+        return orjson.loads(text)
+
+    def dumps(value: Any, **options: Any) -> bytes:
+        sizes.append(len(str(value)))
+        return orjson.dumps(value, **options)
+
+    class Counted:
+        JSONDecodeError = orjson.JSONDecodeError
+
+    Counted.loads, Counted.dumps = staticmethod(loads), staticmethod(dumps)  # type: ignore[attr-defined]
+    monkeypatch.setattr("haservice.remoting.fastjson.orjson", Counted)
+    monkeypatch.setattr("haservice.remoting.offset_text.orjson", Counted)
+    text = offsets.encode()
+    assert len(text) > 4 * SLICE_BYTES
+    assert ConsumerOffsetWrapper.decode(text).offset_table == offsets.table()
+    assert max(sizes) <= 2 * SLICE_BYTES
+
+
+def test_as_many_offsets_as_are_kept_are_read_again_by_a_restart_and_by_a_slave(tmp_path: Path) -> None:
+    """500,000 of as many groups would have taken more memory than any answer may, and a restart lost them."""
+    count = 250_000
+    offsets = ConsumerOffsets(PersistedFile(tmp_path / "c.json"))
+    for number in range(count):
+        offsets.commit(f"G{number}", "T", 0, number)
+    assert offsets.persist()
+    again = ConsumerOffsets(PersistedFile(tmp_path / "c.json"))
+    again.load()
+    assert len(again) == count
+    assert again.table() == offsets.table()
+    assert len(ConsumerOffsetWrapper.decode(offsets.encode()).offset_table) == count
+
+
+def test_what_did_not_change_is_not_encoded_again_and_what_was_not_written_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    files = FailingFiles()
+    offsets = ConsumerOffsets(PersistedFile(tmp_path / "c.json", files))
+    offsets.commit("G", "T", 0, 1)
+    files.fail("fdatasync", errno.ENOSPC, times=1)
+    with pytest.raises(OSError, match="No space"):
+        offsets.persist()
+    assert offsets.persist()
+    reads = files.calls["pread"]
+    assert not offsets.persist()
+    assert files.calls["pread"] == reads
+
+
+def test_names_as_long_as_there_are_bound_the_table_by_the_bytes_of_its_text(tmp_path: Path) -> None:
+    offsets = ConsumerOffsets(PersistedFile(tmp_path / "c.json"), text_bytes_max=100_000)
+    kept = [offsets.commit(f"{number:0255}", "T" * 127, 0, 2**63 - 1) for number in range(400)]
+    assert 200 < kept.count(True) < 300
+    assert len(offsets.encode()) <= 100_000
+    assert offsets.commit("CID_RMQ_SYS_TRANS", "T", 0, 1, in_any_case=True)
+    offsets.remove_group(f"{0:0255}")
+    offsets.remove_group(f"{1:0255}")
+    assert offsets.commit(f"{0:0255}", "T" * 127, 0, 1)
 
 
 def test_copies_are_whole_while_others_commit(tmp_path: Path) -> None:

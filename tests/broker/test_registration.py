@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 
 from haservice.admin.pair import free_port_block
+from haservice.binding import TOPICS_MAX
 from haservice.broker.registration import Identity, MasterAddresses, Registration
 from haservice.broker.topics import TopicTable, topic_config
 from haservice.deadline import Deadline
 from haservice.nameserver.node import NameserverNode
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import ClusterInfo, TopicRouteData
+from haservice.remoting.bodies import (
+    ClusterInfo,
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigWrapper,
+    TopicRouteData,
+)
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -253,6 +261,54 @@ def test_a_stop_while_no_name_server_answers_is_quick(register: Callable[..., Re
     registered = register(MASTER, [f"127.0.0.1:{free_port_block(1)}"])
     assert registered.registration.first_round.wait(10)
     registered.stop()
+
+
+def filled(topics: TopicTable, count: int) -> TopicTable:
+    """With topics of the longest names."""
+    names = [f"{number:0127}" for number in range(count)]
+    table = {name: TopicConfig(name, 65536, 65536, 6, "MULTI_TAG", 2**31 - 1) for name in names}
+    topics.configure(count)
+    topics.replace_all(TopicConfigWrapper(DataVersion(1, 1), table))
+    return topics
+
+
+def test_as_many_topics_as_a_broker_may_have_are_registered(
+    register: Callable[..., Registered],
+    start_namesrv: Callable[[int], NameserverNode],
+    client: BlockingClient,
+) -> None:
+    """As plain ones, and compressed as stock brokers send them."""
+    addr = addr_of(start_namesrv(0))
+    registered = register(MASTER, [addr])
+    wait_until(lambda: route(client, addr, "SELF_TEST_TOPIC") is not None, "registered")
+    filled(registered.topics, TOPICS_MAX)
+    wait_until(lambda: route(client, addr, f"{TOPICS_MAX - 1:0127}") is not None, "all are known")
+    assert registered.registration.trouble == ""
+    body = RegisterBrokerBody(registered.topics.wrapper())
+    again = RegisterBrokerBody.decode_compressed(body.encode_compressed())
+    assert len(again.topics.topic_config_table) == TOPICS_MAX
+
+
+def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_server_and_the_reason(
+    register: Callable[..., Registered],
+    start_namesrv: Callable[[int], NameserverNode],
+    client: BlockingClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("haservice.broker.registration.RETRY_MAX_S", 0.1)
+    monkeypatch.setattr("haservice.broker.registration.BODY_BYTES_MAX", 100_000)
+    first, second = addr_of(start_namesrv(0)), addr_of(start_namesrv(0))
+    registered = register(MASTER, [first, second])
+    wait_until(lambda: brokers(client, first) and brokers(client, second), "registered")
+    assert registered.registration.trouble == ""
+    filled(registered.topics, 1000)
+    wait_until(lambda: registered.registration.trouble.count("the registration of 1000 topics has ") == 2)
+    assert registered.registration.trouble.startswith(f"{first}: the registration of 1000 topics has ")
+    assert "maxTopics" in registered.registration.trouble
+    monkeypatch.setattr("haservice.broker.registration.BODY_BYTES_MAX", 1 << 20)
+    wait_until(lambda: registered.registration.trouble == "", "taken")
+    registered.topics.replace_all(TopicConfigWrapper(DataVersion(2, 1), {"\n": TopicConfig("\n")}))
+    wait_until(lambda: "is not a printable name" in registered.registration.trouble, "refused")
 
 
 def test_a_master_hears_from_a_name_server_that_its_term_is_over(

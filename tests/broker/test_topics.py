@@ -10,6 +10,7 @@ from haservice.broker.topics import (
     PERM_INHERIT,
     SCHEDULE_TOPIC,
     TRACE_TOPIC,
+    TopicsFull,
     TopicTable,
     name_fault,
     topic_config,
@@ -162,6 +163,60 @@ def test_deleting_raises_the_version_only_if_there_was_something(tmp_path: Path)
     assert topics.data_version.counter == version.counter + 1
     assert not topics.delete("T")
     assert topics.data_version.counter == version.counter + 1
+
+
+def bounded(tmp_path: Path, topics_max: int) -> TopicTable:
+    config = BrokerConfig(cluster_name="C", broker_name="b", max_topics=topics_max)
+    return TopicTable(config, PersistedFile(tmp_path / "config" / "topics.json"))
+
+
+def test_a_topic_too_many_is_refused_whoever_makes_it_and_the_key_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = len(bounded(tmp_path, 100))
+    topics = bounded(tmp_path, start + 1)
+    topics.update(topic_config("T", 1, 6))
+    version = topics.data_version
+    for make in (
+        lambda: topics.update(topic_config("U", 1, 6)),
+        lambda: topics.create_on_send("U", "TBW102", 4),
+        lambda: topics.find_or_create("%RETRY%G", 1),
+    ):
+        with pytest.raises(TopicsFull, match=f"there are {start + 1} topics, maxTopics={start + 1}"):
+            make()
+    assert (len(topics), topics.data_version) == (start + 1, version)
+    assert len([one for one in caplog.records if "maxTopics" in one.getMessage()]) == 1
+    topics.update(topic_config("T", 8, 6))  # what is there changes as ever
+    topics.find_or_create("TRANS_CHECK_MAX_TIME_TOPIC", 1)  # the broker's own
+    topics.configure(start + 3)
+    topics.find_or_create("%RETRY%G", 1)
+    with pytest.raises(TopicsFull):
+        topics.find_or_create("%RETRY%H", 1)
+    topics.delete("T")
+    topics.find_or_create("%RETRY%H", 1)
+
+
+def test_more_topics_than_may_be_are_loaded_all_and_taken_from_no_master(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = bounded(tmp_path, 100)
+    for number in range(5):
+        before.update(topic_config(f"T{number}", 1, 6))
+    before.persist()
+    again = bounded(tmp_path, len(before) - 2)
+    again.load()
+    assert len(again) == len(before)
+    assert f"count={len(before)} maxTopics={len(before) - 2}" in caplog.text
+    with pytest.raises(TopicsFull):
+        again.update(topic_config("U", 1, 6))
+    slave = bounded(tmp_path / "s", len(before) - 1)
+    with pytest.raises(
+        ValueError, match=f"the master has {len(before)} topics, here maxTopics={len(before) - 1}"
+    ):
+        slave.replace_all(before.wrapper())
+    assert slave.get("T0") is None
+    slave.configure(len(before))
+    assert slave.replace_all(before.wrapper())
 
 
 def test_system_topics(tmp_path: Path) -> None:

@@ -268,6 +268,47 @@ def test_async_flush_stops_at_once_though_its_interval_is_long(tmp_path: Path) -
     assert parts.log.flushed == parts.log.end
 
 
+def test_a_segment_that_cannot_be_made_ahead_is_told_once_and_until_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitlog.flush.PREPARE_AGAIN_S", 0.0)
+    caplog.set_level("INFO")
+    parts = Parts(tmp_path, FlushDiskType.ASYNC_FLUSH)
+    parts.log.append(message())
+    parts.files.fail("create", errno.ENOSPC)
+    parts.flusher.step()
+    assert parts.flusher.next_segment_trouble == ""  # there is no need of one yet
+    while parts.log.end < 800 << 10:
+        parts.log.append(message(body=bytes(64 << 10)))
+    for _ in range(3):
+        parts.flusher.step()
+    left = (1 << 20) - parts.log.end
+    assert "No space left on device" in parts.flusher.next_segment_trouble
+    assert f"{left} bytes of room are left" in parts.flusher.next_segment_trouble
+    assert len([one for one in caplog.records if "next segment cannot be made" in one.getMessage()]) == 1
+    assert parts.log.writable is None
+    parts.files.heal()
+    parts.flusher.step()
+    assert parts.flusher.next_segment_trouble == ""
+    assert "next segment can be made again" in caplog.text
+    parts.end()
+
+
+def test_a_segment_that_was_made_when_it_was_needed_ends_the_trouble(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, FlushDiskType.ASYNC_FLUSH)
+    parts.log.append(message())
+    parts.files.fail("create", errno.ENOSPC)
+    while parts.log.end < 800 << 10:
+        parts.log.append(message(body=bytes(64 << 10)))
+    parts.flusher.step()
+    assert parts.flusher.next_segment_trouble
+    parts.files.heal()
+    while len(parts.log.segments.items) == 1:
+        parts.log.append(message(body=bytes(64 << 10)))
+    assert parts.flusher.next_segment_trouble == ""
+    parts.end()
+
+
 def test_the_checkpoint_never_runs_ahead_of_the_log(sync: Parts) -> None:
     sync.log.append(message())
     sync.queues.written_ms = 1000

@@ -114,7 +114,7 @@ class ConsumeStatsProcessor:
     async def _of_group(
         self, request: RemotingCommand, group: str, topic: str, subscribed: Collection[str] | None
     ) -> RemotingCommand:
-        topics = [topic] if topic else self._offsets.topics_of(group)
+        topics = [topic] if topic else await self._offload(self._offsets.topics_of, group)
         stats = await self._offload(self._progress, group, topics, subscribed)
         return request.answer(body=stats.encode())
 

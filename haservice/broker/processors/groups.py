@@ -64,13 +64,18 @@ class GroupsProcessor:
     async def _all_groups(self, command: RemotingCommand) -> RemotingCommand:
         return command.answer(body=await self._offload(self._groups.wrapper().encode))
 
-    def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def delete(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """A group that is not there is fine, as in RocketMQ: its offsets may be left."""
         self._refuse_on_slave()
+        return asyncio.ensure_future(self._delete(connection, command))
+
+    async def _delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = DeleteSubscriptionGroupHeader.decode(command.ext)
         known = self._groups.delete(header.group_name)
         self._on_deleted(header.group_name)
-        topics = self._offsets.remove_group(header.group_name) if header.remove_offset else 0
+        topics = 0
+        if header.remove_offset:
+            topics = await self._offload(self._offsets.remove_group, header.group_name)
         logger.info(
             "group deletion asked for peer=%s group=%s known=%s offsets_of_topics=%d",
             connection.peer,

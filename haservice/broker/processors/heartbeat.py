@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from haservice.broker.consumers import ClientTable, Peer
 from haservice.broker.groups import GROUP_LENGTH_MAX, Groups
 from haservice.broker.redirect import retry_topic
-from haservice.broker.topics import SYS_FLAG_UNIT_SUB, TopicTable, name_fault
+from haservice.broker.topics import SYS_FLAG_UNIT_SUB, TopicsFull, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies import (
     ConsumerData,
@@ -116,7 +117,8 @@ class HeartbeatProcessor:
             return
         if self._topics.get(topic) is None and name_fault(topic) is None:
             flags = SYS_FLAG_UNIT_SUB if consumer.unit_mode else 0
-            self._topics.find_or_create(topic, max(0, group.retry_queue_nums), topic_sys_flag=flags)
+            with suppress(TopicsFull):  # it consumes all the same; what it sends back is refused
+                self._topics.find_or_create(topic, max(0, group.retry_queue_nums), topic_sys_flag=flags)
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = UnregisterClientHeader.decode(command.ext)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from commitlog.errors import CommitLogError
 from commitlog.record import store_timestamp_ms
-from haservice.broker.consumer_offsets import OFFSETS_MAX, SEPARATOR, ConsumerOffsets
+from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.groups import GROUP_LENGTH_MAX
 from haservice.broker.reader import Log, Queue, QueueReader
 from haservice.broker.store_view import HEAD_BYTES, UNKNOWN_MS
@@ -112,7 +112,11 @@ class OffsetsProcessor:
             )
         group, topic = header.consumer_group, header.topic
         if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no more offsets are kept: {OFFSETS_MAX} are")
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the offset of group {group} in queue {header.queue_id} of topic {topic} is not kept: "
+                f"{self._offsets.full}; mqadmin deleteSubGroup -r true takes those of a group away",
+            )
         return command.answer()
 
     def all_offsets(
@@ -121,7 +125,7 @@ class OffsetsProcessor:
         return asyncio.ensure_future(self._all_offsets(command))
 
     async def _all_offsets(self, command: RemotingCommand) -> RemotingCommand:
-        return command.answer(body=await self._offload(self._offsets.encode))
+        return command.answer(body=memoryview(await self._offload(self._offsets.encode)))
 
     # Of queues
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 
 from commitlog.consume_queue import Entry
 from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
@@ -120,8 +121,13 @@ class QueueInspectionProcessor:
 
     # 308, 314
 
-    def correction_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = CorrectionOffsetHeader.decode(request.ext)
+    def correction_offsets(
+        self, connection: Connection, request: RemotingCommand
+    ) -> asyncio.Future[RemotingCommand]:
+        return self._offload(self._correction, request, CorrectionOffsetHeader.decode(request.ext))
+
+    def _correction(self, request: RemotingCommand, header: CorrectionOffsetHeader) -> RemotingCommand:
+        """In a work thread."""
         left_out = {name.strip() for name in (header.filter_groups or "").split(",")}
         table = self._offsets.table()
         least: dict[int, int] = {}
@@ -138,20 +144,30 @@ class QueueInspectionProcessor:
                 least[queue_id] = NOT_BEHIND
         return request.answer(body=CorrectionOffsets(least).encode())
 
-    def clone_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def clone_offsets(
+        self, connection: Connection, request: RemotingCommand
+    ) -> asyncio.Future[RemotingCommand]:
         """Topics that an online source group does not subscribe are left out, unless `offline` is set."""
         header = CloneGroupOffsetHeader.decode(request.ext)
         if self._is_slave:
             raise RequestError(ResponseCode.SYSTEM_ERROR, SLAVE_REMARK)
         source = self._clients.group(header.src_group)
         subscribed = source.subscriptions if source is not None and not header.offline else None
-        table = self._offsets.table()
+        return self._offload(self._clone, request, header, subscribed)
+
+    def _clone(
+        self, request: RemotingCommand, header: CloneGroupOffsetHeader, subscribed: Collection[str] | None
+    ) -> RemotingCommand:
+        """In a work thread."""
         topics = [header.topic] if header.topic else self._offsets.topics_of(header.src_group)
         for topic in topics:
             if self._topics.get(topic) is None or (subscribed and topic not in subscribed):
                 continue
-            for queue_id, offset in table.get(f"{topic}{SEPARATOR}{header.src_group}", {}).items():
-                self._offsets.commit(header.dest_group, topic, queue_id, offset)
+            for queue_id, offset in self._offsets.queues_of(header.src_group, topic).items():
+                if not self._offsets.commit(header.dest_group, topic, queue_id, offset):
+                    raise RequestError(
+                        ResponseCode.SYSTEM_ERROR, f"not all were cloned, of {topic}: {self._offsets.full}"
+                    )
             logger.info("offsets cloned topic=%s from=%s to=%s", topic, header.src_group, header.dest_group)
         return request.answer()
 

@@ -29,6 +29,7 @@ SLAVE_REMARK = (
 )
 # The most queues that a topic of ours may have: each is a directory with a file of its own.
 QUEUE_NUMS_MAX = 65536
+FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 PERM_PRIORITY = 8
 # How long the answer to a change waits for name servers that do not answer.
 TOLD_SECONDS = 2.0
@@ -86,6 +87,11 @@ class TopicProcessor:
         ):
             if not 0 <= value <= most:
                 raise RequestError(ResponseCode.SYSTEM_ERROR, f"{what} is {value}, allowed are 0 to {most}")
+        if header.topic_filter_type not in FILTER_TYPES:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"topicFilterType is {header.topic_filter_type[:80]!r}, none of {', '.join(FILTER_TYPES)}",
+            )
         topic = TopicConfig(
             topic_name=header.topic,
             read_queue_nums=header.read_queue_nums,
