@@ -31,6 +31,7 @@ import orjson
 
 from commitlog.files import Files, OSFiles
 from commitlog.store_lock import boot_id
+from haservice.bounds import LONG_MAX
 from haservice.errors import ProtocolError
 from haservice.persisted_file import PersistedFile
 from haservice.replication.hello import decode_epochs, encode_epochs
@@ -218,7 +219,8 @@ def decode_state(content: bytes) -> LineageState:
         raise ValueError("its checksum is another one")
     said = orjson.loads(body)
     try:
-        lineage = decode_epochs(said["epochs"])
+        # What is written here was believed once, and a start that refuses it would help nobody.
+        lineage = decode_epochs(said["epochs"], LONG_MAX)
     except ProtocolError as error:
         raise ValueError(str(error)) from None
     command, handing = said.get("command"), said.get("handingOver")
