@@ -34,7 +34,9 @@ C = TypeVar("C", NodeConfig, NameserverConfig)
 # Keys that no request may change, whatever the file's configBlackList says.
 NEVER_CHANGED: Mapping[type, frozenset[str]] = {
     NodeConfig: frozenset({"configBlackList", "brokerConfigPath", "rocketmqHome"}),
-    NameserverConfig: frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}),
+    NameserverConfig: frozenset(
+        {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "changesAllowedFrom"}
+    ),
 }
 # Secrets and what guards them are a person's at the machine.
 NEVER_CHANGED_PREFIXES = ("tls.", "acl", "haSecure", "haPlainPort")

@@ -17,6 +17,7 @@ LAYERS = {
     "commitlog": 1,
     "haservice": 2,
     "haservice.remoting": 3,
+    "haservice.access": 3,
     "haservice.replication": 3,
     "haservice.broker": 4,
     "haservice.nameserver": 4,
@@ -26,6 +27,7 @@ LAYERS = {
 # On one level, yet strangers: they meet on the wire, or in the node that builds both.
 STRANGERS = [
     {"haservice.remoting", "haservice.replication"},
+    {"haservice.access", "haservice.replication"},
     {"haservice.broker", "haservice.nameserver"},
 ]
 # (importer, imported) that are right only inside a function, so that all else runs without Spark.

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from commitlog.dispatch import parse_delay_levels
 from commitlog.store import Store
+from haservice.access.files import AclFiles
 from haservice.broker import live_keys
-from haservice.broker.acl_files import AclFiles
 from haservice.broker.admission import Admission, Limits
 from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets

@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from haservice.access.files import rules_files
+from haservice.access.guard import AclGuard
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
 from haservice.live_settings import LiveSettings, file_of
+from haservice.nameserver.changes import Changes, allowed_of
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.processors import BrokerProcessors, KvProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
@@ -64,9 +67,13 @@ class NameserverNode:
             **values.handlers(),
             **settings.handlers(),
         }
+        self.served_codes = frozenset(processors)
         self._tls = server_tls(config.tls, config.source)
+        self._acl = rules_files(config.acl, config.source)
+        changes = Changes(self._acl, allowed_of(config))
+        guard = AclGuard(changes.check) if changes.guarded else None
         self._server = RemotingServer(
-            [Listener(config.bind_address, config.listen_port, processors, tls=self._tls)],
+            [Listener(config.bind_address, config.listen_port, processors, guard=guard, tls=self._tls)],
             config.idle_seconds,
             on_close=self._brokers.connection_closed,
         )
@@ -110,6 +117,7 @@ class NameserverNode:
 
     def _scan(self) -> None:
         self._brokers.expire()
-        if self._tls is not None:
-            self._offload_quietly(self._tls.poll)
+        for watched in (self._acl, self._tls):
+            if watched is not None:
+                self._offload_quietly(watched.poll)
         self._scan_after(SCAN_INTERVAL_S)

@@ -18,7 +18,7 @@ import haservice.remoting.lock_bodies
 import haservice.remoting.reply_headers
 import haservice.remoting.retry_headers
 import haservice.remoting.transaction_headers  # noqa: F401 - their classes are found below
-from haservice.broker.acl_accounts import parse_file
+from haservice.access.accounts import parse_file
 from haservice.broker.sql_filter import SqlFault, compile_filter
 from haservice.broker.sql_values import EvaluationFault
 from haservice.errors import ConfigError, ProtocolError, RequestError
