@@ -109,7 +109,10 @@ class BrokerNode:
         # As it is in force: the role may be another one by command.
         self.config = config
         self.live: LiveSettings[NodeConfig] = LiveSettings(
-            config, path=file_of(config.source), black_list=config.broker.config_black_list
+            config,
+            path=file_of(config.source),
+            black_list=config.broker.config_black_list,
+            open_to_all=not config.acl.enabled,
         )
         # Set when this broker is to be run again, in another role: what its successor starts with.
         self.restart: NodeConfig | None = None

@@ -45,11 +45,14 @@ class NameserverNode:
         self._brokers = BrokerProcessors(table, kv)
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
         values = KvProcessors(kv, self._offload)
+        self._acl = rules_files(config.acl, config.source)
+        changes = Changes(self._acl, allowed_of(config))
         # A name server without a file of its own stores where RocketMQ's does.
         live: LiveSettings[NameserverConfig] = LiveSettings(
             config,
             path=file_of(config.source) or config.config_store_path,
             black_list=config.config_black_list,
+            open_to_all=not changes.guarded,
         )
         live.follow(
             ("orderMessageEnable",),
@@ -69,8 +72,6 @@ class NameserverNode:
         }
         self.served_codes = frozenset(processors)
         self._tls = server_tls(config.tls, config.source)
-        self._acl = rules_files(config.acl, config.source)
-        changes = Changes(self._acl, allowed_of(config))
         guard = AclGuard(changes.check) if changes.guarded else None
         self._server = RemotingServer(
             [Listener(config.bind_address, config.listen_port, processors, guard=guard, tls=self._tls)],
