@@ -24,6 +24,7 @@ from haservice.broker.groups import Groups
 from haservice.broker.level import Level
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.message_filter import MessageFilters
+from haservice.broker.message_rights import MessageRights
 from haservice.broker.offset_moved import OffsetMovedEvents
 from haservice.broker.processors.acl import AclProcessor
 from haservice.broker.processors.broker_state import StateProcessor
@@ -110,6 +111,7 @@ class Parts:
     told: Callable[[], Future[None]]
     live: LiveSettings[NodeConfig]
     roles: RoleChanges
+    rights: MessageRights
     acl: AclFiles | None = None
 
     @property
@@ -126,6 +128,7 @@ def sends_of(parts: Parts) -> SendProcessor:
         parts.durability,
         parts.stats,
         store_host=parts.store_host,
+        on_half=parts.rights.half_sent,
     )
     parts.live.follow(live_keys.GATES, lambda config: sends.configure(_gates(config.broker)))
     parts.live.follow(live_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
@@ -163,6 +166,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         store.log,
         store.index if config.log.index_enabled else None,
         offload,
+        parts.rights,
         broker.default_query_max_num,
     )
     live = parts.live
@@ -203,6 +207,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             parts.durability,
             parts.transaction_ends,
             offload,
+            parts.rights,
             store_host=parts.store_host,
             is_slave=parts.is_slave,
             unwritable=lambda: sends.refuse_all,
@@ -348,6 +353,7 @@ def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:
         parts.groups.find,
         parts.durability,
         parts.server.offload,
+        parts.rights,
         permission=broker.permission,
         delay_level_max=len(parse_delay_levels(parts.config.log.message_delay_levels)),
         is_slave=parts.is_slave,

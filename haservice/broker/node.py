@@ -48,6 +48,7 @@ from haservice.broker.handlers import (
 )
 from haservice.broker.live_keys import follow_settings
 from haservice.broker.long_polling import LongPolling
+from haservice.broker.message_rights import MessageRights
 from haservice.broker.processors.heartbeat import notify_members
 from haservice.broker.refill import Repairer
 from haservice.broker.registration import MasterAddresses
@@ -333,6 +334,7 @@ class BrokerNode:
             told=self.registration.told,
             live=self.live,
             roles=self.standing.changes,
+            rights=MessageRights(self.security.acl if config.acl.follows_message else None, self.clients),
             acl=self.security.acl,
         )
         self.sends = sends_of(parts)
