@@ -449,7 +449,9 @@ def _root_logger() -> Iterator[None]:
 @pytest.mark.usefixtures("_root_logger")
 def test_the_logging_file_in_conf_and_the_default_are_accepted() -> None:
     logs.configure(CONF / "logging.yml")
-    assert logging.getLogger().handlers[0].formatter._fmt == logs.LINE  # type: ignore[union-attr]
+    formatter = logging.getLogger().handlers[0].formatter
+    assert isinstance(formatter, logs.PrintableFormatter)
+    assert formatter.inner._fmt == logs.LINE
     logs.configure()
     assert logging.getLogger().level == logging.INFO
 
