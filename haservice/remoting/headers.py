@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
-from haservice.bounds import BY_NAME, BrokerId, Term
+from haservice.bounds import BY_NAME, BrokerId, TermOrNone
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 
@@ -384,7 +384,7 @@ class TopicHeader(ExtHeader):
 class RegisterBrokerHeader(ExtHeader):
     """103.  `body_crc32` is of the body as sent, without its sign bit; 0 is not checked.
 
-    `epoch` is ours: the last term in the broker's log.
+    `epoch` is ours: the last term in the broker's log, -1 while it has none.
     """
 
     broker_name: str
@@ -394,7 +394,7 @@ class RegisterBrokerHeader(ExtHeader):
     broker_id: BrokerId
     compressed: bool = False
     body_crc32: I32 = 0
-    epoch: Term | None = None
+    epoch: TermOrNone | None = None
 
 
 @dataclass(frozen=True, slots=True)

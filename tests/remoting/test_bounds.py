@@ -37,7 +37,6 @@ LINEAGE = LineageBody(
 @pytest.mark.parametrize(
     ("header", "field"),
     [
-        (RegisterBrokerHeader("b", "h:1", "c", "h:2", 0, epoch=3), "epoch"),
         (PromoteHeader(), "minEpoch"),
         (FollowHeader("h:1", "h:2", 3), "epoch"),
         (SwitchoverHeader(), "minEpoch"),
@@ -49,6 +48,15 @@ def test_the_number_of_a_term(header: ExtHeader, field: str, number: int) -> Non
     assert type(header).decode({**ext, field: str(TERM_MAX)})
     with pytest.raises(RequestError, match=f"field {field} .* not a whole number in range: 0 ... {TERM_MAX}"):
         type(header).decode({**ext, field: str(number)})
+
+
+@pytest.mark.parametrize("number", [TERM_MAX + 1, LONG_MAX, LONG_MAX + 1, -2])
+def test_the_number_of_a_registration(number: int) -> None:
+    ext = RegisterBrokerHeader("b", "h:1", "c", "h:2", 0, epoch=3).encode()
+    for known in (-1, 0, TERM_MAX):  # -1: a slave that has nothing yet
+        assert RegisterBrokerHeader.decode({**ext, "epoch": str(known)}).epoch == known
+    with pytest.raises(RequestError, match=f"field epoch .* in range: -1 ... {TERM_MAX}"):
+        RegisterBrokerHeader.decode({**ext, "epoch": str(number)})
 
 
 @pytest.mark.parametrize(
