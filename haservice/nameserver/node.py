@@ -70,6 +70,7 @@ class NameserverNode:
             **values.handlers(),
             **settings.handlers(),
         }
+        # Of all these it is decided whether they are changes.
         self.served_codes = frozenset(processors)
         self._tls = server_tls(config.tls, config.source)
         guard = AclGuard(changes.check) if changes.guarded else None
