@@ -174,7 +174,12 @@ NAMES = frozenset({"brokerName", "brokerClusterName"})
 PASSWORDS = frozenset({"tls.server.keyPassword", "tls.client.keyPassword"})
 
 # Keys that hold several values, and what stands between them.
-LIST_SEPARATORS: Mapping[str, str] = {"namesrvAddr": ";", "haAllowedSlaves": ",", "configBlackList": ";"}
+LIST_SEPARATORS: Mapping[str, str] = {
+    "namesrvAddr": ";",
+    "haAllowedSlaves": ",",
+    "configBlackList": ";",
+    "changesAllowedFrom": ";",
+}
 
 
 class ValuesRefused(ConfigError):

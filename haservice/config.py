@@ -19,7 +19,7 @@ from haservice import rocketmq_keys
 from haservice.binding import Binder, expanded, option_text, told_address
 from haservice.errors import ConfigError
 from haservice.properties import Entry, Properties, parse
-from haservice.security_settings import TLS_CONFIG_FILE, AclConfig, TlsConfig
+from haservice.security_settings import TLS_CONFIG_FILE, AclConfig, NameserverAclConfig, TlsConfig
 from haservice.settings import (
     BrokerConfig,
     BrokerRole,
@@ -98,16 +98,22 @@ def load_nameserver(path: str | Path | None = None) -> NameserverConfig:
     return nameserver_from(_read(path) if path is not None else Properties({}, "defaults"))
 
 
-def nameserver_from(properties: Properties) -> NameserverConfig:
+def nameserver_from(properties: Properties, environ: Mapping[str, str] = os.environ) -> NameserverConfig:
     """As load_nameserver, from properties already read."""
     binder = Binder(properties)
     values = binder.values(NameserverConfig)
+    acl = binder.values(NameserverAclConfig)
+    _settle_acl(acl, environ, binder)
     tls = _tls(binder)
-    served = [key for key, _, _ in options_of(NameserverConfig, TlsConfig)]
+    served = [key for key, _, _ in options_of(NameserverConfig, NameserverAclConfig, TlsConfig)]
     binder.check_names(served, rocketmq_keys.NAMESERVER)
     binder.finish()
     return NameserverConfig(
-        **values, tls=tls, source=binder.properties.source, warnings=tuple(binder.warnings)
+        **values,
+        acl=NameserverAclConfig(**acl),
+        tls=tls,
+        source=binder.properties.source,
+        warnings=tuple(binder.warnings),
     )
 
 
@@ -121,7 +127,7 @@ def options_of(*classes: type[Any]) -> Iterator[tuple[str, type[Any], dataclasse
 
 def in_force(config: NodeConfig | NameserverConfig) -> list[tuple[str, str]]:
     """Every key that is served and its value in force, sorted: what `mqbroker -p` prints."""
-    parts: tuple[Any, ...] = (config, config.tls)
+    parts: tuple[Any, ...] = (config, config.acl, config.tls)
     if isinstance(config, NodeConfig):
         log = dataclasses.replace(config.log, commit_log_path=config.log.log_path)
         parts = (config.broker, log, config.replication, config.remoting, config.acl, config.tls)

@@ -14,6 +14,8 @@ The type says who is to blame; the attributes carry the numbers.
 
 from __future__ import annotations
 
+from haservice.printable import escaped
+
 
 class HAServiceError(Exception):
     """Root of the tree; catch this to catch whatever haservice itself refuses."""
@@ -74,10 +76,10 @@ class RemotingTimeout(RemotingError):
 
 
 class AnswerError(RemotingError):
-    """`addr` answered with `code` and `remark` instead of success."""
+    """`addr` answered with `code` and `remark` instead of success; the text is printable, `remark` is raw."""
 
     def __init__(self, addr: str, code: int, remark: str | None) -> None:
-        super().__init__(f"{addr}: answered code {code}: {remark or 'no remark'}")
+        super().__init__(f"{addr}: answered code {code}: {escaped(remark or 'no remark')}")
         self.addr = addr
         self.code = code
         self.remark = remark

@@ -34,15 +34,38 @@ C = TypeVar("C", NodeConfig, NameserverConfig)
 # Keys that no request may change, whatever the file's configBlackList says.
 NEVER_CHANGED: Mapping[type, frozenset[str]] = {
     NodeConfig: frozenset({"configBlackList", "brokerConfigPath", "rocketmqHome"}),
-    NameserverConfig: frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}),
+    NameserverConfig: frozenset(
+        {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "changesAllowedFrom"}
+    ),
 }
 # Secrets and what guards them are a person's at the machine.
 NEVER_CHANGED_PREFIXES = ("tls.", "acl", "haSecure", "haPlainPort")
+# Where nobody is asked who he is, what makes a node what it is, is such a person's, too: roles and names,
+# addresses, guards; and every path.
+NOT_A_STRANGERS = frozenset(
+    {
+        "brokerRole",
+        "brokerId",
+        "brokerName",
+        "brokerClusterName",
+        "namesrvAddr",
+        "haMasterAddress",
+        "brokerIP1",
+        "brokerIP2",
+        "bindAddress",
+        "listenPort",
+        "haListenPort",
+        "haAllowedSlaves",
+        "haMaxConnections",
+        "haMaxConnectionsPerAddress",
+    }
+)
+_PATH_WORDS = ("path", "home")
 _BOM = b"\xef\xbb\xbf"
 
 
 class KeyForbidden(ConfigError):
-    """A key of the black list."""
+    """A key of the black list, or one that is no stranger's to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +91,23 @@ class Change:
 class LiveSettings(Generic[C]):
     """`config` is what is in force; it is replaced, never changed."""
 
-    def __init__(self, config: C, *, path: Path | None = None, black_list: Iterable[str] = ()) -> None:
-        """`path` is the file to rewrite; without one a change lasts until the node stops."""
+    def __init__(
+        self,
+        config: C,
+        *,
+        path: Path | None = None,
+        black_list: Iterable[str] = (),
+        open_to_all: bool = False,
+    ) -> None:
+        """`path` is the file to rewrite; without one a change lasts until the node stops.  With `open_to_all`
+        whoever reaches the port may ask for changes.
+        """
         self.config: C = config
         # Changes so far.
         self.changes = 0
         self._path = path.resolve() if path is not None else None
         self._forbidden = NEVER_CHANGED[type(config)].union(black_list)
+        self._open_to_all = open_to_all
         self._followers: list[tuple[frozenset[str], Callable[[C], None]]] = []
         # Held by one change at a time, from reading the file to its replacement.
         self._lock = threading.Lock()
@@ -100,6 +133,12 @@ class LiveSettings(Generic[C]):
         for key in wanted:
             if key in self._forbidden or key.startswith(NEVER_CHANGED_PREFIXES):
                 raise KeyForbidden("request", asked.line_of(key), key, "Can not update config in black list.")
+            if self._open_to_all and is_not_a_strangers(key):
+                reason = (
+                    f"{key} is a path, an address, a guard or a role: without access control (aclEnable) "
+                    "no request changes it. Edit the file and start again."
+                )
+                raise KeyForbidden("request", asked.line_of(key), key, reason)
         self._check_names(asked)
         binder = Binder(Properties({key: Entry(value, 0) for key, value in wanted.items()}, "request"))
         classes = _classes(self.config)
@@ -161,6 +200,11 @@ def file_of(source: str) -> Path | None:
     """The file that a node was started with; None when there was none."""
     path = Path(source) if source else None
     return path if path is not None and path.is_file() else None
+
+
+def is_not_a_strangers(key: str) -> bool:
+    """Whether no request changes it where nobody is asked who he is."""
+    return key in NOT_A_STRANGERS or any(word in key.lower() for word in _PATH_WORDS)
 
 
 def _classes(config: NodeConfig | NameserverConfig) -> list[type[Any]]:

@@ -2,19 +2,28 @@
 
 The file is what logging.config.dictConfig takes; conf/logging.yml is one.  Log files it names are
 created with their directories, `~` expanded.
+
+What others say (names, remarks, properties, texts of exceptions) is logged as it came, and made printable
+here, once, whatever formatters the file names: a record is one line, and a traceback's begin with CONTINUED.
 """
 
 from __future__ import annotations
 
+import copy
 import logging.config
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from haservice.binding import expanded
 from haservice.config import read_yaml
 from haservice.errors import ConfigError
+from haservice.printable import escaped
 
 LINE = "%(asctime)s %(levelname)s %(threadName)s %(name)s - %(message)s"
+
+# No formatter of ours begins a record so.
+CONTINUED = "    | "
 
 # Standard error, so that standard output carries only what scripts read.
 DEFAULT: dict[str, Any] = {
@@ -28,6 +37,39 @@ DEFAULT: dict[str, Any] = {
 
 def configure(path: str | Path | None = None) -> None:
     """Applies the file at `path`, or the default.  Raises ConfigError naming the file."""
+    _configure(path)
+    for handler in _handlers():
+        if not isinstance(handler.formatter, PrintableFormatter):
+            handler.setFormatter(PrintableFormatter(handler.formatter))
+
+
+class PrintableFormatter(logging.Formatter):
+    """Another formatter's text, in which nothing that came from outside passes for a record."""
+
+    def __init__(self, inner: logging.Formatter | None) -> None:
+        super().__init__()
+        self.inner = inner if inner is not None else logging.Formatter()
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown = copy.copy(record)
+        shown.msg, shown.args = escaped(record.getMessage()), None
+        shown.threadName = escaped(record.threadName or "")
+        shown.exc_text = None  # another handler's, perhaps
+        first, *rest = self.inner.format(shown).split("\n")
+        return "\n".join((escaped(first), *(f"{CONTINUED}{escaped(line)}" for line in rest)))
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    """Of all loggers, and those behind other handlers."""
+    loggers = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
+    for logger in loggers:
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            yield handler
+            if isinstance(target := getattr(handler, "target", None), logging.Handler):
+                yield target
+
+
+def _configure(path: str | Path | None) -> None:
     if path is None:
         logging.config.dictConfig(DEFAULT)
         return

@@ -31,8 +31,42 @@ class AclConfig:
         "aclCredentialsFile",
         None,
         "path",
-        "OURS, not RocketMQ's: a YAML file with accessKey and secretKey, as tools.yml, for a slave's "
-        "requests to its master. Not set: they are not signed, and the master white-lists the slave.",
+        "OURS, not RocketMQ's: a YAML file with accessKey and secretKey, as tools.yml, for requests to name "
+        "servers and other brokers. Not set: they are not signed, and those white-list this broker.",
+    )
+    follows_message: bool = option(
+        "aclFollowsMessage",
+        True,
+        "",
+        "OURS, not RocketMQ's: a message is shown by its id, given back, and its transaction ended, only by "
+        "who may read or send its topic. false: any account may, as with RocketMQ's brokers.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NameserverAclConfig:
+    """Who may change what a name server knows.  Routes are readable to all in any case."""
+
+    enabled: bool = option(
+        "aclEnable",
+        False,
+        "",
+        "OURS, not RocketMQ's: changes (registrations of brokers, values, permissions, topics, settings) "
+        "are taken from admin accounts and white-listed addresses of plain_acl.yml only.",
+    )
+    file: Path | None = option(
+        "aclFile",
+        None,
+        "path",
+        "OURS, not RocketMQ's: where plain_acl.yml is; the files of acl/ beside it count, too. Not set: "
+        "$ROCKETMQ_HOME/conf/plain_acl.yml, without ROCKETMQ_HOME plain_acl.yml beside this file.",
+    )
+    allowed: tuple[str, ...] = option(
+        "changesAllowedFrom",
+        (),
+        "address;…",
+        "OURS, not RocketMQ's: addresses, ranges and networks that may change things without a signature, "
+        "which stock brokers cannot give. Set, without aclEnable: nobody else may.",
     )
 
 

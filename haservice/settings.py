@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from commitlog.options import LogOptions, option
-from haservice.security_settings import AclConfig, TlsConfig
+from haservice.security_settings import AclConfig, NameserverAclConfig, TlsConfig
 
 # A broker that has said nothing for so long is gone; RocketMQ has no key for it either.
 EXPIRE_MS = 120_000
@@ -401,6 +401,7 @@ class NameserverConfig:
     idle_seconds: int = option(
         "serverChannelMaxIdleTimeSeconds", 120, "s", "A connection that is silent for so long is closed."
     )
+    acl: NameserverAclConfig = field(default_factory=NameserverAclConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     source: str = ""
     warnings: tuple[str, ...] = ()

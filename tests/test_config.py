@@ -14,7 +14,7 @@ from haservice.binding import ValuesRefused
 from haservice.config import BROKER_CLASSES, broker_from, in_force, load_broker, load_nameserver, options_of
 from haservice.errors import ConfigError
 from haservice.properties import parse
-from haservice.security_settings import TlsConfig
+from haservice.security_settings import NameserverAclConfig, TlsConfig
 from haservice.settings import BrokerConfig, BrokerRole, NameserverConfig, NodeConfig
 from tests.support import config_tables
 
@@ -389,7 +389,9 @@ def stated(file: Path) -> dict[str, tuple[str, bool]]:
 
 @pytest.mark.parametrize("name", ["broker-a.properties", "broker-a-s.properties", "namesrv.properties"])
 def test_a_conf_file_has_every_key_with_its_default_and_no_other(name: str) -> None:
-    classes = (NameserverConfig, TlsConfig) if name == "namesrv.properties" else BROKER_CLASSES
+    classes = (
+        (NameserverConfig, NameserverAclConfig, TlsConfig) if name == "namesrv.properties" else BROKER_CLASSES
+    )
     options = {key: field for key, _, field in options_of(*classes)}
     lines = stated(CONF / name)
     assert lines.keys() == options.keys()
@@ -425,7 +427,7 @@ def test_the_tables_of_the_configuration_page_are_those_of_the_dataclasses() -> 
 
 
 def test_every_option_is_documented_in_one_sentence_or_two() -> None:
-    for key, _, field in options_of(*BROKER_CLASSES, NameserverConfig):
+    for key, _, field in options_of(*BROKER_CLASSES, NameserverConfig, NameserverAclConfig):
         assert field.metadata["doc"].endswith("."), key
 
 
@@ -447,7 +449,9 @@ def _root_logger() -> Iterator[None]:
 @pytest.mark.usefixtures("_root_logger")
 def test_the_logging_file_in_conf_and_the_default_are_accepted() -> None:
     logs.configure(CONF / "logging.yml")
-    assert logging.getLogger().handlers[0].formatter._fmt == logs.LINE  # type: ignore[union-attr]
+    formatter = logging.getLogger().handlers[0].formatter
+    assert isinstance(formatter, logs.PrintableFormatter)
+    assert formatter.inner._fmt == logs.LINE
     logs.configure()
     assert logging.getLogger().level == logging.INFO
 

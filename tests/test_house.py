@@ -17,6 +17,7 @@ LAYERS = {
     "commitlog": 1,
     "haservice": 2,
     "haservice.remoting": 3,
+    "haservice.access": 3,
     "haservice.replication": 3,
     "haservice.broker": 4,
     "haservice.nameserver": 4,
@@ -26,6 +27,7 @@ LAYERS = {
 # On one level, yet strangers: they meet on the wire, or in the node that builds both.
 STRANGERS = [
     {"haservice.remoting", "haservice.replication"},
+    {"haservice.access", "haservice.replication"},
     {"haservice.broker", "haservice.nameserver"},
 ]
 # (importer, imported) that are right only inside a function, so that all else runs without Spark.
@@ -70,6 +72,14 @@ NAMES_OF_SPARK = {
     "reportLatestOffset",
     "getDefaultReadLimit",
     "prepareForTriggerAvailableNow",
+}
+
+ECHO_AS_THEY_LIKE = {
+    "haservice.admin.output",
+    "haservice.admin.daemons",
+    "haservice.admin.quickstart",
+    "haservice.admin.bench_append",
+    "haservice.admin.bench_replication",
 }
 
 # Calls whose first argument, if a literal, names a thread; and a method that gives pairs of name and task.
@@ -282,6 +292,18 @@ def test_every_package_is_typed_and_found() -> None:
         assert (ROOT / package / "py.typed").exists()
     for module, path in MODULES.items():
         assert (path.parent / "__init__.py").exists(), f"{module} lies in a directory without __init__.py"
+
+
+def test_commands_speak_by_what_escapes() -> None:
+    """mqadmin shows other people's names: only what shows a node's own may write as it likes."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for module, path in MODULES.items()
+        if within(module, "haservice.admin") and module not in ECHO_AS_THEY_LIKE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print")
+    ]
+    assert not wrong, "haservice.admin.output has echo and echo_line\n" + "\n".join(wrong)
 
 
 def test_wire_spelling_stays_at_the_wire() -> None:

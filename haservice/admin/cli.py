@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from commitlog.errors import CommitLogError
+from haservice import printable
 from haservice.admin import (
     acl_commands,
     cluster,
@@ -39,6 +40,7 @@ from haservice.admin import (
 )
 from haservice.admin.explain import explain
 from haservice.admin.options import CONTEXT
+from haservice.admin.output import echo
 from haservice.errors import HAServiceError
 
 # As the help lists them.
@@ -85,8 +87,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise  # the reader of our output went away: click ends quietly
+        except click.ClickException as error:
+            vars(error).update(message=printable.lines(error.message))  # it may hold what others said
+            raise
         except (HAServiceError, CommitLogError, OSError) as error:
-            raise click.ClickException(explain(error)) from None
+            raise click.ClickException(printable.lines(explain(error))) from None
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)
@@ -126,13 +131,13 @@ def main(tls: bool, tls_config: Path | None) -> None:
 def help_command(ctx: click.Context, command: str | None) -> None:
     """Explains a command, as `mqadmin help COMMAND`."""
     if command is None:
-        click.echo(main.get_help(ctx.parent or ctx))
+        echo(main.get_help(ctx.parent or ctx))
         return
     found = main.get_command(ctx, command)
     if found is None:
         raise click.UsageError(f"there is no command {command!r}; mqadmin help lists them")
     with click.Context(found, info_name=command, parent=ctx.parent) as asked:
-        click.echo(found.get_help(asked))
+        echo(found.get_help(asked))
 
 
 for _commands in SECTIONS.values():

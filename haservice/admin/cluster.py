@@ -15,7 +15,17 @@ from haservice.admin.calls import Admin, Broker
 from haservice.admin.each import say_failures
 from haservice.admin.ha_status import ha_status
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, human_bytes, show, show_pairs, shown_addr, to_json
+from haservice.admin.output import (
+    Column,
+    Table,
+    echo,
+    echo_line,
+    human_bytes,
+    show,
+    show_pairs,
+    shown_addr,
+    to_json,
+)
 from haservice.errors import RemotingError
 
 MS_PER_HOUR = 3_600_000
@@ -115,7 +125,7 @@ def show_cluster(admin: Admin, cluster: str | None, output_format: str) -> bool:
         for broker, info in found.items()
     ]
     if output_format == "json":
-        click.echo(to_json(rows))
+        echo(to_json(rows))
     else:
         show(cluster_table(rows), output_format)
     say_failures(list(failures.values()))
@@ -201,10 +211,10 @@ def broker_status(
         one.addr: {SILENT: str(failures[one])} if one in failures else info for one, info in answers.items()
     }
     if output_format == "json":
-        click.echo(to_json(found))
+        echo(to_json(found))
     else:
         for addr, info in found.items():
-            click.echo(f"# {addr}")
+            echo_line(f"# {addr}")
             show_pairs(dict(sorted(info.items())), output_format)
     say_failures(list(failures.values()))
     if failures:

@@ -13,7 +13,7 @@ import click
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.each import addrs_of, ask_each, tell_each
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
-from haservice.admin.output import shown_addr, to_json
+from haservice.admin.output import echo, echo_line, shown_addr, to_json
 from haservice.properties import parse
 from haservice.remoting.admin_headers import ConfigChangedHeader
 from haservice.remoting.codes import RequestCode
@@ -47,13 +47,13 @@ def properties_of(answer: RemotingCommand) -> dict[str, str]:
 
 def _show_configs(configs: dict[str, dict[str, str]], output_format: str) -> None:
     if output_format == "json":
-        click.echo(to_json(configs))
+        echo(to_json(configs))
         return
     for title, config in configs.items():
-        click.echo(f"============{title}============")
+        echo_line(f"============{title}============")
         for key, value in sorted(config.items()):
-            click.echo(f"{key:<50}=  {value}")
-        click.echo()
+            echo_line(f"{key:<50}=  {value}")
+        echo()
 
 
 @command("getBrokerConfig")

@@ -18,7 +18,7 @@ from haservice.admin.options import (
     one_broker_option,
     topic_option,
 )
-from haservice.admin.output import Column, Table, local_time, show, to_json, version_text
+from haservice.admin.output import Column, Table, echo, echo_line, local_time, show, to_json, version_text
 from haservice.remoting.admin_bodies import ClientConnection, ProducerConnection, ProducerTableInfo
 from haservice.remoting.admin_headers import ProducerGroupHeader
 from haservice.remoting.codes import RequestCode
@@ -70,11 +70,11 @@ def consumer_connections(
     }
     if output_format == "json":
         tables = {"connections": members.objects(), "subscriptions": subscriptions.objects()}
-        click.echo(to_json({**how, **tables}))
+        echo(to_json({**how, **tables}))
         return
-    click.echo(f"{members.text()}\n\nBelow is subscription:\n{subscriptions.text()}\n")
+    echo(f"{members.text()}\n\nBelow is subscription:\n{subscriptions.text()}\n")
     for name, value in how.items():
-        click.echo(f"{name[0].upper()}{name[1:]}: {value}")
+        echo_line(f"{name[0].upper()}{name[1:]}: {value}")
 
 
 @command("producerConnection")

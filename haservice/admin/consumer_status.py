@@ -13,7 +13,8 @@ from haservice.admin.calls import Admin
 from haservice.admin.each import ask_each
 from haservice.admin.group_calls import consumer_connection, group_addrs, running_info
 from haservice.admin.options import broker_option, command, format_option, group_option, namesrv_option
-from haservice.admin.output import Column, Table, number, to_json, version_text
+from haservice.admin.output import Column, Table, echo, number, to_json, version_text
+from haservice.printable import escaped
 from haservice.remoting.admin_bodies import ConsumerRunningInfo
 
 # Properties of a member.
@@ -83,7 +84,7 @@ def consumer_status(
         addrs = [broker] if broker is not None else group_addrs(admin, group)
         if client_id is not None:
             info = running_info(admin, group, client_id, addrs, jstack)
-            click.echo(to_json(info_tree(info)) if output_format == "json" else info_text(info))
+            echo(to_json(info_tree(info)) if output_format == "json" else info_text(info))
             return
         members = consumer_connection(admin, group, broker).connection_set
         found, complete = ask_each(
@@ -92,7 +93,7 @@ def consumer_status(
     infos = {member.client_id: info for member, info in found}
     findings = [*wrong_subscriptions(infos, wall_clock_ms()), *wrong_queues(infos, wall_clock_ms())]
     if output_format == "json":
-        click.echo(
+        echo(
             to_json(
                 {"members": {name: info_tree(info) for name, info in infos.items()}, "findings": findings}
             )
@@ -102,11 +103,14 @@ def consumer_status(
         directory = Path(str(wall_clock_ms()))
         directory.mkdir()
         for index, (member, info) in enumerate(found, 1):
-            file = directory / member.client_id.replace("/", "_")
+            file = directory / escaped(member.client_id.replace("/", "_"))
             file.write_text(info_text(info))
             table.add(index, member.client_id, member.version, str(file))
-        click.echo(table.text() + "\n")
-        click.echo("\n".join(findings) or "Same subscription in the same group of consumer\n\nRebalance OK")
+        echo(table.text() + "\n")
+        echo(
+            "\n".join(map(escaped, findings))
+            or "Same subscription in the same group of consumer\n\nRebalance OK"
+        )
     if not complete:
         sys.exit(1)
 

@@ -19,7 +19,7 @@ from haservice.admin.options import (
     one_broker_option,
     truth_option,
 )
-from haservice.admin.output import Column, Table, local_second, number, show, version_text
+from haservice.admin.output import Column, Table, echo, local_second, number, show, version_text
 from haservice.broker.topics import RETRY_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.admin_bodies import ConsumerConnection, ConsumeStats, ConsumeStatsList, QueueProgress
@@ -80,7 +80,7 @@ def consumer_progress(
         owners = queue_owners(admin, group) if show_owners else None
     show(progress_table(stats, owners), output_format)
     if complete and not stats.offset_table:
-        click.echo(
+        echo(
             f"no broker has an offset of group {group!r}: it has consumed nothing, or its name is another\n"
             "  mqadmin consumerProgress lists the groups",
             err=True,
@@ -195,11 +195,11 @@ def start_monitoring(namesrv: tuple[str, ...], interval_s: float, output_format:
     """
     with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # how one ends a watch is no failure
         while True:
-            click.echo(f"# {time.strftime('%Y-%m-%d %H:%M:%S')}", err=output_format == "json")
+            echo(f"# {time.strftime('%Y-%m-%d %H:%M:%S')}", err=output_format == "json")
             try:
                 show(groups_table(admin, known_groups(admin)), output_format)
             except RemotingError as error:
-                click.echo(str(error), err=True)
+                echo(str(error), err=True)
             time.sleep(interval_s)
 
 

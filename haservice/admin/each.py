@@ -6,11 +6,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-import click
-
 from haservice.admin.calls import Broker
 from haservice.admin.explain import explain
-from haservice.admin.output import shown_addr, to_json
+from haservice.admin.output import echo, shown_addr, to_json
 from haservice.errors import RemotingError
 
 T = TypeVar("T")
@@ -43,13 +41,13 @@ def tell_each(
             if len(addrs) == 1:
                 raise
             failures[addr] = explain(error)
-            click.echo(f"Failed: {failures[addr]}", err=True)
+            echo(f"Failed: {failures[addr]}", err=True)
             continue
         done.append(addr)
         told = said.replace("{addr}", shown_addr(addr)).replace("{result}", str(result))
-        click.echo(told, err=output_format == "json")
+        echo(told, err=output_format == "json")
     if output_format == "json":
-        click.echo(to_json({**facts, places: done, **({"failures": failures} if failures else {})}))
+        echo(to_json({**facts, places: done, **({"failures": failures} if failures else {})}))
     if failures:
         sys.exit(1)
 
@@ -57,7 +55,7 @@ def tell_each(
 def say_failures(failures: Sequence[RemotingError], said: str = "Failed") -> None:
     """Why each did not answer, and what mends it, on standard error."""
     for failure in failures:
-        click.echo(f"{said}: {explain(failure)}", err=True)
+        echo(f"{said}: {explain(failure)}", err=True)
 
 
 def ask_each(places: Sequence[T], ask: Callable[[T], Any]) -> tuple[list[tuple[T, Any]], bool]:

@@ -16,7 +16,7 @@ from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.group_calls import consumer_connection
 from haservice.admin.options import broker_option, cluster_option, command, long_format_option, namesrv_option
-from haservice.admin.output import show_pairs, to_json, version_text
+from haservice.admin.output import echo, show_pairs, to_json, version_text
 from haservice.admin.topic_stats import TOPIC_PUT_NUMS, traffic
 from haservice.broker.redirect import DLQ_PREFIX
 from haservice.broker.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
@@ -80,7 +80,7 @@ def _write(directory: Path, name: str, tree: dict[str, Any], output_format: str)
     if output_format == "json":
         show_pairs({"file": str(path)}, output_format)
     else:
-        click.echo(f"export {path} success")
+        echo(f"export {path} success")
 
 
 def user_topics(admin: Admin, addr: str, special: bool) -> dict[str, dict[str, Any]]:

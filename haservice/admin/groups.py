@@ -18,7 +18,7 @@ from haservice.admin.options import (
     namesrv_option,
     truth_option,
 )
-from haservice.admin.output import plain, to_json
+from haservice.admin.output import echo, echo_line, plain, to_json
 from haservice.admin.topic_changes import delete_topic_everywhere
 from haservice.broker.redirect import dead_letter_topic, retry_topic
 from haservice.remoting.admin_headers import DeleteSubscriptionGroupHeader
@@ -150,7 +150,7 @@ def get_consumer_config(namesrv: tuple[str, ...], group: str, output_format: str
             f"  a consumer's first heartbeat makes one, or mqadmin updateSubGroup -g {group}"
         )
     if output_format == "json":
-        click.echo(
+        echo(
             to_json(
                 [
                     {"clusterName": broker.cluster, "brokerName": broker.name, **config.tree()}
@@ -160,7 +160,7 @@ def get_consumer_config(namesrv: tuple[str, ...], group: str, output_format: str
         )
     else:
         for broker, config in known:
-            click.echo(
+            echo_line(
                 f"============================={broker.cluster}:{broker.name}============================="
             )
             _show_config(config)
@@ -170,7 +170,7 @@ def get_consumer_config(namesrv: tuple[str, ...], group: str, output_format: str
 
 def _show_config(config: SubscriptionGroupConfig) -> None:
     for name, value in config.tree().items():
-        click.echo(f"{name:<40}=  {str(value).lower() if isinstance(value, bool) else plain(value)}")
+        echo_line(f"{name:<40}=  {str(value).lower() if isinstance(value, bool) else plain(value)}")
 
 
 COMMANDS = (update_sub_group, delete_sub_group, get_consumer_config)

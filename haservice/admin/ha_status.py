@@ -24,6 +24,7 @@ from haservice.admin.options import broker_option, cluster_option, command, form
 from haservice.admin.output import (
     Column,
     Table,
+    echo,
     human_bytes,
     human_rate,
     human_seconds,
@@ -405,9 +406,9 @@ def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_fo
     try:
         seen = take(admin, broker, cluster)
     except RemotingError as error:
-        click.echo(f"{time.strftime('%H:%M:%S')}  {error}", err=True)
+        echo(f"{time.strftime('%H:%M:%S')}  {error}", err=True)
         return
     if output_format == "table":
         click.clear()
-        click.echo(time.strftime("%H:%M:%S"))
+        echo(time.strftime("%H:%M:%S"))
     show_seen(seen, output_format)

@@ -6,11 +6,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import click
-
 from haservice.admin.calls import Admin
 from haservice.admin.options import address, command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, human_bytes, local_second, show, shown_addr
+from haservice.admin.output import Column, Table, echo, human_bytes, local_second, show, shown_addr
 from haservice.admin.role_steps import name_option, refuse
 from haservice.admin.roll_call import gather
 from haservice.admin.topology import SHORT_ID, Member, Topology
@@ -111,7 +109,7 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
     silent = [one for one in asked if not one.is_ours]
     for one in silent:
         advice = f"\n  {one.advice}" if one.advice else ""
-        click.echo(f"Not shown: {shown_addr(one.addr)}: {one.state}{advice}", err=True)
+        echo(f"Not shown: {shown_addr(one.addr)}: {one.state}{advice}", err=True)
     if any(not one.answers for one in silent):
         sys.exit(1)
 

@@ -23,7 +23,7 @@ import click
 from commitlog import record
 from commitlog.errors import CorruptRecord
 from haservice.admin.options import CONTEXT, format_option
-from haservice.admin.output import human_bytes, local_time, preview, to_json_line
+from haservice.admin.output import echo, echo_line, human_bytes, local_time, preview, to_json_line
 from haservice.admin.reading import message_fields
 
 # A segment is named by its first offset in 20 digits.
@@ -168,7 +168,7 @@ def dump_log(file: Path, limit: int | None, topic: str | None, output_format: st
     object a line.
     """
     if output_format == "table":
-        click.echo(
+        echo(
             LINE.format(
                 "#Offset", "#Size", "#Topic", "#Queue", "#QueueOffset", "#StoreTime", "#Keys", "#Body"
             )
@@ -184,8 +184,8 @@ def dump_log(file: Path, limit: int | None, topic: str | None, output_format: st
                     if topic is not None and found.message.topic != topic:
                         continue
                     shown += 1
-                click.echo(to_json_line(as_json(found)) if output_format == "json" else as_line(found))
+                echo_line(to_json_line(as_json(found)) if output_format == "json" else as_line(found))
                 if shown == limit:
                     break
     if output_format == "table":
-        click.echo(f"{shown} of {records} records read" if shown != records else f"{records} records")
+        echo(f"{shown} of {records} records read" if shown != records else f"{records} records")

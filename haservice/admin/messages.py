@@ -24,7 +24,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import human_bytes, local_time, preview, to_json_line
+from haservice.admin.output import echo, echo_line, human_bytes, local_time, preview, to_json_line
 from haservice.admin.reading import as_far_as_sound, body_of, from_queue, message_fields
 from haservice.admin.sending import (
     IN_FLIGHT,
@@ -151,10 +151,10 @@ def _send_body(
         trace = Outgoing(sent_entry(topic, message, one, tally.seconds).encode(), {"KEYS": key})
         run(send_all(TRACE_TOPIC, trace_queues, _one(trace), lambda _: None, in_flight=1))
     if output_format == "json":
-        click.echo(to_json_line(_sent_object(one)))
+        echo(to_json_line(_sent_object(one)))
     else:
-        click.echo(SENT_LINE.format("#Broker Name", "#QID", "#Send Result", "#Offset", "#MsgId"))
-        click.echo(
+        echo(SENT_LINE.format("#Broker Name", "#QID", "#Send Result", "#Offset", "#MsgId"))
+        echo_line(
             SENT_LINE.format(
                 one.queue.broker_name,
                 one.queue_id if one.queue_id is not None else "-",
@@ -164,7 +164,7 @@ def _send_body(
             )
         )
     if one.status != SEND_OK and one.remark:
-        click.echo(f"{one.status}: {one.remark}", err=True)
+        echo_line(f"{one.status}: {one.remark}", err=True)
     say_advice(tally, queues)
     return tally
 
@@ -179,7 +179,7 @@ def say_advice(tally: Tally, queues: Sequence[Queue]) -> None:
         elif ACL_REFUSAL in (remark or ""):
             advice = advise(AnswerError(addr, ResponseCode.SYSTEM_ERROR, remark))
         if advice:
-            click.echo(f"  {advice}", err=True)
+            echo(f"  {advice}", err=True)
 
 
 def _sent_object(one: Sent) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def report(tally: Tally, output_format: str) -> None:
     """What became of a run: counts by status, and the rate."""
     rate = tally.sent / tally.seconds if tally.seconds > 0 else 0.0
     if output_format == "json":
-        click.echo(
+        echo(
             to_json_line(
                 {
                     "sent": tally.sent,
@@ -275,14 +275,14 @@ def report(tally: Tally, output_format: str) -> None:
         return
     for status, count in tally.statuses.most_common():
         remark = tally.remarks.get(status)
-        click.echo(f"{status:<24} {count:>10}" + (f"  {remark}" if remark else ""))
+        echo_line(f"{status:<24} {count:>10}" + (f"  {remark}" if remark else ""))
     stored = sum(tally.statuses[status] for status in STORED)
-    click.echo(
+    echo(
         f"{stored} of {tally.sent} messages stored, {human_bytes(tally.body_bytes)} of bodies, "
         f"in {tally.seconds:.2f} s: {rate:,.0f} messages/s"
     )
     if tally.stopped:
-        click.echo("Stopped at a lost connection: what was left of the input was not sent.")
+        echo("Stopped at a lost connection: what was left of the input was not sent.")
 
 
 # -- consumeMessage ------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def consume_message(
     shown = 0
     damaged: list[Queue] = []
     if output_format == "table":
-        click.echo(
+        echo(
             READ_LINE.format(
                 "#Broker Name", "#QID", "#Offset", "#MsgId", "#StoreTime", "#Tags", "#Keys", "#Body"
             )
@@ -343,12 +343,12 @@ def consume_message(
                 break
             with as_far_as_sound(queue, damaged):
                 for message in from_queue(admin, topic, queue, group, offset, begin_ms, end_ms):
-                    click.echo(_read_line(queue, message, output_format))
+                    echo_line(_read_line(queue, message, output_format))
                     shown += 1
                     if shown == count:
                         break
     if output_format == "table":
-        click.echo(f"{shown} messages from {', '.join(_places(queues))}")
+        echo(f"{shown} messages from {', '.join(_places(queues))}")
     if damaged:
         sys.exit(1)
 

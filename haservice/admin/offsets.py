@@ -18,7 +18,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import Column, Table, show
+from haservice.admin.output import Column, Table, echo, show
 from haservice.errors import AnswerError
 from haservice.remoting.admin_bodies import ConsumeStats, QueueProgress, ResetOffsetBody
 from haservice.remoting.admin_headers import ConsumeStatsHeader, ResetOffsetHeader
@@ -80,7 +80,7 @@ def reset_offset_by_time(
     (again); `now` is the end of the queues.
     """
     if output_format == "table":
-        click.echo(
+        echo(
             f"rollback consumer offset by specified group[{group}], topic[{topic}], "
             f"force[{str(force).lower()}], timestamp(long)[{when_ms}]"
         )
@@ -206,7 +206,7 @@ def clone_group_offset(
             update_offset(admin, addrs[queue.broker_name], group, queue, offset)
     table = Table(CLONE_COLUMNS, [(queue.broker_name, queue.queue_id, offset) for queue, offset in done])
     if output_format == "table":
-        click.echo(f"clone group offset success. srcGroup[{source}], destGroup=[{group}], topic[{topic}]")
+        echo(f"clone group offset success. srcGroup[{source}], destGroup=[{group}], topic[{topic}]")
     show(table, output_format)
     if not complete:
         sys.exit(1)

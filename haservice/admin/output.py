@@ -3,6 +3,9 @@
 A `Table` is columns and rows of plain values.  A column has RocketMQ's head (`#Broker Name`), the key
 of the same value in JSON (`brokerName`), and how a person wants to see it; JSON carries the raw value,
 so that a script never has to parse "1.2 MiB".
+
+Names, remarks and bodies are other people's: `echo`, by which all commands speak, shows no control character
+of theirs, and what stands in a table or a line of names and values has no line end.
 """
 
 from __future__ import annotations
@@ -16,8 +19,21 @@ from typing import Any
 
 import click
 
+from haservice import printable
+from haservice.printable import escaped
+
 SHOWN_TEXT_MAX = 60
 UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Writes a line or more.  What is not printable is shown as an escape, within JSON as one of JSON's."""
+    click.echo(printable.lines(text), err=err, nl=nl)
+
+
+def echo_line(text: str, *, err: bool = False) -> None:
+    """Writes one line, whatever is in it; a body may have tabs."""
+    click.echo("\t".join(map(escaped, text.split("\t"))), err=err)
 
 
 def plain(value: Any) -> str:
@@ -66,7 +82,11 @@ class Table:
         columns = [column for column in self.columns if not column.json_only]
         cells = [[column.head for column in columns]]
         cells += [
-            [column.shown(v) for column, v in zip(self.columns, row, strict=True) if not column.json_only]
+            [
+                escaped(column.shown(value))
+                for column, value in zip(self.columns, row, strict=True)
+                if not column.json_only
+            ]
             for row in self.rows
         ]
         widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
@@ -88,21 +108,21 @@ def show(table: Table, output_format: str) -> None:
     """Writes one table; as JSON an array of objects, or an object when the table has facts."""
     if output_format == "json":
         rows = table.objects()
-        click.echo(to_json({**table.facts, table.name: rows} if table.facts else rows))
+        echo(to_json({**table.facts, table.name: rows} if table.facts else rows))
         return
-    click.echo(table.text())
+    echo(table.text())
     if table.notes:
-        click.echo("\n" + "\n".join(table.notes))
+        echo("\n" + "\n".join(map(escaped, table.notes)))
 
 
 def show_pairs(pairs: Mapping[str, Any], output_format: str) -> None:
     """Writes names and values: one aligned line each, or one JSON object."""
     if output_format == "json":
-        click.echo(to_json(dict(pairs)))
+        echo(to_json(dict(pairs)))
         return
     width = max((len(name) for name in pairs), default=0)
     for name, value in pairs.items():
-        click.echo(f"{name.ljust(width)} : {plain(value)}")
+        echo_line(f"{name.ljust(width)} : {plain(value)}")
 
 
 def to_json(value: Any) -> str:

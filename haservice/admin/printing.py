@@ -19,7 +19,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import Column, Table, plain, show, to_json_line
+from haservice.admin.output import Column, Table, echo_line, plain, show, to_json_line
 from haservice.admin.reading import as_far_as_sound, body_of, from_queue, message_fields, tag_of
 from haservice.admin.sending import Queue
 from haservice.admin.where import readable_queues
@@ -97,12 +97,12 @@ def print_msg(
     with Admin(namesrv) as admin:
         for queue in readable_queues(admin, topic, None, None):
             if output_format == "table":
-                click.echo(f"-------- {queue.broker_name} at {queue.addr}, queue {queue.queue_id} --------")
+                echo_line(f"-------- {queue.broker_name} at {queue.addr}, queue {queue.queue_id} --------")
             with as_far_as_sound(queue, damaged):
                 for message in from_queue(
                     admin, topic, queue, TOOLS_GROUP, None, begin_ms, end_ms, expression
                 ):
-                    click.echo(line_of(message, charset, with_body, output_format))
+                    echo_line(line_of(message, charset, with_body, output_format))
     if damaged:
         sys.exit(1)
 
@@ -147,7 +147,7 @@ def print_msg_by_queue(
             for message in from_queue(admin, topic, queue, TOOLS_GROUP, None, begin_ms, end_ms, expression):
                 tags[tag_of(message) or ""] += 1
                 if prints:
-                    click.echo(line_of(message, charset, with_body, output_format))
+                    echo_line(line_of(message, charset, with_body, output_format))
     if counts:
         show(Table(TAG_COLUMNS, list(tags.most_common())), output_format)
 

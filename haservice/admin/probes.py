@@ -13,7 +13,7 @@ from haservice.admin.access import access
 from haservice.admin.calls import Admin
 from haservice.admin.interrupt import run
 from haservice.admin.options import command, format_option, namesrv_option, topic_option, truth_option
-from haservice.admin.output import Column, Table, number, show, to_json_line
+from haservice.admin.output import Column, Table, echo, echo_line, number, show, to_json_line
 from haservice.admin.sending import SEND_OK, Outgoing, Queue, Sent, send_one
 from haservice.admin.where import writable_queues
 from haservice.errors import RemotingError
@@ -120,9 +120,9 @@ def send_msg_status(namesrv: tuple[str, ...], name: str, size: int, count: int, 
         queues = writable_queues(admin, name, name, None)
     for sent, ms in run(_all(name, queues, [FIRST_BODY_BYTES] + [size] * count))[1:]:
         if output_format == "json":
-            click.echo(to_json_line({"rtMs": ms, "sendStatus": sent.status, "msgId": sent.message_id}))
+            echo(to_json_line({"rtMs": ms, "sendStatus": sent.status, "msgId": sent.message_id}))
         else:
-            click.echo(
+            echo_line(
                 f"rt={ms:.2f}ms, SendResult=SendResult [sendStatus={sent.status}, "
                 f"offsetMsgId={sent.message_id}, queueId={sent.queue_id}, queueOffset={sent.queue_offset}]"
             )
@@ -174,7 +174,7 @@ def cluster_rt(
                 mean, good, bad = _probed(admin, broker.name, amount, size)
                 if as_log:
                     now = time.strftime("%Y-%m-%d %H:%M:%S")
-                    click.echo(f"{now}|{room}|{broker.cluster}|{broker.name}|{round(mean)}")
+                    echo_line(f"{now}|{room}|{broker.cluster}|{broker.name}|{round(mean)}")
                 table.add(broker.cluster, broker.name, mean, good, bad)
             if not as_log:
                 show(table, output_format)

@@ -29,6 +29,8 @@ from haservice.admin.options import (
 from haservice.admin.output import (
     Column,
     Table,
+    echo,
+    echo_line,
     java_map,
     local_time,
     preview,
@@ -39,6 +41,7 @@ from haservice.admin.output import (
 from haservice.admin.reading import body_of, decode_all, message_fields
 from haservice.admin.tracking import tracks
 from haservice.errors import RemotingError
+from haservice.printable import escaped
 from haservice.remoting.admin_bodies import ConsumeDirectlyResult
 from haservice.remoting.admin_headers import ConsumeDirectlyHeader, ResumeHalfMessageHeader
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -271,10 +274,10 @@ def show_message(admin: Admin, message: StoredMessage, output_format: str, *, as
         show_pairs(message_fields(message) | ({"messageTracks": listed} if asks else {}), "json")
         return
     for name, value in _message_lines(message).items():
-        click.echo(f"{name + ':':<20} {value}")
+        echo_line(f"{name + ':':<20} {value}")
     if asks:
         told = [str(one) for one in known] or [f"WARN: {failure or 'No Consumer'}"]
-        click.echo("\n\n" + "\n".join(told))
+        echo("\n\n" + "\n".join(map(escaped, told)))
 
 
 def save_body(message: StoredMessage) -> str:
@@ -330,9 +333,9 @@ def consume_directly(
         timeout_s=CLIENT_TIMEOUT_S,
     )
     if output_format == "json":
-        click.echo(to_json({"msgId": message_id, **result.tree()}))
+        echo(to_json({"msgId": message_id, **result.tree()}))
         return
-    click.echo(
+    echo_line(
         f"ConsumeMessageDirectlyResult [order={str(result.order).lower()}, "
         f"autoCommit={str(result.auto_commit).lower()}, consumeResult={result.consume_result}, "
         f"remark={result.remark or 'null'}, spentTimeMills={result.spent_time_mills}]"
@@ -355,7 +358,7 @@ def resume_check_half_message(namesrv: tuple[str, ...], message_id: str, output_
     if output_format == "json":
         show_pairs({"msgId": message_id, "brokerAddr": addr}, output_format)
     else:
-        click.echo(f"resume check half message [{message_id}] at {addr} success.")
+        echo(f"resume check half message [{message_id}] at {addr} success.")
 
 
 COMMANDS = (

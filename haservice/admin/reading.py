@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import click
-
 from commitlog import record
 from haservice.admin.calls import Admin
 from haservice.admin.explain import ACL_REFUSAL
+from haservice.admin.output import echo
 from haservice.admin.sending import Queue
 from haservice.errors import AnswerError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -72,7 +71,7 @@ def as_far_as_sound(queue: Queue, damaged: list[Queue]) -> Iterator[None]:
         if error.code != ResponseCode.SYSTEM_ERROR or ACL_REFUSAL in (error.remark or ""):
             raise
         damaged.append(queue)
-        click.echo(f"queue {queue.queue_id} of {queue.broker_name}: {error}", err=True)
+        echo(f"queue {queue.queue_id} of {queue.broker_name}: {error}", err=True)
 
 
 def wanted_tags(expression: str) -> frozenset[str]:

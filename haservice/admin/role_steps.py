@@ -13,7 +13,7 @@ import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.explain import explain
-from haservice.admin.output import shown_addr, to_json
+from haservice.admin.output import echo, shown_addr, to_json
 from haservice.admin.roll_call import ask, gather, table_at
 from haservice.admin.topology import Member, Topology, table_of
 from haservice.deadline import Deadline
@@ -72,7 +72,7 @@ class Report:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """A refusal is in the object, too; and whoever interrupts is told what came of it."""
         if isinstance(error, KeyboardInterrupt) or isinstance(error and error.__context__, KeyboardInterrupt):
-            click.echo(f"\nInterrupted: {self.told}", err=True)
+            echo(f"\nInterrupted: {self.told}", err=True)
             self.end(error=f"interrupted: {self.told}")
             sys.exit(INTERRUPTED)
         if isinstance(error, click.Abort) and isinstance(error.__context__, EOFError):
@@ -89,10 +89,10 @@ class Report:
         table = table_of(topology)
         self.said[key] = table.objects()
         if self.output_format != "json":
-            click.echo(f"{topology.name} {key}:\n{table.text()}\n")
+            echo(f"{topology.name} {key}:\n{table.text()}\n")
 
     def line(self, text: str) -> None:
-        click.echo(text, err=self.output_format == "json")
+        echo(text, err=self.output_format == "json")
 
     def go_on(self) -> None:
         """Asks, unless told not to.  Raises click.ClickException for a no."""
@@ -121,7 +121,7 @@ class Report:
     def end(self, **facts: Any) -> None:
         self.said |= facts
         if self.output_format == "json":
-            click.echo(to_json(self.said))
+            echo(to_json(self.said))
 
 
 def wait_for_master(
@@ -193,7 +193,7 @@ def wait_for_followers(admin: Admin, before: Topology, addr: str, report: Report
 def say_once(text: str, told: str) -> str:
     """On standard error, where it is another text than was told last."""
     if text != told:
-        click.echo(text, err=True)
+        echo(text, err=True)
     return text
 
 

@@ -17,7 +17,7 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.explain import advise, explain
 from haservice.admin.options import address
-from haservice.admin.output import shown_addr
+from haservice.admin.output import echo, echo_line, shown_addr
 from haservice.admin.topology import Count, Loss, Member, Registered, Topology
 from haservice.broker.refill import Fetch, edge_at_or_below, whole_records
 from haservice.broker.roles import lineage_of
@@ -110,7 +110,7 @@ def listed_addrs(
     tables = dict(zip(namesrv, pool.map(lambda addr: table_at(admin, addr), namesrv), strict=True))
     failures = [table for table in tables.values() if not isinstance(table, ClusterInfo)]
     for failure in failures:
-        click.echo(f"Not asked: {explain(failure)}", err=True)
+        echo(f"Not asked: {explain(failure)}", err=True)
     known = [table.broker_addr_table for table in tables.values() if isinstance(table, ClusterInfo)]
     found = {
         addr: broker_id
@@ -259,6 +259,6 @@ def count(fetch: Fetch, loss: Loss, clock_s: Callable[[], float] = time.monotoni
             if clock_s() >= until_s:
                 return Count(found, exact=run.offset + len(run.data) >= loss.end and exact)
     except (RemotingError, ProtocolError) as error:
-        click.echo(f"Not counted: {error}", err=True)
+        echo_line(f"Not counted: {error}", err=True)
         return Count(found or None, exact=False)
     return Count(found, exact)

@@ -19,7 +19,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import perm_text, show_pairs, shown_addr
+from haservice.admin.output import echo, perm_text, show_pairs, shown_addr
 from haservice.errors import AnswerError
 from haservice.remoting.bodies import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -115,9 +115,7 @@ def update_topic(
                 admin, topic, ";".join(f"{name}:{queues}" for name, queues in sorted(conf.items()))
             )
     if output_format == "table":
-        click.echo(
-            f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}"
-        )
+        echo(f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}")
 
 
 def _name_of(admin: Admin, addr: str) -> str:
@@ -205,10 +203,10 @@ def delete_topic_everywhere(admin: Admin, cluster: str, topic: str, *, quiet: bo
     """
     for broker in admin.masters(cluster):
         admin.tell(broker.addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
-    click.echo(f"delete topic [{topic}] from cluster [{cluster}] success.", err=quiet)
+    echo(f"delete topic [{topic}] from cluster [{cluster}] success.", err=quiet)
     header = DeleteTopicInNamesrvHeader(topic, cluster)
     ask_each(admin.nameservers, lambda addr: admin.tell(addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, header))
-    click.echo(f"delete topic [{topic}] from NameServer success.", err=quiet)
+    echo(f"delete topic [{topic}] from NameServer success.", err=quiet)
 
 
 @command("updateOrderConf")
@@ -242,7 +240,7 @@ def update_order_conf(
         return
     said = {"get": "get", "put": "update", "delete": "delete"}[method]
     shown = "" if conf is None else f", orderConf=[{conf}]"
-    click.echo(f"{said} orderConf success. topic=[{topic}]{shown}")
+    echo(f"{said} orderConf success. topic=[{topic}]{shown}")
 
 
 def get_order_conf(admin: Admin, topic: str) -> str | None:

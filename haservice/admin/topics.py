@@ -12,7 +12,7 @@ import click
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.each import ask_each
 from haservice.admin.options import broker_option, command, format_option, namesrv_option, topic_option
-from haservice.admin.output import Column, Table, java_map, local_time, show, to_json
+from haservice.admin.output import Column, Table, echo, echo_line, java_map, local_time, show, to_json
 from haservice.broker.redirect import DLQ_PREFIX
 from haservice.broker.topics import PERM_READ, RETRY_PREFIX
 from haservice.errors import RemotingError
@@ -72,10 +72,10 @@ def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str
             admin.brokers(cluster)  # says so when there is no such cluster
         names = admin.topics(cluster)
     if output_format == "json":
-        click.echo(to_json([{"topic": name} for name in names]))
+        echo(to_json([{"topic": name} for name in names]))
         return
     for name in names:
-        click.echo(name)
+        echo_line(name)
 
 
 def cluster_table(admin: Admin) -> Table:
@@ -124,9 +124,9 @@ def topic_route(namesrv: tuple[str, ...], topic: str, as_list: bool, output_form
     with Admin(namesrv) as admin:
         route = masters_first(admin.route(topic))
     if as_list and output_format == "table":
-        click.echo(route_list(route))
+        echo(route_list(route))
     else:
-        click.echo(route.encode(pretty=True, standard=output_format == "json").decode())
+        echo(route.encode(pretty=True, standard=output_format == "json").decode())
 
 
 def masters_first(route: TopicRouteData) -> TopicRouteData:
@@ -198,7 +198,7 @@ def topic_cluster_list(namesrv: tuple[str, ...], topic: str, output_format: str)
     """Lists the clusters that hold a topic."""
     with Admin(namesrv) as admin:
         clusters = clusters_of(admin.route(topic))
-    click.echo(to_json(clusters) if output_format == "json" else "\n".join(clusters))
+    echo(to_json(clusters) if output_format == "json" else "\n".join(clusters))
 
 
 @command("allocateMQ")
@@ -226,7 +226,7 @@ def allocate_mq(namesrv: tuple[str, ...], topic: str, members: str, output_forma
         raise click.BadParameter("names nobody", param_hint="-i")
     shares = dict(zip(names, shared_evenly(queues, len(names)), strict=True))
     if output_format == "json":
-        click.echo(to_json({"result": {name: [queue.tree() for queue in of] for name, of in shares.items()}}))
+        echo(to_json({"result": {name: [queue.tree() for queue in of] for name, of in shares.items()}}))
         return
     table = Table(ALLOCATION_COLUMNS)
     for name, of in shares.items():

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from haservice.admin.output import Column, Table, human_bytes, local_second, shown_addr
+from haservice.bounds import TERM_JUMP_MAX
 from haservice.replication.lineage import Epoch, Lineage, LogSpan, common_point
 
 SHORT_ID = 8
@@ -229,8 +230,12 @@ class Topology:
 
     @property
     def last_epoch(self) -> int:
-        """The highest number that anybody knows of, the nameservers too; 0 if none."""
-        return max(self.heard_epoch, self.registered.epoch)
+        """The highest number that anybody knows of, the nameservers too; 0 if none.
+
+        Theirs may be anybody's word: one beyond belief would leave no number for the next promotion.
+        """
+        told = self.registered.epoch
+        return max(self.heard_epoch, told if told <= self.heard_epoch + TERM_JUMP_MAX else 0)
 
     @property
     def addrs_by_id(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.options import address
+from haservice.admin.output import echo_line
 from haservice.admin.sending import Queue
 from haservice.broker.topics import PERM_WRITE
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
@@ -103,6 +104,6 @@ def _reachable_addr(admin: Admin, topic: str, data: BrokerData) -> str:
             failures.append(error)
             continue
         if failures:
-            click.echo(f"{failures[0]}: reading {data.broker_name} {broker_id} at {addr} instead", err=True)
+            echo_line(f"{failures[0]}: reading {data.broker_name} {broker_id} at {addr} instead", err=True)
         return addr
     raise failures[0]

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from commitlog.dispatch import parse_delay_levels
 from commitlog.store import Store
+from haservice.access.files import AclFiles
 from haservice.broker import live_keys
-from haservice.broker.acl_files import AclFiles
 from haservice.broker.admission import Admission, Limits
 from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets
@@ -24,6 +24,7 @@ from haservice.broker.groups import Groups
 from haservice.broker.level import Level
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.message_filter import MessageFilters
+from haservice.broker.message_rights import MessageRights
 from haservice.broker.offset_moved import OffsetMovedEvents
 from haservice.broker.processors.acl import AclProcessor
 from haservice.broker.processors.broker_state import StateProcessor
@@ -109,6 +110,7 @@ class Parts:
     told: Callable[[], Future[None]]
     live: LiveSettings[NodeConfig]
     roles: Roles
+    rights: MessageRights
     acl: AclFiles | None = None
 
     @property
@@ -125,6 +127,7 @@ def sends_of(parts: Parts) -> SendProcessor:
         parts.durability,
         parts.stats,
         store_host=parts.store_host,
+        on_half=parts.rights.half_sent,
     )
     parts.live.follow(live_keys.GATES, lambda config: sends.configure(_gates(config.broker)))
     parts.live.follow(live_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
@@ -162,6 +165,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         store.log,
         store.index if config.log.index_enabled else None,
         offload,
+        parts.rights,
         broker.default_query_max_num,
     )
     live = parts.live
@@ -202,6 +206,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             parts.durability,
             parts.transaction_ends,
             offload,
+            parts.rights,
             store_host=parts.store_host,
             is_slave=parts.is_slave,
             unwritable=lambda: sends.refuse_all,
@@ -347,6 +352,7 @@ def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:
         parts.groups.find,
         parts.durability,
         parts.server.offload,
+        parts.rights,
         permission=broker.permission,
         delay_level_max=len(parse_delay_levels(parts.config.log.message_delay_levels)),
         is_slave=parts.is_slave,

@@ -48,6 +48,7 @@ from haservice.broker.handlers import (
 )
 from haservice.broker.live_keys import follow_settings
 from haservice.broker.long_polling import LongPolling
+from haservice.broker.message_rights import MessageRights
 from haservice.broker.processors.heartbeat import notify_members
 from haservice.broker.refill import Repairer
 from haservice.broker.registration import MasterAddresses
@@ -118,7 +119,10 @@ class BrokerNode:
         # As it is in force: the role may be another one by command.
         self.config = config
         self.live: LiveSettings[NodeConfig] = LiveSettings(
-            config, path=file_of(config.source), black_list=config.broker.config_black_list
+            config,
+            path=file_of(config.source),
+            black_list=config.broker.config_black_list,
+            open_to_all=not config.acl.enabled,
         )
         # Set when this broker is to be run again, in another role: what its successor starts with.
         self.restart: NodeConfig | None = None
@@ -345,6 +349,7 @@ class BrokerNode:
             told=self.registration.told,
             live=self.live,
             roles=self.standing,
+            rights=MessageRights(self.security.acl if config.acl.follows_message else None, self.clients),
             acl=self.security.acl,
         )
         self.sends = sends_of(parts)

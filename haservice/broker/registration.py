@@ -32,7 +32,7 @@ from typing import NamedTuple
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
-from haservice.errors import RemotingError, RequestError
+from haservice.errors import AnswerError, RemotingError, RequestError
 from haservice.news import News
 from haservice.remoting.bodies import KVTable, RegisterBrokerBody, body_crc32
 from haservice.remoting.client import RemotingClient, expect
@@ -249,11 +249,11 @@ class Registration:
             logger.info(
                 "registered namesrv=%s broker=%s addr=%s", addr, identity.broker_name, identity.broker_addr
             )
-        master = RegisterBrokerResponseHeader.decode(answer.ext)
+        master, newer = _told(addr, answer)
         self._masters[addr] = MasterAddresses(master.master_addr, master.ha_server_addr)
         self._failures.pop(addr, None)
         self._heed_order_topics(addr, answer.body)
-        self._heed_newer(addr, NewerMasterHeader.decode(answer.ext))
+        self._heed_newer(addr, newer)
         self._known_at.add(addr)
         self._believe(self._named_master())
 
@@ -355,3 +355,11 @@ class Registration:
             loop.call_soon_threadsafe(callback)
         except RuntimeError:
             logger.debug("registration has ended already")
+
+
+def _told(addr: str, answer: RemotingCommand) -> tuple[RegisterBrokerResponseHeader, NewerMasterHeader]:
+    """What a name server answers.  Raises AnswerError for what is none, or beyond belief."""
+    try:
+        return RegisterBrokerResponseHeader.decode(answer.ext), NewerMasterHeader.decode(answer.ext)
+    except RequestError as error:
+        raise AnswerError(addr, answer.code, error.remark) from None

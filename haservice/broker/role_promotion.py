@@ -240,6 +240,29 @@ def promote(state: RoleState, ticket: int, header: PromoteHeader, view: View) ->
 
 
 @dataclass(frozen=True, slots=True)
+class Verifying:
+    """Whether the request is the candidate's: it has to say, where our master knew it, that it changes its role."""
+
+    ticket: int
+    header: PledgeHeader
+    hold: str = ""
+    token: str = ""
+    is_look: bool = False
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        header = self.header
+        if isinstance(result, Failed):
+            why = f"{header.broker_addr} does not say that it asks for this: {result.reason}"
+            return state.but(change=None), (Refuse(self.ticket, why),)
+        assert isinstance(result, LineageBody), result
+        if result.replica_id != header.replica_id or not result.changing:
+            why = f"{header.broker_addr} says that it does not ask for this"
+            return state.but(change=None), (Refuse(self.ticket, why),)
+        promise = Pledge(header.epoch, header.replica_id, header.broker_addr)
+        return state.but(change=Pledging(self.ticket, header)), (Write({"pledge": promise}),)
+
+
+@dataclass(frozen=True, slots=True)
 class Pledging:
     """The promise is written: from here on no older master is followed, and none gets an acknowledgement of
     more than the answer says that this log has.
@@ -272,8 +295,10 @@ def pledge(state: RoleState, ticket: int, header: PledgeHeader, view: View) -> S
         return state, (
             Refuse(ticket, f"this slave knows of term {highest}{to}, and {header.epoch} is no newer one"),
         )
-    promise = Pledge(header.epoch, header.replica_id, header.broker_addr)
-    return state.but(change=Pledging(ticket, header)), (Write({"pledge": promise}),)
+    if header.broker_addr not in kept.members.replicas.values():
+        why = f"{header.broker_addr} is not on the list of replicas that this slave knows"
+        return state, (Refuse(ticket, why),)
+    return state.but(change=Verifying(ticket, header)), (AskOne(header.broker_addr),)
 
 
 @dataclass(frozen=True, slots=True)

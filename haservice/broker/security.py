@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from haservice.broker.acl_files import AclFiles
-from haservice.broker.acl_guard import AclGuard
-from haservice.errors import ConfigError, RequestError
+from haservice.access.files import AclFiles, rules_files
+from haservice.access.guard import AclGuard
+from haservice.broker.acl import check
+from haservice.errors import RequestError
 from haservice.remoting.client import RemotingClient, Sign
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Guard
@@ -56,11 +57,11 @@ class Security:
 
 def security_of(config: NodeConfig) -> Security:
     """Raises ConfigError for a file that cannot be used, naming it."""
-    files = _rules(config)
+    files = rules_files(config.acl, config.source)
     credentials = config.acl.credentials_file
     return Security(
         files,
-        AclGuard(files) if files is not None else None,
+        None if files is None else AclGuard(lambda address, request: check(files.rules, address, request)),
         server_tls(config.tls, config.source),
         functools.partial(
             RemotingClient,
@@ -88,15 +89,3 @@ def signing(path: Path) -> Sign:
         sign(request, access_key, secret_key, None if token is None else str(token))
 
     return add
-
-
-def _rules(config: NodeConfig) -> AclFiles | None:
-    if not config.acl.enabled:
-        return None
-    path = config.acl.file
-    if path is None:
-        reason = "not known where plain_acl.yml is: set this key, or the environment variable ROCKETMQ_HOME"
-        raise ConfigError(config.source, 0, "aclFile", reason)
-    files = AclFiles(path.absolute())
-    files.load()
-    return files

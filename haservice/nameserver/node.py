@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from haservice.access.files import rules_files
+from haservice.access.guard import AclGuard
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
 from haservice.live_settings import LiveSettings, file_of
+from haservice.nameserver.changes import Changes, allowed_of
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.processors import BrokerProcessors, KvProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
@@ -42,11 +45,14 @@ class NameserverNode:
         self._brokers = BrokerProcessors(table, kv)
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
         values = KvProcessors(kv, self._offload)
+        self._acl = rules_files(config.acl, config.source)
+        changes = Changes(self._acl, allowed_of(config))
         # A name server without a file of its own stores where RocketMQ's does.
         live: LiveSettings[NameserverConfig] = LiveSettings(
             config,
             path=file_of(config.source) or config.config_store_path,
             black_list=config.config_black_list,
+            open_to_all=not changes.guarded,
         )
         live.follow(
             ("orderMessageEnable",),
@@ -64,9 +70,12 @@ class NameserverNode:
             **values.handlers(),
             **settings.handlers(),
         }
+        # Of all these it is decided whether they are changes.
+        self.served_codes = frozenset(processors)
         self._tls = server_tls(config.tls, config.source)
+        guard = AclGuard(changes.check) if changes.guarded else None
         self._server = RemotingServer(
-            [Listener(config.bind_address, config.listen_port, processors, tls=self._tls)],
+            [Listener(config.bind_address, config.listen_port, processors, guard=guard, tls=self._tls)],
             config.idle_seconds,
             on_close=self._brokers.connection_closed,
         )
@@ -110,6 +119,7 @@ class NameserverNode:
 
     def _scan(self) -> None:
         self._brokers.expire()
-        if self._tls is not None:
-            self._offload_quietly(self._tls.poll)
+        for watched in (self._acl, self._tls):
+            if watched is not None:
+                self._offload_quietly(watched.poll)
         self._scan_after(SCAN_INTERVAL_S)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from haservice.bounds import QUEUES_MAX, TERM_JUMP_MAX
 from haservice.errors import RequestError
 from haservice.remoting.bodies import (
     MASTER_ID,
@@ -306,12 +307,22 @@ class RouteTable:
             raise _refused(
                 f"the name server is full: it knows {len(self._live)} brokers, {told.addr} is not taken"
             )
-        if told.topics is None or told.broker_id != MASTER_ID:
+        if told.broker_id != MASTER_ID:
+            return
+        known = self._terms.get(told.broker_name)
+        if known is not None and (told.epoch or 0) > known.epoch + TERM_JUMP_MAX:
+            raise _refused(
+                f"epoch {told.epoch} of {told.addr} is beyond belief: the last one that {told.broker_name} "
+                f"told of is {known.epoch}, of {known.addr}, and {TERM_JUMP_MAX} more are believed at most"
+            )
+        if told.topics is None:
             return
         for topic, queues in told.topics.items():
             _check_name("topicName", topic)
             if min(queues.read, queues.write, queues.perm, queues.sys_flag) < 0:
                 raise _refused(f"topic {topic!r} has a negative number of queues, or permission: {queues}")
+            if max(queues.read, queues.write) > QUEUES_MAX:
+                raise _refused(f"topic {topic!r} has more than {QUEUES_MAX} queues: {queues}")
         new = sum(told.broker_name not in self._topics.get(topic, ()) for topic in told.topics)
         if self._queue_entries + new > self._queue_entries_max:
             raise _refused(
@@ -323,16 +334,19 @@ class RouteTable:
         """The term that makes the one that was told of an old one.
 
         Two masters with one number: the first one keeps the route for as long as it lives.  From the address
-        of the newest one any number is taken: its store may be another one now.
+        of the newest one any number is taken: its store may be another one now.  A number beyond belief
+        counts for as long as who told of it lives: a stranger's is forgotten with the stranger.
         """
         known = self._terms.get(told.broker_name)
         if known is None or told.epoch is None or told.addr == known.addr or told.epoch > known.epoch:
             return None
-        if told.epoch < known.epoch:
-            return known
-        broker = self._brokers.get(told.broker_name)
-        lives = broker is not None and broker.addrs.get(MASTER_ID) == known.addr and known.addr in self._live
-        return known if lives and told.broker_id == MASTER_ID else None
+        if self._leads(told.broker_name, known):
+            return known if told.epoch < known.epoch or told.broker_id == MASTER_ID else None
+        return known if told.epoch < known.epoch <= told.epoch + TERM_JUMP_MAX else None
+
+    def _leads(self, broker_name: str, term: Term) -> bool:
+        broker = self._brokers.get(broker_name)
+        return broker is not None and broker.addrs.get(MASTER_ID) == term.addr and term.addr in self._live
 
     def _remember_term(self, told: Registration) -> None:
         """Outlives the broker, for its predecessor may come back after it is gone."""
@@ -342,8 +356,8 @@ class RouteTable:
         newest = self._newest.pop(told.broker_name, None)
         if told.epoch is not None:  # a stock broker has none, and who comes after it starts afresh
             term = self._terms[told.broker_name] = Term(told.epoch, told.addr)
-            is_newest = newest is None or newest.epoch < term.epoch
-            self._newest[told.broker_name] = term if newest is None or is_newest else newest
+            counts = newest is not None and term.epoch <= newest.epoch <= term.epoch + TERM_JUMP_MAX
+            self._newest[told.broker_name] = newest if newest is not None and counts else term
             if len(self._terms) > self._brokers_max:
                 oldest = next(iter(self._terms))
                 del self._terms[oldest], self._newest[oldest]

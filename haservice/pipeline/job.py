@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from haservice.admin.output import to_json
+from haservice.admin.output import echo, to_json
 from haservice.pipeline.java import LOG_LEVEL, OwnJava, kept_aside
 from haservice.pipeline.session import session
 
@@ -60,7 +60,7 @@ class Job:
 
     def say(self, result: Mapping[str, Any], text: str) -> None:
         """The job's one result on standard output: an object for a program, or `text` for a person."""
-        click.echo(to_json(result) if self.as_json else text)
+        echo(to_json(result) if self.as_json else text)
 
     def end(self, report: Report, report_to: Path | None) -> NoReturn:
         """Writes the report where it is wanted, says it, and ends the command by its verdict."""

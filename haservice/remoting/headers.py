@@ -5,6 +5,7 @@ A class per header, in the wire's words turned into Python's (`queue_id` is `que
 
     I32, I64   a whole decimal number that fits        bool   true in any case is true, all else false
     str        any text                                 … | None, or a default: may be absent
+    Term, …    a number within its bounds, see haservice.bounds
 
 A field that is missing, or no number, is a RequestError with SYSTEM_ERROR that names it.  Unknown fields
 are ignored.  The header of a send is read for every message, so it has a decoder of its own, written out.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
+from haservice.bounds import BY_NAME, BrokerId, TermOrNone
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 
@@ -44,6 +46,7 @@ _PARSERS: dict[str, _Parser | None] = {
     "I32": lambda text: _whole(text, _I32_MAX),
     "I64": lambda text: _whole(text, _I64_MAX),
     "bool": lambda text: text.lower() == "true",
+    **{name: bounds.read for name, bounds in BY_NAME.items()},
 }
 
 
@@ -75,8 +78,8 @@ class ExtHeader:
             else:
                 try:
                     values.append(parse(text))
-                except ValueError:
-                    raise _unreadable(name, text) from None
+                except ValueError as error:
+                    raise _unreadable(name, text, error) from None
         return cls(*values)
 
     def encode(self) -> dict[str, str]:
@@ -109,10 +112,12 @@ def _missing(name: str) -> RequestError:
     return RequestError(ResponseCode.SYSTEM_ERROR, f"field {name} of the request header is missing")
 
 
-def _unreadable(name: str, text: str) -> RequestError:
+def _unreadable(name: str, text: str, error: ValueError | None = None) -> RequestError:
+    bound = str(error).partition(" within ")[2]
     return RequestError(
         ResponseCode.SYSTEM_ERROR,
-        f"field {name} of the request header is {text[:32]!r}, not a whole number in range",
+        f"field {name} of the request header is {text[:32]!r}, not a whole number in range"
+        + (f": {bound}" if bound else ""),
     )
 
 
@@ -379,17 +384,17 @@ class TopicHeader(ExtHeader):
 class RegisterBrokerHeader(ExtHeader):
     """103.  `body_crc32` is of the body as sent, without its sign bit; 0 is not checked.
 
-    `epoch` is ours: the last term in the broker's log.
+    `epoch` is ours: the last term in the broker's log, -1 while it has none.
     """
 
     broker_name: str
     broker_addr: str
     cluster_name: str
     ha_server_addr: str
-    broker_id: I64
+    broker_id: BrokerId
     compressed: bool = False
     body_crc32: I32 = 0
-    epoch: I64 | None = None
+    epoch: TermOrNone | None = None
 
 
 @dataclass(frozen=True, slots=True)

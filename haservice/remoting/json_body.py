@@ -1,6 +1,7 @@
 """JSONBody: dataclass ⇄ JSON tree, by the dataclass's own annotations.
 
     int float bool str        numbers may come as strings and the other way round; Go sends such
+    Term, Offset, …           an int within its bounds, see haservice.bounds
     X | None                  left out when None
     Sequence[X]               written as an array, read as a tuple
     Mapping[str|int|B, X]     read as a dict; int keys and keys that are bodies are fastjson's dialect
@@ -18,6 +19,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
+from haservice.bounds import Bounds
 from haservice.remoting.fastjson import ANSWER_TREE_BYTES_MAX, BodyUnreadable, ObjectKey, dumps, loads
 from haservice.remoting.headers import wire_name
 
@@ -103,7 +105,7 @@ _plans: dict[type, _Plan] = {}
 def _plan(cls: type[JSONBody]) -> _Plan:
     plan = _plans.get(cls)
     if plan is None:
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls, include_extras=True)
         members = []
         dialect = False
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -130,6 +132,8 @@ def _codec(hint: Any) -> tuple[_Read, _Write | None, bool]:
         return _SCALARS[hint], None, False
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _bounded(arguments[1]), None, False
     if origin in (types.UnionType, typing.Union):
         return _codec(next(kind for kind in arguments if kind is not type(None)))
     if origin is collections.abc.Sequence:
@@ -197,6 +201,16 @@ def _whole(value: Any) -> int:
     if not -_I64_MAX - 1 <= value <= _I64_MAX:
         raise BodyUnreadable(f"{str(value)[:40]} does not fit into 64 bits")
     return int(value)
+
+
+def _bounded(bounds: Bounds) -> _Read:
+    def read(value: Any) -> int:
+        try:
+            return bounds.checked(_whole(value))
+        except ValueError as error:
+            raise BodyUnreadable(str(error)) from None
+
+    return read
 
 
 def _real(value: Any) -> float:

@@ -11,7 +11,7 @@
     40008 FORGET        replicaId                                    → LineageBody
 
 No stock broker has these numbers, and no stock client asks for them.  Offsets are bytes of the log, times ms
-since 1970.
+since 1970.  Numbers are held against haservice.bounds where they are read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from haservice.bounds import BrokerId, FileBytes, Offset, OffsetOrNone, Term, TermOrNone
 from haservice.remoting.headers import I32, I64, ExtHeader
 from haservice.remoting.json_body import JSONBody
 
@@ -30,7 +31,7 @@ READ_BYTES_MAX = 1024 * 1024
 class ReadLogHeader(ExtHeader):
     """40002: bytes of the log from `offset` on, `size` of them at most."""
 
-    offset: I64
+    offset: Offset
     size: I32
 
 
@@ -38,7 +39,7 @@ class ReadLogHeader(ExtHeader):
 class ReadLogResponseHeader(ExtHeader):
     """40002's answer: where the log ends."""
 
-    log_end: I64
+    log_end: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class PromoteHeader(ExtHeader):
     """
 
     role: str = ""
-    expected_end: I64 = -1
-    min_epoch: I64 = 0
+    expected_end: OffsetOrNone = -1
+    min_epoch: Term = 0
     why: str = ""
     confirm_addr: str = ""
     token: str = ""
@@ -67,7 +68,7 @@ class PledgeHeader(ExtHeader):
     its log goes.
     """
 
-    epoch: I64
+    epoch: Term
     replica_id: str
     broker_addr: str
 
@@ -85,7 +86,7 @@ class FollowHeader(ExtHeader):
 
     master_addr: str
     ha_addr: str
-    epoch: I64
+    epoch: Term
     why: str = ""
 
 
@@ -97,7 +98,7 @@ class SwitchoverHeader(ExtHeader):
 
     target: str = ""
     timeout_millis: I64 = 10_000
-    min_epoch: I64 = 0
+    min_epoch: Term = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class ReinitHeader(ExtHeader):
 class NewerMasterHeader(ExtHeader):
     """Of a name server's answer to 103, where a newer master of that name is known."""
 
-    newer_epoch: I64 | None = None
+    newer_epoch: Term | None = None
     newer_master: str | None = None
 
 
@@ -119,8 +120,8 @@ class NewerMasterHeader(ExtHeader):
 class EpochBody(JSONBody):
     """One term of one master: it began where `start` is, `master` is a replica id, "" where it is unknown."""
 
-    epoch: int
-    start: int
+    epoch: Term
+    start: Offset
     master: str
     began_ms: int = 0
     why: str = ""
@@ -132,7 +133,7 @@ class ReplicaBody(JSONBody):
 
     replica_id: str
     broker_addr: str = ""
-    offset: int = -1
+    offset: OffsetOrNone = -1
     seen_ms: int = 0
     in_sync: bool = False
 
@@ -141,11 +142,11 @@ class ReplicaBody(JSONBody):
 class MembersBody(JSONBody):
     """A list of replicas, as haservice.replication.membership has it: ids, and where clients reach them."""
 
-    epoch: int
-    number: int
+    epoch: TermOrNone
+    number: Offset
     master: str
-    needed: int
-    since: int
+    needed: Offset
+    since: Offset
     replicas: Mapping[str, str]
 
 
@@ -157,22 +158,22 @@ class LineageBody(JSONBody):
     broker_name: str
     broker_addr: str
     ha_addr: str
-    broker_id: int
-    file_broker_id: int
+    broker_id: BrokerId
+    file_broker_id: BrokerId
     """What its properties file says; 0 in a master's."""
     role: str
     replica_id: str
-    segment_bytes: int
-    log_start: int
-    log_end: int
-    flushed: int
+    segment_bytes: FileBytes
+    log_start: Offset
+    log_end: Offset
+    flushed: Offset
     epochs: Sequence[EpochBody] = ()
     role_from: str = "file"
     """`file`, or `command`."""
     role_why: str = ""
     held: str = ""
     """Why it takes no messages; empty when it does."""
-    master_end: int = -1
+    master_end: OffsetOrNone = -1
     """Of a slave: the furthest end of its master's log that it heard of; -1 unknown."""
     master_heard_ms: int = 0
     """When it heard its master last; 0 if unknown."""
@@ -193,7 +194,7 @@ class LineageBody(JSONBody):
     """Ranges of its log that it knows to be damaged, as `begin to end, begin to end`."""
     members: MembersBody | None = None
     """Who may hold an OK, by the newest list that it knows; None where it knows none."""
-    pledged: int = -1
+    pledged: TermOrNone = -1
     """Of a slave: it follows no master of a term below this one; -1 where it has promised nothing."""
     pledged_to: str = ""
     """To whom it has: the address of a broker that was to become the master."""
@@ -224,7 +225,7 @@ class TermBody(JSONBody):
     """
 
     broker_name: str
-    epoch: int = -1
+    epoch: TermOrNone = -1
     master_addr: str = ""
 
 
@@ -233,5 +234,5 @@ class SwitchoverBody(JSONBody):
     """40005's answer.  `logged_end` is where the old master's log ended, and the new term begins."""
 
     new_master: str
-    epoch: int
-    logged_end: int
+    epoch: Term
+    logged_end: Offset

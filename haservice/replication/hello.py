@@ -23,8 +23,9 @@ from typing import Any
 
 import orjson
 
+from haservice.bounds import INT_MAX, LONG_MAX, OFFSET_MAX, TERM_MAX
 from haservice.errors import ProtocolError
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
+from haservice.replication.lineage import EPOCHS_MAX, Epoch, Lineage, LogSpan
 from haservice.replication.membership import REPLICAS_MAX, Members
 
 VERSION = 1
@@ -88,7 +89,7 @@ class MasterHello:
             broker_name=_text(said, "brokerName"),
             broker_addr=_text(said, "brokerAddr"),
             role=_text(said, "role"),
-            segment_bytes=_number(said, "segmentBytes"),
+            segment_bytes=_number(said, "segmentBytes", INT_MAX),
             log=_span(said),
             lineage=decode_epochs(said.get("epochs")),
             nonce=_nonce(said),
@@ -149,7 +150,7 @@ class SlaveHello:
             replica_id=_text(said, "replicaId"),
             broker_name=_text(said, "brokerName"),
             broker_addr=_text(said, "brokerAddr"),
-            segment_bytes=_number(said, "segmentBytes"),
+            segment_bytes=_number(said, "segmentBytes", INT_MAX),
             log=_span(said),
             position=_number(said, "position"),
             digest_bytes=_number(said, "digestBytes"),
@@ -216,18 +217,20 @@ def encode_terms(terms: Sequence[Epoch]) -> list[dict[str, Any]]:
     ]
 
 
-def decode_epochs(said: object) -> Lineage:
-    """Raises ProtocolError for anything that is no list of epochs that rise."""
+def decode_epochs(said: object, term_max: int = TERM_MAX) -> Lineage:
+    """Raises ProtocolError for anything that is no list of epochs that rise, up to `term_max`."""
     try:
-        return Lineage(decode_terms(said))
+        return Lineage(decode_terms(said, term_max))
     except ValueError as error:
         raise ProtocolError(str(error)) from None
 
 
-def decode_terms(said: object) -> tuple[Epoch, ...]:
-    """Raises ProtocolError for anything that is no list of epochs."""
+def decode_terms(said: object, term_max: int = TERM_MAX) -> tuple[Epoch, ...]:
+    """Raises ProtocolError for anything that is no list of epochs, up to `term_max`."""
     if not isinstance(said, list):
         raise ProtocolError("epochs are no list")
+    if len(said) > EPOCHS_MAX:
+        raise ProtocolError(f"{len(said)} epochs, wanted are {EPOCHS_MAX} at most")
     epochs = []
     for one in said:
         if not isinstance(one, Mapping):
@@ -235,10 +238,10 @@ def decode_terms(said: object) -> tuple[Epoch, ...]:
         began_ms = one.get("beganMs")
         epochs.append(
             Epoch(
-                _number(one, "epoch"),
+                _number(one, "epoch", term_max),
                 _number(one, "start"),
                 _text(one, "master"),
-                began_ms if type(began_ms) is int else 0,
+                began_ms if type(began_ms) is int and 0 <= began_ms <= LONG_MAX else 0,
                 _words(one.get("why")),
             )
         )
@@ -258,7 +261,7 @@ def encode_members(members: Members) -> dict[str, Any] | None:
     }
 
 
-def decode_members(said: object) -> Members:
+def decode_members(said: object, term_max: int = TERM_MAX) -> Members:
     """Raises ProtocolError for anything but what encode_members() gives."""
     if said is None:
         return Members()
@@ -271,7 +274,7 @@ def decode_members(said: object) -> Members:
     if not 1 <= needed <= REPLICAS_MAX:
         raise ProtocolError(f"needed is {needed}, wanted is a number from 1 to {REPLICAS_MAX}")
     return Members(
-        epoch=_number(said, "epoch"),
+        epoch=_number(said, "epoch", term_max),
         number=_number(said, "number"),
         master=_text(said, "master"),
         needed=needed,
@@ -304,10 +307,11 @@ def _object(body: bytes, what: str) -> Mapping[str, Any]:
     return said
 
 
-def _number(said: Mapping[str, Any], name: str) -> int:
+def _number(said: Mapping[str, Any], name: str, largest: int = OFFSET_MAX) -> int:
     value = said.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise ProtocolError(f"{name} is {str(value)[:_WORDS_MAX]!r}, wanted is a whole number from 0 on")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
+        told = str(value)[:_WORDS_MAX]
+        raise ProtocolError(f"{name} is {told!r}, wanted is a whole number within 0 ... {largest}")
     return value
 
 
@@ -316,7 +320,7 @@ def _nonce(said: Mapping[str, Any]) -> str:
 
 
 def _heartbeat_ms(said: Mapping[str, Any]) -> int:
-    return _number(said, "heartbeatMs") if "heartbeatMs" in said else 0
+    return _number(said, "heartbeatMs", INT_MAX) if "heartbeatMs" in said else 0
 
 
 def _text(said: Mapping[str, Any], name: str) -> str:

@@ -31,6 +31,7 @@ import orjson
 
 from commitlog.files import Files, OSFiles
 from commitlog.store_lock import boot_id
+from haservice.bounds import LONG_MAX
 from haservice.errors import ProtocolError
 from haservice.persisted_file import PersistedFile
 from haservice.replication.hello import (
@@ -273,8 +274,10 @@ def decode_state(content: bytes) -> LineageState:
         raise ValueError("its checksum is another one")
     said = orjson.loads(body)
     try:
-        lineage, past = decode_epochs(said["epochs"]), decode_terms(said.get("past", []))
-        members, in_effect = decode_members(said.get("members")), decode_members(said.get("inEffect"))
+        # What is written here was believed once, and a start that refuses it would help nobody.
+        lineage = decode_epochs(said["epochs"], LONG_MAX)
+        past = decode_terms(said.get("past", []), LONG_MAX)
+        members, in_effect = (decode_members(said.get(key), LONG_MAX) for key in ("members", "inEffect"))
     except ProtocolError as error:
         raise ValueError(str(error)) from None
     command, handing, pledge = said.get("command"), said.get("handingOver"), said.get("pledge")

@@ -419,6 +419,17 @@ def test_failover_begins_an_epoch_above_the_nameservers_and_wants_force_if_nobod
     assert PromoteHeader.decode(slave.ext(RequestCode.PROMOTE)).min_epoch == 7
 
 
+def test_failover_counts_on_from_no_number_beyond_belief(serve: Serve) -> None:
+    """A stranger's registration at a nameserver would leave none for the next promotions."""
+    gone = dead()
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
+    names = Names(serve, slave, listed={0: gone}, term=(10**12, "10.6.6.6:10911"))
+    assert (
+        run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--force").exit_code == 0
+    )
+    assert PromoteHeader.decode(slave.ext(RequestCode.PROMOTE)).min_epoch == 4
+
+
 def test_failover_is_refused_while_the_master_is_well(serve: Serve) -> None:
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)

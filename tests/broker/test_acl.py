@@ -5,25 +5,21 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from haservice.broker.acl import (
-    ADMIN_CODES,
-    CLIENT_CODES,
-    DENY,
-    PUB,
-    SUB,
-    Account,
-    AclRefused,
-    Rules,
-    needs_of,
-)
-from haservice.broker.acl_addresses import parse_pattern
+from haservice.access.addresses import parse_pattern
+from haservice.access.rules import DENY, GROUP_PREFIX, PUB, SUB, Account, AclRefused, Rules
+from haservice.broker.acl import ADMIN_CODES, CLIENT_CODES, check, needs_of
 from haservice.broker.redirect import retry_topic
+from haservice.broker.topics import RETRY_PREFIX
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
 
 HERE, ELSEWHERE = "10.0.0.1", "10.9.9.9"
 SECRET = "12345678"
+
+
+def test_a_group_is_kept_as_its_retry_topic() -> None:
+    assert GROUP_PREFIX == RETRY_PREFIX
 
 
 def rules(*accounts: Account, white: str = "") -> Rules:
@@ -69,7 +65,7 @@ def heartbeat(*consumers: tuple[str, list[str]]) -> RemotingCommand:
 
 def refusal(some: Rules, request: RemotingCommand, address: str = HERE) -> str:
     with pytest.raises(AclRefused) as refused:
-        some.check(address, request)
+        check(some, address, request)
     assert refused.value.code == 1
     return refused.value.text
 
@@ -78,12 +74,12 @@ def refusal(some: Rules, request: RemotingCommand, address: str = HERE) -> str:
 
 
 def test_a_signed_request_of_an_account_with_permission_passes() -> None:
-    rules(account(T=PUB)).check(HERE, send("T"))
+    check(rules(account(T=PUB)), HERE, send("T"))
 
 
 def test_the_global_white_list_comes_before_everything() -> None:
     some = rules(account(), white="10.0.0.*")
-    some.check(HERE, RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG))
+    check(some, HERE, RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG))
     assert refusal(some, RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG), ELSEWHERE)
 
 
@@ -99,7 +95,7 @@ def test_an_unknown_access_key_is_named() -> None:
 def test_the_accounts_own_white_list_replaces_signature_and_permissions() -> None:
     some = rules(account(white=HERE))
     request = RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG, {"AccessKey": "accounts-key"})
-    some.check(HERE, request)
+    check(some, HERE, request)
     assert refusal(some, request, ELSEWHERE) == "Check signature failed for accessKey=accounts-key"
 
 
@@ -124,12 +120,12 @@ def test_a_signature_holds_for_its_request_alone(what: str) -> None:
 def test_what_clients_add_after_signing_does_not_count() -> None:
     request = signed(RequestCode.QUERY_MESSAGE, {"topic": "T"})
     request.ext["_UNIQUE_KEY_QUERY"] = "true"
-    rules(account(T=SUB)).check(HERE, request)
+    check(rules(account(T=SUB)), HERE, request)
 
 
 def test_the_remark_is_as_rocketmqs_clients_and_logs_know_it() -> None:
     with pytest.raises(AclRefused) as refused:
-        rules().check(HERE, RemotingCommand.request(1))
+        check(rules(), HERE, RemotingCommand.request(1))
     assert refused.value.remark == (
         "org.apache.rocketmq.acl.common.AclException: No accessKey is configured, "
         "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate"
@@ -144,28 +140,28 @@ def test_the_remark_is_as_rocketmqs_clients_and_logs_know_it() -> None:
 def test_a_send_needs_pub_on_its_topic(code: int, perm: int, allowed: bool) -> None:
     some = rules(account(PUB, T=perm))
     if allowed:
-        some.check(HERE, send("T", code))
+        check(some, HERE, send("T", code))
     else:
         assert refusal(some, send("T", code)) == "No default permission for topic:T"
 
 
 def test_an_entry_of_its_own_comes_before_the_default() -> None:
     some = rules(account(PUB, SUB, T=DENY, group_g=DENY))
-    some.check(HERE, send("U"))
+    check(some, HERE, send("U"))
     assert refusal(some, send("T")) == "No default permission for topic:T"
     assert refusal(some, signed(38, {"consumerGroup": "g"})) == "No default permission for group:g"
-    some.check(HERE, signed(38, {"consumerGroup": "h"}))
+    check(some, HERE, signed(38, {"consumerGroup": "h"}))
 
 
 @pytest.mark.parametrize("code", [10, 310, 320])
 def test_a_send_to_a_retry_topic_needs_sub_on_its_group(code: int) -> None:
     some = rules(account(PUB, group_g=SUB))
-    some.check(HERE, send("%RETRY%g", code))
+    check(some, HERE, send("%RETRY%g", code))
     assert refusal(some, send("%RETRY%h", code)) == "No default permission for group:h"
 
 
 def test_a_pull_needs_sub_on_topic_and_group() -> None:
-    rules(account(T=SUB, group_g=SUB)).check(HERE, pull("T", "g"))
+    check(rules(account(T=SUB, group_g=SUB)), HERE, pull("T", "g"))
     assert refusal(rules(account(T=SUB)), pull("T", "g")) == "No default permission for group:g"
     assert refusal(rules(account(group_g=SUB)), pull("T", "g")) == "No default permission for topic:T"
     assert refusal(rules(account(T=PUB, group_g=SUB)), pull("T", "g")) == "No default permission for topic:T"
@@ -174,14 +170,14 @@ def test_a_pull_needs_sub_on_topic_and_group() -> None:
 def test_a_heartbeat_needs_sub_on_all_it_names() -> None:
     request = heartbeat(("g", ["T", "%RETRY%g"]), ("h", ["U"]))
     some = {"T": SUB, "U": SUB, "group_g": SUB, "group_h": SUB}
-    rules(account(**some)).check(HERE, request)
+    check(rules(account(**some)), HERE, request)
     for name in some:
         shown = f"group:{name[6:]}" if name.startswith("group_") else f"topic:{name}"
         assert refusal(rules(account(**{**some, name: PUB})), request) == f"No default permission for {shown}"
 
 
 def test_a_producers_heartbeat_needs_nothing_more() -> None:
-    rules(account()).check(HERE, signed(34, {}, b'{"clientID":"c","producerDataSet":[{"groupName":"p"}]}'))
+    check(rules(account()), HERE, signed(34, {}, b'{"clientID":"c","producerDataSet":[{"groupName":"p"}]}'))
 
 
 def test_a_heartbeat_that_cannot_be_read_is_refused() -> None:
@@ -218,7 +214,7 @@ def test_what_each_request_needs(code: int, ext: dict[str, str], needed: list[tu
 
 
 def test_traces_of_messages_are_always_taken_with_a_good_signature() -> None:
-    rules(account()).check(HERE, send("RMQ_SYS_TRACE_TOPIC"))
+    check(rules(account()), HERE, send("RMQ_SYS_TRACE_TOPIC"))
 
 
 # What changes something, or tells of others: tools ask it, and other brokers.
@@ -229,12 +225,12 @@ BROKERS = [21, 43, 45, 201]
 
 @pytest.mark.parametrize("code", ADMINS + BROKERS)
 def test_what_is_no_clients_request_takes_an_admin(code: int) -> None:
-    rules(account(admin=True)).check(HERE, signed(code))
+    check(rules(account(admin=True)), HERE, signed(code))
     assert refusal(rules(account(PUB | SUB, PUB | SUB)), signed(code)) == (
         f"Need admin permission for request code={code}, but accessKey=accounts-key is not"
     )
     assert refusal(rules(account()), RemotingCommand.request(code)) == "No accessKey is configured"
-    rules(white=HERE).check(HERE, RemotingCommand.request(code))
+    check(rules(white=HERE), HERE, RemotingCommand.request(code))
 
 
 def test_clients_requests_are_those_of_rocketmqs_clients() -> None:
@@ -246,12 +242,12 @@ def test_clients_requests_are_those_of_rocketmqs_clients() -> None:
 
 def test_a_number_that_nobody_knows_needs_a_good_signature_only() -> None:
     """A newer client asks, is told that it is not served, and goes on without."""
-    rules(account()).check(HERE, signed(200050))
+    check(rules(account()), HERE, signed(200050))
     assert refusal(rules(account()), RemotingCommand.request(200050)) == "No accessKey is configured"
 
 
 def test_an_admin_without_entries_may_everything_and_with_some_what_they_say() -> None:
-    rules(account(admin=True)).check(HERE, pull("T", "g"))
+    check(rules(account(admin=True)), HERE, pull("T", "g"))
     assert refusal(rules(account(admin=True, U=PUB)), send("T")) == "No default permission for topic:T"
 
 

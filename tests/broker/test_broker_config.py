@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import orjson
 import pytest
@@ -15,15 +16,18 @@ from haservice.admin.daemons import mqbroker
 from haservice.admin.pair import free_port_block
 from haservice.binding import PORT_MAX
 from haservice.broker.node import BrokerNode
-from haservice.config import load_broker
+from haservice.config import BROKER_CLASSES, load_broker, options_of
+from haservice.live_settings import NEVER_CHANGED_PREFIXES, is_not_a_strangers
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies import TopicConfigWrapper, TopicRouteData
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.signature import sign
+from haservice.security_settings import AclConfig, NameserverAclConfig
 from haservice.settings import NameserverConfig
 from tests.admin.asking import run
-from tests.support.brokers import addr_of, send
+from tests.support.brokers import addr_of, node_config, send
 from tests.support.waiting import wait_until
 
 
@@ -257,3 +261,63 @@ def test_the_page_lists_the_keys_that_are_live(served: Served) -> None:
 def test_an_empty_change_is_none(served: Served, client: BlockingClient) -> None:
     assert update(client, addr_of(served.node), "\n").code == 0
     assert config(client, addr_of(served.node))[0]["counter"] == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "brokerRole=SLAVE",
+        "brokerId=1",
+        "brokerName=another",
+        "brokerClusterName=another",
+        "namesrvAddr=10.6.6.6:9876",
+        "haMasterAddress=10.6.6.6:10912",
+        "brokerIP1=10.6.6.6",
+        "brokerIP2=10.6.6.6",
+        "bindAddress=0.0.0.0",
+        "listenPort=12345",
+        "haListenPort=12345",
+        "haAllowedSlaves=0.0.0.0/0",
+        "haMaxConnections=1",
+        "haMaxConnectionsPerAddress=1",
+        "storePathRootDir=/tmp/elsewhere",
+        "storePathCommitLog=/tmp/elsewhere",
+        "storePathIndex=/tmp/elsewhere",
+        "traceOn=false\nstorePathRootDir=/tmp/elsewhere",
+    ],
+)
+def test_without_access_control_nobody_moves_the_broker(
+    served: Served, client: BlockingClient, line: str
+) -> None:
+    before = served.file.read_text()
+    answer = update(client, addr_of(served.node), line)
+    key = line.splitlines()[-1].partition("=")[0]
+    assert (answer.code, answer.remark) == (
+        16,
+        f"{key} is a path, an address, a guard or a role: without access control (aclEnable) no request "
+        "changes it. Edit the file and start again.",
+    )
+    assert served.file.read_text() == before
+
+
+def test_with_access_control_an_admin_may_as_before(tmp_path: Path, client: BlockingClient) -> None:
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text("accounts:\n  - {accessKey: admins-key, secretKey: secret-key, admin: true}\n")
+    made = node_config(tmp_path / "store")
+    node = BrokerNode(dataclasses.replace(made, acl=AclConfig(enabled=True, file=rules)))
+    node.start()
+    try:
+        request = RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG, {}, b"haMaxConnections=7")
+        assert "No accessKey is configured" in str(client.call(addr_of(node), request).remark)
+        sign(request, "admins-key", "secret-key")
+        assert client.call(addr_of(node), request).code == 0
+    finally:
+        node.stop()
+
+
+def test_every_path_and_address_is_one_that_no_stranger_changes() -> None:
+    for key, cls, field in options_of(*BROKER_CLASSES, NameserverConfig, NameserverAclConfig):
+        kind = str(get_type_hints(cls)[field.name])
+        if "Path" in kind or any(word in key for word in ("Address", "Addr", "Port", "brokerIP")):
+            never = key.startswith(NEVER_CHANGED_PREFIXES) or "BlackList" in key
+            assert never or is_not_a_strangers(key), key

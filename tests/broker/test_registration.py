@@ -27,6 +27,7 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers import RouteHeader
+from haservice.remoting.server import Listener, RemotingServer
 from haservice.service import Service
 from haservice.settings import BrokerConfig, NameserverConfig
 from tests.support.remoting import serving
@@ -120,6 +121,29 @@ def test_a_broker_is_known_while_it_runs_and_unknown_afterwards(
     registered.stop()
     for addr in addrs:
         assert brokers(client, addr) == {}
+
+
+def test_a_name_server_that_answers_beyond_belief_is_one_that_does_not_answer(
+    register: Callable[..., Registered], caplog: pytest.LogCaptureFixture
+) -> None:
+    newer: list[int] = []
+    answers = {
+        RequestCode.REGISTER_BROKER: lambda _, request: request.answer(
+            ext={"newerEpoch": str(2**63 - 1), "newerMaster": "10.6.6.6:10911"}
+        )
+    }
+    server = RemotingServer([Listener("127.0.0.1", 0, answers)])
+    server.start()
+    try:
+        registered = register(
+            MASTER, [f"127.0.0.1:{server.ports[0]}"], on_newer=lambda epoch, addr: newer.append(epoch)
+        )
+        assert registered.registration.first_round.wait(10)
+        registered.stop()
+    finally:
+        server.stop()
+    assert newer == []
+    assert "field newerEpoch of the request header is '9223372036854775807'" in caplog.text
 
 
 def test_a_new_topic_is_announced_at_once(

@@ -18,7 +18,8 @@ import haservice.remoting.lock_bodies
 import haservice.remoting.reply_headers
 import haservice.remoting.retry_headers
 import haservice.remoting.transaction_headers  # noqa: F401 - their classes are found below
-from haservice.broker.acl_accounts import parse_file
+from haservice.access.accounts import parse_file
+from haservice.bounds import BY_NAME
 from haservice.broker.sql_filter import SqlFault, compile_filter
 from haservice.broker.sql_values import EvaluationFault
 from haservice.errors import ConfigError, ProtocolError, RequestError
@@ -176,6 +177,9 @@ def _headers(data: bytes) -> object:
     names = [header.WIRE_NAMES.get(one.name) or wire_name(one.name) for one in dataclasses.fields(header)]
     read = header.decode(dict(zip(names, values, strict=False)))
     assert header.decode(read.encode()) == read
+    for field in dataclasses.fields(header):
+        bounds, value = BY_NAME.get(str(field.type).removesuffix(" | None")), getattr(read, field.name)
+        assert bounds is None or value is None or bounds.low <= value <= bounds.high, (field.name, value)
     return which
 
 
@@ -185,6 +189,7 @@ def _send_name(field: str) -> str:
 
 def _header_seeds() -> list[bytes]:
     by_kind = {"str": b"TopicTest", "I32": b"3", "I64": b"1700000000000", "bool": b"true"}
+    by_kind |= {kind: str(bounds.high).encode() for kind, bounds in BY_NAME.items()}
     seeds = []
     for number, header in enumerate(HEADERS):
         kinds = [str(one.type).removesuffix(" | None") for one in dataclasses.fields(header)]

@@ -177,6 +177,54 @@ def test_a_message_that_fails_comes_back_to_a_group_with_permission(
     )
 
 
+@pytest.mark.parametrize("vip", [False, True])
+def test_a_transaction_of_a_new_producer_is_ended_at_once(
+    guarded: Guarded, java: JavaDriver, vip: bool
+) -> None:
+    """Before its first heartbeat; with VIP channels, on another connection than the half message came by."""
+    reader = java.push(guarded.namesrv, "readers", "Open", "ended", **USER)
+    group = f"transactions-{guarded.master.kind}-{vip}"
+    producer = java.transaction_producer(guarded.namesrv, group, {}, vipChannelEnabled=vip, **USER)
+    body = f"committed {vip}".encode()
+    assert producer.send_transaction("Open", body, tag="ended")["status"] == "SEND_OK"
+    wait_until(lambda: body in reader.bodies(), "it is delivered", 30)
+
+
+def test_stock_finds_a_message_by_its_id_with_the_permission_to_read_it(
+    guarded: Guarded, java: JavaDriver
+) -> None:
+    sent = java.producer(guarded.namesrv, "admins", **ADMIN).send("Denied", "by its id")
+    for keys, found in ((ADMIN, True), (USER, guarded.master.kind == "stock")):
+        shown = run_tool(java, guarded, keys, "queryMsgById", "-i", sent["offsetMsgId"])
+        assert ("Message Body Path" in shown) == found, shown
+        assert ("No default permission for topic:Denied" in shown) == (not found), shown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guarded_nameserver_of_ours_takes_a_broker_by_its_address(
+    kind: str, stock_jars: Path, java: JavaDriver, tmp_path: Path
+) -> None:
+    """A broker of ours signs, a stock one cannot; mqadmin signs with tools.yml."""
+    rules = tmp_path / "rules.yml"
+    rules.write_text(RULES)
+    keys = tmp_path / "keys.yml"
+    keys.write_text("accessKey: admins-key\nsecretKey: admins-secret\n")
+    allowed = {"changesAllowedFrom": "127.0.0.1"} if kind == "stock" else {}
+    signs = {"aclCredentialsFile": keys} if kind == "ours" else {}
+    with servers() as start:
+        namesrv = nameserver("ours", tmp_path, aclEnable="true", aclFile=rules, **allowed)
+        start(namesrv)
+        master = broker(kind, tmp_path, namesrv=namesrv, **signs)
+        start(master)
+        producer = java.producer(namesrv, "producers")
+        wait_until(lambda: producer.send("TBW102", b"x")["status"] == "SEND_OK", "its route is there", 30)
+        put = ("updateKvConfig", "-s", "n", "-k", "k", "-v", "v")
+        guarded = Guarded(namesrv, master, rules)
+        if kind == "ours":
+            assert "No accessKey is configured" in run_tool(java, guarded, None, *put)
+        assert "success" in run_tool(java, guarded, ADMIN, *put)
+
+
 def test_admin_commands_take_an_admin(guarded: Guarded, java: JavaDriver) -> None:
     update = ("updateTopic", "-b", guarded.master.addr, "-t", "Made", "-r", "1", "-w", "1")
     assert "Need admin permission for request code=17" in run_tool(java, guarded, USER, *update)

@@ -123,3 +123,13 @@ def test_topics_of_units_are_listed(asked: Asked) -> None:
         (RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, {"Sub"}),
     ):
         assert set(TopicList.decode(asked.ask(code).body).topic_list) == names
+
+
+@pytest.mark.parametrize(
+    "line", ["listenPort=1234", "bindAddress=0.0.0.0", "aclEnable=true", "rocketmqHome=/"]
+)
+def test_without_access_control_nobody_moves_the_name_server(asked: Asked, stored: Path, line: str) -> None:
+    answer = asked.update(f"orderMessageEnable=true\n{line}\n")
+    assert answer.code == 16
+    assert not stored.exists()
+    assert asked.update("orderMessageEnable=true\n").code == 0

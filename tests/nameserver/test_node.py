@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from haservice.bounds import TERM_MAX
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, RemotingUnreachable
 from haservice.nameserver.kv_config import KvConfig
@@ -129,6 +130,19 @@ def test_an_old_master_is_told_who_the_newer_one_is(peer: Peer) -> None:
     assert route(peer).broker_datas[0].broker_addrs == {0: SLAVE}
     # A stock broker says nothing of terms, and is told nothing.
     assert "newerEpoch" not in peer.register().ext
+
+
+@pytest.mark.parametrize("epoch", ["9223372036854775807", str(TERM_MAX + 1), str(10**7), "-2", "x"])
+def test_a_stranger_with_a_number_beyond_belief_deposes_nobody(
+    peer: Peer, connect: Callable[[], Peer], epoch: str
+) -> None:
+    peer.register(epoch="3")
+    refused = connect().ask(RequestCode.REGISTER_BROKER, registration(epoch=epoch, brokerAddr=SLAVE))
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert epoch in str(refused.remark), "the remark says what was wrong"
+    assert route_master(peer) == MASTER
+    assert "newerEpoch" not in peer.register(epoch="3").ext
+    assert "newerEpoch" not in peer.register(epoch="1000").ext
 
 
 def test_the_newest_term_of_a_name_is_told(peer: Peer) -> None:

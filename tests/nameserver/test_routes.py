@@ -397,6 +397,33 @@ def test_the_newest_term_is_told_whoever_has_taken_its_place(table: RouteTable) 
     assert table.newest_term("broker-a") is None
 
 
+def test_a_number_beyond_belief_takes_no_route_from_a_master(table: RouteTable) -> None:
+    table.register(master()._replace(epoch=3), "a")
+    for lives in (True, False):
+        with pytest.raises(
+            RequestError, match=r"epoch 10000000 .* beyond belief: .* is 3, of 10.0.0.1:10911"
+        ):
+            table.register(master(addr=NEW_MASTER)._replace(epoch=10**7), "b")
+        assert addrs(table) == ({"broker-a": {0: MASTER}} if lives else {})
+        table.channel_closed("a")
+    # A thousand promotions that the name server missed are believed.
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=10**6), "b").newer is None
+
+
+def test_a_topic_of_more_queues_than_a_client_can_hold_is_refused(table: RouteTable) -> None:
+    with pytest.raises(RequestError, match=r"topic 'T' has .* queues"):
+        table.register(master(T=Queues(2**31 - 1, 4, 6, 0)), "a")
+    assert addrs(table) == {}
+
+
+def test_a_number_beyond_belief_is_forgotten_with_the_stranger_who_came_first(table: RouteTable) -> None:
+    table.register(master(addr=NEW_MASTER)._replace(epoch=10**12), "b")
+    assert table.register(master()._replace(epoch=3), "a").newer == Term(10**12, NEW_MASTER)
+    table.channel_closed("b")
+    assert table.register(master()._replace(epoch=3), "a").newer is None
+    assert table.newest_term("broker-a") == Term(3, MASTER)
+
+
 def test_terms_are_remembered_of_a_bounded_number_of_names(clock: Clock) -> None:
     table = RouteTable(clock, brokers_max=2)
     for number in range(4):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from haservice.bounds import OFFSET_MAX, TERM_MAX
 from haservice.errors import ProtocolError
 from haservice.replication.hello import (
     HELLO_BYTES_MAX,
@@ -85,6 +86,10 @@ def test_what_is_no_hello(body: bytes) -> None:
         {"epochs": {}},
         {"epochs": [3]},
         {"epochs": [{"epoch": 1, "start": 0}]},
+        {"epochs": [{"epoch": TERM_MAX + 1, "start": 0, "master": ""}]},
+        {"epochs": [{"epoch": 1, "start": OFFSET_MAX + 1, "master": ""}]},
+        {"epochs": [{"epoch": at, "start": at, "master": ""} for at in range(EPOCHS_MAX + 1)]},
+        {"segmentBytes": 2**31},
         {"epochs": [{"epoch": 2, "start": 0, "master": ""}, {"epoch": 1, "start": 9, "master": ""}]},
     ],
 )

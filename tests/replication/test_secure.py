@@ -169,7 +169,7 @@ def test_where_requests_are_guarded_no_stranger_names_whom_to_ask(tmp_path: Path
     }
     named = "10.6.6.6:666"
     with master(log, options=options) as ha:
-        for epochs in (Lineage(), Lineage((Epoch(1, 0, lineage.state.replica_id), Epoch(2**40, 5, "x")))):
+        for epochs in (Lineage(), Lineage((Epoch(1, 0, lineage.state.replica_id), Epoch(2**39, 5, "x")))):
             with ScriptedSlave(ha.port) as stranger:
                 stranger.report(-1)
                 nonce = MasterHello.decode(stranger.frame()[1]).nonce

@@ -13,7 +13,7 @@ from typing import Any
 from commitlog.options import LogOptions
 from haservice.binding import option_text
 from haservice.config import options_of
-from haservice.security_settings import AclConfig, TlsConfig
+from haservice.security_settings import AclConfig, NameserverAclConfig, TlsConfig
 from haservice.settings import BrokerConfig, NameserverConfig, RemotingConfig, ReplicationConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -25,6 +25,7 @@ CLASSES: tuple[type[Any], ...] = (
     AclConfig,
     TlsConfig,
     NameserverConfig,
+    NameserverAclConfig,
 )
 # Defaults that depend on the machine, as a person would say them.
 SPOKEN = {"brokerName": "host name", "brokerIP1": "local address", "brokerIP2": "local address"}

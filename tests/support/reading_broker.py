@@ -25,6 +25,7 @@ from haservice.broker.groups import Groups
 from haservice.broker.level import Level
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.message_filter import MessageFilters
+from haservice.broker.message_rights import MessageRights
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.processors.client_config import ClientConfigProcessor
 from haservice.broker.processors.connections import ConnectionsProcessor
@@ -212,7 +213,7 @@ class ReadingBroker:
             ),
             GroupsProcessor(self.groups, self.offsets, self._offload, is_slave=role.is_slave),
             ConnectionsProcessor(self.clients, clock_s=lambda: self.now_s),
-            QueryProcessor(self.log, self.store.index, self._offload),
+            QueryProcessor(self.log, self.store.index, self._offload, MessageRights(None, self.clients)),
         ]  # fmt: skip
         handlers = {code: handler for part in processors for code, handler in part.handlers().items()}
         self.offloaded = 0

@@ -16,8 +16,8 @@ import logging
 
 import orjson
 
-from haservice.broker.acl_accounts import KEY_CHARACTERS_MIN, PERMISSIONS
-from haservice.broker.acl_files import AclFiles, FileVersion
+from haservice.access.accounts import KEY_CHARACTERS_MIN, PERMISSIONS
+from haservice.access.files import AclFiles, FileVersion
 from haservice.errors import ConfigError, RequestError
 from haservice.remoting.acl_headers import (
     AclVersionHeader,

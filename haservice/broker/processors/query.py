@@ -12,6 +12,8 @@ import asyncio
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
+from commitlog.record import decode
+from haservice.broker.message_rights import Caller, MessageRights
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -41,11 +43,17 @@ class QueryProcessor:
     """Everything runs in a work thread: a person waits, and old messages lie on the disk."""
 
     def __init__(
-        self, log: Records, index: Index | None, offload: Offload, default_query_max_num: int = 32
+        self,
+        log: Records,
+        index: Index | None,
+        offload: Offload,
+        rights: MessageRights,
+        default_query_max_num: int = 32,
     ) -> None:
         self._log = log
         self._index = index
         self._offload = offload
+        self._rights = rights
         self._default_query_max_num = default_query_max_num
 
     def handlers(self) -> dict[int, Processor]:
@@ -57,14 +65,16 @@ class QueryProcessor:
 
     def view(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         header = ViewMessageHeader.decode(command.ext)
-        return asyncio.ensure_future(self._view(command, header.offset))
+        caller = self._rights.caller(connection, command)
+        return asyncio.ensure_future(self._view(command, header.offset, caller))
 
-    async def _view(self, command: RemotingCommand, offset: int) -> RemotingCommand:
+    async def _view(self, command: RemotingCommand, offset: int, caller: Caller) -> RemotingCommand:
         body: bytes | None = await self._offload(record_at, self._log, offset)
         if body is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}, or a damaged one"
             )
+        self._rights.check_read(caller, decode(body))
         return command.answer(body=body)
 
     def query(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
@@ -94,7 +104,8 @@ class QueryProcessor:
         size_bytes = 0
         for offset in offsets:
             record = record_at(self._log, offset)
-            if record is None:
+            # The index knows hashes: another topic's message may have this one's.
+            if record is None or decode(record).topic != header.topic:
                 continue
             if records and size_bytes + len(record) > QUERY_BYTES_MAX:
                 break

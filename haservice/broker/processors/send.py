@@ -26,6 +26,7 @@ from haservice.broker.admission import Admission
 from haservice.broker.durability import Durability, PutStatus
 from haservice.broker.redirect import Redirected
 from haservice.broker.stats import Stats
+from haservice.broker.topics import HALF_TOPIC
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -88,13 +89,16 @@ class SendProcessor:
         stats: Stats,
         *,
         store_host: bytes,
+        on_half: Callable[[int, RemotingCommand], None] = lambda queue_offset, request: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
+        """`on_half` hears of each half message that was stored, and of the request that brought it."""
         self._gates = gates
         self._admission = admission
         self._log = log
         self._durability = durability
         self._stats = stats
+        self._on_half = on_half
         self._clock_ms = clock_ms
         self._id_prefix = store_host.hex().upper()
         self._trace = trace_of(gates)
@@ -216,6 +220,8 @@ class SendProcessor:
                 stored.answers[index] = self._refuse(request, self._put_failed(outcome))
                 continue
             count += 1
+            if message.topic == HALF_TOPIC:
+                self._on_half(outcome.queue_offset, request)
             stored_bytes = outcome.end - outcome.physical_offset
             size += stored_bytes
             count_put(message.topic, message.queue_id, 1, stored_bytes)

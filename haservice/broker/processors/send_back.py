@@ -22,6 +22,7 @@ from commitlog.log import Appended
 from commitlog.record import Message, decode
 from haservice.broker.durability import Durability, PutStatus
 from haservice.broker.groups import GroupConfig
+from haservice.broker.message_rights import Caller, MessageRights
 from haservice.broker.processors.query import record_at
 from haservice.broker.redirect import (
     DLQ_QUEUE_NUMS,
@@ -61,6 +62,7 @@ class SendBackProcessor:
         find_group: Callable[[str], GroupConfig | None],
         durability: Durability,
         offload: Offload,
+        rights: MessageRights,
         *,
         permission: int,
         delay_level_max: int,
@@ -75,6 +77,7 @@ class SendBackProcessor:
         self._find_group = find_group
         self._durability = durability
         self._offload = offload
+        self._rights = rights
         self._permission = permission
         self._delay_level_max = delay_level_max
         self._is_slave = is_slave
@@ -95,7 +98,8 @@ class SendBackProcessor:
         config = self._checked_group(header.group)
         if config.retry_queue_nums <= 0:
             return command.answer()
-        return asyncio.ensure_future(self._send_back(command, header, config))
+        caller = self._rights.caller(connection, command)
+        return asyncio.ensure_future(self._send_back(command, header, config, caller))
 
     def _checked_group(self, group: str) -> GroupConfig:
         config = self._find_group(group)
@@ -108,7 +112,7 @@ class SendBackProcessor:
         return config
 
     async def _send_back(
-        self, command: RemotingCommand, header: SendBackHeader, config: GroupConfig
+        self, command: RemotingCommand, header: SendBackHeader, config: GroupConfig, caller: Caller
     ) -> RemotingCommand:
         self._check_writable()
         topic = self._topics.find_or_create(
@@ -129,6 +133,7 @@ class SendBackProcessor:
         if command.version >= SAYS_MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
             times_max = header.max_reconsume_times
         stored = decode(record)
+        self._rights.check_read(caller, stored)
         queue_id = random.randrange(config.retry_queue_nums)
         message, level = sent_back(stored, header.group, queue_id, header.delay_level, times_max)
         self._check_writable()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from haservice.bounds import QUEUES_MAX
 from haservice.broker.store_view import StoreView
 from haservice.broker.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError
@@ -27,8 +28,6 @@ from haservice.remoting.workers import Offload
 SLAVE_REMARK = (
     "Can't modify topic or subscription group from slave broker, please execute it from master broker."
 )
-# The most queues that a topic of ours may have: each is a directory with a file of its own.
-QUEUE_NUMS_MAX = 65536
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 PERM_PRIORITY = 8
 # How long the answer to a change waits for name servers that do not answer.
@@ -81,8 +80,8 @@ class TopicProcessor:
         header = CreateTopicHeader.decode(request.ext)
         self._check_changeable(header.topic)
         for what, value, most in (
-            ("readQueueNums", header.read_queue_nums, QUEUE_NUMS_MAX),
-            ("writeQueueNums", header.write_queue_nums, QUEUE_NUMS_MAX),
+            ("readQueueNums", header.read_queue_nums, QUEUES_MAX),
+            ("writeQueueNums", header.write_queue_nums, QUEUES_MAX),
             ("perm", header.perm, PERM_BITS),
         ):
             if not 0 <= value <= most:

@@ -26,6 +26,7 @@ from commitlog.log import Appended, wall_clock_ms
 from commitlog.record import Message, StoredMessage, decode, decode_properties, parse_message_id
 from haservice.broker.consumers import ClientTable
 from haservice.broker.durability import Durability
+from haservice.broker.message_rights import Caller, MessageRights
 from haservice.broker.processors.query import record_at
 from haservice.broker.topics import HALF_TOPIC
 from haservice.broker.transaction_check import Question
@@ -69,6 +70,7 @@ class TransactionProcessor:
         durability: Durability,
         ends: Ends,
         offload: Offload,
+        rights: MessageRights,
         *,
         store_host: bytes,
         is_slave: bool,
@@ -80,6 +82,7 @@ class TransactionProcessor:
         self._durability = durability
         self._ends = ends
         self._offload = offload
+        self._rights = rights
         self._store_host = store_host
         self._is_slave = is_slave
         self._unwritable = unwritable
@@ -108,13 +111,15 @@ class TransactionProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"commitOrRollback is {header.commit_or_rollback}, neither 0 nor 8 nor 12",
             ) from None
-        return asyncio.ensure_future(self._end(command, header, decision))
+        caller = self._rights.caller(connection, command)
+        return asyncio.ensure_future(self._end(command, header, decision, caller))
 
     async def _end(
-        self, command: RemotingCommand, header: EndTransactionHeader, decision: Decision
+        self, command: RemotingCommand, header: EndTransactionHeader, decision: Decision, caller: Caller
     ) -> RemotingCommand:
         record: bytes | None = await self._offload(record_at, self._log, header.commit_log_offset)
         half, properties = _checked(record, header)
+        self._rights.check_end(caller, half, properties)
         self._check_writable()
         # From here to the records nothing waits, so that two requests for one message do not overtake.
         end = self._settle(half, properties, decision)

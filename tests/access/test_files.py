@@ -13,9 +13,9 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from haservice.broker import acl_files
-from haservice.broker.acl import DENY, PUB, SUB, AclRefused
-from haservice.broker.acl_files import AclFiles
+from haservice.access import files as acl_files
+from haservice.access.files import AclFiles
+from haservice.access.rules import DENY, PUB, SUB, AclRefused
 from haservice.errors import ConfigError
 from haservice.remoting.command import RemotingCommand
 
@@ -101,9 +101,9 @@ def test_rocketmqs_example_is_read(main: Path) -> None:
     second = files.rules.accounts["rocketmq2"]
     assert second.admin
     assert second.white.matches("192.168.1.7")
-    files.rules.check("10.10.103.200", RemotingCommand.request(25))
+    files.rules.who("10.10.103.200", RemotingCommand.request(25))
     with pytest.raises(AclRefused):
-        files.rules.check("10.10.104.200", RemotingCommand.request(25))
+        files.rules.who("10.10.104.200", RemotingCommand.request(25))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_white_addresses_are_replaced_in_one_of_our_files_only(main: Path, tmp_p
     files = loaded(main, EXAMPLE)
     files.set_white_addresses(["10.0.0.1", "10.1.*.*"])
     assert content(main)["globalWhiteRemoteAddresses"] == ["10.0.0.1", "10.1.*.*"]
-    files.rules.check("10.1.7.7", RemotingCommand.request(25))
+    files.rules.who("10.1.7.7", RemotingCommand.request(25))
     stranger = tmp_path / "stranger.yml"
     stranger.write_text("a: 1\n")
     with pytest.raises(ConfigError, match="none of the files"):

@@ -20,9 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from haservice.broker.acl import DENY, PUB, SUB, Account
-from haservice.broker.acl_addresses import AddressPattern, parse_pattern
-from haservice.broker.redirect import retry_topic
+from haservice.access.addresses import AddressPattern, parse_pattern
+from haservice.access.rules import DENY, GROUP_PREFIX, PUB, SUB, Account
 from haservice.yaml_document import YamlDocument
 
 WHITE_ADDRESSES = "globalWhiteRemoteAddresses"
@@ -106,7 +105,7 @@ class _Reader:
         perms: dict[str, int] = {}
         for at, text in enumerate(self._list(fields, "groupPerms", place)):
             group, perm = self._entry(text, (*place, "groupPerms", at))
-            perms[retry_topic(group)] = perm
+            perms[GROUP_PREFIX + group] = perm
         for at, text in enumerate(self._list(fields, "topicPerms", place)):
             topic, perm = self._entry(text, (*place, "topicPerms", at))
             perms[topic] = perm

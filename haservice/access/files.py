@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commitlog.log import wall_clock_ms
-from haservice.broker.acl import Account, Rules
-from haservice.broker.acl_accounts import ACCOUNTS, DATA_VERSION, WHITE_ADDRESSES, AclFile, parse_file
+from haservice.access.accounts import ACCOUNTS, DATA_VERSION, WHITE_ADDRESSES, AclFile, parse_file
+from haservice.access.rules import Account, Rules
 from haservice.errors import ConfigError
 from haservice.persisted_file import replace_file
+from haservice.security_settings import AclConfig, NameserverAclConfig
 from haservice.watched_files import Look, WatchedFiles
 from haservice.yaml_document import YamlDocument, yaml_text
 
@@ -198,6 +199,21 @@ class AclFiles:
         if trouble != self.trouble:
             self.trouble = trouble
             logger.error("access control is NOT as its files say, the rules before stay: %s", trouble)
+
+
+def rules_files(config: AclConfig | NameserverAclConfig, source: str) -> AclFiles | None:
+    """The files of a node whose configuration is from `source`, read; None with aclEnable=false.
+
+    Raises ConfigError.
+    """
+    if not config.enabled:
+        return None
+    if config.file is None:
+        reason = "not known where plain_acl.yml is: set this key, or the environment variable ROCKETMQ_HOME"
+        raise ConfigError(source, 0, "aclFile", reason)
+    files = AclFiles(config.file.absolute())
+    files.load()
+    return files
 
 
 def _data_of(path: Path) -> _Fields:

@@ -4,6 +4,7 @@
     10.1.2.3      fe80::1               this one; several in one text with commas between
     10.1.2.{3,4}  fe80::{1,2}           these
     10.1.*.*      10.1.2-5.*            groups that are * or a range, both ends of it included
+    10.0.0.0/8    fe80::/10             a network; RocketMQ's own brokers do not know these
     fe80:1:2:3:4:5:6:1-20               as above, in hexadecimal
 
 A blank text means no address.  An IPv6 pattern that ends in a range or *, and has fewer than eight groups and
@@ -69,9 +70,21 @@ def _single(text: str) -> tuple[_Group, ...]:
 
 
 def _shape(text: str) -> tuple[_Group, ...]:
+    if "/" in text:
+        return _network(text)
     if "*" not in text and "-" not in text:
         return _single(text)
     return _shape6(text) if ":" in text else _shape4(text)
+
+
+def _network(text: str) -> tuple[_Group, ...]:
+    """From its lowest to its highest address: behind the group where it ends all groups are open."""
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a network such as 10.0.0.0/8") from None
+    low, high = _groups(str(network.network_address)), _groups(str(network.broadcast_address))
+    return tuple(zip(low, high, strict=True))
 
 
 def _shape4(text: str) -> tuple[_Group, ...]:

@@ -1,0 +1,112 @@
+"""Rules: who sends a request, by the accounts and white lists in force.  Pure.
+
+    1  the address is in a global white list             whoever it is, it may all
+    2  no access key, or one that nobody knows           refused
+    3  the address is in the account's own white list    it may all
+    4  the signature is not the account's                refused
+    5  else                                              the account, and what it may
+
+The order and the remarks are RocketMQ 4.9's; a refusal is code 1.  What a request needs of an account is the
+broker's and the name server's business.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from haservice.access.addresses import NOWHERE, AddressPattern
+from haservice.errors import RequestError
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.signature import ACCESS_KEY, SIGNATURE, content, signature
+
+DENY, PUB, SUB = 1, 4, 8
+# A group is kept as its retry topic, so that topics and groups share one table.
+GROUP_PREFIX = "%RETRY%"
+
+# Addresses whose place in the global white lists is remembered.
+ADDRESSES_MAX = 4096
+
+# Logs and people's scripts know refusals by these names.
+_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
+_PLACE = "org.apache.rocketmq.acl.plain.PlainPermissionManager"
+
+
+class AclRefused(RequestError):
+    """A request that the rules refuse; `text` is the reason without the names that RocketMQ puts around."""
+
+    def __init__(self, text: str, method: str = "validate") -> None:
+        super().__init__(ResponseCode.SYSTEM_ERROR, f"{_EXCEPTION}: {text}, {_PLACE}.{method}")
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account.  `perms` holds its own entries, topics and retry topics of groups alike."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    white: AddressPattern = NOWHERE
+    admin: bool = False
+    default_topic: int = DENY
+    default_group: int = DENY
+    perms: Mapping[str, int] = field(default_factory=dict)
+
+    def allows(self, resource: str, needed: int) -> bool:
+        owned = self.perms.get(resource)
+        if owned is None:
+            owned = self.default_group if resource.startswith(GROUP_PREFIX) else self.default_topic
+        return not owned & DENY and bool(owned & needed)
+
+    def check_admin(self, code: int) -> None:
+        """Raises AclRefused when it is no admin's."""
+        if not self.admin:
+            text = f"Need admin permission for request code={code}, but accessKey={self.access_key} is not"
+            raise AclRefused(text, "checkPerm")
+
+
+class Rules:
+    """All accounts and global white lists together; never changed, only replaced."""
+
+    def __init__(self, white: Sequence[AddressPattern] = (), accounts: Mapping[str, Account] | None = None):
+        self.accounts = dict(accounts or {})
+        self._white = tuple(white)
+        self._is_white: dict[str, bool] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Nobody would be let in."""
+        return not self.accounts and not self._white
+
+    def who(self, address: str, request: RemotingCommand) -> Account | None:
+        """Whose request it is; None where the address alone opens all doors.  Raises AclRefused.
+
+        Loop thread only.
+        """
+        white = self._is_white.get(address)
+        if white is None:
+            white = self._look_up(address)
+        if white:
+            return None
+        ext = request.ext
+        access_key = ext.get(ACCESS_KEY)
+        if access_key is None:
+            raise AclRefused("No accessKey is configured")
+        account = self.accounts.get(access_key)
+        if account is None:
+            raise AclRefused(f"No acl config for {access_key}")
+        if account.white.matches(address):
+            return None
+        expected = signature(account.secret_key, content(ext, request.body))
+        if not hmac.compare_digest(expected.encode(), ext.get(SIGNATURE, "").encode()):
+            raise AclRefused(f"Check signature failed for accessKey={access_key}")
+        return account
+
+    def _look_up(self, address: str) -> bool:
+        if len(self._is_white) >= ADDRESSES_MAX:
+            self._is_white.clear()
+        white = any(pattern.matches(address) for pattern in self._white)
+        self._is_white[address] = white
+        return white

@@ -1,0 +1,130 @@
+"""What others say cannot pass for a record of the log, nor for a line of a command's output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from haservice import logs, printable
+from haservice.admin.output import Column, Table, echo, echo_line, show, show_pairs, to_json
+from haservice.errors import AnswerError
+
+RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ \S+ \S+ - ")
+FORGED = "2026-11-23 12:00:00,000 ERROR MainThread haservice.broker - disk on fire"
+HOSTILE = f"a\n{FORGED}\r{FORGED}\x1b[2K\x1b[31m\u202e\u2028{FORGED}\x85{FORGED}\x9b2J\x00\ud800\U000e0001z"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """A log file that is set up as a daemon's, and put away afterwards."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    file, target = tmp_path / "logging.yml", tmp_path / "a.log"
+    file.write_text(
+        f"formatters: {{line: {{format: '{logs.LINE}'}}, bare: {{format: '%(message)s'}}}}\n"
+        f"handlers:\n"
+        f"  file: {{class: logging.FileHandler, filename: {target}, formatter: line, encoding: utf-8}}\n"
+        f"  bare: {{class: logging.FileHandler, filename: {tmp_path}/bare.log, encoding: utf-8}}\n"
+        f"  kept: {{class: logging.handlers.MemoryHandler, capacity: 1, target: bare}}\n"
+        "root: {level: INFO, handlers: [file, kept]}\n"
+    )
+    logs.configure(file)
+    yield target
+    for handler in set(root.handlers) - set(before):
+        handler.close()
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def lines_of(path: Path) -> list[str]:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    lines = path.read_bytes().decode().removesuffix("\n").split("\n")
+    assert all(line.isprintable() for line in lines)
+    return lines
+
+
+def test_what_others_say_stays_within_its_record(log: Path) -> None:
+    logging.getLogger("haservice.x").warning("group deleted group=%s peer=%s", HOSTILE, "10.0.0.1:1")
+    (line,) = lines_of(log)
+    assert RECORD.match(line)
+    assert line.endswith("z peer=10.0.0.1:1")
+    assert f"group=a\\n{FORGED}\\r{FORGED}\\x1b[2K\\x1b[31m\\u202e\\u2028" in line
+    # Whatever handler and formatter.
+    (bare,) = lines_of(log.parent / "bare.log")
+    assert bare == line.partition(" - ")[2]
+
+
+def test_lines_of_a_traceback_are_no_records(log: Path) -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("haservice.x").exception("failed topic=%s", HOSTILE)
+    first, *rest = lines_of(log)
+    assert RECORD.match(first)
+    assert rest[0] == f"{logs.CONTINUED}Traceback (most recent call last):"
+    assert len(rest) > 3
+    assert all(line.startswith(logs.CONTINUED) for line in rest)
+    assert any("ValueError: a" in line for line in rest)
+
+
+def test_names_of_threads_are_no_way_in(log: Path) -> None:
+    thread = threading.Thread(target=logging.getLogger("haservice.x").warning, args=("hello",), name=HOSTILE)
+    thread.start()
+    thread.join()
+    assert len(lines_of(log)) == 1
+
+
+def test_what_is_said_in_other_scripts_stays_readable(log: Path) -> None:
+    logging.getLogger("haservice.x").info("topic=%s", "订单　größer עברית")
+    assert log.read_text(encoding="utf-8").endswith("topic=订单　größer עברית\n")
+
+
+@given(st.text())
+def test_what_is_escaped_is_one_printable_line_and_one_json_text(text: str) -> None:
+    shown = printable.escaped(text)
+    assert shown.isprintable() or all(char.isprintable() or char.isspace() for char in shown)
+    assert len(shown.splitlines()) <= 1
+    assert printable.escaped(shown) == shown
+    told = printable.lines(to_json({"name": text}))
+    assert json.loads(told) == {"name": text} or "\ud800" <= max(text) <= "\udfff"
+
+
+def test_tables_and_pairs_have_the_lines_they_seem_to_have(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table([Column("#Group", "group"), Column("#Client", "client")], notes=[f"note {HOSTILE}"])
+    table.add("g", HOSTILE)
+    show(table, "table")
+    show_pairs({"name": HOSTILE}, "table")
+    echo_line(f"told: {HOSTILE}\tand more")
+    lines = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert [line.split()[0] for line in lines if line] == ["#Group", "g", "note", "name", "told:"]
+    assert all(line.replace("\t", "").isprintable() for line in lines)
+
+
+def test_json_is_what_it_was_and_shows_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:
+    said = HOSTILE.replace("\ud800", "")
+    table = Table([Column("#Group", "group")])
+    table.add(said)
+    show(table, "json")
+    out = capsys.readouterr().out
+    assert json.loads(out) == [{"group": said}]
+    assert all(line.isprintable() for line in out.split("\n"))
+
+
+def test_text_of_several_lines_keeps_them_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    echo("one\n\ttwo\r\x1b[31m")
+    assert capsys.readouterr().out == "one\n\ttwo\\r\\x1b[31m\n"
+
+
+def test_the_remark_of_an_answer_is_one_line_of_an_error() -> None:
+    error = AnswerError("h:1", 1, HOSTILE)
+    assert str(error).isprintable()
+    assert error.remark == HOSTILE
