@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from commitlog import going_back
+from commitlog import going_back, queue_ends
 from commitlog.checkpoint import Checkpoint
 from commitlog.consume_queue import ConsumeQueues
 from commitlog.damage import Fences, decode_fences, encode_fences
@@ -30,6 +30,7 @@ from commitlog.files import Files, OSFiles
 from commitlog.flush import Flusher, QueueFlusher
 from commitlog.index import IndexFiles
 from commitlog.log import CommitLog, wall_clock_ms
+from commitlog.mender import Mender
 from commitlog.options import LogOptions
 from commitlog.positions import Durable
 from commitlog.record import check
@@ -204,6 +205,7 @@ class Store:
         if not recovery.clean:
             # Of each queue some pages may be lost: they come again from all that was looked at.
             position = max(min(position, recovery.scanned_from), self.log.start)
+        position = queue_ends.check(self.log, self.queues, position)
         index = self.index if options.index_enabled else None
         self.dispatcher = Dispatcher(
             self.log,
@@ -218,6 +220,13 @@ class Store:
         self.retention = Retention(options, self.log, [self.queues, self.index], self._files)
         self.scrub = Scrub(self.log, self._files, options.scrub_bytes_per_s, lambda: self.dispatcher.position)
         self.log.suspect = self.scrub.suspect
+        self.mender = Mender(
+            self.log,
+            self.queues,
+            options.message_delay_levels,
+            lambda: self.dispatcher.position,
+            self.scrub.look_at,
+        )
 
     def _note_durable(self) -> None:
         """What is known to be durable now, and no more, is written down before anything changes again."""
@@ -378,6 +387,7 @@ class Store:
         if self._closed:
             raise LogNotWritable("shut down")
         with (
+            self.mender.at_work,
             self.dispatcher.at_work,
             self.flusher.at_work,
             self.queue_flusher.at_work,

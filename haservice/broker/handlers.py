@@ -158,6 +158,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         parts.stats,
         offload,
         None if parts.is_slave else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
+        store.mender.mend,
     )
     queries = QueryProcessor(
         store.log,

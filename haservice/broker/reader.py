@@ -23,8 +23,16 @@ import psutil
 from isal.isal_zlib import crc32
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
-from commitlog.errors import CorruptRecord, OffsetNotFound
-from commitlog.record import CRC_MASK, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, SYS_HOSTS_V6, check, parse_head
+from commitlog.errors import BadEntry, CorruptRecord, OffsetNotFound
+from commitlog.record import (
+    CRC_MASK,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    RECORD_BYTES_MIN,
+    SYS_HOSTS_V6,
+    check,
+    parse_head,
+)
 from haservice.broker.tag_filter import TagCodes, lets_through
 from haservice.news import News
 from haservice.settings import BrokerConfig
@@ -46,9 +54,10 @@ GAP_BYTES_MAX = 4096
 # Whole messages are read to look at their properties, so many bytes of them for one pull at most.
 SELECT_BYTES_MAX = 16 * 1024 * 1024
 
-# Of a record with IPv4 hosts: size, magic, CRC, physical offset, sys flag, body size.
-_HEAD = struct.Struct(">iii16xqi44xi")
+# Of a record with IPv4 hosts: size, magic, CRC, queue id, queue offset, physical offset, sys flag, body size.
+_HEAD = struct.Struct(">iiii4xqqi44xi")
 _MAGICS = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
+_ANOTHER = "is another message than the one that the queue has there"
 
 # Judges a message by its encoded properties.
 Selector = Callable[[bytes], bool]
@@ -101,6 +110,18 @@ class PullStatus(enum.Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
+# Queues of light messages, which stock brokers may have filled: their entries are of other queues' messages.
+_LIGHT = "%LMQ%"
+
+
+class Places(NamedTuple):
+    """Which messages some entries are: their queue offsets, and the topic and queue of all."""
+
+    topic: str
+    queue_id: int
+    offsets: Sequence[int]
+
+
 class Scan(NamedTuple):
     """The outcome of looking at an index: `entries` is empty unless the status is FOUND."""
 
@@ -116,6 +137,10 @@ class Scan(NamedTuple):
     cold: bool = False
     # There is something at the wanted offset, but above the readable end.
     below_mark: bool = False
+    # Of the messages that `entries` are of; None where the log cannot say it.
+    places: Places | None = None
+    # The queue offset of a first entry that cannot be true, whatever the log has; -1 if there is none.
+    impossible: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +209,11 @@ class QueueReader:
         if outside is not None:
             return outside
         assert queue is not None
-        choice = _Choice(self._log, self._limits, self._readable_end(), count, codes)
+        choice = _Choice(self._log, queue, self._limits, self._readable_end(), count, codes)
         scan = self._inside(queue, offset, choice, max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX)))
         if choice.passed:
             self._say_passed(topic, queue_id, choice.passed)
-        return scan
+        return scan._replace(places=_places(topic, queue_id, choice.offsets))
 
     def outside(self, topic: str, queue_id: int, offset: int) -> Scan | None:
         """What a scan from `offset` comes to when the queue has no entry there; None when it has one."""
@@ -214,9 +239,13 @@ class QueueReader:
         if outside is not None:
             return outside, b""
         assert queue is not None
-        choice = _Selection(self._log, self._limits, self._readable_end(), count, codes, selector)
+        choice = _Selection(
+            *(self._log, queue, self._limits, self._readable_end(), count, codes, selector, topic, queue_id)
+        )
         budget = max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX))
         scan = self._inside(queue, offset, choice, min(budget, entries_max))
+        if scan.impossible >= 0:
+            raise BadEntry(scan.impossible, "no place of the log", topic, queue_id, scan.impossible)
         if choice.passed:
             self._say_passed(topic, queue_id, choice.passed)
         return scan, b"".join(choice.records)
@@ -254,7 +283,7 @@ class QueueReader:
             if not entries:
                 break
             budget -= len(entries)
-            position += choice.look_at(entries)
+            position += choice.look_at(entries, position)
         if choice.taken:
             return Scan(
                 PullStatus.FOUND,
@@ -266,6 +295,8 @@ class QueueReader:
                 slow=choice.last_seen < choice.in_memory_from,
                 cold=choice.taken[0].physical_offset < choice.in_memory_from,
             )
+        if choice.impossible == offset:
+            return Scan(PullStatus.NO_MATCHED_MESSAGE, offset, low, high, impossible=offset)
         if position > offset:
             return Scan(choice.status, position, low, high, slow=choice.last_seen < choice.in_memory_from)
         if choice.below_mark:
@@ -274,11 +305,12 @@ class QueueReader:
         corrected = offset - offset % self._file_entries + self._file_entries
         return self._outside(PullStatus.OFFSET_FOUND_NULL, offset, corrected, low, high)
 
-    def load(self, entries: Sequence[Entry]) -> bytes:
-        """The records of `entries`, one after the other.
+    def load(self, entries: Sequence[Entry], places: Places | None = None) -> bytes:
+        """The records of `entries`, one after the other; with `places`, each states that it belongs there.
 
         Neighbours are read together.  Raises OffsetNotFound when the log has dropped one in the meantime,
-        CorruptRecord, whose offset says which, when one is damaged or something else lies in its place.
+        CorruptRecord, whose offset says which, when one is damaged or something else lies in its place; with
+        `places` it is a BadEntry.
         """
         parts: list[bytes | memoryview] = []
         segment_bytes = self._log.segment_bytes
@@ -295,7 +327,8 @@ class QueueReader:
                 end = entry.physical_offset + entry.size
                 last += 1
             run = entries[first:last]
-            data = _read_sound(self._log, start, end - start, run)
+            of_run = places and places._replace(offsets=places.offsets[first:last])
+            data = _read_sound(self._log, start, end - start, run, of_run)
             if sum(entry.size for entry in run) == end - start:
                 parts.append(data)
             else:
@@ -315,16 +348,19 @@ class _Choice:
     def __init__(
         self,
         log: Log,
+        queue: Queue,
         limits: ReadLimits,
         readable_end: int,
         count: int,
         codes: TagCodes,
     ) -> None:
         self.taken: list[Entry] = []
+        self.offsets: list[int] = []
         self.passed: list[Entry] = []
         self.size_bytes = 0
         self.full = False
         self.below_mark = False
+        self.impossible = -1
         # Why nothing was taken, as long as that is so.
         self.status = PullStatus.NO_MATCHED_MESSAGE
         self.last_seen = log.end
@@ -333,20 +369,27 @@ class _Choice:
         # How many entries to look at together: no more than may be taken, unless most may not.
         self.chunk = self.most if codes is None else CHUNK_ENTRIES
         self._limits = limits
+        self._queue = queue
         self._log_start = log.start
+        self._log_end = log.end
         self._damaged = log.damaged
         self._readable_end = readable_end
         self._codes = codes
 
-    def look_at(self, entries: Sequence[Entry]) -> int:
-        """Takes what matches until the batch is full; returns how many entries are done with."""
+    def look_at(self, entries: Sequence[Entry], position: int) -> int:
+        """Takes what matches until the batch is full; returns how many entries are done with.
+
+        The first one is number `position` of the queue.
+        """
         codes = self._codes
         for number, entry in enumerate(entries):
             physical_offset, size, tags_code = entry
-            if size == PRE_BLANK_SIZE:
+            if size == PRE_BLANK_SIZE and not physical_offset:
                 # No message: fills a queue that began, or goes on, at a later number.
                 self.status = PullStatus.MESSAGE_WAS_REMOVING
                 continue
+            if size < RECORD_BYTES_MIN or physical_offset + size > self._log_end:
+                return self._stop_at_impossible(number, position)
             if physical_offset + size > self._readable_end:
                 self.below_mark = self.full = True
                 return number
@@ -365,12 +408,29 @@ class _Choice:
             if codes is not None and not lets_through(codes, tags_code):
                 self.status = PullStatus.NO_MATCHED_MESSAGE
             elif physical_offset < self._log_start:
+                if self._is_out_of_order(physical_offset, position + number):
+                    return self._stop_at_impossible(number, position)
                 self.status = PullStatus.MESSAGE_WAS_REMOVING
             else:
                 self.taken.append(entry)
+                self.offsets.append(position + number)
                 self.size_bytes += size
         self.full = len(self.taken) >= self.most
         return len(entries)
+
+    def _stop_at_impossible(self, number: int, position: int) -> int:
+        """What comes before it is given; the pull that begins at it has it looked at."""
+        if not self.taken:
+            self.impossible = position + number
+        self.full = True
+        return number
+
+    def _is_out_of_order(self, physical_offset: int, queue_offset: int) -> bool:
+        """Whether the log cannot have dropped it: it has what comes before it in the queue."""
+        if physical_offset < 0:
+            return True
+        before = self._queue.read(queue_offset - 1, 1) if queue_offset > self._queue.min_offset else ()
+        return any(one.physical_offset >= self._log_start for one in before)
 
     def _is_damaged(self, entry: Entry) -> bool:
         """What comes before damage is given; the pull that begins at it is told, or passes over it."""
@@ -393,45 +453,53 @@ class _Selection(_Choice):
     def __init__(
         self,
         log: Log,
+        queue: Queue,
         limits: ReadLimits,
         readable_end: int,
         count: int,
         codes: TagCodes,
         selector: Selector,
+        topic: str,
+        queue_id: int,
     ) -> None:
-        super().__init__(log, limits, readable_end, count, codes)
+        super().__init__(log, queue, limits, readable_end, count, codes)
+        self._place = topic, queue_id
         self.chunk = CHUNK_ENTRIES
         self.records: list[bytes] = []
         self._log = log
         self._selector = selector
         self._bytes_left = SELECT_BYTES_MAX
 
-    def look_at(self, entries: Sequence[Entry]) -> int:
+    def look_at(self, entries: Sequence[Entry], position: int) -> int:
         for number, entry in enumerate(entries):
-            if not super().look_at((entry,)):
+            if not super().look_at((entry,), position + number):
                 return number
             if len(self.taken) > len(self.records):
                 try:
-                    selected = self._selects(entry)
+                    selected = self._selects(entry, position + number)
                 except CorruptRecord:
                     if not self.records:
                         raise
-                    self.taken.pop()
-                    self.size_bytes -= entry.size
+                    self._untake(entry)
                     self.full = True
                     return number
                 if not selected:
-                    self.taken.pop()
-                    self.size_bytes -= entry.size
+                    self._untake(entry)
                     self.full = self._bytes_left <= 0
             if self.full:
                 return number + 1
         return len(entries)
 
-    def _selects(self, entry: Entry) -> bool:
+    def _untake(self, entry: Entry) -> None:
+        self.taken.pop()
+        self.offsets.pop()
+        self.size_bytes -= entry.size
+
+    def _selects(self, entry: Entry, queue_offset: int) -> bool:
         """Looks at one message; keeps its record when it is taken."""
+        places = _places(*self._place, (queue_offset,))
         try:
-            record = _read_sound(self._log, entry.physical_offset, entry.size, (entry,))
+            record = _read_sound(self._log, entry.physical_offset, entry.size, (entry,), places)
         except OffsetNotFound:
             self.status = PullStatus.MESSAGE_WAS_REMOVING
             return False
@@ -444,52 +512,87 @@ class _Selection(_Choice):
         return True
 
 
-def _read_sound(log: Log, start: int, size_bytes: int, run: Sequence[Entry]) -> bytes:
+def _places(topic: str, queue_id: int, offsets: Sequence[int]) -> Places | None:
+    return None if topic.startswith(_LIGHT) else Places(topic, queue_id, offsets)
+
+
+def _read_sound(
+    log: Log, start: int, size_bytes: int, run: Sequence[Entry], places: Places | None = None
+) -> bytes:
     """The bytes from `start` on; each record of `run` in them is what was stored there.
 
-    Raises CorruptRecord for the first one that is not, of which the log is told.
+    Raises CorruptRecord for the first one that is not, of which the log is told; with `places` BadEntry.
     """
-    data = log.read(start, size_bytes)
     try:
-        _check(data, run, start)
+        data = log.read(start, size_bytes)
+    except OffsetNotFound as error:
+        if places is None or start < log.start:
+            raise
+        raise BadEntry(start, str(error), places.topic, places.queue_id, places.offsets[0]) from error
     except CorruptRecord as error:
-        log.suspect(error.offset)
+        if places is None:
+            raise
+        raise BadEntry(start, error.reason, places.topic, places.queue_id, places.offsets[0]) from error
+    try:
+        _check(data, run, start, places)
+    except CorruptRecord as error:
+        if not isinstance(error, BadEntry):
+            log.suspect(error.offset)
         raise
     return data
 
 
-def _check(data: bytes, run: Sequence[Entry], start: int) -> None:
-    """Index and log agree on every record, and each body is what its CRC is of.
+def _check(data: bytes, run: Sequence[Entry], start: int, places: Places | None) -> None:
+    """Queue and log agree on every record, and each body is what its CRC is of.
 
     Every message to a consumer comes by here: what is ordinary is done in place.
     """
     view = memoryview(data)
     end = start + len(data)
-    for physical_offset, size, _ in run:
+    # As the record has it: its length, and itself.
+    topic = b"" if places is None else bytes((len(places.topic),)) + places.topic.encode()
+    topic_bytes = len(topic)
+    for number, (physical_offset, size, _) in enumerate(run):
         at = physical_offset - start
-        if physical_offset + size > end:
-            raise CorruptRecord(
-                physical_offset, f"{max(0, end - physical_offset)} of {size} bytes could be read"
-            )
-        found, magic, expected, stated, flag, body_bytes = _HEAD.unpack_from(data, at)
+        if size < RECORD_BYTES_MIN or physical_offset + size > end:
+            reason = f"{max(0, end - physical_offset)} of {size} bytes could be read"
+            raise _bad(physical_offset, reason, places, number)
+        found, magic, expected, queue_id, queue_offset, stated, flag, body_bytes = _HEAD.unpack_from(data, at)
         if found != size or magic not in _MAGICS:
-            raise CorruptRecord(
-                physical_offset,
-                f"the queue says {size} bytes, the log {found} with magic {magic & 0xFFFFFFFF:#x}",
-            )
+            reason = f"the queue says {size} bytes, the log {found} with magic {magic & 0xFFFFFFFF:#x}"
+            raise _bad(physical_offset, reason, places, number)
         if stated != physical_offset:
-            raise CorruptRecord(physical_offset, f"says that it belongs at {stated}")
-        body_at = at + _HEAD.size
-        if flag & SYS_HOSTS_V6:
-            _check_alone(data, at, physical_offset)
-        elif body_bytes and (
-            crc32(view[body_at : body_at + body_bytes]) & CRC_MASK != expected or body_bytes < 0
+            raise _bad(physical_offset, f"says that it belongs at {stated}", places, number)
+        if flag & SYS_HOSTS_V6 or magic == MESSAGE_MAGIC_V2:
+            reason = _check_rare(data, at, places, number)
+            if reason is not None:
+                raise _bad(physical_offset, reason, places, number)
+            continue
+        topic_at = at + _HEAD.size + body_bytes
+        if body_bytes and (crc32(view[at + _HEAD.size : topic_at]) & CRC_MASK != expected or body_bytes < 0):
+            raise _bad(physical_offset, "its body does not match its CRC", places, number)
+        if places is not None and (
+            queue_offset != places.offsets[number]
+            or queue_id != places.queue_id
+            or data[topic_at : topic_at + topic_bytes] != topic
         ):
-            raise CorruptRecord(physical_offset, "its body does not match its CRC")
+            raise _bad(physical_offset, _ANOTHER, places, number)
 
 
-def _check_alone(data: bytes, at: int, physical_offset: int) -> None:
+def _check_rare(data: bytes, at: int, places: Places | None, number: int) -> str | None:
+    """What is wrong with a record that does not have the ordinary layout; None if nothing is."""
     try:
         check(data, at)
+        head = parse_head(data, at)
     except CorruptRecord as error:
-        raise CorruptRecord(physical_offset, error.reason) from error
+        return error.reason
+    assert head is not None
+    stated = head.topic, head.queue_id, head.queue_offset
+    wanted = places and (places.topic, places.queue_id, places.offsets[number])
+    return _ANOTHER if wanted is not None and stated != wanted else None
+
+
+def _bad(offset: int, reason: str, places: Places | None, number: int) -> CorruptRecord:
+    if places is None:
+        return CorruptRecord(offset, reason)
+    return BadEntry(offset, reason, places.topic, places.queue_id, places.offsets[number])
