@@ -75,7 +75,7 @@ class CorruptRecord(CommitLogError):
 
 
 class BadEntry(CorruptRecord):
-    """What the log has at `offset` is not the message that the queue names there: one of the two is damaged."""
+    """What the log has at `offset` is not the message that the queue says: one of the two is damaged."""
 
     def __init__(self, offset: int, reason: str, topic: str, queue_id: int, queue_offset: int) -> None:
         super().__init__(offset, reason)

@@ -66,6 +66,8 @@ class IndexFile:
         self.end_physical_offset = 0
         self.used_slots = 0
         self.next_entry = 1
+        self.doubtful = False
+        """A query saw that something in it is damaged."""
         self._slots = slots
         self._entries = entries
         self._entries_at = HEADER_BYTES + SLOT.size * slots
@@ -103,6 +105,41 @@ class IndexFile:
             self.next_entry = min(max(fields[5], 1), self._entries)
         if size != self._size and not self.empty:
             raise SegmentSizeMismatch(self.path, size, self._size)
+
+    def place_of(self, number: int) -> int:
+        """Where the message of this entry lies in the log; -1 for an entry that is none.  Raises OSError."""
+        with self._descriptors.borrow(self._file) as fd:
+            data = self._files.pread(fd, ENTRY.size, self._entries_at + ENTRY.size * number)
+        return ENTRY.unpack(data)[1] if len(data) == ENTRY.size and any(data) else -1
+
+    def settle_header(self, *, followed: bool) -> bool:
+        """Makes the header fit the entries; True if it did not.  For a file that was written in order.
+
+        One that another follows is full; of the last one zeros follow its entries.  Raises OSError.
+        """
+        last = self._entries - 1 if followed else self._last_entry()
+        found = (last + 1, self.place_of(1), self.place_of(last))
+        said = (self.next_entry, self.begin_physical_offset, self.end_physical_offset)
+        if found == said or last < 1 or min(found) < 0:  # or nothing can be told
+            return False
+        self.next_entry, self.begin_physical_offset, self.end_physical_offset = found
+        self.save_header()
+        return True
+
+    def _last_entry(self) -> int:
+        last = self.next_entry - 1
+        if self.place_of(last) >= 0 and (self.full or self.place_of(last + 1) < 0):
+            return last
+        low, high = 0, self._entries - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.place_of(middle) >= 0 else (low, middle - 1)
+        return low
+
+    def save_header(self) -> None:
+        """Writes it as the attributes are.  Raises OSError."""
+        with self._descriptors.borrow(self._file) as fd:
+            self._files.pwrite(fd, HEADER.pack(*self._header()), 0)
 
     def put(self, puts: Sequence[Put]) -> int:
         """Enters as many as there is room for; how many.  Entry before slot before header, so that what a
@@ -215,6 +252,8 @@ class IndexFile:
                         break
                     if hashed == key_hash and stored_ms <= end_ms:
                         found[physical_offset] = None
+                    if hashed % self._slots != key_hash % self._slots:
+                        self.doubtful = True  # the chain has left its slot
                 if older >= number:
                     break
                 number = older
@@ -235,6 +274,13 @@ class IndexFile:
         mapped, self._map = self._map, None
         if mapped is not None:
             mapped.close()
+
+    def moved_to(self, path: Path) -> IndexFile:
+        """The same file under its new name; this object is done with."""
+        self.let_go()
+        file = IndexFile(path, self._slots, self._entries, self._files, self._descriptors)
+        file.load()
+        return file
 
     def let_go(self) -> None:
         """No more puts; the caller removes the file."""

@@ -23,6 +23,7 @@ from commitlog.readable_log import ReadableLog
 from commitlog.readable_queue import Entry
 from commitlog.record import check, parse_head
 from commitlog.tail import Held, walk_towards
+from commitlog.writable_log import WritableLog
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Mender:
 
     def __init__(
         self,
-        log: ReadableLog,
+        log: WritableLog,
         queues: ConsumeQueues,
         delay_levels: str,
         dispatched: Callable[[], int],
@@ -94,6 +95,24 @@ class Mender:
         finally:
             self._one.release()
 
+    def read(self, queue: ConsumeQueue, queue_offset: int) -> bytes | None:
+        """The record of a message, whose entry is mended if it does not fit; None for a blank, or none.
+
+        Raises BadEntry for a damaged one, OffsetNotFound below the log's start, StoreUnreadable.
+        """
+        try:
+            return self._read(queue, queue_offset)
+        except BadEntry:
+            if not self.mend(queue.topic, queue.queue_id, queue_offset):
+                raise
+        return self._read(queue, queue_offset)
+
+    def _read(self, queue: ConsumeQueue, queue_offset: int) -> bytes | None:
+        for entry in queue.read(queue_offset, 1):
+            if not entry.blank:
+                return read_message(self._log, queue, queue_offset, entry)
+        return None
+
     def _mend(self, queue: ConsumeQueue, queue_offset: int) -> bool:
         cuts = queue.cuts
         entries = queue.read(queue_offset, 1)
@@ -113,7 +132,8 @@ class Mender:
         changed = self._queues.mend(queue, units, cuts)
         if changed:
             logger.error(
-                "queue did not fit the log, which is sound: rebuilt from it queue=%s first=%d last=%d entries=%d",
+                "queue did not fit the log, which is sound: rebuilt from it queue=%s first=%d last=%d"
+                " entries=%d",
                 *(queue, changed[0], changed[-1], len(changed)),
             )
         return bool(changed)
@@ -121,7 +141,7 @@ class Mender:
     def _gap(self, queue: ConsumeQueue, number: int) -> bytes:
         """For a number of which the log has no message: a blank, or what is there of an expired one."""
         entries = queue.read(number, 1)
-        expired = entries and 0 < entries[0].size and 0 <= entries[0].physical_offset < self._log.start
+        expired = entries and entries[0].size > 0 and 0 <= entries[0].physical_offset < self._log.start
         return UNIT.pack(*entries[0]) if expired else PRE_BLANK
 
     def _fitting_below(self, queue: ConsumeQueue, number: int) -> tuple[int, int]:

@@ -185,7 +185,9 @@ def stored_ms(entry: Entry, log: RecordSource) -> int | None:
         data = log.read(entry.physical_offset, _TIMESTAMP_END)
     except (CommitLogError, OSError):
         return None
-    return store_timestamp_ms(data) if len(data) == _TIMESTAMP_END else None
+    # A damaged entry leads to bytes that are no record, or another place than it says.
+    states = len(data) == _TIMESTAMP_END and int.from_bytes(data[28:36], "big") == entry.physical_offset
+    return store_timestamp_ms(data) if states else None
 
 
 def _nearest(timestamp_ms: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> int:

@@ -78,6 +78,10 @@ class Scrub:
         """Called in this thread after a range was fenced: begin, end, reason."""
         self.at_work = threading.Lock()
         """Held while a piece is looked at: who takes it keeps the next one from beginning."""
+        self.also_look: Callable[[], None] = lambda: None
+        """Called in this thread whenever it was woken, to look at what else is suspected."""
+        self.also_look_over: Callable[[threading.Event], None] = lambda stop: None
+        """Called in this thread after each pass, to hold what was built from the log against it."""
         self.position = -1
         self.found = 0
         self._log = log
@@ -93,11 +97,13 @@ class Scrub:
         due_s = self._monotonic_s() + _FIRST_PASS_S
         while not stop.is_set():
             self.look_at_suspects()
+            self.also_look()
             now_s = self._monotonic_s()
             if self._bytes_per_s <= 0 or now_s < due_s:
                 self._signal.take(due_s - now_s if self._bytes_per_s > 0 else threading.TIMEOUT_MAX)
                 continue
             looked = self.run_pass(stop)
+            self.also_look_over(stop)
             due_s = now_s + PASS_EVERY_S if looked else now_s + _LOOK_S
 
     def wake(self) -> None:
@@ -168,6 +174,7 @@ class Scrub:
             position, needed = segment.start, 0
             while position < segment.end and not stop.is_set():
                 self.look_at_suspects()
+                self.also_look()
                 began_s = self._monotonic_s()
                 with self.at_work:
                     if segment not in self._sealed():

@@ -29,10 +29,12 @@ from commitlog.errors import CommitLogError, CorruptRecord, LogNotWritable, Stor
 from commitlog.files import Files, OSFiles
 from commitlog.flush import Flusher, QueueFlusher
 from commitlog.index import IndexFiles
+from commitlog.index_mender import IndexMender
 from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.mender import Mender
 from commitlog.options import LogOptions
 from commitlog.positions import Durable
+from commitlog.readable_queue import Entry, stored_ms
 from commitlog.record import check
 from commitlog.recovery import RecoveryReport, recover
 from commitlog.retention import Retention
@@ -132,6 +134,8 @@ class Store:
             )
             self.recovery = self._recover(segments, clean, clock_ms())
             self._make_parts(segments, store_host, clock_ms)
+            self.index.check_times(lambda offset: stored_ms(Entry(offset, 0, 0), self.log))
+            self.checkpoint.forget_future(clock_ms())
             self._note_durable()
             if rewinding is not None:
                 self._finish_rewinding(rewinding)
@@ -227,6 +231,16 @@ class Store:
             lambda: self.dispatcher.position,
             self.scrub.look_at,
         )
+        self.index_mender = IndexMender(
+            self.log,
+            self.index,
+            self.dispatcher,
+            options.message_delay_levels,
+            options.root / DIRECTORY / "index.tmp",
+            self.scrub.look_at,
+            self.scrub.wake,
+        )
+        self.scrub.also_look = self.index_mender.look
 
     def _note_durable(self) -> None:
         """What is known to be durable now, and no more, is written down before anything changes again."""
@@ -388,6 +402,7 @@ class Store:
             raise LogNotWritable("shut down")
         with (
             self.mender.at_work,
+            self.index_mender.at_work,
             self.dispatcher.at_work,
             self.flusher.at_work,
             self.queue_flusher.at_work,

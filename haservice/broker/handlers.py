@@ -165,6 +165,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         store.index if config.log.index_enabled else None,
         offload,
         broker.default_query_max_num,
+        store.index_mender.suspect,
     )
     live = parts.live
     live.follow(live_keys.PULLS, lambda config: pulls.configure(config.broker))

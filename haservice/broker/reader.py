@@ -14,25 +14,16 @@ from __future__ import annotations
 
 import enum
 import logging
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import psutil
-from isal.isal_zlib import crc32
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import BadEntry, CorruptRecord, OffsetNotFound
-from commitlog.record import (
-    CRC_MASK,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
-    RECORD_BYTES_MIN,
-    SYS_HOSTS_V6,
-    check,
-    parse_head,
-)
+from commitlog.record import RECORD_BYTES_MIN, parse_head
+from haservice.broker.sound_read import Places, places_of, read_sound
 from haservice.broker.tag_filter import TagCodes, lets_through
 from haservice.news import News
 from haservice.settings import BrokerConfig
@@ -53,11 +44,6 @@ GAP_BYTES_MAX = 4096
 
 # Whole messages are read to look at their properties, so many bytes of them for one pull at most.
 SELECT_BYTES_MAX = 16 * 1024 * 1024
-
-# Of a record with IPv4 hosts: size, magic, CRC, queue id, queue offset, physical offset, sys flag, body size.
-_HEAD = struct.Struct(">iiii4xqqi44xi")
-_MAGICS = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
-_ANOTHER = "is another message than the one that the queue has there"
 
 # Judges a message by its encoded properties.
 Selector = Callable[[bytes], bool]
@@ -108,18 +94,6 @@ class PullStatus(enum.Enum):
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-
-
-# Queues of light messages, which stock brokers may have filled: their entries are of other queues' messages.
-_LIGHT = "%LMQ%"
-
-
-class Places(NamedTuple):
-    """Which messages some entries are: their queue offsets, and the topic and queue of all."""
-
-    topic: str
-    queue_id: int
-    offsets: Sequence[int]
 
 
 class Scan(NamedTuple):
@@ -213,7 +187,7 @@ class QueueReader:
         scan = self._inside(queue, offset, choice, max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX)))
         if choice.passed:
             self._say_passed(topic, queue_id, choice.passed)
-        return scan._replace(places=_places(topic, queue_id, choice.offsets))
+        return scan._replace(places=places_of(topic, queue_id, choice.offsets))
 
     def outside(self, topic: str, queue_id: int, offset: int) -> Scan | None:
         """What a scan from `offset` comes to when the queue has no entry there; None when it has one."""
@@ -328,7 +302,7 @@ class QueueReader:
                 last += 1
             run = entries[first:last]
             of_run = places and places._replace(offsets=places.offsets[first:last])
-            data = _read_sound(self._log, start, end - start, run, of_run)
+            data = read_sound(self._log, start, end - start, run, of_run)
             if sum(entry.size for entry in run) == end - start:
                 parts.append(data)
             else:
@@ -497,9 +471,9 @@ class _Selection(_Choice):
 
     def _selects(self, entry: Entry, queue_offset: int) -> bool:
         """Looks at one message; keeps its record when it is taken."""
-        places = _places(*self._place, (queue_offset,))
+        places = places_of(*self._place, (queue_offset,))
         try:
-            record = _read_sound(self._log, entry.physical_offset, entry.size, (entry,), places)
+            record = read_sound(self._log, entry.physical_offset, entry.size, (entry,), places)
         except OffsetNotFound:
             self.status = PullStatus.MESSAGE_WAS_REMOVING
             return False
@@ -510,89 +484,3 @@ class _Selection(_Choice):
             return False
         self.records.append(record)
         return True
-
-
-def _places(topic: str, queue_id: int, offsets: Sequence[int]) -> Places | None:
-    return None if topic.startswith(_LIGHT) else Places(topic, queue_id, offsets)
-
-
-def _read_sound(
-    log: Log, start: int, size_bytes: int, run: Sequence[Entry], places: Places | None = None
-) -> bytes:
-    """The bytes from `start` on; each record of `run` in them is what was stored there.
-
-    Raises CorruptRecord for the first one that is not, of which the log is told; with `places` BadEntry.
-    """
-    try:
-        data = log.read(start, size_bytes)
-    except OffsetNotFound as error:
-        if places is None or start < log.start:
-            raise
-        raise BadEntry(start, str(error), places.topic, places.queue_id, places.offsets[0]) from error
-    except CorruptRecord as error:
-        if places is None:
-            raise
-        raise BadEntry(start, error.reason, places.topic, places.queue_id, places.offsets[0]) from error
-    try:
-        _check(data, run, start, places)
-    except CorruptRecord as error:
-        if not isinstance(error, BadEntry):
-            log.suspect(error.offset)
-        raise
-    return data
-
-
-def _check(data: bytes, run: Sequence[Entry], start: int, places: Places | None) -> None:
-    """Queue and log agree on every record, and each body is what its CRC is of.
-
-    Every message to a consumer comes by here: what is ordinary is done in place.
-    """
-    view = memoryview(data)
-    end = start + len(data)
-    # As the record has it: its length, and itself.
-    topic = b"" if places is None else bytes((len(places.topic),)) + places.topic.encode()
-    topic_bytes = len(topic)
-    for number, (physical_offset, size, _) in enumerate(run):
-        at = physical_offset - start
-        if size < RECORD_BYTES_MIN or physical_offset + size > end:
-            reason = f"{max(0, end - physical_offset)} of {size} bytes could be read"
-            raise _bad(physical_offset, reason, places, number)
-        found, magic, expected, queue_id, queue_offset, stated, flag, body_bytes = _HEAD.unpack_from(data, at)
-        if found != size or magic not in _MAGICS:
-            reason = f"the queue says {size} bytes, the log {found} with magic {magic & 0xFFFFFFFF:#x}"
-            raise _bad(physical_offset, reason, places, number)
-        if stated != physical_offset:
-            raise _bad(physical_offset, f"says that it belongs at {stated}", places, number)
-        if flag & SYS_HOSTS_V6 or magic == MESSAGE_MAGIC_V2:
-            reason = _check_rare(data, at, places, number)
-            if reason is not None:
-                raise _bad(physical_offset, reason, places, number)
-            continue
-        topic_at = at + _HEAD.size + body_bytes
-        if body_bytes and (crc32(view[at + _HEAD.size : topic_at]) & CRC_MASK != expected or body_bytes < 0):
-            raise _bad(physical_offset, "its body does not match its CRC", places, number)
-        if places is not None and (
-            queue_offset != places.offsets[number]
-            or queue_id != places.queue_id
-            or data[topic_at : topic_at + topic_bytes] != topic
-        ):
-            raise _bad(physical_offset, _ANOTHER, places, number)
-
-
-def _check_rare(data: bytes, at: int, places: Places | None, number: int) -> str | None:
-    """What is wrong with a record that does not have the ordinary layout; None if nothing is."""
-    try:
-        check(data, at)
-        head = parse_head(data, at)
-    except CorruptRecord as error:
-        return error.reason
-    assert head is not None
-    stated = head.topic, head.queue_id, head.queue_offset
-    wanted = places and (places.topic, places.queue_id, places.offsets[number])
-    return _ANOTHER if wanted is not None and stated != wanted else None
-
-
-def _bad(offset: int, reason: str, places: Places | None, number: int) -> CorruptRecord:
-    if places is None:
-        return CorruptRecord(offset, reason)
-    return BadEntry(offset, reason, places.topic, places.queue_id, places.offsets[number])
