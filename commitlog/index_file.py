@@ -23,7 +23,7 @@ import mmap
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from commitlog.descriptors import BorrowedFile, Descriptors
@@ -228,6 +228,36 @@ class IndexFile:
                 slots[key_hash % self._slots] = number
                 number, last, last_seconds = number + 1, place, seconds
         return number, last, last_seconds
+
+    def keys(self) -> Iterator[tuple[int, int]]:
+        """Of each entry the key's hash and where its message lies.  Raises OSError."""
+        for _, key_hash, place, _ in self._pieces(self.next_entry):
+            yield key_hash, place
+
+    def _pieces(self, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Number, key hash, place and older entry of each entry before number `end`."""
+        for first in range(1, end, _PIECE_ENTRIES):
+            count = min(_PIECE_ENTRIES, end - first)
+            with self._descriptors.borrow(self._file) as fd:
+                data = self._files.pread(fd, ENTRY.size * count, self._entries_at + ENTRY.size * first)
+            for number, (key_hash, place, _, older) in enumerate(ENTRY.iter_unpack(data), first):
+                yield number, key_hash, place, older
+
+    def chains_fit(self) -> bool:
+        """Whether every slot leads to its newest entry, and every entry to the one before it in its slot."""
+        end = self.next_entry
+        newest = array("i", bytes(SLOT.size * self._slots))
+        for number, key_hash, _, older in self._pieces(end):
+            slot = key_hash % self._slots
+            if older != newest[slot]:
+                return False
+            newest[slot] = number
+        with self._descriptors.borrow(self._file) as fd:
+            slots = array("i", self._files.pread(fd, SLOT.size * self._slots, HEADER_BYTES))
+        if sys.byteorder == "little":
+            slots.byteswap()
+        # What was put meanwhile is not looked at.
+        return all(there == wanted or there >= end for there, wanted in zip(slots, newest, strict=True))
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         return not self.empty and begin_ms <= self.end_ms and end_ms >= self.begin_ms

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from commitlog import going_back, queue_ends
+from commitlog.audit import Audit
 from commitlog.checkpoint import Checkpoint
 from commitlog.consume_queue import ConsumeQueues
 from commitlog.damage import Fences, decode_fences, encode_fences
@@ -241,6 +242,10 @@ class Store:
             self.scrub.wake,
         )
         self.scrub.also_look = self.index_mender.look
+        self.scrub.also_look_over = Audit(
+            *(self.log, self.queues, self.mender, index, self.dispatcher),
+            *(options.message_delay_levels, options.scrub_bytes_per_s),
+        ).look_over
 
     def _note_durable(self) -> None:
         """What is known to be durable now, and no more, is written down before anything changes again."""
