@@ -21,7 +21,7 @@ from commitlog.dispatch import Dispatcher
 from commitlog.errors import CommitLogError
 from commitlog.expected import Expected
 from commitlog.index import IndexFiles
-from commitlog.index_file import IndexFile, Put
+from commitlog.index_file import IndexFile, Key, Put
 from commitlog.mender import Mender, is_named
 from commitlog.queue_files import UNIT
 from commitlog.readable_log import ReadableLog
@@ -90,11 +90,19 @@ class Audit:
             return
         wanted = sorted(units)
         there = queue.read(wanted[0], wanted[-1] + 1 - wanted[0])
-        for number in wanted:
-            at = number - wanted[0]
-            if number < queue.min_offset or at >= len(there) or UNIT.pack(*there[at]) == units[number]:
+        for number in wanted[: max(0, queue.max_offset - wanted[0])]:
+            at, place = number - wanted[0], UNIT.unpack(units[number])[0]
+            if (
+                at >= len(there)
+                or number < queue.first_offset
+                or (there[at].blank and number < queue.min_offset)
+            ):
                 continue
-            if not self._is_later(queue, number, there[at], UNIT.unpack(units[number])[0]):
+            fits = UNIT.pack(*there[at]) == units[number]
+            if (fits and number >= queue.min_offset) or place < self._log.start:
+                continue
+            if fits or not self._is_later(queue, number, there[at], place):
+                queue.begin_at(number)
                 self._mender.mend(queue.topic, queue.queue_id, number)
 
     def _is_later(self, queue: ConsumeQueue, number: int, entry: Entry, place: int) -> bool:
@@ -116,24 +124,24 @@ class _IndexWalk:
         self._files = iter(self.files)
         self._log_start = log_start
         self._file: IndexFile | None = None
-        self._entries: Iterator[tuple[int, int]] = iter(())
-        self._at: tuple[int, int] | None = None
-        self._is_first = True
+        self._entries: Iterator[Key] = iter(())
+        self._at: Key | None = None
         self._go_to_next_file()
 
     def follow(self, puts: list[Put]) -> None:
         """The next keys of the log: each is the next entry, but where the index was off between two files."""
-        for key_hash, place, _ in puts:
+        for put in puts:
             if self._at is None:
                 self._go_to_next_file()
-            if self._at == (key_hash, place):
-                self._at, self._is_first = next(self._entries, None), False
-            elif self._file is not None and not self._is_first and self._at is not None:
+            if self._file is None or self._at is None:
+                continue
+            if self._at.is_of(put, self._file.begin_ms):
+                self._at = next(self._entries, None)
+            elif self._at.number > 1:
                 self._file.doubtful = True
                 self._go_to_next_file()
 
     def _go_to_next_file(self) -> None:
         self._file = next(self._files, None)
         self._entries = iter(()) if self._file is None else self._file.keys()
-        self._is_first = True
-        self._at = next((key for key in self._entries if key[1] >= self._log_start), None)
+        self._at = next((key for key in self._entries if key.physical_offset >= self._log_start), None)

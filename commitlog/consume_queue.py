@@ -239,6 +239,12 @@ class ConsumeQueue(ReadableQueue):
         inside = self.first_offset <= number < self.max_offset
         return inside and self._files.read(number * UNIT_BYTES, UNIT_BYTES) != unit
 
+    def begin_at(self, queue_offset: int) -> None:
+        """The log has this message, which the queue was taken to begin behind."""
+        with self._lock:
+            if self.first_offset <= queue_offset < self.min_offset:
+                self.min_offset = queue_offset
+
     def end_at(self, queue_offset: int) -> None:
         """Drops the entries from `queue_offset` on, which come again from the log; at a start."""
         with self._lock:

@@ -25,6 +25,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import SegmentSizeMismatch
@@ -43,6 +44,23 @@ _ZEROS = bytes(1 << 20)
 
 # Key hash, physical offset, store timestamp in ms.
 Put = tuple[int, int, int]
+
+
+class Key(NamedTuple):
+    """One entry, without its chain."""
+
+    number: int
+    key_hash: int
+    physical_offset: int
+    seconds: int
+
+    def is_of(self, put: Put, begin_ms: int) -> bool:
+        """Whether it is what this put made, in a file that begins then."""
+        seconds = max(0, min((put[2] - begin_ms) // 1000, _INT_MAX))
+        # Those of a file's first entry count from the end of the file before.
+        return (self.key_hash, self.physical_offset) == put[:2] and (
+            self.number == 1 or self.seconds == seconds
+        )
 
 
 def index_hash(java_hash: int) -> int:
@@ -229,25 +247,25 @@ class IndexFile:
                 number, last, last_seconds = number + 1, place, seconds
         return number, last, last_seconds
 
-    def keys(self) -> Iterator[tuple[int, int]]:
-        """Of each entry the key's hash and where its message lies.  Raises OSError."""
-        for _, key_hash, place, _ in self._pieces(self.next_entry):
-            yield key_hash, place
+    def keys(self) -> Iterator[Key]:
+        """All entries, in their order.  Raises OSError."""
+        for number, key_hash, place, seconds, _ in self._pieces(self.next_entry):
+            yield Key(number, key_hash, place, seconds)
 
-    def _pieces(self, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Number, key hash, place and older entry of each entry before number `end`."""
+    def _pieces(self, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Number, key hash, place, seconds and older entry of each entry before number `end`."""
         for first in range(1, end, _PIECE_ENTRIES):
             count = min(_PIECE_ENTRIES, end - first)
             with self._descriptors.borrow(self._file) as fd:
                 data = self._files.pread(fd, ENTRY.size * count, self._entries_at + ENTRY.size * first)
-            for number, (key_hash, place, _, older) in enumerate(ENTRY.iter_unpack(data), first):
-                yield number, key_hash, place, older
+            for number, fields in enumerate(ENTRY.iter_unpack(data), first):
+                yield (number, *fields)
 
     def chains_fit(self) -> bool:
         """Whether every slot leads to its newest entry, and every entry to the one before it in its slot."""
         end = self.next_entry
         newest = array("i", bytes(SLOT.size * self._slots))
-        for number, key_hash, _, older in self._pieces(end):
+        for number, key_hash, _, _, older in self._pieces(end):
             slot = key_hash % self._slots
             if older != newest[slot]:
                 return False
@@ -257,7 +275,10 @@ class IndexFile:
         if sys.byteorder == "little":
             slots.byteswap()
         # What was put meanwhile is not looked at.
-        return all(there == wanted or there >= end for there, wanted in zip(slots, newest, strict=True))
+        limit = self.next_entry
+        return all(
+            there == wanted or end <= there < limit for there, wanted in zip(slots, newest, strict=True)
+        )
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         return not self.empty and begin_ms <= self.end_ms and end_ms >= self.begin_ms

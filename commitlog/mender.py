@@ -44,12 +44,18 @@ def read_message(log: ReadableLog, queue: ConsumeQueue, queue_offset: int, entry
             )
         check(record)
     except (CorruptRecord, OffsetNotFound) as error:
-        if isinstance(error, OffsetNotFound) and entry.physical_offset < log.start:
-            raise
+        if 0 <= entry.physical_offset < log.start and not follows_kept(log, queue, queue_offset):
+            raise OffsetNotFound(entry.physical_offset, log.start, log.end) from error
         reason = getattr(error, "reason", str(error))
         place = queue.topic, queue.queue_id, queue_offset
         raise BadEntry(entry.physical_offset, reason, *place) from error
     return record
+
+
+def follows_kept(log: ReadableLog, queue: ConsumeQueue, queue_offset: int) -> bool:
+    """Whether the log has what comes before this message in the queue, and so cannot have dropped it."""
+    before = queue.read(queue_offset - 1, 1) if queue_offset > queue.min_offset else ()
+    return any(log.start <= one.physical_offset < log.end and not one.blank for one in before)
 
 
 def is_named(record: bytes, topic: str, queue_id: int, queue_offset: int, entry: Entry) -> bool:
