@@ -4,7 +4,8 @@
     crc32 <decimal>\\n     of what is before this line
 
 A CRC-32 of the right content tells which single bit of a damaged one flipped: no two change it alike.
-Content without such a line is one of an earlier version, and is believed.
+Content without such a line is one of an earlier version, and is believed.  A line of JSON has its CRC-32 as
+its last field.
 """
 
 from __future__ import annotations
@@ -65,6 +66,17 @@ def unsealed(data: bytes) -> bytes:
     if differ_in_a_bit(data, sealed(head)):
         return head
     raise ValueError("it is not what its CRC-32 is of")
+
+
+def sealed_line(line: bytes) -> bytes:
+    """A line of JSON, an object, with one more field: `crc` of what it was without it."""
+    return b'%s,"crc":%d}' % (line[:-1], crc32(line))
+
+
+def is_sound_line(line: bytes) -> bool:
+    """Whether the line is what was sealed; one without a seal, of an earlier version, is taken for it."""
+    head, mark, tail = line.rpartition(b',"crc":')
+    return not mark or tail == b"%d}" % crc32(head + b"}")
 
 
 def differ_in_a_bit(one: bytes, other: bytes) -> bool:
