@@ -121,6 +121,7 @@ class _IndexWalk:
 
     def __init__(self, index: IndexFiles, log_start: int) -> None:
         self.files = index.files
+        self._written_to = index.written_position
         self._files = iter(self.files)
         self._log_start = log_start
         self._file: IndexFile | None = None
@@ -134,6 +135,8 @@ class _IndexWalk:
             if self._at is None:
                 self._go_to_next_file()
             if self._file is None or self._at is None:
+                if self.files and put[1] < self._written_to:
+                    self.files[-1].doubtful = True  # its end was lost
                 continue
             if self._at.is_of(put, self._file.begin_ms):
                 self._at = next(self._entries, None)

@@ -24,6 +24,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -236,15 +237,23 @@ class IndexFile:
         """Enters in `slots` what is kept; the number of the first entry that is not, and the place and the
         seconds of the last one that is.
         """
-        number, last, last_seconds = 1, 0, 0
+        number, before, last, last_seconds = 1, 0, 0, 0
         while number < self.next_entry:
             count = min(_PIECE_ENTRIES, self.next_entry - number)
             data = self._files.pread(fd, ENTRY.size * count, self._entries_at + ENTRY.size * number)
-            for key_hash, place, seconds, _ in ENTRY.iter_unpack(data):
+            fields = list(ENTRY.iter_unpack(data))
+            for entry, following in zip_longest(fields, fields[1:]):
+                key_hash, place, seconds, _ = entry
+                kept = place
                 if not last <= place < physical_offset:
-                    return number, last, last_seconds
+                    # What was there before the crash and has rotted stands between others that were.
+                    if not (any(entry) and before <= place < physical_offset):
+                        if following is None or not last <= following[1] < physical_offset:
+                            return number, last, last_seconds
+                        kept = last
+                    self.doubtful = True
                 slots[key_hash % self._slots] = number
-                number, last, last_seconds = number + 1, place, seconds
+                number, before, last, last_seconds = number + 1, last, kept, seconds
         return number, last, last_seconds
 
     def keys(self) -> Iterator[Key]:
