@@ -83,35 +83,50 @@ class IndexMender:
     def build_again(self, file: IndexFile) -> None:
         """Raises OSError or CommitLogError; the file is then as before."""
         file.doubtful = False  # once: what cannot be mended is not tried for ever
-        files = self._index.files
+        files, cuts = self._index.files, self._log.cuts
         number = files.index(file)
         before = files[number - 1] if number else None
-        last = number + 1 == len(files)
+        behind = files[number + 1].begin_physical_offset if number + 1 < len(files) else None
         new = self._index.make_beside(self._beside, before)
-        behind = files[number + 1].begin_physical_offset if not last else 1 << 62
-        walk = self._walk(file, before)
-        skipped = _count_at_end(before)
-        lost, final = 0, None
-        while walk.position < min(self._dispatcher.position, behind + 1) and not new.full:
+        try:
+            walk = self._walk(file, before)
+            final = self._fill(new, walk, _count_at_end(before), behind)
+            with self.at_work, self._dispatcher.at_work:
+                if behind is None:
+                    self._catch_up(walk, new)
+                elif final is not None:
+                    while not new.full:
+                        new.put([final] * 10_000)
+                busy = behind is None and self._index.pending
+                if file in self._index.files and not new.empty and not busy and cuts == self._log.cuts:
+                    new.flush()
+                    self._index.replace(file, new)
+                    logger.error("index file did not fit the log, built again from it path=%s", file.path)
+                    return
+        except (CommitLogError, OSError):
+            new.delete()
+            raise
+        new.delete()
+
+    def _fill(
+        self, new: IndexFile, walk: Expected, skipped: tuple[int, int], behind: int | None
+    ) -> Put | None:
+        """With the keys up to where the next file begins, or to what is dispatched; the last one."""
+        final = None
+        while walk.position < self._dispatcher.position and (behind is None or walk.position <= behind):
             with self.at_work:
                 moved = walk.step_over(self._look_at)
-            puts = [put for put in walk.take_puts() if put[1] <= behind]
+            puts = [put for put in walk.take_puts() if behind is None or put[1] <= behind]
             skipped, puts = _without(skipped, puts)
-            lost += len(puts) - new.put(puts)
-            final = puts[-1] if puts else final
-            if not moved:
+            taken = new.put(puts)
+            final = puts[taken - 1] if taken else final
+            if taken < len(puts):
+                logger.warning(
+                    "index file is full, keys are left out path=%s from=%d", new.path, puts[taken][1]
+                )
+            if not moved or new.full:
                 break
-        with self.at_work, self._dispatcher.at_work:
-            if last:
-                self._catch_up(walk, new)
-            elif final is not None:
-                _fill(new, final)
-            if file not in self._index.files or (self._index.pending and last) or new.empty:
-                new.let_go()
-                return
-            new.flush()
-            self._index.replace(file, new)
-        logger.error("index file did not fit the log, built again from it path=%s lost=%d", file.path, lost)
+        return final
 
     def _walk(self, file: IndexFile, before: IndexFile | None) -> Expected:
         """From the last message of the file before this one, or from its own first one; else all the log."""
@@ -161,8 +176,3 @@ def _without(skipped: tuple[int, int], puts: list[Put]) -> tuple[tuple[int, int]
             continue
         kept.append(put)
     return (place, count), kept
-
-
-def _fill(file: IndexFile, final: Put) -> None:
-    while not file.full:
-        file.put([final] * 10_000)
