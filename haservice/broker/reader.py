@@ -355,21 +355,21 @@ class _Choice:
 
         The first one is number `position` of the queue.
         """
-        codes = self._codes
-        for number, entry in enumerate(entries):
+        codes, limit = self._codes, min(self._readable_end, self._log_end)
+        for number, entry in enumerate(entries, position):
             physical_offset, size, tags_code = entry
             if size == PRE_BLANK_SIZE and not physical_offset:
                 # No message: fills a queue that began, or goes on, at a later number.
                 self.status = PullStatus.MESSAGE_WAS_REMOVING
                 continue
-            if size < RECORD_BYTES_MIN or physical_offset + size > self._log_end:
-                return self._stop_at_impossible(number, position)
-            if physical_offset + size > self._readable_end:
+            if physical_offset + size > limit or size < RECORD_BYTES_MIN:
+                if size < RECORD_BYTES_MIN or physical_offset + size > self._log_end:
+                    return self._stop_at_impossible(number, position)
                 self.below_mark = self.full = True
-                return number
+                return number - position
             if self.taken and self._would_overflow(physical_offset, size):
                 self.full = True
-                return number
+                return number - position
             if self._damaged and self._is_damaged(entry):
                 if self._limits.passes_damage:
                     self.status = PullStatus.MESSAGE_WAS_REMOVING
@@ -377,17 +377,17 @@ class _Choice:
                     continue
                 if self.taken:
                     self.full = True
-                    return number
+                    return number - position
             self.last_seen = physical_offset
             if codes is not None and not lets_through(codes, tags_code):
                 self.status = PullStatus.NO_MATCHED_MESSAGE
             elif physical_offset < self._log_start:
-                if self._is_out_of_order(physical_offset, position + number):
+                if self._is_out_of_order(physical_offset, number):
                     return self._stop_at_impossible(number, position)
                 self.status = PullStatus.MESSAGE_WAS_REMOVING
             else:
                 self.taken.append(entry)
-                self.offsets.append(position + number)
+                self.offsets.append(number)
                 self.size_bytes += size
         self.full = len(self.taken) >= self.most
         return len(entries)
@@ -395,9 +395,9 @@ class _Choice:
     def _stop_at_impossible(self, number: int, position: int) -> int:
         """What comes before it is given; the pull that begins at it has it looked at."""
         if not self.taken:
-            self.impossible = position + number
+            self.impossible = number
         self.full = True
-        return number
+        return number - position
 
     def _is_out_of_order(self, physical_offset: int, queue_offset: int) -> bool:
         """Whether the log cannot have dropped it: it has what comes before it in the queue."""

@@ -91,15 +91,18 @@ def _check(data: bytes, run: Sequence[Entry], start: int, places: Places | None)
     """
     view = memoryview(data)
     end = start + len(data)
-    # As the record has it: its length, and itself.
-    topic = b"" if places is None else bytes((len(places.topic),)) + places.topic.encode()
-    topic_bytes = len(topic)
+    topic, queue = b"", 0
+    offsets: Sequence[int] = ()
+    if places is not None:
+        name, queue, offsets = places
+        topic = bytes((len(name),)) + name.encode()  # as the record has it
+    topic_bytes, head_bytes, unpack = len(topic), _HEAD.size, _HEAD.unpack_from
     for number, (physical_offset, size, _) in enumerate(run):
         at = physical_offset - start
         if size < RECORD_BYTES_MIN or physical_offset + size > end:
             reason = f"{max(0, end - physical_offset)} of {size} bytes could be read"
             raise _bad(physical_offset, reason, places, number)
-        found, magic, expected, queue_id, queue_offset, stated, flag, body_bytes = _HEAD.unpack_from(data, at)
+        found, magic, expected, queue_id, queue_offset, stated, flag, body_bytes = unpack(data, at)
         if found != size or magic not in _MAGICS:
             reason = f"the queue says {size} bytes, the log {found} with magic {magic & 0xFFFFFFFF:#x}"
             raise _bad(physical_offset, reason, places, number)
@@ -110,12 +113,12 @@ def _check(data: bytes, run: Sequence[Entry], start: int, places: Places | None)
             if wrong is not None:
                 raise _bad(physical_offset, wrong, places, number)
             continue
-        topic_at = at + _HEAD.size + body_bytes
-        if body_bytes and (crc32(view[at + _HEAD.size : topic_at]) & CRC_MASK != expected or body_bytes < 0):
+        topic_at = at + head_bytes + body_bytes
+        if body_bytes and (crc32(view[at + head_bytes : topic_at]) & CRC_MASK != expected or body_bytes < 0):
             raise _bad(physical_offset, "its body does not match its CRC", places, number)
         if places is not None and (
-            queue_offset != places.offsets[number]
-            or queue_id != places.queue_id
+            queue_offset != offsets[number]
+            or queue_id != queue
             or data[topic_at : topic_at + topic_bytes] != topic
         ):
             raise _bad(physical_offset, _ANOTHER, places, number)
