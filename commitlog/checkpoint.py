@@ -9,12 +9,15 @@ positions beside them (positions.py), which are written first.
 
 from __future__ import annotations
 
+import logging
 import struct
 from pathlib import Path
 
 from commitlog.errors import StoreUnreadable
 from commitlog.files import Files
 from commitlog.positions import Positions
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINT_BYTES = 4096
 # Below the directory of the checkpoint.
@@ -64,6 +67,14 @@ class Checkpoint:
     def min_timestamp_index_ms(self) -> int:
         """Same, and in the index."""
         return min(self.min_timestamp_ms, self.index_timestamp_ms)
+
+    def forget_future(self, now_ms: int) -> None:
+        """A time that has not been is no claim: a clock was set back, or a bit flipped.  save() writes it."""
+        said = self.physic_timestamp_ms, self.logics_timestamp_ms, self.index_timestamp_ms
+        believed = tuple(ms if 0 <= ms <= now_ms else 0 for ms in said)
+        if believed != said:
+            logger.warning("checkpoint claims times that have not been path=%s times=%s", self.path, said)
+        self.physic_timestamp_ms, self.logics_timestamp_ms, self.index_timestamp_ms = believed
 
     def lower(self, stored_ms: int, offset: int) -> None:
         """Claims nothing for records stored after `stored_ms`, or from `offset` on, durably.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from commitlog.descriptors import Descriptors
@@ -46,6 +46,8 @@ class ConsumeQueue(ReadableQueue):
         self._flushed_offset = 0
         self._end_unsynced = False
         self._cuts = 0  # changes under the lock: who measures without it sees that the measure is void
+        self.doubtful = False
+        """A start dropped what need not have been a crash's: the queue's end is to be looked at."""
         # Of the writing thread: what append() gathered for the next write().
         self._pending: list[bytes] = []
         self._pending_start = 0
@@ -143,7 +145,7 @@ class ConsumeQueue(ReadableQueue):
         """Finds the files and their valid units; drops what lies behind those.  Raises StoreUnreadable."""
         with self._lock:
             self._files.load()
-            self._cut(self._files.find_end() // UNIT_BYTES)
+            self.doubtful = self._cut(self._files.find_end() // UNIT_BYTES)
             self.min_offset = self._first_behind(0, self._files.first // UNIT_BYTES)
         self._flushed_offset = self.max_offset
 
@@ -151,7 +153,9 @@ class ConsumeQueue(ReadableQueue):
         """Drops the messages from `physical_offset` in the log on; True if there were any."""
         with self._lock:
             end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
-            return end < self.max_offset and self._cut(end)
+            dropped = end < self.max_offset and self._cut(end)
+            self.doubtful |= dropped
+            return dropped
 
     def rewind(self, physical_offset: int) -> None:
         """Same, durably, and of what is gathered, too; of the writing thread.  Raises OSError.
@@ -206,6 +210,46 @@ class ConsumeQueue(ReadableQueue):
                 self._cut(end)
             self._files.distrust_names()
             self._end_unsynced = True
+
+    @property
+    def cuts(self) -> int:
+        """Another number once entries were dropped: what was found out before is then void."""
+        return self._cuts
+
+    @property
+    def first_offset(self) -> int:
+        """The queue offset at which its files begin."""
+        return self._files.first // UNIT_BYTES
+
+    def mend(self, units: Mapping[int, bytes], cuts: int) -> list[int]:
+        """Puts `units` (queue offset → 20 bytes) where the queue has something else; those queue offsets.
+
+        Nothing is done if entries were dropped since `cuts`.  Raises OSError.
+        """
+        with self._lock:
+            if self._deleted or cuts != self._cuts:
+                return []
+            changed = [number for number in sorted(units) if self._differs(number, units[number])]
+            for number in changed:
+                self._files.write(number * UNIT_BYTES, units[number])
+                self._flushed_offset = min(self._flushed_offset, number)
+            return changed
+
+    def _differs(self, number: int, unit: bytes) -> bool:
+        inside = self.first_offset <= number < self.max_offset
+        return inside and self._files.read(number * UNIT_BYTES, UNIT_BYTES) != unit
+
+    def begin_at(self, queue_offset: int) -> None:
+        """The log has this message, which the queue was taken to begin behind."""
+        with self._lock:
+            if self.first_offset <= queue_offset < self.min_offset:
+                self.min_offset = queue_offset
+
+    def end_at(self, queue_offset: int) -> None:
+        """Drops the entries from `queue_offset` on, which come again from the log; at a start."""
+        with self._lock:
+            self._cut(queue_offset)
+            self.doubtful = False
 
     def correct_min_offset(self, physical_offset: int) -> None:
         """Lets the queue begin at its first message that a log beginning at `physical_offset` has."""
@@ -362,6 +406,13 @@ class ConsumeQueues:
         self.durable_ms = min(self.durable_ms, stored_ms)
         self.written_position = min(self.written_position, position)
         self.durable_position = min(self.durable_position, position)
+
+    def mend(self, queue: ConsumeQueue, units: Mapping[int, bytes], cuts: int) -> list[int]:
+        """As ConsumeQueue.mend; what was changed is flushed with all else."""
+        changed = queue.mend(units, cuts)
+        if changed:
+            self._dirty.add(queue)
+        return changed
 
     def covered(self, begin: int, end: int) -> int:
         """How far from `begin` to `end` the messages of all queues fill the log without a hole."""

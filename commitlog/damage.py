@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from commitlog.seal import sealed, unsealed
+
 # A disk that damages more than this needs a person, and another disk.
 FENCES_MAX = 1000
 _REASON_MAX = 300
@@ -81,15 +83,15 @@ def _joined(last: tuple[Fence, ...], fence: Fence) -> tuple[Fence, ...]:
 
 
 def encode_fences(fences: Fences) -> bytes:
-    """One line each: begin, end, reason."""
+    """One line each: begin, end, reason; and a seal."""
     lines = [f"{begin} {end} {' '.join(reason.split())}\n" for begin, end, reason in fences.items]
-    return "".join(lines).encode()
+    return sealed("".join(lines).encode())
 
 
 def decode_fences(content: bytes) -> Fences:
     """What encode_fences() wrote.  Raises ValueError for anything else."""
     fences = []
-    for line in content.decode().splitlines():
+    for line in unsealed(content).decode().splitlines():
         begin, end, *reason = line.split(" ", 2)
         fence = Fence(int(begin), int(end), "".join(reason))
         if not 0 <= fence.begin < fence.end:

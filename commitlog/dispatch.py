@@ -19,12 +19,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-from commitlog.consume_queue import ConsumeQueue, ConsumeQueues
 from commitlog.damage import Fence
 from commitlog.errors import CommitLogError, CorruptRecord
-from commitlog.index import IndexFiles
+from commitlog.index_file import Put
 from commitlog.message_keys import KeyHasher, last_value, tags_code
 from commitlog.record import (
     BLANK_MAGIC,
@@ -94,6 +93,45 @@ class Log(Protocol):
     def wake(self) -> None: ...
 
 
+class Queue(Protocol):
+    """The part of a consume queue that a dispatcher fills."""
+
+    topic: str
+    queue_id: int
+    known_physical_offset: int
+
+    def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool: ...
+
+
+class Queues(Protocol):
+    """The same of all queues."""
+
+    generation: int
+
+    @property
+    def max_physical_offset(self) -> int: ...
+
+    def find_or_create(self, topic: str, queue_id: int) -> Queue: ...
+
+    def write(self, queues: Any, written_ms: int, position: int = 0) -> None: ...
+
+    def covered(self, begin: int, end: int) -> int: ...
+
+
+class Index(Protocol):
+    """The part of the index that a dispatcher fills."""
+
+    pending: list[Put]
+    written_position: int
+
+    @property
+    def entered_position(self) -> int: ...
+
+    def write(self) -> None: ...
+
+    def rest(self) -> None: ...
+
+
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """The delays in ms of `1s 5s 1m …`, level 1 first.  Raises ValueError naming the one that is none."""
     delays = []
@@ -109,7 +147,7 @@ class _Lane:
 
     __slots__ = ("arrivals", "delayed", "hasher", "queue")
 
-    def __init__(self, queue: ConsumeQueue, hasher: KeyHasher) -> None:
+    def __init__(self, queue: Queue, hasher: KeyHasher) -> None:
         self.queue = queue
         self.hasher = hasher
         self.delayed = queue.topic == SCHEDULE_TOPIC
@@ -128,8 +166,8 @@ class Dispatcher:
     def __init__(
         self,
         log: Log,
-        queues: ConsumeQueues,
-        index: IndexFiles | None,
+        queues: Queues,
+        index: Index | None,
         *,
         delay_levels: str,
         position: int | None = None,

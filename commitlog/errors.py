@@ -74,6 +74,16 @@ class CorruptRecord(CommitLogError):
         self.reason = reason
 
 
+class BadEntry(CorruptRecord):
+    """What the log has at `offset` is not the message that the queue says: one of the two is damaged."""
+
+    def __init__(self, offset: int, reason: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        super().__init__(offset, reason)
+        self.topic = topic
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+
+
 class IncompleteRecord(CorruptRecord):
     """The bytes at hand end before the record does."""
 

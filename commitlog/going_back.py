@@ -28,16 +28,12 @@ from commitlog.files import Files
 from commitlog.index import IndexFiles
 from commitlog.log import CommitLog
 from commitlog.options import LogOptions
-from commitlog.segment import Segment
 from commitlog.segments import Segments
 from commitlog.small_file import remove_tree
-from commitlog.tail import Held, keep_aside
+from commitlog.tail import Held, keep_aside, walk_towards
 from commitlog.unfinished import Emptying, Rewinding, Unfinished
-from commitlog.walk import walk
 
 logger = logging.getLogger(__name__)
-
-_PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +102,10 @@ def _is_edge(parts: Parts, offset: int) -> bool:
     if log.begins_record(offset):
         return True
     segment = log.segments.find(offset)
-    return segment is not None and _walks_to(parts, segment, offset)
-
-
-def _walks_to(parts: Parts, segment: Segment, offset: int) -> bool:
-    """Whether one comes to `offset` from record to record: what begins there is damaged itself."""
-    position = segment.start
-    with Held(segment):
-        while position < offset:
-            fence = parts.log.fence_at(position)
-            if fence is not None:
-                position = fence.end
-                continue
-            data = segment.pread(min(_PIECE_BYTES, offset - position), position - segment.start)
-            done = walk(data, 0, position, segment.end - position, segment_start=segment.start, crc=False)
-            if done.position == 0 and done.needed > len(data) and done.needed <= offset - position:
-                data = segment.pread(done.needed, position - segment.start)
-                done = walk(data, 0, position, segment.end - position, segment_start=segment.start, crc=False)
-            if done.position == 0:
-                return False
-            position += done.position
-    return position == offset
+    if segment is None:
+        return False
+    with Held(segment):  # what begins there may be damaged itself
+        return walk_towards(segment, offset, log.fence_at) == offset
 
 
 def _lower(parts: Parts, offset: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -102,6 +103,8 @@ class IndexFiles:
                 found.append(file)
         found.sort(key=lambda file: int(file.path.name))
         self._list = tuple(found)
+        for file in found[: -1 if crashed else None]:
+            self._settle(file, found)
         self._flushed = {file: file.next_entry for file in found}
         self.durable_ms = checkpoint_ms
         if deleted:
@@ -113,6 +116,60 @@ class IndexFiles:
         elif crashed:
             self._cut(position)
         self.written_position = self.durable_position = position
+
+    def _settle(self, file: IndexFile, found: list[IndexFile]) -> None:
+        """After a crash, of a file that was never claimed to be whole, nothing is known."""
+        number = found.index(file)
+        if file.settle_header(followed=number + 1 < len(found)):
+            logger.error("index file's header did not fit its entries, put right path=%s", file.path)
+
+    def check_times(self, stored_ms: Callable[[int], int | None]) -> None:
+        """Holds when the first and last messages were stored, as headers say, against the log.
+
+        `stored_ms(physical offset)` is None where the log cannot tell.  Raises OSError.
+        """
+        for file in self._list:
+            begin_ms = stored_ms(file.begin_physical_offset) or file.begin_ms
+            end_ms = stored_ms(file.end_physical_offset) or file.end_ms
+            # A cut knows the end to the second.
+            if max(abs(begin_ms - file.begin_ms), abs(end_ms - file.end_ms)) >= 1000:
+                logger.error("index file's times did not fit the log, put right path=%s", file.path)
+                file.begin_ms, file.end_ms = begin_ms, end_ms
+                file.save_header()
+
+    def find(self, topic: str, key: str, physical_offset: int) -> IndexFile | None:
+        """The file that says that a message with this key lies there.  Raises OSError."""
+        key_hash = index_hash(java_hash(f"{topic}#{key}"))
+        for file in reversed(self._list):
+            if physical_offset in file.select(key_hash, file.next_entry, 0, 1 << 62):
+                return file
+        return None
+
+    @property
+    def files(self) -> tuple[IndexFile, ...]:
+        """In their order."""
+        return self._list
+
+    def make_beside(self, path: Path, before: IndexFile | None) -> IndexFile:
+        """A file at `path` that may take the place of one of these.  Raises OSError."""
+        file = IndexFile(path, self._slots, self._entries, self._files, self._descriptors)
+        self._files.make_directory(path.parent)
+        with suppress(FileNotFoundError):
+            self._files.unlink(path)
+        file.create(before)
+        return file
+
+    def replace(self, old: IndexFile, new: IndexFile) -> None:
+        """`new`, which is durable, becomes the file that `old` was; nobody writes.  Raises OSError."""
+        new.unmap()
+        self._files.rename(new.path, old.path)
+        old.let_go()
+        taken = new.moved_to(old.path)
+        with self._lock:
+            self._list = tuple(taken if file is old else file for file in self._list)
+        self._flushed.pop(old, None)
+        self._flushed[taken] = taken.next_entry
+        self._files.sync_directory(self.directory)
 
     def truncate(self, physical_offset: int) -> None:
         """The log was cut there: messages from there on are gone.  Raises OSError."""

@@ -23,8 +23,10 @@ import mmap
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import SegmentSizeMismatch
@@ -43,6 +45,23 @@ _ZEROS = bytes(1 << 20)
 
 # Key hash, physical offset, store timestamp in ms.
 Put = tuple[int, int, int]
+
+
+class Key(NamedTuple):
+    """One entry, without its chain."""
+
+    number: int
+    key_hash: int
+    physical_offset: int
+    seconds: int
+
+    def is_of(self, put: Put, begin_ms: int) -> bool:
+        """Whether it is what this put made, in a file that begins then."""
+        seconds = max(0, min((put[2] - begin_ms) // 1000, _INT_MAX))
+        # Those of a file's first entry count from the end of the file before.
+        return (self.key_hash, self.physical_offset) == put[:2] and (
+            self.number == 1 or self.seconds == seconds
+        )
 
 
 def index_hash(java_hash: int) -> int:
@@ -66,6 +85,8 @@ class IndexFile:
         self.end_physical_offset = 0
         self.used_slots = 0
         self.next_entry = 1
+        self.doubtful = False
+        """A query saw that something in it is damaged."""
         self._slots = slots
         self._entries = entries
         self._entries_at = HEADER_BYTES + SLOT.size * slots
@@ -103,6 +124,41 @@ class IndexFile:
             self.next_entry = min(max(fields[5], 1), self._entries)
         if size != self._size and not self.empty:
             raise SegmentSizeMismatch(self.path, size, self._size)
+
+    def place_of(self, number: int) -> int:
+        """Where the message of this entry lies in the log; -1 for an entry that is none.  Raises OSError."""
+        with self._descriptors.borrow(self._file) as fd:
+            data = self._files.pread(fd, ENTRY.size, self._entries_at + ENTRY.size * number)
+        return ENTRY.unpack(data)[1] if len(data) == ENTRY.size and any(data) else -1
+
+    def settle_header(self, *, followed: bool) -> bool:
+        """Makes the header fit the entries; True if it did not.  For a file that was written in order.
+
+        One that another follows is full; of the last one zeros follow its entries.  Raises OSError.
+        """
+        last = self._entries - 1 if followed else self._last_entry()
+        found = (last + 1, self.place_of(1), self.place_of(last))
+        said = (self.next_entry, self.begin_physical_offset, self.end_physical_offset)
+        if found == said or last < 1 or min(found) < 0:  # or nothing can be told
+            return False
+        self.next_entry, self.begin_physical_offset, self.end_physical_offset = found
+        self.save_header()
+        return True
+
+    def _last_entry(self) -> int:
+        last = self.next_entry - 1
+        if self.place_of(last) >= 0 and (self.full or self.place_of(last + 1) < 0):
+            return last
+        low, high = 0, self._entries - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.place_of(middle) >= 0 else (low, middle - 1)
+        return low
+
+    def save_header(self) -> None:
+        """Writes it as the attributes are.  Raises OSError."""
+        with self._descriptors.borrow(self._file) as fd:
+            self._files.pwrite(fd, HEADER.pack(*self._header()), 0)
 
     def put(self, puts: Sequence[Put]) -> int:
         """Enters as many as there is room for; how many.  Entry before slot before header, so that what a
@@ -181,16 +237,57 @@ class IndexFile:
         """Enters in `slots` what is kept; the number of the first entry that is not, and the place and the
         seconds of the last one that is.
         """
-        number, last, last_seconds = 1, 0, 0
+        number, before, last, last_seconds = 1, 0, 0, 0
         while number < self.next_entry:
             count = min(_PIECE_ENTRIES, self.next_entry - number)
             data = self._files.pread(fd, ENTRY.size * count, self._entries_at + ENTRY.size * number)
-            for key_hash, place, seconds, _ in ENTRY.iter_unpack(data):
+            fields = list(ENTRY.iter_unpack(data))
+            for entry, following in zip_longest(fields, fields[1:]):
+                key_hash, place, seconds, _ = entry
+                kept = place
                 if not last <= place < physical_offset:
-                    return number, last, last_seconds
+                    # What was there before the crash and has rotted stands between others that were.
+                    if not (any(entry) and before <= place < physical_offset):
+                        if following is None or not last <= following[1] < physical_offset:
+                            return number, last, last_seconds
+                        kept = last
+                    self.doubtful = True
                 slots[key_hash % self._slots] = number
-                number, last, last_seconds = number + 1, place, seconds
+                number, before, last, last_seconds = number + 1, last, kept, seconds
         return number, last, last_seconds
+
+    def keys(self) -> Iterator[Key]:
+        """All entries, in their order.  Raises OSError."""
+        for number, key_hash, place, seconds, _ in self._pieces(self.next_entry):
+            yield Key(number, key_hash, place, seconds)
+
+    def _pieces(self, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Number, key hash, place, seconds and older entry of each entry before number `end`."""
+        for first in range(1, end, _PIECE_ENTRIES):
+            count = min(_PIECE_ENTRIES, end - first)
+            with self._descriptors.borrow(self._file) as fd:
+                data = self._files.pread(fd, ENTRY.size * count, self._entries_at + ENTRY.size * first)
+            for number, fields in enumerate(ENTRY.iter_unpack(data), first):
+                yield (number, *fields)
+
+    def chains_fit(self) -> bool:
+        """Whether every slot leads to its newest entry, and every entry to the one before it in its slot."""
+        end = self.next_entry
+        newest = array("i", bytes(SLOT.size * self._slots))
+        for number, key_hash, _, _, older in self._pieces(end):
+            slot = key_hash % self._slots
+            if older != newest[slot]:
+                return False
+            newest[slot] = number
+        with self._descriptors.borrow(self._file) as fd:
+            slots = array("i", self._files.pread(fd, SLOT.size * self._slots, HEADER_BYTES))
+        if sys.byteorder == "little":
+            slots.byteswap()
+        # What was put meanwhile is not looked at.
+        limit = self.next_entry
+        return all(
+            there == wanted or end <= there < limit for there, wanted in zip(slots, newest, strict=True)
+        )
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         return not self.empty and begin_ms <= self.end_ms and end_ms >= self.begin_ms
@@ -215,6 +312,8 @@ class IndexFile:
                         break
                     if hashed == key_hash and stored_ms <= end_ms:
                         found[physical_offset] = None
+                    if hashed % self._slots != key_hash % self._slots:
+                        self.doubtful = True  # the chain has left its slot
                 if older >= number:
                     break
                 number = older
@@ -235,6 +334,13 @@ class IndexFile:
         mapped, self._map = self._map, None
         if mapped is not None:
             mapped.close()
+
+    def moved_to(self, path: Path) -> IndexFile:
+        """The same file under its new name; this object is done with."""
+        self.let_go()
+        file = IndexFile(path, self._slots, self._entries, self._files, self._descriptors)
+        file.load()
+        return file
 
     def let_go(self) -> None:
         """No more puts; the caller removes the file."""

@@ -50,6 +50,13 @@ def tags_code(tags: bytes) -> int:
     return java_hash(tags.decode("utf-8", "replace"))
 
 
+def has_key(properties: bytes, key: bytes) -> bool:
+    """Whether the index has a message with these properties under this key."""
+    marked = b"\x02" + properties
+    unique = last_value(marked, b"\x02UNIQ_KEY\x01")
+    return bool(key) and (key == unique or key in last_value(marked, b"\x02KEYS\x01").split(b" "))
+
+
 class KeyHasher:
     """Hashes the keys of one topic, as the index wants them: of `topic#key`.  Of one thread."""
 

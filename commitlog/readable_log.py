@@ -45,6 +45,11 @@ class ReadableLog:
         self._cuts = 0  # how often `end` went back
 
     @property
+    def cuts(self) -> int:
+        """How often the log was cut: what was found out before is void."""
+        return self._cuts
+
+    @property
     def damaged(self) -> tuple[tuple[int, int], ...]:
         """The fenced ranges: begin and end of each, in the order of the log."""
         return tuple((fence.begin, fence.end) for fence in self.fences)

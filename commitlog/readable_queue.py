@@ -15,6 +15,7 @@ from commitlog.queue_files import UNIT, UNIT_BYTES, QueueFiles
 from commitlog.record import store_timestamp_ms
 
 PRE_BLANK_SIZE = 0x7FFFFFFF
+_NOWHERE = 1 << 63
 # What tells when a record was stored ends here, whatever its hosts are.
 _TIMESTAMP_END = 76
 
@@ -130,9 +131,30 @@ class ReadableQueue:
     def _first_behind(self, physical_offset: int, low: int) -> int:
         """The first message from entry `low` on that lies at `physical_offset` or behind; or max_offset.
 
-        Physical offsets rise within a queue.  A blank counts like the message after it.
+        Physical offsets rise within a queue.  A blank counts like the message after it.  One entry that is
+        damaged does not mislead the search: its neighbours contradict it where it ends.
         """
-        high = self.max_offset
+        first, high = low, self.max_offset
+        while True:
+            found = self._bisected(physical_offset, low, high)
+            if not physical_offset or low > high:
+                return found
+            if self._place(found + 1) < physical_offset <= self._place(found):
+                low = found + 2
+            elif (
+                found - 2 >= first
+                and self._place(found - 1) < physical_offset <= self._place(found - 2) < _NOWHERE
+            ):
+                high = found - 2
+            else:
+                return found
+
+    def _place(self, queue_offset: int) -> int:
+        """Where the entry's message lies; of a blank, or where there is none, behind all."""
+        entries = self.read(queue_offset, 1)
+        return _NOWHERE if not entries or entries[0].blank else entries[0].physical_offset
+
+    def _bisected(self, physical_offset: int, low: int, high: int) -> int:
         while low < high:
             middle = (low + high) // 2
             real, entry = self._first_real(middle, high)
@@ -163,7 +185,9 @@ def stored_ms(entry: Entry, log: RecordSource) -> int | None:
         data = log.read(entry.physical_offset, _TIMESTAMP_END)
     except (CommitLogError, OSError):
         return None
-    return store_timestamp_ms(data) if len(data) == _TIMESTAMP_END else None
+    # A damaged entry leads to bytes that are no record, or another place than it says.
+    states = len(data) == _TIMESTAMP_END and int.from_bytes(data[28:36], "big") == entry.physical_offset
+    return store_timestamp_ms(data) if states else None
 
 
 def _nearest(timestamp_ms: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> int:

@@ -2,7 +2,8 @@
 
     a pass     every sealed segment once, from any one of them on and round; haScrubRate bytes a second
     then       rest, until a day after it began; the next one follows at once if that has passed
-    a suspect  a record that a reader found damaged, wherever it lies: looked at at once, at any rate
+    a suspect  a record that a reader found damaged, wherever it lies: looked at at once, at any rate, if it
+               is one, which is known by going there from record to record
     a finding  looked at twice, then fenced (damage.py) up to the next sound record, and told
 
 Sealed is a segment that is flushed, dispatched, and not the last.  What is in the page cache is read there,
@@ -26,7 +27,7 @@ from commitlog.files import Files
 from commitlog.record import record_size
 from commitlog.segment import Segment
 from commitlog.segments import Segments
-from commitlog.tail import damage_at
+from commitlog.tail import damage_at, walk_towards
 from commitlog.waiters import Signal
 from commitlog.walk import walk
 
@@ -77,6 +78,10 @@ class Scrub:
         """Called in this thread after a range was fenced: begin, end, reason."""
         self.at_work = threading.Lock()
         """Held while a piece is looked at: who takes it keeps the next one from beginning."""
+        self.also_look: Callable[[], None] = lambda: None
+        """Called in this thread whenever it was woken, to look at what else is suspected."""
+        self.also_look_over: Callable[[threading.Event], None] = lambda stop: None
+        """Called in this thread after each pass, to hold what was built from the log against it."""
         self.position = -1
         self.found = 0
         self._log = log
@@ -92,11 +97,13 @@ class Scrub:
         due_s = self._monotonic_s() + _FIRST_PASS_S
         while not stop.is_set():
             self.look_at_suspects()
+            self.also_look()
             now_s = self._monotonic_s()
             if self._bytes_per_s <= 0 or now_s < due_s:
                 self._signal.take(due_s - now_s if self._bytes_per_s > 0 else threading.TIMEOUT_MAX)
                 continue
             looked = self.run_pass(stop)
+            self.also_look_over(stop)
             due_s = now_s + PASS_EVERY_S if looked else now_s + _LOOK_S
 
     def wake(self) -> None:
@@ -112,11 +119,15 @@ class Scrub:
         """Fences those that are damaged."""
         while self._suspects:
             offset = self._suspects.pop()
-            try:
-                with self.at_work:
-                    self._look_at_suspect(offset)
-            except OSError as error:
-                logger.warning("record not looked at offset=%d reason=%s", offset, error)
+            self.look_at(offset)
+
+    def look_at(self, offset: int) -> None:
+        """Fences what is damaged there, if one comes to it from record to record; any thread."""
+        try:
+            with self.at_work:
+                self._look_at_suspect(offset)
+        except OSError as error:
+            logger.warning("record not looked at offset=%d reason=%s", offset, error)
 
     def _look_at_suspect(self, offset: int) -> None:
         limit = self._dispatched()  # the edge of a record
@@ -125,7 +136,11 @@ class Scrub:
             return
         fd = self._files.open_to_read(segment.path)
         try:
-            self._check_damage(segment, fd, offset, min(segment.end, limit))
+            edge = walk_towards(segment, offset, self._log.fence_at, lambda *place: self._read(fd, *place))
+            if edge <= offset:
+                self._check_damage(segment, fd, edge, min(segment.end, limit))
+            else:
+                logger.info("nothing is damaged, no record begins there offset=%d", offset)
         finally:
             self._files.close(fd)
 
@@ -159,6 +174,7 @@ class Scrub:
             position, needed = segment.start, 0
             while position < segment.end and not stop.is_set():
                 self.look_at_suspects()
+                self.also_look()
                 began_s = self._monotonic_s()
                 with self.at_work:
                     if segment not in self._sealed():

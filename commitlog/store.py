@@ -20,7 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from commitlog import going_back
+from commitlog import going_back, queue_ends
+from commitlog.audit import Audit
 from commitlog.checkpoint import Checkpoint
 from commitlog.consume_queue import ConsumeQueues
 from commitlog.damage import Fences, decode_fences, encode_fences
@@ -29,9 +30,12 @@ from commitlog.errors import CommitLogError, CorruptRecord, LogNotWritable, Stor
 from commitlog.files import Files, OSFiles
 from commitlog.flush import Flusher, QueueFlusher
 from commitlog.index import IndexFiles
+from commitlog.index_mender import IndexMender
 from commitlog.log import CommitLog, wall_clock_ms
+from commitlog.mender import Mender
 from commitlog.options import LogOptions
 from commitlog.positions import Durable
+from commitlog.readable_queue import Entry, stored_ms
 from commitlog.record import check
 from commitlog.recovery import RecoveryReport, recover
 from commitlog.retention import Retention
@@ -131,6 +135,8 @@ class Store:
             )
             self.recovery = self._recover(segments, clean, clock_ms())
             self._make_parts(segments, store_host, clock_ms)
+            self.index.check_times(lambda offset: stored_ms(Entry(offset, 0, 0), self.log))
+            self.checkpoint.forget_future(clock_ms())
             self._note_durable()
             if rewinding is not None:
                 self._finish_rewinding(rewinding)
@@ -204,6 +210,7 @@ class Store:
         if not recovery.clean:
             # Of each queue some pages may be lost: they come again from all that was looked at.
             position = max(min(position, recovery.scanned_from), self.log.start)
+        position = queue_ends.check(self.log, self.queues, position)
         index = self.index if options.index_enabled else None
         self.dispatcher = Dispatcher(
             self.log,
@@ -218,6 +225,27 @@ class Store:
         self.retention = Retention(options, self.log, [self.queues, self.index], self._files)
         self.scrub = Scrub(self.log, self._files, options.scrub_bytes_per_s, lambda: self.dispatcher.position)
         self.log.suspect = self.scrub.suspect
+        self.mender = Mender(
+            self.log,
+            self.queues,
+            options.message_delay_levels,
+            lambda: self.dispatcher.position,
+            self.scrub.look_at,
+        )
+        self.index_mender = IndexMender(
+            self.log,
+            self.index,
+            self.dispatcher,
+            options.message_delay_levels,
+            options.root / DIRECTORY / "index.tmp",
+            self.scrub.look_at,
+            self.scrub.wake,
+        )
+        self.scrub.also_look = self.index_mender.look
+        self.scrub.also_look_over = Audit(
+            *(self.log, self.queues, self.mender, index, self.dispatcher),
+            *(options.message_delay_levels, options.scrub_bytes_per_s),
+        ).look_over
 
     def _note_durable(self) -> None:
         """What is known to be durable now, and no more, is written down before anything changes again."""
@@ -378,6 +406,8 @@ class Store:
         if self._closed:
             raise LogNotWritable("shut down")
         with (
+            self.mender.at_work,
+            self.index_mender.at_work,
             self.dispatcher.at_work,
             self.flusher.at_work,
             self.queue_flusher.at_work,

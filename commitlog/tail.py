@@ -105,6 +105,36 @@ def _sound_record(segment: Segment, position: int, read: Read | None = None) -> 
         return 0
 
 
+def walk_towards(
+    segment: Segment, offset: int, fence_at: Callable[[int], Fence | None], read: Read | None = None
+) -> int:
+    """Goes from record to record, from the segment's start; the first edge at `offset` or behind it.
+
+    `offset` is then the edge of a record only if that is what comes back.  A smaller one is where no record
+    begins: the log is damaged there.
+    """
+    read = read or segment.pread
+    position = segment.start
+    while position < offset:
+        fence = fence_at(position)
+        if fence is not None:
+            position = fence.end
+            continue
+        size = min(_PIECE_BYTES, segment.end - position)
+        done = walk(read(size, position - segment.start), 0, position, segment.end - position, crc=False)
+        if done.position == 0 and size < done.needed <= segment.end - position:
+            data = read(done.needed, position - segment.start)
+            done = walk(data, 0, position, segment.end - position, crc=False)
+        if position + done.position > offset:  # which of them it was
+            data = read(offset - position, position - segment.start)
+            before = walk(data, 0, position, segment.end - position, crc=False)
+            return offset if before.position == len(data) else position + done.position
+        if done.position == 0:
+            return segment.end if done.blank else position
+        position += done.position
+    return position
+
+
 def damage_at(segment: Segment, offset: int, reason: str, read: Read) -> Fence:
     """The damaged range that begins at `offset`: up to the segment's next sound record, or its end.
 

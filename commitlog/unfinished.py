@@ -5,7 +5,8 @@
 
 Such a file is made, durably, when all that can be refused was refused, and before the first file changes:
 from then on there is no way back.  It is removed when everything is on the disk.  Outside of RocketMQ's own
-directories, for one file that a stock broker does not know keeps it from starting.
+directories, for one file that a stock broker does not know keeps it from starting.  It is sealed (seal.py):
+a number that rotted would cut the log at another place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from commitlog.errors import StoreUnreadable
 from commitlog.files import Files
+from commitlog.seal import sealed, unsealed
 from commitlog.small_file import read_file, remove_file, replace_file
 
 DIRECTORY = "lineage"
@@ -66,7 +68,8 @@ class Unfinished:
         """From here on it will be done.  Raises OSError; then it will not be, unless it is_begun()."""
         self._files.make_directory(self._directory)
         second = str(what.end) if isinstance(what, Rewinding) else str(what.keep or "")
-        replace_file(self._files, self._directory / _name(what), f"{what.offset}\n{second}\n".encode())
+        content = sealed(f"{what.offset}\n{second}\n".encode())
+        replace_file(self._files, self._directory / _name(what), content)
 
     def is_begun(self, what: Rewinding | Emptying) -> bool:
         """Whether the file is there.  After a begin() that failed, a power cut may leave it or not."""
@@ -82,7 +85,7 @@ class Unfinished:
         if content is None:
             return None
         try:
-            offset, second = content.decode().removesuffix("\n").split("\n")
+            offset, second = unsealed(content).decode().removesuffix("\n").split("\n")
             if int(offset) < 0 or (name == "rewinding" and int(second) < int(offset)):
                 raise ValueError(offset)
             return int(offset), second

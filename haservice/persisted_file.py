@@ -6,18 +6,24 @@ PersistedFile puts the previous content into `<file>.bak` first, in the same way
 
 A load reads the main file; if it is missing, empty or does not parse, the `.bak`; with neither
 there is nothing, which is a first start.
+
+RocketMQ's JSON has no room for a checksum, so the CRC-32 of the file and of the one before it stand beside
+it, in `<file>.crc` (seal.py), written first.  Content that is neither, but for one bit, has rotted: that bit
+is turned back.  Other content was put there by a stock broker, or a person, and is taken, with a warning.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
+from zlib import crc32
 
 from commitlog import small_file
 from commitlog.files import Buffer, Files, OSFiles
+from commitlog.seal import sealed, unsealed, with_bit_back
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +33,12 @@ T = TypeVar("T")
 class PersistedFile:
     """One file at `path`.  Any thread may `save`: what it writes is never older than what is there."""
 
-    def __init__(self, path: Path, files: Files | None = None) -> None:
-        """`files` is how the disk is reached; the operating system's when absent."""
+    def __init__(self, path: Path, files: Files | None = None, *, keeps_sums: bool = True) -> None:
+        """`files` is how the disk is reached; the operating system's when absent.  Without `keeps_sums` the
+        content has a checksum of its own.
+        """
         self.path = path
+        self._keeps_sums = keeps_sums
         self._files: Files = files if files is not None else OSFiles()
         # Guards a save from the look at the table to the rename: two savers write in the order they looked.
         self._lock = threading.Lock()
@@ -42,10 +51,12 @@ class PersistedFile:
 
         `parse` raises ValueError (or a subclass) for content that it cannot read.
         """
+        sums = self._read_sums()
         for path in (self.path, self._beside(".bak")):
             content = small_file.read_file(self._files, path)
             if content is None:
                 continue
+            content = self._with_flip_back(path, content, sums)
             try:
                 if not content.strip():
                     raise ValueError("it is empty")
@@ -67,7 +78,11 @@ class PersistedFile:
             content = encode()
             if content == self._saved:
                 return False
-            before = None if self._main_unfit else small_file.read_file(self._files, self.path)
+            before = None if self._main_unfit else self._saved
+            if before is None and not self._main_unfit:
+                before = small_file.read_file(self._files, self.path)
+            if self._keeps_sums:
+                self._write_sums(content, before)
             if before is not None:
                 # Unsynced, its name may go back to the backup before this one, which is whole, too.
                 _replace(self._files, self._beside(".bak"), before, mode=0o666, sync_name=False)
@@ -75,6 +90,34 @@ class PersistedFile:
             self._saved = content
             self._main_unfit = False
             return True
+
+    def _write_sums(self, *contents: bytes | bytearray | None) -> None:
+        """Before the contents: whichever of them a crash leaves, its sum is there."""
+        sums = b"".join(b"%d\n" % crc32(content) for content in contents if content is not None)
+        _replace(self._files, self._beside(".crc"), sealed(sums), mode=0o666)
+
+    def _read_sums(self) -> list[int]:
+        data = small_file.read_file(self._files, self._beside(".crc")) if self._keeps_sums else None
+        try:
+            return [int(line) & 0xFFFFFFFF for line in unsealed(data or b"").split()]
+        except ValueError as error:
+            logger.error("checksums not read path=%s reason=%s", self._beside(".crc"), error)
+            return []
+
+    def _with_flip_back(self, path: Path, content: bytes, sums: Sequence[int]) -> bytes:
+        """`sums` begin with that of what was written last.  The one before may differ from it by a bit, too:
+        what was to be there is then what is taken, whether it rotted or was not written any more.
+        """
+        if not sums or crc32(content) == sums[0] or (path != self.path and crc32(content) in sums):
+            return content
+        for fixed in (with_bit_back(content, known) for known in sums):
+            if fixed is not None:
+                logger.error("a bit of a stored file had flipped, it is turned back path=%s", path)
+                _replace(self._files, path, fixed, mode=0o666)
+                return fixed
+        if crc32(content) not in sums:
+            logger.warning("stored file is not what was written last, somebody changed it path=%s", path)
+        return content
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)

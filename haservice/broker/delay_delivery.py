@@ -30,7 +30,7 @@ from commitlog.consume_queue import Entry
 from commitlog.dispatch import Arrival
 from commitlog.errors import CommitLogError, CorruptRecord, MessageIllegal, OffsetNotFound
 from commitlog.log import Appended, wall_clock_ms
-from commitlog.record import Message, decode
+from commitlog.record import RECORD_BYTES_MIN, Message, StoredMessage, decode
 from haservice.broker.delay_levels import BATCH_MESSAGES, due, queue_of
 from haservice.broker.delay_offsets import DelayOffsets
 from haservice.broker.redirect import restored
@@ -103,8 +103,12 @@ class DelayDelivery:
         held: Callable[[], str | None] = lambda: None,
         persist_s: float = PERSIST_S,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
     ) -> None:
-        """`held` says why nothing can be stored now, or None; `persist_s` is how old the file may be."""
+        """`held` says why nothing can be stored now, or None; `persist_s` is how old the file may be.
+        `mend` looks at an entry that does not fit the log: True if it is worth reading again.
+        """
+        self._mend = mend
         self._log = log
         self._find_queue = find_queue
         self._offsets = offsets
@@ -214,10 +218,7 @@ class DelayDelivery:
     def _message(self, level: _Level, offset: int, entry: Entry) -> Message | None:
         """What is to be delivered; None for what never can.  Raises StoreUnreadable if the disk fails."""
         try:
-            stored = decode(self._log.read(entry.physical_offset, entry.size))
-            if not stored.crc_ok:
-                raise CorruptRecord(entry.physical_offset, "its body does not match its CRC")
-            message = restored(stored)
+            message = restored(self._stored(level, offset, entry))
         except (CorruptRecord, OffsetNotFound, ValueError) as error:
             self._pass_over(level, offset, entry, str(error))
             return None
@@ -225,6 +226,29 @@ class DelayDelivery:
             self._pass_over(level, offset, entry, "it is half a message, which cannot be delayed")
             return None
         return message
+
+    def _stored(self, level: _Level, offset: int, entry: Entry) -> StoredMessage:
+        """Raises CorruptRecord or OffsetNotFound once the queue is known to be right."""
+        queue_id = queue_of(level.number)
+        try:
+            return self._named(entry, queue_id, offset)
+        except (CorruptRecord, OffsetNotFound):
+            queue = self._find_queue(SCHEDULE_TOPIC, queue_id)
+            if queue is None or not self._mend(SCHEDULE_TOPIC, queue_id, offset):
+                raise
+            return self._named(queue.read(offset, 1)[0], queue_id, offset)
+
+    def _named(self, entry: Entry, queue_id: int, offset: int) -> StoredMessage:
+        if entry.size < RECORD_BYTES_MIN:
+            raise CorruptRecord(entry.physical_offset, f"no record has {entry.size} bytes")
+        stored = decode(self._log.read(entry.physical_offset, entry.size))
+        if (stored.topic, stored.queue_id, stored.queue_offset) != (SCHEDULE_TOPIC, queue_id, offset):
+            raise CorruptRecord(
+                entry.physical_offset, "is another message than the one that the queue has there"
+            )
+        if not stored.crc_ok:
+            raise CorruptRecord(entry.physical_offset, "its body does not match its CRC")
+        return stored
 
     def _pass_over(self, level: _Level, offset: int, entry: Entry, reason: str) -> None:
         logger.error(

@@ -13,6 +13,7 @@ log is confirmed.  A line is one JSON object:
     push2slave  the furthest true ack of any slave;  inSync: how many slaves are in sync
     slaves      of a master: addr id ack lagBytes lagSeconds rate inSync of each that is connected
     master      of a slave: addr state offset masterEnd lagBytes rate of its link, else null
+    crc         CRC-32 of the line without this field: a line that rotted is passed over
 
 `id` is a slave's replica id, or its host if it is a stock broker; `ack`, `masterEnd` and `lagBytes` are -1
 while they are not known; rates are bytes a second.  While nothing changes there is a line every 10 s.
@@ -33,6 +34,7 @@ from typing import Any, Protocol
 import orjson
 
 from commitlog.log import wall_clock_ms
+from commitlog.seal import sealed_line
 from commitlog.store_lock import boot_id
 from haservice.news import News
 from haservice.replication.status import HAStatus, MasterLinkStatus, SlaveStatus
@@ -120,7 +122,7 @@ class HASamples:
         now_s = self._clock_s()
         if found == self._last and now_s - self._written_s < STILL_S:
             return
-        line = orjson.dumps({"ts": self._clock_ms(), "boot": self._boot, **found}).decode()
+        line = sealed_line(orjson.dumps({"ts": self._clock_ms(), "boot": self._boot, **found})).decode()
         try:
             self._append(line)
         except OSError as error:

@@ -160,6 +160,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         parts.stats,
         offload,
         None if parts.is_slave else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
+        store.mender.mend,
     )
     queries = QueryProcessor(
         store.log,
@@ -167,6 +168,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         offload,
         parts.rights,
         broker.default_query_max_num,
+        store.index_mender.suspect,
     )
     live = parts.live
     live.follow(live_keys.PULLS, lambda config: pulls.configure(config.broker))

@@ -325,6 +325,7 @@ class BrokerNode:
             parse_delay_levels(config.log.message_delay_levels),
             held=lambda: self.sends.refuse_all or store.log.writable,
             persist_s=broker.flush_delay_offset_interval_ms / 1000,
+            mend=store.mender.mend,
         )
         store.flusher.on_flushed = self.long_polling.on_mark
         store.dispatcher.on_arrival = self._arrived

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import enum
 import logging
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import psutil
-from isal.isal_zlib import crc32
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
-from commitlog.errors import CorruptRecord, OffsetNotFound
-from commitlog.record import CRC_MASK, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, SYS_HOSTS_V6, check, parse_head
+from commitlog.errors import BadEntry, CorruptRecord, OffsetNotFound
+from commitlog.record import RECORD_BYTES_MIN, parse_head
+from haservice.broker.sound_read import Places, places_of, read_sound
 from haservice.broker.tag_filter import TagCodes, lets_through
 from haservice.news import News
 from haservice.settings import BrokerConfig
@@ -45,10 +44,6 @@ GAP_BYTES_MAX = 4096
 
 # Whole messages are read to look at their properties, so many bytes of them for one pull at most.
 SELECT_BYTES_MAX = 16 * 1024 * 1024
-
-# Of a record with IPv4 hosts: size, magic, CRC, physical offset, sys flag, body size.
-_HEAD = struct.Struct(">iii16xqi44xi")
-_MAGICS = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
 
 # Judges a message by its encoded properties.
 Selector = Callable[[bytes], bool]
@@ -116,6 +111,10 @@ class Scan(NamedTuple):
     cold: bool = False
     # There is something at the wanted offset, but above the readable end.
     below_mark: bool = False
+    # Of the messages that `entries` are of; None where the log cannot say it.
+    places: Places | None = None
+    # The queue offset of a first entry that cannot be true, whatever the log has; -1 if there is none.
+    impossible: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +183,11 @@ class QueueReader:
         if outside is not None:
             return outside
         assert queue is not None
-        choice = _Choice(self._log, self._limits, self._readable_end(), count, codes)
+        choice = _Choice(self._log, queue, self._limits, self._readable_end(), count, codes)
         scan = self._inside(queue, offset, choice, max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX)))
         if choice.passed:
             self._say_passed(topic, queue_id, choice.passed)
-        return scan
+        return scan._replace(places=places_of(topic, queue_id, choice.offsets))
 
     def outside(self, topic: str, queue_id: int, offset: int) -> Scan | None:
         """What a scan from `offset` comes to when the queue has no entry there; None when it has one."""
@@ -214,9 +213,13 @@ class QueueReader:
         if outside is not None:
             return outside, b""
         assert queue is not None
-        choice = _Selection(self._log, self._limits, self._readable_end(), count, codes, selector)
+        choice = _Selection(
+            *(self._log, queue, self._limits, self._readable_end(), count, codes, selector, topic, queue_id)
+        )
         budget = max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX))
         scan = self._inside(queue, offset, choice, min(budget, entries_max))
+        if scan.impossible >= 0:
+            raise BadEntry(scan.impossible, "no place of the log", topic, queue_id, scan.impossible)
         if choice.passed:
             self._say_passed(topic, queue_id, choice.passed)
         return scan, b"".join(choice.records)
@@ -254,7 +257,7 @@ class QueueReader:
             if not entries:
                 break
             budget -= len(entries)
-            position += choice.look_at(entries)
+            position += choice.look_at(entries, position)
         if choice.taken:
             return Scan(
                 PullStatus.FOUND,
@@ -266,6 +269,8 @@ class QueueReader:
                 slow=choice.last_seen < choice.in_memory_from,
                 cold=choice.taken[0].physical_offset < choice.in_memory_from,
             )
+        if choice.impossible == offset:
+            return Scan(PullStatus.NO_MATCHED_MESSAGE, offset, low, high, impossible=offset)
         if position > offset:
             return Scan(choice.status, position, low, high, slow=choice.last_seen < choice.in_memory_from)
         if choice.below_mark:
@@ -274,11 +279,12 @@ class QueueReader:
         corrected = offset - offset % self._file_entries + self._file_entries
         return self._outside(PullStatus.OFFSET_FOUND_NULL, offset, corrected, low, high)
 
-    def load(self, entries: Sequence[Entry]) -> bytes:
-        """The records of `entries`, one after the other.
+    def load(self, entries: Sequence[Entry], places: Places | None = None) -> bytes:
+        """The records of `entries`, one after the other; with `places`, each states that it belongs there.
 
         Neighbours are read together.  Raises OffsetNotFound when the log has dropped one in the meantime,
-        CorruptRecord, whose offset says which, when one is damaged or something else lies in its place.
+        CorruptRecord, whose offset says which, when one is damaged or something else lies in its place; with
+        `places` it is a BadEntry.
         """
         parts: list[bytes | memoryview] = []
         segment_bytes = self._log.segment_bytes
@@ -295,7 +301,8 @@ class QueueReader:
                 end = entry.physical_offset + entry.size
                 last += 1
             run = entries[first:last]
-            data = _read_sound(self._log, start, end - start, run)
+            of_run = places and places._replace(offsets=places.offsets[first:last])
+            data = read_sound(self._log, start, end - start, run, of_run)
             if sum(entry.size for entry in run) == end - start:
                 parts.append(data)
             else:
@@ -315,16 +322,19 @@ class _Choice:
     def __init__(
         self,
         log: Log,
+        queue: Queue,
         limits: ReadLimits,
         readable_end: int,
         count: int,
         codes: TagCodes,
     ) -> None:
         self.taken: list[Entry] = []
+        self.offsets: list[int] = []
         self.passed: list[Entry] = []
         self.size_bytes = 0
         self.full = False
         self.below_mark = False
+        self.impossible = -1
         # Why nothing was taken, as long as that is so.
         self.status = PullStatus.NO_MATCHED_MESSAGE
         self.last_seen = log.end
@@ -333,26 +343,33 @@ class _Choice:
         # How many entries to look at together: no more than may be taken, unless most may not.
         self.chunk = self.most if codes is None else CHUNK_ENTRIES
         self._limits = limits
+        self._queue = queue
         self._log_start = log.start
+        self._log_end = log.end
         self._damaged = log.damaged
         self._readable_end = readable_end
         self._codes = codes
 
-    def look_at(self, entries: Sequence[Entry]) -> int:
-        """Takes what matches until the batch is full; returns how many entries are done with."""
-        codes = self._codes
-        for number, entry in enumerate(entries):
+    def look_at(self, entries: Sequence[Entry], position: int) -> int:
+        """Takes what matches until the batch is full; returns how many entries are done with.
+
+        The first one is number `position` of the queue.
+        """
+        codes, limit = self._codes, min(self._readable_end, self._log_end)
+        for number, entry in enumerate(entries, position):
             physical_offset, size, tags_code = entry
-            if size == PRE_BLANK_SIZE:
+            if size == PRE_BLANK_SIZE and not physical_offset:
                 # No message: fills a queue that began, or goes on, at a later number.
                 self.status = PullStatus.MESSAGE_WAS_REMOVING
                 continue
-            if physical_offset + size > self._readable_end:
+            if physical_offset + size > limit or size < RECORD_BYTES_MIN:
+                if size < RECORD_BYTES_MIN or physical_offset + size > self._log_end:
+                    return self._stop_at_impossible(number, position)
                 self.below_mark = self.full = True
-                return number
+                return number - position
             if self.taken and self._would_overflow(physical_offset, size):
                 self.full = True
-                return number
+                return number - position
             if self._damaged and self._is_damaged(entry):
                 if self._limits.passes_damage:
                     self.status = PullStatus.MESSAGE_WAS_REMOVING
@@ -360,17 +377,34 @@ class _Choice:
                     continue
                 if self.taken:
                     self.full = True
-                    return number
+                    return number - position
             self.last_seen = physical_offset
             if codes is not None and not lets_through(codes, tags_code):
                 self.status = PullStatus.NO_MATCHED_MESSAGE
             elif physical_offset < self._log_start:
+                if self._is_out_of_order(physical_offset, number):
+                    return self._stop_at_impossible(number, position)
                 self.status = PullStatus.MESSAGE_WAS_REMOVING
             else:
                 self.taken.append(entry)
+                self.offsets.append(number)
                 self.size_bytes += size
         self.full = len(self.taken) >= self.most
         return len(entries)
+
+    def _stop_at_impossible(self, number: int, position: int) -> int:
+        """What comes before it is given; the pull that begins at it has it looked at."""
+        if not self.taken:
+            self.impossible = number
+        self.full = True
+        return number - position
+
+    def _is_out_of_order(self, physical_offset: int, queue_offset: int) -> bool:
+        """Whether the log cannot have dropped it: it has what comes before it in the queue."""
+        if physical_offset < 0:
+            return True
+        before = self._queue.read(queue_offset - 1, 1) if queue_offset > self._queue.min_offset else ()
+        return any(one.physical_offset >= self._log_start for one in before)
 
     def _is_damaged(self, entry: Entry) -> bool:
         """What comes before damage is given; the pull that begins at it is told, or passes over it."""
@@ -393,45 +427,53 @@ class _Selection(_Choice):
     def __init__(
         self,
         log: Log,
+        queue: Queue,
         limits: ReadLimits,
         readable_end: int,
         count: int,
         codes: TagCodes,
         selector: Selector,
+        topic: str,
+        queue_id: int,
     ) -> None:
-        super().__init__(log, limits, readable_end, count, codes)
+        super().__init__(log, queue, limits, readable_end, count, codes)
+        self._place = topic, queue_id
         self.chunk = CHUNK_ENTRIES
         self.records: list[bytes] = []
         self._log = log
         self._selector = selector
         self._bytes_left = SELECT_BYTES_MAX
 
-    def look_at(self, entries: Sequence[Entry]) -> int:
+    def look_at(self, entries: Sequence[Entry], position: int) -> int:
         for number, entry in enumerate(entries):
-            if not super().look_at((entry,)):
+            if not super().look_at((entry,), position + number):
                 return number
             if len(self.taken) > len(self.records):
                 try:
-                    selected = self._selects(entry)
+                    selected = self._selects(entry, position + number)
                 except CorruptRecord:
                     if not self.records:
                         raise
-                    self.taken.pop()
-                    self.size_bytes -= entry.size
+                    self._untake(entry)
                     self.full = True
                     return number
                 if not selected:
-                    self.taken.pop()
-                    self.size_bytes -= entry.size
+                    self._untake(entry)
                     self.full = self._bytes_left <= 0
             if self.full:
                 return number + 1
         return len(entries)
 
-    def _selects(self, entry: Entry) -> bool:
+    def _untake(self, entry: Entry) -> None:
+        self.taken.pop()
+        self.offsets.pop()
+        self.size_bytes -= entry.size
+
+    def _selects(self, entry: Entry, queue_offset: int) -> bool:
         """Looks at one message; keeps its record when it is taken."""
+        places = places_of(*self._place, (queue_offset,))
         try:
-            record = _read_sound(self._log, entry.physical_offset, entry.size, (entry,))
+            record = read_sound(self._log, entry.physical_offset, entry.size, (entry,), places)
         except OffsetNotFound:
             self.status = PullStatus.MESSAGE_WAS_REMOVING
             return False
@@ -442,54 +484,3 @@ class _Selection(_Choice):
             return False
         self.records.append(record)
         return True
-
-
-def _read_sound(log: Log, start: int, size_bytes: int, run: Sequence[Entry]) -> bytes:
-    """The bytes from `start` on; each record of `run` in them is what was stored there.
-
-    Raises CorruptRecord for the first one that is not, of which the log is told.
-    """
-    data = log.read(start, size_bytes)
-    try:
-        _check(data, run, start)
-    except CorruptRecord as error:
-        log.suspect(error.offset)
-        raise
-    return data
-
-
-def _check(data: bytes, run: Sequence[Entry], start: int) -> None:
-    """Index and log agree on every record, and each body is what its CRC is of.
-
-    Every message to a consumer comes by here: what is ordinary is done in place.
-    """
-    view = memoryview(data)
-    end = start + len(data)
-    for physical_offset, size, _ in run:
-        at = physical_offset - start
-        if physical_offset + size > end:
-            raise CorruptRecord(
-                physical_offset, f"{max(0, end - physical_offset)} of {size} bytes could be read"
-            )
-        found, magic, expected, stated, flag, body_bytes = _HEAD.unpack_from(data, at)
-        if found != size or magic not in _MAGICS:
-            raise CorruptRecord(
-                physical_offset,
-                f"the queue says {size} bytes, the log {found} with magic {magic & 0xFFFFFFFF:#x}",
-            )
-        if stated != physical_offset:
-            raise CorruptRecord(physical_offset, f"says that it belongs at {stated}")
-        body_at = at + _HEAD.size
-        if flag & SYS_HOSTS_V6:
-            _check_alone(data, at, physical_offset)
-        elif body_bytes and (
-            crc32(view[body_at : body_at + body_bytes]) & CRC_MASK != expected or body_bytes < 0
-        ):
-            raise CorruptRecord(physical_offset, "its body does not match its CRC")
-
-
-def _check_alone(data: bytes, at: int, physical_offset: int) -> None:
-    try:
-        check(data, at)
-    except CorruptRecord as error:
-        raise CorruptRecord(physical_offset, error.reason) from error

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from commitlog.consume_queue import ConsumeQueue
 from commitlog.errors import CommitLogError, CorruptRecord, MessageIllegal, OffsetNotFound
-from commitlog.log import Appended, CommitLog, wall_clock_ms
+from commitlog.log import Appended, wall_clock_ms
 from commitlog.record import (
     StoredMessage,
     decode,
@@ -160,8 +160,8 @@ class TransactionCheck:
             return False
         before = self._reached or (self._progress(HALF_TOPIC), self._progress(OP_HALF_TOPIC))
         walk = Walk(
-            _Halves(halves, self._log),
-            _Ops(self._store.queues.get(OP_HALF_TOPIC, QUEUE_ID), self._log),
+            _Halves(halves, self._store),
+            _Ops(self._store.queues.get(OP_HALF_TOPIC, QUEUE_ID), self._store),
             self._rules,
             half_offset=before[0],
             op_offset=before[1],
@@ -301,7 +301,7 @@ def question_of(step: Check, appended: Appended) -> Question:
 
 def load_ends(store: Store, ends: Ends) -> None:
     """Remembers the ends that the last op records name."""
-    ops = _Ops(store.queues.get(OP_HALF_TOPIC, QUEUE_ID), store.log)
+    ops = _Ops(store.queues.get(OP_HALF_TOPIC, QUEUE_ID), store)
     offset = max(ops.min_offset, ops.max_offset - ENDS_LOADED)
     while offset < ops.max_offset:
         for op in ops.read(offset, ENDS_LOADED):
@@ -313,9 +313,9 @@ def load_ends(store: Store, ends: Ends) -> None:
 class _Halves:
     """The half queue as a Walk reads it."""
 
-    def __init__(self, queue: ConsumeQueue, log: CommitLog) -> None:
+    def __init__(self, queue: ConsumeQueue, store: Store) -> None:
         self._queue = queue
-        self._log = log
+        self._store = store
 
     @property
     def min_offset(self) -> int:
@@ -326,8 +326,7 @@ class _Halves:
         return self._queue.max_offset
 
     def read(self, offset: int) -> StoredMessage | None:
-        entries = self._queue.read(offset, 1)
-        return _record(self._log, entries[0].physical_offset) if entries and not entries[0].blank else None
+        return _record(self._store, self._queue, offset)
 
     def physical_offset(self, offset: int) -> int:
         entries = self._queue.read(offset, 1)
@@ -337,9 +336,9 @@ class _Halves:
 class _Ops:
     """The op queue as a Walk reads it; there is none before the first end."""
 
-    def __init__(self, queue: ConsumeQueue | None, log: CommitLog) -> None:
+    def __init__(self, queue: ConsumeQueue | None, store: Store) -> None:
         self._queue = queue
-        self._log = log
+        self._store = store
 
     @property
     def min_offset(self) -> int:
@@ -355,8 +354,8 @@ class _Ops:
         if not entries:  # cut off meanwhile
             return [Op(offset, None)]
         return [
-            Op(offset + number, None if entry.blank else self._half_offset(entry.physical_offset))
-            for number, entry in enumerate(entries)
+            Op(offset + number, self._half_offset(self._queue, offset + number))
+            for number in range(len(entries))
         ]
 
     def first_behind(self, physical_offset: int) -> int:
@@ -371,22 +370,21 @@ class _Ops:
 
         return queue.min_offset + bisect_left(offsets, physical_offset, key=place)
 
-    def _half_offset(self, physical_offset: int) -> int | None:
-        record = _record(self._log, physical_offset)
+    def _half_offset(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
+        record = _record(self._store, queue, queue_offset)
         if record is None or decode_properties(record.properties).get("TAGS") != ENDED_TAG:
             return None
         half_offset = number_of(record.body.decode("ascii", "replace"), -1)
         return half_offset if half_offset >= 0 else None
 
 
-def _record(log: CommitLog, physical_offset: int) -> StoredMessage | None:
+def _record(store: Store, queue: ConsumeQueue, queue_offset: int) -> StoredMessage | None:
     """None if it is gone, or damaged: then nothing can be done for it.  Raises StoreUnreadable."""
-    if physical_offset < log.start:
-        return None
     try:
-        return decode(log.read_sound_record(physical_offset))
+        record = store.mender.read(queue, queue_offset)
     except OffsetNotFound:
         return None
     except CorruptRecord as error:
         logger.error("record of a transaction is damaged, passed over reason=%s", error)
         return None
+    return None if record is None else decode(record)

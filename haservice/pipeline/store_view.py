@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC
+from commitlog.seal import is_sound_line
 from commitlog.store_lock import boot_id, is_locked
 from haservice.errors import HAServiceError
 from haservice.pipeline.scan import Damage, judge, whole_end
@@ -350,6 +351,8 @@ class StoreView:
         # Right after the file was rolled the newest line is in the one before.
         for name in ("ha.jsonl", "ha.jsonl.1"):
             for line in reversed(_last_lines(self.root / "hasamples" / name)):
+                if not is_sound_line(line):
+                    continue
                 try:
                     sample: dict[str, Any] = json.loads(line)
                     age_s = time.time() - float(sample["ts"]) / 1000

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import orjson
 
 from commitlog.files import Files, OSFiles
+from commitlog.seal import differ_in_a_bit, with_bit_back
 from commitlog.store_lock import boot_id
 from haservice.bounds import LONG_MAX
 from haservice.errors import ProtocolError
@@ -131,7 +132,7 @@ class LineageFile:
         """
         self.root = root
         files = files if files is not None else OSFiles()
-        self._file = PersistedFile(root / "lineage" / "state.json", files)
+        self._file = PersistedFile(root / "lineage" / "state.json", files, keeps_sums=False)
         self._lock = threading.Lock()  # guards replacing state; held while the file is written
         was_there = files.exists(self._file.path)
         state = self._file.load(decode_state)
@@ -270,9 +271,7 @@ def decode_state(content: bytes) -> LineageState:
     """Raises ValueError, or what PersistedFile takes for it, when the content is not what was written."""
     head, _, body = content.partition(b"\n")
     body = body.removesuffix(b"\n")
-    if orjson.loads(head)["crc32"] != zlib.crc32(body):
-        raise ValueError("its checksum is another one")
-    said = orjson.loads(body)
+    said = orjson.loads(_sound(head, body))
     try:
         # What is written here was believed once, and a start that refuses it would help nobody.
         lineage = decode_epochs(said["epochs"], LONG_MAX)
@@ -318,6 +317,22 @@ def decode_state(content: bytes) -> LineageState:
         master_end=_of(int, said.get("masterEnd", -1)),
         master_heard_ms=_of(int, said.get("masterHeardMs", 0)),
     )
+
+
+def _sound(head: bytes, body: bytes) -> bytes:
+    """The body, with a bit of it turned back if one flipped.  Raises ValueError if it is another one."""
+    right = orjson.dumps({"crc32": zlib.crc32(body)})
+    if head == right:
+        return body
+    if differ_in_a_bit(head, right):  # it is the checksum that rotted
+        logger.error("a bit of the lineage file's checksum had flipped, its content is sound")
+        return body
+    crc = orjson.loads(head)["crc32"]
+    fixed = with_bit_back(body, crc) if isinstance(crc, int) and 0 <= crc < 1 << 32 else None
+    if fixed is None:
+        raise ValueError("its checksum is another one")
+    logger.error("a bit of the lineage file had flipped, it is turned back")
+    return fixed
 
 
 def _of(kind: type[T], value: object) -> T:

@@ -29,6 +29,7 @@ from haservice.deadline import Deadline
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import DelayOffsetWrapper
 from haservice.service import Service
+from tests.support.flips import flip
 from tests.support.messages import BORN_HOST, BORN_MS, STORE_HOST, STORE_MS, Clock, log_options, message
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -97,6 +98,7 @@ class Bench:
             LEVELS,
             held=lambda: self.held,
             clock_ms=self.clock,
+            mend=self.store.mender.mend,
         )
 
     def put(self, level: int, body: bytes = b"x", **fields: Any) -> Appended:
@@ -257,6 +259,19 @@ def test_many_messages_that_are_due_take_few_appends(make: Callable[..., Bench])
     bench.deliver(10)
     assert bench.bodies() == [b"%d" % number for number in range(2000)]
     assert len(log.calls) <= 2000 // BATCH_MESSAGES + 1
+
+
+@pytest.mark.parametrize("bit", [3, 40, 58, 63, 64, 80, 94])
+def test_a_bit_that_flips_in_a_levels_queue_costs_no_message(make: Callable[..., Bench], bit: int) -> None:
+    bench = make()
+    sent = [b"%d" % number * 50 for number in range(6)]
+    for body in sent:
+        bench.put(1, body)
+    (path,) = (bench.root / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "0").iterdir()
+    flip(path, 3 * 20 + bit // 8, bit % 8)
+    bench.deliver(3600)
+    assert bench.bodies() == sent
+    assert bench.store.log.damaged == ()
 
 
 def test_a_message_sent_while_its_level_is_empty_wakes_the_thread(make: Callable[..., Bench]) -> None:

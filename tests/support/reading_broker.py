@@ -204,6 +204,7 @@ class ReadingBroker:
                 self.config, topics=self.topics, groups=self.groups, filters=self.message_filters,
                 offsets=self.offsets, reader=self.reader, long_polling=self.polling, stats=self.stats,
                 level=self.level, offload=self._offload, on_offset_moved=self.moved.append,
+                mend=self.store.mender.mend,
             ),
             ClientConfigProcessor(self.message_filters),
             OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload),
@@ -213,7 +214,13 @@ class ReadingBroker:
             ),
             GroupsProcessor(self.groups, self.offsets, self._offload, is_slave=role.is_slave),
             ConnectionsProcessor(self.clients, clock_s=lambda: self.now_s),
-            QueryProcessor(self.log, self.store.index, self._offload, MessageRights(None, self.clients)),
+            QueryProcessor(
+                self.log,
+                self.store.index,
+                self._offload,
+                MessageRights(None, self.clients),
+                suspect=self.store.index_mender.suspect,
+            ),
         ]  # fmt: skip
         handlers = {code: handler for part in processors for code, handler in part.handlers().items()}
         self.offloaded = 0

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from commitlog.errors import CommitLogError, CorruptRecord, OffsetNotFound
+from commitlog.errors import BadEntry, CommitLogError, CorruptRecord, OffsetNotFound
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups import GroupConfig, Groups
 from haservice.broker.level import Level
@@ -89,6 +89,8 @@ class _Pull:
     group: GroupConfig
     codes: TagCodes
     selector: Selector | None
+    mended: bool = False
+    """An entry that did not fit the log was looked at for it once."""
 
 
 class PullProcessor:
@@ -107,7 +109,9 @@ class PullProcessor:
         stats: Stats,
         offload: Offload,
         on_offset_moved: Callable[[OffsetMoved], None] | None = None,
+        mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
     ) -> None:
+        """`mend` looks, in a work thread, at an entry that does not fit the log: True if it fits now."""
         self._config = config
         self._topics = topics
         self._groups = groups
@@ -119,6 +123,7 @@ class PullProcessor:
         self._stats = stats
         self._offload = offload
         self._on_offset_moved = on_offset_moved
+        self._mend = mend
         self._is_slave = config.role.is_slave
         self._keeps_offset = keeps_offset(config)
         self._news = News(WARN_AGAIN_S)
@@ -232,6 +237,8 @@ class PullProcessor:
         except RequestError as error:
             future.set_result(first.command.answer(error.code, error.remark))
             return True
+        except BadEntry:
+            answer = asyncio.ensure_future(self._selected(first))
         except CommitLogError as error:
             future.set_result(self._damaged(first, error))
             return True
@@ -299,12 +306,17 @@ class PullProcessor:
         return _CODE_OF[scan.status]
 
     def _answer(self, pull: _Pull, scan: Scan) -> RemotingCommand | asyncio.Future[RemotingCommand]:
+        if scan.impossible >= 0:
+            header = pull.header
+            place = header.topic, header.queue_id, scan.impossible
+            error = BadEntry(scan.impossible, "the queue has no place of the log there", *place)
+            return self._unreadable(pull, scan, error)
         if scan.cold:
             return asyncio.ensure_future(self._answer_cold(pull, scan))
         if scan.entries:
             begun_s = time.perf_counter()
             try:
-                body = self._reader.load(scan.entries)
+                body = self._reader.load(scan.entries, scan.places)
             except CommitLogError as error:
                 before = self._before(pull, scan, error)
                 return self._unreadable(pull, scan, error) if before is None else self._answer(pull, before)
@@ -315,12 +327,13 @@ class PullProcessor:
     async def _answer_cold(self, pull: _Pull, scan: Scan) -> RemotingCommand:
         begun_s = time.perf_counter()
         try:
-            body = await self._offload(self._reader.load, scan.entries)
+            body = await self._offload(self._reader.load, scan.entries, scan.places)
         except CommitLogError as error:
             before = self._before(pull, scan, error)
             if before is not None and before.entries:
                 return await self._answer_cold(pull, before)
-            return self._unreadable(pull, scan, error)
+            answer = self._unreadable(pull, scan, error)
+            return await answer if isinstance(answer, asyncio.Future) else answer
         return self._found(pull, scan, body, time.perf_counter() - begun_s)
 
     async def _selected(self, pull: _Pull) -> RemotingCommand:
@@ -338,6 +351,8 @@ class PullProcessor:
                 pull.selector,
             )
         except CommitLogError as error:
+            if await self._is_mended(pull, error):
+                return await self._selected(pull)
             return self._damaged(pull, error)
         if scan.entries:
             return self._selected_answer(pull, scan, body, begun_s)
@@ -381,12 +396,21 @@ class PullProcessor:
         """As `scan`, of what comes before the damaged message; None if it is the first."""
         if not isinstance(error, CorruptRecord):
             return None
-        count = sum(entry.physical_offset < error.offset for entry in scan.entries)
+        if isinstance(error, BadEntry) and scan.places is not None:
+            count = sum(offset < error.queue_offset for offset in scan.places.offsets)
+        else:
+            count = sum(entry.physical_offset < error.offset for entry in scan.entries)
         return self._scan(pull, count) if 0 < count < len(scan.entries) else None
 
-    def _unreadable(self, pull: _Pull, scan: Scan, error: CommitLogError) -> RemotingCommand:
-        """Retention was quicker than we: the client asks again.  Damage is an error, and said loudly."""
+    def _unreadable(
+        self, pull: _Pull, scan: Scan, error: CommitLogError
+    ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
+        """Retention was quicker than we: the client asks again.  Damage is an error, and said loudly, unless
+        it is the queue's, which is mended.
+        """
         header = pull.header
+        if isinstance(error, BadEntry) and not pull.mended:
+            return asyncio.ensure_future(self._answer_mended(pull, error))
         if not isinstance(error, OffsetNotFound):
             return self._damaged(pull, error)
         self._stats.get(0, 0)
@@ -394,6 +418,20 @@ class PullProcessor:
             status=PullStatus.MESSAGE_WAS_REMOVING, next_offset=header.queue_offset, entries=()
         )
         return self._nothing(pull, again)
+
+    async def _is_mended(self, pull: _Pull, error: CommitLogError) -> bool:
+        """Whether it is worth looking again; once for each pull."""
+        if pull.mended or not isinstance(error, BadEntry):
+            return False
+        pull.mended = True
+        mended: bool = await self._offload(self._mend, error.topic, error.queue_id, error.queue_offset)
+        return mended
+
+    async def _answer_mended(self, pull: _Pull, error: BadEntry) -> RemotingCommand:
+        if not await self._is_mended(pull, error):
+            return self._damaged(pull, error)
+        answer = self._answer(pull, self._scan(pull))
+        return await answer if isinstance(answer, asyncio.Future) else answer
 
     def _damaged(self, pull: _Pull, error: CommitLogError) -> RemotingCommand:
         header = pull.header

@@ -3,16 +3,19 @@
     33 VIEW_MESSAGE_BY_ID    the record at a physical offset, which is what an offset message id names
     12 QUERY_MESSAGE         records by key, newest first, from the index
 
-The index knows hashes only: a client filters what it gets for the exact key.
+The index knows hashes only, and may be damaged: what has another key is left out, and looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
-from commitlog.record import decode
+from commitlog.index_file import Put
+from commitlog.message_keys import KeyHasher, has_key
+from commitlog.record import decode, parse_head
 from haservice.broker.message_rights import Caller, MessageRights
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -49,7 +52,12 @@ class QueryProcessor:
         offload: Offload,
         rights: MessageRights,
         default_query_max_num: int = 32,
+        suspect: Callable[[str, str, int], None] = lambda topic, key, offset: None,
     ) -> None:
+        """`suspect` is told of a topic, a key, and the offset where the index says that a message has it,
+        and none has.
+        """
+        self._suspect = suspect
         self._log = log
         self._index = index
         self._offload = offload
@@ -104,14 +112,27 @@ class QueryProcessor:
         size_bytes = 0
         for offset in offsets:
             record = record_at(self._log, offset)
-            # The index knows hashes: another topic's message may have this one's.
-            if record is None or decode(record).topic != header.topic:
+            if record is None or not self._is_meant(record, header.topic, header.key, offset):
+                if record is None:
+                    self._suspect(header.topic, header.key, offset)
                 continue
             if records and size_bytes + len(record) > QUERY_BYTES_MAX:
                 break
             records.append(record)
             size_bytes += len(record)
         return offsets, b"".join(records)
+
+    def _is_meant(self, record: bytes, topic: str, key: str, offset: int) -> bool:
+        """Whether the record has the key; if it has not even one of its hash, the index is suspected."""
+        head = parse_head(record)
+        assert head is not None, "it was found sound"
+        if head.topic == topic and has_key(head.properties, key.encode()):
+            return True
+        puts: list[Put] = []
+        KeyHasher(head.topic).put(puts, b"\x02" + head.properties, offset, 0)
+        if KeyHasher(topic).hash(key.encode()) not in {key_hash for key_hash, _, _ in puts}:
+            self._suspect(topic, key, offset)
+        return False
 
 
 def record_at(log: Records, offset: int) -> bytes | None:
