@@ -219,7 +219,7 @@ def not_yet(addr: str, name: str, timeout_s: float) -> str:
 
 def refuse(text: str, members: Sequence[Member]) -> NoReturn:
     """Raises click.ClickException: `text`, then what each of `members` said, and what helps."""
-    said = [f"{shown_addr(one.addr)}: {one.state}" for one in members]
+    said = [f"{one.where}: {one.state}" for one in members]
     advice = dict.fromkeys(one.advice for one in members if one.advice)
     raise click.ClickException("\n  ".join([text, *said, *advice]))
 
