@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 import click
@@ -22,8 +23,12 @@ from haservice.admin.role_steps import (
 )
 from haservice.admin.roll_call import gather
 from haservice.admin.topology import SHORT_ID, Member, Topology
+from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.lineage_headers import ForgetHeader
+
+# The master gives its slaves the new list at once: they dial again for it.
+KNOWN_S = 3.0
 
 
 @command("forget")
@@ -64,10 +69,12 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
             with report.telling(admin, before.name, one):
                 header = ForgetHeader(gone).encode()
                 admin.call(one.addr, RequestCode.FORGET, header, timeout_s=TELL_S)
-        after = gather(admin, before.name, namesrv, [one.addr for one in before.members])
+        after = wait_until_known(admin, before, gone, namesrv)
         show_list(report, "after", after)
         left = gone in after.replicas.replicas
         report.line(f"{who} is {'on the list still' if left else 'forgotten'}.")
+        for one in () if left else still_listing(after, gone):
+            report.line(f"{one.where} has the old list until it follows the next time: {one.state}")
         report.end(
             brokerName=before.name,
             replicaId=gone,
@@ -123,6 +130,21 @@ def who_is_told(topology: Topology) -> Sequence[Member]:
     if not told:
         refuse(f"nobody of {topology.name} answers that keeps a list of replicas", topology.members)
     return told
+
+
+def wait_until_known(admin: Admin, before: Topology, gone: str, namesrv: Sequence[str]) -> Topology:
+    """Who is there, once nobody who answers has it on his list; after KNOWN_S at the latest."""
+    deadline = Deadline(KNOWN_S)
+    while True:
+        addrs = [one.addr for one in before.members if one.answers]
+        after = gather(admin, before.name, namesrv, addrs)
+        if deadline.expired or not still_listing(after, gone):
+            return after
+        time.sleep(LOOK_AGAIN_S)
+
+
+def still_listing(topology: Topology, gone: str) -> list[Member]:
+    return [one for one in topology.ours if gone in one.replicas.replicas]
 
 
 # -- showing ---------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ def wait_for_followers(admin: Admin, before: Topology, addr: str, report: Report
         if waiting:
             time.sleep(LOOK_AGAIN_S)
     if following:
-        named = " and ".join(one.where for one in following)
+        named = " and ".join(sorted(one.where for one in following))
         report.line(f"{named} {'follows' if len(following) == 1 else 'follow'} {shown_addr(addr)}.")
     for one in waiting:
         report.line(f"Not following yet: {shown_addr(one.addr)}: {one.state}")

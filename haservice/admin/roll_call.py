@@ -75,7 +75,19 @@ def gather(
         found |= {one.addr: one for one in again if one.answers}
     # An address that another name has now was this one's once; who asked for it is told by the caller.
     members = [one for one in found.values() if one.name in ("", name) or one.addr in wanted]
-    seen = with_listed(Topology(name, tuple(_distinct(members)), registered))
+    topology = Topology(name, tuple(_distinct(members)), registered)
+    if (
+        topology.replicas.replicas
+    ):  # who was forgotten may still stand on the list of one that has not heard of it
+        known = {
+            *wanted,
+            *listed,
+            *topology.replicas.replicas.values(),
+            *(one.master_addr for one in topology.ours),
+        }
+        left = tuple(one for one in topology.members if one.answers or one.lives or one.addr in known)
+        topology = replace(topology, members=left)
+    seen = with_listed(topology)
     members = sorted(seen.members, key=lambda one: (not one.is_master, one.addr))
     return replace(seen, members=tuple(members))
 

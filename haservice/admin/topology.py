@@ -257,8 +257,8 @@ class Topology:
 
     @property
     def replicas(self) -> Members:
-        """The newest list of replicas that anybody knows whose word counts."""
-        return max((one.replicas for one in self._told), key=lambda one: one.version, default=Members())
+        """The newest list of replicas that anybody knows."""
+        return max((one.replicas for one in self.ours), key=lambda one: one.version, default=Members())
 
     @property
     def silent(self) -> tuple[Member, ...]:
