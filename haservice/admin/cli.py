@@ -21,6 +21,7 @@ from haservice.admin import (
     consumer_status,
     consumers,
     exports,
+    forget,
     groups,
     history,
     housekeeping,
@@ -51,7 +52,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         *housekeeping.COMMANDS,
         *probes.COMMANDS,
     ),
-    "Roles and failover": (*promotion.COMMANDS, *reinit.COMMANDS, *history.COMMANDS),
+    "Roles and failover": (*promotion.COMMANDS, *reinit.COMMANDS, *forget.COMMANDS, *history.COMMANDS),
     "Topics": (*topics.COMMANDS, *topic_stats.COMMANDS, *topic_changes.COMMANDS),
     "Messages": (
         *messages.COMMANDS,

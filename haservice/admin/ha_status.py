@@ -2,8 +2,9 @@
 
 One line per link: a master lists each slave that is connected, as the master sees it (its verdict is what
 SYNC_MASTER's answers follow), and a slave lists its master.  Against a stock 4.9 broker, which has no
-status request (907), the ends of both logs (28) still give the lag.  Below the lines stands what is not as
-the properties file says, or keeps a master from taking messages.
+status request (907), the ends of both logs (28) still give the lag.  Who is on the list of replicas has a
+line, registered or not.  Below the lines stands what is not as the properties file says, keeps a master from
+taking messages, or keeps a failover from being safe.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any
 import click
 
 from commitlog.log import wall_clock_ms
-from haservice.admin.calls import Admin, Broker
+from haservice.admin.calls import Admin
 from haservice.admin.each import say_failures
+from haservice.admin.ha_look import Seen, lists_of, take
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.admin.output import (
     Column,
@@ -28,19 +30,17 @@ from haservice.admin.output import (
     human_bytes,
     human_rate,
     human_seconds,
+    local_second,
     show,
     shown_addr,
 )
 from haservice.admin.topology import SHORT_ID, damage_text
-from haservice.errors import AnswerError, RemotingError
+from haservice.errors import RemotingError
 from haservice.remoting.bodies import (
-    MASTER_ID,
     HAAbsentInfo,
     HAClientRuntimeInfo,
     HAConnectionRuntimeInfo,
-    HARuntimeInfo,
 )
-from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.lineage_headers import LineageBody
 
 COLUMNS = (
@@ -66,42 +66,17 @@ COLUMNS = (
     Column("", "failedThreads", json_only=True),
     Column("", "notRegistered", json_only=True),
     Column("", "nextSegmentNotMade", json_only=True),
+    Column("", "replicaId", json_only=True),
+    Column("", "unproven", json_only=True),
+    Column("", "pledged", json_only=True),
+    Column("", "pledgedTo", json_only=True),
+    Column("", "replicas", json_only=True),
 )
 STOCK_PEER = "stock peer"
 SAME_LOG = "one log"
 
 NO_SLAVE = "no slave is connected"
-UNKNOWN = "?"
 STOCK = "no HA status in RocketMQ 4.9; the lag is the difference of both logs' ends"
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One broker's answers; `failure` where there are none."""
-
-    broker: Broker
-    role: str
-    log_end: int | None = None
-    status: HARuntimeInfo | None = None
-    failure: RemotingError | None = None
-    lineage: LineageBody | None = None
-    in_sync_replicas: int = 0
-    damaged: str = ""
-    failed_threads: str = ""
-    not_registered: str = ""
-    next_segment_not_made: str = ""
-
-    @property
-    def is_slave(self) -> bool:
-        return self.role == "SLAVE"
-
-    @property
-    def epoch(self) -> int | None:
-        """Of its last term; None where none is kept."""
-        known = self.status.epoch if self.status is not None else None
-        if known is None and self.lineage is not None:
-            known = self.lineage.epoch
-        return None if known is None or known < 0 else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,56 +114,6 @@ def shown_lineage(said: str) -> str:
     return next((short for short in (SAME_LOG, "refused") if said.startswith(short)), said)
 
 
-def look(admin: Admin, broker: Broker) -> Seen:
-    """Asks one broker.  Raises RemotingError."""
-    info = admin.runtime_info(broker.addr)
-    role = info.get("brokerRole")
-    if role is None or not broker.name:
-        settings = admin.broker_config(broker.addr)
-        role = role or settings.get("brokerRole", UNKNOWN)
-        broker = broker._replace(name=settings.get("brokerName", broker.name))
-    status = admin.ha_status(broker.addr)
-    return Seen(
-        broker,
-        role,
-        log_end_of(status, info.get("commitLogMaxOffset")),
-        status,
-        lineage=None if status is None else lineage_at(admin, broker.addr),
-        in_sync_replicas=int(info.get("inSyncReplicas", 0)),
-        damaged=info.get("damagedRanges", ""),
-        failed_threads=info.get("failedThreads", ""),
-        not_registered=info.get("notRegistered", ""),
-        next_segment_not_made=info.get("nextSegmentNotMade", ""),
-    )
-
-
-def lineage_at(admin: Admin, addr: str) -> LineageBody | None:
-    """None from a broker that keeps none.  Raises RemotingError."""
-    try:
-        return admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody)
-    except AnswerError as error:
-        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            return None
-        raise
-
-
-def log_end_of(status: HARuntimeInfo | None, told: str | None) -> int | None:
-    """The end that was taken together with the acks, where there is one: an ack never stands above it."""
-    if status is not None and status.master and status.master_commit_log_max_offset:
-        return status.master_commit_log_max_offset
-    if status is not None and not status.master and status.ha_client_runtime_info is not None:
-        return status.ha_client_runtime_info.max_offset
-    return int(told) if told else None
-
-
-def look_if_up(admin: Admin, broker: Broker) -> Seen:
-    """As `look`; a broker that does not answer is a line of its own, and the others are still shown."""
-    try:
-        return look(admin, broker)
-    except RemotingError as error:
-        return Seen(broker, "MASTER" if broker.is_master else "SLAVE", failure=error)
-
-
 def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
     """Every link of these brokers.  Pure."""
     table = Table(COLUMNS)
@@ -206,8 +131,9 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
                 one.failed_threads or None,
                 one.not_registered or None,
                 one.next_segment_not_made or None,
+                *place_of(one),
             )
-    table.notes = [note for one in seen for note in notes_of(one)]
+    table.notes = [*(note for one in seen for note in notes_of(one)), *silent_notes(seen)]
     return table
 
 
@@ -217,6 +143,31 @@ def role_of(one: Seen) -> tuple[str | None, ...]:
     if said is None:
         return None, None, None, None
     return said.role_from, said.role_why or None, said.held or None, said.not_copied or None
+
+
+def place_of(one: Seen) -> tuple[Any, ...]:
+    """Its id, who does not prove a newer term to it, what it has pledged to whom, its list of replicas."""
+    said = one.lineage
+    if said is None:
+        return None, None, None, None, None
+    pledged = said.pledged if said.pledged >= 0 else None
+    return said.replica_id, said.unproven or None, pledged, said.pledged_to or None, replicas_of(said)
+
+
+def replicas_of(said: LineageBody) -> list[dict[str, Any]]:
+    """Its list of replicas: who may hold an acknowledged message."""
+    if said.members is None:
+        return []
+    seen = {one.replica_id: one.seen_ms for one in said.replicas}
+    return [
+        {
+            "replicaId": replica_id,
+            "brokerAddr": addr or None,
+            "isMaster": replica_id == said.members.master,
+            "lastSeenMs": seen.get(replica_id) or None,
+        }
+        for replica_id, addr in said.members.replicas.items()
+    ]
 
 
 def notes_of(one: Seen) -> list[str]:
@@ -253,9 +204,46 @@ def notes_of(one: Seen) -> list[str]:
         notes.append(f"{who} is changing its role.")
     if one.lineage.held:
         notes.append(f"{who} takes no messages: {one.lineage.held}")
+    if one.lineage.unproven:
+        notes.append(f"{who} follows nobody who does not prove a newer term: {one.lineage.unproven}")
+    if one.lineage.pledged > one.lineage.epoch:
+        notes.append(
+            f"{who} has pledged itself to {shown_addr(one.lineage.pledged_to)}, which is to be the master of"
+            f" term {one.lineage.pledged}: it follows nobody of an older one."
+        )
     if one.lineage.not_copied:
         notes.append(f"{who} does not copy its master's topics, groups and offsets: {one.lineage.not_copied}")
     return notes
+
+
+def silent_notes(seen: Sequence[Seen]) -> list[str]:
+    """A line for each slave on a list that was asked and is not there, or that its master has not connected."""
+    answering = {one.lineage.replica_id for one in seen if one.lineage is not None}
+    connected = {link.replica_id for one in seen if one.status for link in one.status.ha_connection_info}
+    asked = {one.broker.addr for one in seen}
+    notes = []
+    for name, listed in lists_of(seen).items():
+        has_master = any(one.broker.name == name and one.status and one.status.master for one in seen)
+        for replica_id in sorted(listed.slaves - answering - connected):
+            addr = listed.replicas[replica_id]
+            if addr in asked or has_master:
+                notes.append(_silent_note(name, replica_id, addr, _seen_ms(seen, replica_id)))
+    return notes
+
+
+def _silent_note(name: str, replica_id: str, addr: str, seen_ms: int) -> str:
+    who = f"{shown_addr(addr)} ({replica_id[:SHORT_ID]})" if addr else f"replica {replica_id[:SHORT_ID]}"
+    seen = f", last seen {local_second(seen_ms)}" if seen_ms else ""
+    return (
+        f"{name}: {who} is on the list of replicas and not there{seen}: it may hold acknowledged messages that"
+        f" nobody else has.  Start it; if it is lost for good: mqadmin forget -b {name} --replica"
+        f" {shown_addr(addr) or replica_id}"
+    )
+
+
+def _seen_ms(seen: Iterable[Seen], replica_id: str) -> int:
+    known = (one.lineage.replicas for one in seen if one.lineage is not None)
+    return max((each.seen_ms for all in known for each in all if each.replica_id == replica_id), default=0)
 
 
 def links_of(one: Seen, seen: Iterable[Seen], master_end: int | None, now_ms: int) -> list[Link]:
@@ -353,14 +341,6 @@ def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
     return not failures
 
 
-def take(admin: Admin, broker: str | None, cluster: str | None) -> list[Seen]:
-    """One broker, a cluster's, or all.  Raises RemotingError when that one, or each nameserver, is silent."""
-    if broker is not None:
-        return [look(admin, Broker("", "", MASTER_ID, broker))]
-    # Slaves first, so that a lag shown is never smaller than it was.
-    return [look_if_up(admin, one) for one in reversed(admin.brokers(cluster))][::-1]
-
-
 @command("haStatus")
 @namesrv_option
 @broker_option
@@ -387,8 +367,9 @@ def ha_status(
 
     Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
     SEND_OK while a slave is in sync; why one is not stands under State.  Epoch counts the terms of masters,
-    see mqadmin history; Lineage says whether the two compared theirs, which stock peers cannot.  When a
-    broker does not answer, the exit code is 1.
+    see mqadmin history; Lineage says whether the two compared theirs, which stock peers cannot.  Who is on
+    the list of replicas is shown, registered or not, until mqadmin forget takes it off.  When a broker does
+    not answer, the exit code is 1.
     """
     with Admin(namesrv) as admin:
         if interval_s is None:

@@ -15,14 +15,19 @@ from haservice.admin.topology import SHORT_ID, Member, Topology
 from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch
 
 BEFORE_LINEAGE = "before lineage was kept"
+EMPTY = "no byte of it is left"
 
 
 @dataclass(slots=True)
 class Term:
-    """One term of one master, as the replicas tell it; `ends` by address: where it ends in their logs."""
+    """One term of one master, as the replicas tell it; `ends` by address: where it ends in their logs.
+
+    With `is_empty` it left no byte in any of them, or what it wrote was cut: only that it was is known.
+    """
 
     epoch: Epoch
     ends: dict[str, int] = field(default_factory=dict)
+    is_empty: bool = False
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -45,12 +50,14 @@ COLUMNS = (
     Column("#Master Id", "masterId", lambda value: "-" if value is None else value[:SHORT_ID]),
     Column("#On", "heldBy", _addrs),
     Column("#Why", "why"),
+    Column("", "empty", json_only=True),
 )
 
 
 def terms_of(members: Iterable[Member]) -> list[Term]:
-    """Every term that a log has bytes of, or begins just there; oldest first.  Pure."""
+    """Every term that anybody knows of, those that left no byte as well; oldest first.  Pure."""
     found: dict[tuple[int, int, str], Term] = {}
+    members = list(members)
     for one in members:
         lineage = one.own_lineage
         for index, epoch in enumerate(lineage.epochs):
@@ -58,6 +65,11 @@ def terms_of(members: Iterable[Member]) -> list[Term]:
             term = found.setdefault(term.key, term)
             assert one.end is not None
             term.ends[one.addr] = lineage.end_of(index, one.end)
+    for one in members:  # the terms that its log has not come to first: these may have bytes elsewhere
+        for epoch in one.lineage.epochs:
+            found.setdefault(Term(epoch).key, Term(epoch))
+        for epoch in one.past:
+            found.setdefault(Term(epoch).key, Term(epoch, is_empty=True))
     return [found[key] for key in sorted(found)]
 
 
@@ -66,19 +78,26 @@ def table_of(terms: Iterable[Term], addrs: Mapping[str, str]) -> Table:
     table = Table(COLUMNS)
     for term in terms:
         epoch = term.epoch
-        end = max(term.ends.values())
+        end = max(term.ends.values(), default=epoch.start if term.is_empty else None)
         table.add(
             epoch.number,
             epoch.began_ms or None,
             epoch.start,
             end,
-            end - epoch.start,
+            None if end is None else end - epoch.start,
             addrs.get(epoch.master),
             epoch.master or None,
             sorted(term.ends),
-            epoch.why or (BEFORE_LINEAGE if epoch.number == UNKNOWN_EPOCH else None),
+            _why(term),
+            term.is_empty,
         )
     return table
+
+
+def _why(term: Term) -> str | None:
+    epoch = term.epoch
+    why = epoch.why or (BEFORE_LINEAGE if epoch.number == UNKNOWN_EPOCH else "")
+    return "; ".join(text for text in (why, EMPTY if term.is_empty else "") if text) or None
 
 
 @command("history")
@@ -91,13 +110,14 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
     One line for each epoch, the term of one master: from which offset of the log on, up to where, and which
     brokers have it.  With -b NAME those of all brokers of the name, with -b ADDR those of one.  Two lines
     with the same number, or a line that a broker lacks, show where logs parted.  An epoch in which nothing
-    was written is forgotten when the next one begins.
+    was written, or whose messages were cut, is shown with "no byte of it is left".
 
     \b
       mqadmin history -n 127.0.0.1:9876 -b broker-a
       mqadmin history -b 10.0.0.2:10911 -f json
 
-    Stock brokers keep no epochs.  When a broker does not answer, the exit code is 1.
+    Stock brokers keep no epochs.  When a broker does not answer, also one that is only on the list of
+    replicas (see mqadmin forget), the exit code is 1.
     """
     with Admin(namesrv) as admin:
         topology = gather(admin, where, namesrv)
@@ -109,7 +129,7 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
     silent = [one for one in asked if not one.is_ours]
     for one in silent:
         advice = f"\n  {one.advice}" if one.advice else ""
-        echo(f"Not shown: {shown_addr(one.addr)}: {one.state}{advice}", err=True)
+        echo(f"Not shown: {one.where}: {one.state}{advice}", err=True)
     if any(not one.answers for one in silent):
         sys.exit(1)
 

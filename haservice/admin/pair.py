@@ -30,6 +30,8 @@ LOG_TAIL_LINES = 20
 PORTS = deque(range(20000, 32000))
 PORTS.rotate(random.randrange(len(PORTS)))
 BROKER_PORTS = 4
+# Stores and ports; the third is started by whoever wants two slaves.
+BROKERS = ("broker-a", "broker-a-s", "broker-a-s2")
 
 _RUN = "from haservice.admin.daemons import {command}; {command}()"
 
@@ -123,9 +125,9 @@ class ScratchPair:
         self.root = root
         self.role = role
         self._settings = dict(settings or {})
-        first = free_port_block(1 + 2 * BROKER_PORTS)
+        first = free_port_block(1 + len(BROKERS) * BROKER_PORTS)
         self.namesrv_addr = f"127.0.0.1:{first}"
-        self._ports = {"broker-a": first + 3, "broker-a-s": first + 3 + BROKER_PORTS}
+        self._ports = {name: first + 3 + at * BROKER_PORTS for at, name in enumerate(BROKERS)}
         self.processes: dict[str, Process] = {}
 
     def __enter__(self) -> Self:
@@ -138,14 +140,18 @@ class ScratchPair:
 
     @property
     def master_addr(self) -> str:
-        return f"127.0.0.1:{self._ports['broker-a']}"
+        return self.addr("broker-a")
 
     @property
     def slave_addr(self) -> str:
-        return f"127.0.0.1:{self._ports['broker-a-s']}"
+        return self.addr("broker-a-s")
+
+    def addr(self, name: str) -> str:
+        """Where clients reach the broker of that name in BROKERS."""
+        return f"127.0.0.1:{self._ports[name]}"
 
     def store(self, name: str) -> Path:
-        """The store directory of `broker-a` or `broker-a-s`."""
+        """The store directory of one of BROKERS."""
         return self.root / name
 
     def ha_port(self, name: str = "broker-a") -> int:
@@ -174,6 +180,9 @@ class ScratchPair:
 
     def start_slave(self, **settings: str) -> Process:
         return self.start_broker("broker-a-s", brokerRole="SLAVE", brokerId="1", **settings)
+
+    def start_second_slave(self, **settings: str) -> Process:
+        return self.start_broker("broker-a-s2", brokerRole="SLAVE", brokerId="2", **settings)
 
     def start_broker(self, name: str, **settings: str) -> Process:
         """Starts a broker with the store and ports of `name`; `settings` go before its other properties."""

@@ -24,6 +24,7 @@ from haservice.admin.options import (
     namesrv_option,
 )
 from haservice.admin.output import human_bytes, human_seconds, shown_addr
+from haservice.admin.replicas import heard_text, stock_ahead, unheard, unlisted_notes, unsafe, way_out
 from haservice.admin.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
@@ -255,7 +256,9 @@ def failover(
     """Makes a broker the master, after a death.
 
     Shows who holds what, and how many bytes and messages would be lost with this choice; for more than
-    none, or if nobody can tell, it wants --force.  The broker begins a new epoch; the others are told to
+    none, or if nobody can tell, it wants --force.  So it does while too few slaves are heard: a silent one
+    may hold messages that were acknowledged, and that nobody else has.  Start it; or, if it is lost for
+    good, mqadmin forget gives it up.  The broker begins a new epoch; the others are told to
     follow it, and cut what they hold beyond it (it is kept aside, under cut/).  The old master finds out
     when it comes back, and follows as well.
 
@@ -279,11 +282,13 @@ def failover(
             for line in cost(before, candidate, loss, counted):
                 report.line(line)
             rotten = only_copy_is_damaged(before, candidate)
-            if (loss.size != 0 or rotten) and not force:
-                why = loss_text(loss, counted) if loss.size != 0 else rotten
-                raise click.ClickException(
-                    f"refused: {why}\n  --force does it all the same{_better(before, candidate)}"
-                )
+            why_not = unsafe(before, candidate)
+            reasons = [loss_text(loss, counted)] if loss.size != 0 else []
+            reasons += [one for one in (why_not, stock_ahead(before, candidate), rotten) if one]
+            if reasons and not force:
+                help = way_out(before, candidate) if why_not else []
+                last = f"--force does it all the same{_better(before, candidate)}"
+                raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help, last]))
             report.go_on()
             # Asked again are all: a slave names its dead master no more once the nameservers have dropped it.
             now = gather(admin, where, namesrv, (to, *(one.addr for one in before.members)))
@@ -293,7 +298,7 @@ def failover(
             before = now
         started = time.monotonic()
         with report.telling(admin, before.name, candidate):
-            promoted = promote(admin, before, candidate, role, loss)
+            promoted = promote(admin, before, candidate, role, loss, force=force)
         epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
         became = wait_for_master(admin, before.name, candidate.addr, epoch, namesrv, timeout_s)
         took_s = time.monotonic() - started
@@ -315,6 +320,7 @@ def failover(
             lostBytesExact=loss.size is not None and loss.heard_by is None and not rotten,
             lostMessages=counted.messages,
             lostMessagesExact=counted.exact and counted.messages is not None and not rotten,
+            unsafe=why_not or None,
             damaged=candidate.damaged,
             complete=became and alone,
             **({"notToldToFollow": failures} if failures else {}),
@@ -330,7 +336,7 @@ def what_counts(topology: Topology, to: str) -> object:
         (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_term, one.damaged)
         for one in topology.members
     ]
-    return topology.registered, members, loss.begin, loss.end, loss.unknown
+    return topology.registered, topology.replicas, members, loss.begin, loss.end, loss.unknown
 
 
 def failover_candidate(topology: Topology, to: str) -> Member:
@@ -365,16 +371,18 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
     lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
     if bound := bound_text(loss):
         lines.append(bound)
+    why = unsafe(topology, candidate)
+    lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]
     lines += damages(topology)
-    silent = [one for one in topology.members if not one.answers]
-    if silent:
-        said = ", ".join(f"{shown_addr(one.addr)} ({one.trouble})" for one in silent)
+    if topology.silent:
+        said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
         lines.append(f"Not answering: {said}.  What only they hold is cut when they return, and kept aside.")
     roles = {one.master_role for one in topology.ours if one.master_role}
     if "ASYNC_MASTER" in roles and not any(one.is_master for one in topology.ours):
         lines.append(
             "The last master was an ASYNC_MASTER: what it acknowledged last, nobody may have heard of."
         )
+    lines += unlisted_notes(topology)
     for one in topology.ours:
         if one is not candidate and one is topology.furthest and loss.size:
             lines.append(f"{shown_addr(one.addr)} is the one that holds most, up to {one.end}.")
@@ -403,12 +411,17 @@ def _better(topology: Topology, candidate: Member) -> str:
     return f"; --to {shown_addr(one.addr)} would lose {human_bytes(size)}"
 
 
-def promote(admin: Admin, topology: Topology, candidate: Member, role: str | None, loss: Loss) -> Member:
+def promote(
+    admin: Admin, topology: Topology, candidate: Member, role: str | None, loss: Loss, *, force: bool
+) -> Member:
     """Tells it, and gives what it will be.  Raises RemotingError, or ProtocolError."""
-    cost = "losing an unknown amount" if loss.size is None else f"losing {loss.size} bytes"
-    why = f"failover by command, {cost}" if loss.size != 0 else "failover by command"
+    why = "failover by command"
+    if loss.size != 0:
+        why += ", losing an unknown amount" if loss.size is None else f", losing {loss.size} bytes"
+    if unsafe(topology, candidate) and (silent := unheard(topology, candidate)):
+        why += f", forced while {', '.join(one.where for one in silent)} was silent"
     # Any end will do: what is left of a record that its master never finished is cut before the epoch begins.
-    header = PromoteHeader(role=role or "", min_epoch=topology.last_epoch + 1, why=why)
+    header = PromoteHeader(role=role or "", min_epoch=topology.last_epoch + 1, why=why, force=force)
     body = admin.ask(candidate.addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=TELL_S)
     return member_of(candidate.addr, candidate.broker_id, body)
 

@@ -26,7 +26,7 @@ import click
 from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
 from commitlog.record import decode_properties
-from haservice.admin import ha_status
+from haservice.admin import ha_look, ha_status
 from haservice.admin.calls import Admin
 from haservice.admin.explain import explain
 from haservice.admin.interrupt import run
@@ -178,7 +178,7 @@ async def send_and_show(admin: Admin, pair: ScratchPair, lines: Sequence[bytes])
 
 
 def show_pair(admin: Admin) -> None:
-    say("\n" + ha_status.table_of(ha_status.take(admin, None, None), wall_clock_ms()).text() + "\n")
+    say("\n" + ha_status.table_of(ha_look.take(admin, None, None), wall_clock_ms()).text() + "\n")
 
 
 def check_tally(tally: Tally, lines: Sequence[bytes]) -> None:

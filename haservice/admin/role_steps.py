@@ -13,7 +13,7 @@ import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.explain import explain
-from haservice.admin.output import echo, shown_addr, to_json
+from haservice.admin.output import Table, echo, shown_addr, to_json
 from haservice.admin.roll_call import ask, gather, table_at
 from haservice.admin.topology import Member, Topology, table_of
 from haservice.deadline import Deadline
@@ -23,8 +23,11 @@ from haservice.remoting.bodies import MASTER_ID, ClusterInfo
 LOOK_AGAIN_S = 0.1
 # A broker that is told flushes, writes its lineage, and then answers.
 TELL_S = 30.0
-# A broker that was told to follow turns at once; one that does not is shown as it is.
-FOLLOW_S = 3.0
+# A new master tells the slaves at its first look, or at its second; one that does not follow by then is shown
+# as it is.
+FOLLOW_S = 7.0
+# A broker that turns does not answer for a moment; from then on it is told what the trouble is.
+TURN_S = 3.0
 # As the shell has it of a process that ^C ended.
 INTERRUPTED = 130
 NOTHING = "nothing was changed"
@@ -86,10 +89,12 @@ class Report:
 
     def show(self, key: str, topology: Topology) -> None:
         """The brokers `before` or `after`."""
-        table = table_of(topology)
+        self.table(key, f"{topology.name} {key}", table_of(topology))
+
+    def table(self, key: str, title: str, table: Table) -> None:
         self.said[key] = table.objects()
         if self.output_format != "json":
-            echo(f"{topology.name} {key}:\n{table.text()}\n")
+            echo(f"{title}:\n{table.text()}\n")
 
     def line(self, text: str) -> None:
         echo(text, err=self.output_format == "json")
@@ -136,9 +141,9 @@ def wait_for_master(
 
     Says what it waits for, whenever that changes.
     """
-    deadline, told = Deadline(timeout_s), ""
+    deadline, turning, told = Deadline(timeout_s), Deadline(min(TURN_S, timeout_s)), ""
     while True:
-        waits = _waits_for(admin, name, addr, epoch, namesrv)
+        waits = _waits_for(admin, name, addr, epoch, namesrv, turns=not turning.expired)
         if not waits:
             return True
         told = say_once(f"  … {waits}", told)
@@ -147,13 +152,13 @@ def wait_for_master(
         time.sleep(LOOK_AGAIN_S)
 
 
-def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence[str]) -> str:
-    """What is still missing; "" if nothing is."""
+def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence[str], *, turns: bool) -> str:
+    """What is still missing; "" if nothing is.  While it `turns` nobody answers: that is no trouble."""
     now = ask(admin, addr)
+    if now.changing or (turns and not now.answers and not now.lives):
+        return f"{shown_addr(addr)} changes its role"
     if not now.answers:
         return f"{shown_addr(addr)}: {now.trouble}"
-    if now.changing:
-        return f"{shown_addr(addr)} changes its role"
     last = now.lineage.last
     if not now.is_master or last is None or last.number < epoch:
         return f"{shown_addr(addr)} is {now.role} in epoch {'-' if last is None else last.number}"
@@ -172,22 +177,30 @@ def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence
 
 
 def wait_for_followers(admin: Admin, before: Topology, addr: str, report: Report) -> bool:
-    """Until the others that answered before do so again, as slaves; no longer than FOLLOW_S.
+    """Until the others that answered before follow the master at `addr`; no longer than FOLLOW_S.
 
-    Says who is none by then; whether none of them is a master.
+    Says who does, and who does not by then; whether none of these is a master.
     """
-    deadline = Deadline(FOLLOW_S)
-    waiting = [one for one in before.ours if not one.is_at(addr)]
+    deadline, master = Deadline(FOLLOW_S), before.member(addr) or Member(addr)
+    waiting, following = [one for one in before.ours if not one.is_at(addr)], list[Member]()
     while waiting:
         now = [ask(admin, one.addr) for one in waiting]
-        waiting = [one for one in now if one.changing or one.is_master or not one.master_addr]
+        following += [one for one in now if _follows(one, master)]
+        waiting = [one for one in now if not _follows(one, master)]
         if deadline.expired:
             break
         if waiting:
             time.sleep(LOOK_AGAIN_S)
+    if following:
+        named = " and ".join(sorted(one.where for one in following))
+        report.line(f"{named} {'follows' if len(following) == 1 else 'follow'} {shown_addr(addr)}.")
     for one in waiting:
         report.line(f"Not following yet: {shown_addr(one.addr)}: {one.state}")
     return not any(one.is_master for one in waiting)
+
+
+def _follows(one: Member, master: Member) -> bool:
+    return one.answers and not one.changing and not one.is_master and master.is_at(one.master_addr)
 
 
 def say_once(text: str, told: str) -> str:
@@ -206,7 +219,7 @@ def not_yet(addr: str, name: str, timeout_s: float) -> str:
 
 def refuse(text: str, members: Sequence[Member]) -> NoReturn:
     """Raises click.ClickException: `text`, then what each of `members` said, and what helps."""
-    said = [f"{shown_addr(one.addr)}: {one.state}" for one in members]
+    said = [f"{one.where}: {one.state}" for one in members]
     advice = dict.fromkeys(one.advice for one in members if one.advice)
     raise click.ClickException("\n  ".join([text, *said, *advice]))
 

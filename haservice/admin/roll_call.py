@@ -1,8 +1,9 @@
 """Asking who is there: every broker of a name that the nameservers, or the answers themselves, name.
 
-All at once, 2 s for each round.  Who does not answer is a Member with its trouble, not an error: that is what
-one wants to see of a pair after a death.  Who answers with an error is one, too, and known to live.  A stock
-broker, which has no GET_LINEAGE, is asked what it knows.
+All at once, 2 s for each round.  Who is on the list of replicas is asked, whether it is registered or not.  Who
+does not answer is a Member with its trouble, not an error: that is what one wants to see of a pair after a
+death.  Who answers with an error is one, too, and known to live.  A stock broker, which has no GET_LINEAGE, is
+asked what it knows.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from haservice.admin.calls import Admin
 from haservice.admin.explain import advise, explain
 from haservice.admin.options import address
 from haservice.admin.output import echo, echo_line, shown_addr
+from haservice.admin.replicas import with_listed
 from haservice.admin.topology import Count, Loss, Member, Registered, Topology
 from haservice.broker.refill import Fetch, edge_at_or_below, whole_records
-from haservice.broker.roles import lineage_of
+from haservice.broker.roles import lineage_of, members_of
 from haservice.errors import AnswerError, ProtocolError, RemotingClosed, RemotingError, RemotingTimeout
 from haservice.remoting.bodies import MASTER_ID, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import BrokerNameHeader
 from haservice.remoting.lineage_headers import LineageBody, ReadLogHeader, TermBody
-from haservice.replication.lineage import LogSpan
+from haservice.replication.lineage import Epoch, LogSpan
+from haservice.replication.membership import REPLICAS_MAX
 
 # A broker that is there answers in milliseconds.
 ASK_S = 2.0
 # Brokers that answers name are asked, too, and those that these name.
 ROUNDS_MAX = 3
-# More than any name has; who names more is not believed that far.
-ADDRS_MAX = 16
+# As many as a list of replicas may have; who names more is not believed that far.
+ADDRS_MAX = REPLICAS_MAX
+AT_ONCE_MAX = 16
 BY_NAME = "-b NAME with -n ADDR asks all brokers of a name, and not each has to answer"
 # Counting messages reads them; what was counted by then is said.
 COUNT_S = 10.0
@@ -48,12 +52,12 @@ def gather(
     Raises click.ClickException when nobody knows the name, or the one address does not say it, and
     RemotingError when each nameserver is silent.
     """
-    name, wanted = where, [address(one) for one in also]
+    name, wanted = where, [address(one) for one in also if one]
     if ":" in where:
         name = name_at(admin, address(where), hint)
         wanted.insert(0, address(where))
     found: dict[str, Member] = {}
-    with ThreadPoolExecutor(max_workers=ADDRS_MAX) as pool:
+    with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
         listed = listed_addrs(admin, name, namesrv, pool, required=not wanted)
         registered = max(
             pool.map(lambda place: registered_at(admin, place, name), namesrv), default=Registered()
@@ -71,8 +75,21 @@ def gather(
         found |= {one.addr: one for one in again if one.answers}
     # An address that another name has now was this one's once; who asked for it is told by the caller.
     members = [one for one in found.values() if one.name in ("", name) or one.addr in wanted]
-    members = sorted(_distinct(members), key=lambda one: (not one.is_master, one.addr))
-    return Topology(name, tuple(members), registered)
+    topology = Topology(name, tuple(_distinct(members)), registered)
+    if (
+        topology.replicas.replicas
+    ):  # who was forgotten may still stand on the list of one that has not heard of it
+        known = {
+            *wanted,
+            *listed,
+            *topology.replicas.replicas.values(),
+            *(one.master_addr for one in topology.ours),
+        }
+        left = tuple(one for one in topology.members if one.answers or one.lives or one.addr in known)
+        topology = replace(topology, members=left)
+    seen = with_listed(topology)
+    members = sorted(seen.members, key=lambda one: (not one.is_master, one.addr))
+    return replace(seen, members=tuple(members))
 
 
 def _distinct(members: Sequence[Member]) -> list[Member]:
@@ -200,6 +217,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
         lineage = lineage_of(body)
     except ValueError as error:
         raise ProtocolError(str(error)) from None
+    replicas = members_of(body)
     return Member(
         addr,
         broker_id,
@@ -224,7 +242,13 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
         promise=body.promise,
         damaged=body.damaged,
         master_role=body.master_role,
-        named={one.replica_id: one.broker_addr for one in body.replicas},
+        named={one.replica_id: one.broker_addr for one in body.replicas} | dict(replicas.replicas),
+        seen={one.replica_id: one.seen_ms for one in body.replicas},
+        replicas=replicas,
+        pledged=body.pledged,
+        pledged_to=body.pledged_to,
+        past=tuple(Epoch(one.epoch, one.start, one.master, one.began_ms, one.why) for one in body.past),
+        unproven=body.unproven,
     )
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from haservice.admin.output import Column, Table, human_bytes, local_second, shown_addr
 from haservice.bounds import TERM_JUMP_MAX
 from haservice.replication.lineage import Epoch, Lineage, LogSpan, common_point
+from haservice.replication.membership import Members
 
 SHORT_ID = 8
 STOCK = "stock peer: keeps no lineage"
@@ -64,6 +65,21 @@ class Member:
     master_role: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
     """replica id → address of others that it knows."""
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """replica id → when it heard it last, in ms."""
+    replicas: Members = field(default_factory=Members)
+    """Who may hold an acknowledged message, by the newest list that it knows."""
+    pledged: int = -1
+    """Of a slave: it follows no master of a term below this one; -1 where it has promised nothing."""
+    pledged_to: str = ""
+    past: tuple[Epoch, ...] = ()
+    """Terms that left no byte in its log."""
+    unproven: str = ""
+    """Of a master: who says that there is a newer term, and does not prove it."""
+    listed_as: str = ""
+    """Of one that does not answer: the replica that it is by the list of those who do."""
+    seen_ms: int = 0
+    """And when these heard it last; 0 if unknown."""
     trouble: str = ""
     lives: bool = False
     """Whether it answered, though with an error: what it is is not known, but it is not dead."""
@@ -78,8 +94,13 @@ class Member:
     def is_ours(self) -> bool:
         return bool(self.replica_id)
 
+    @property
+    def where(self) -> str:
+        """For people: its address, or its id where nobody knows one."""
+        return shown_addr(self.addr) if self.addr else f"replica {self.listed_as[:SHORT_ID]}"
+
     def is_at(self, addr: str) -> bool:
-        return addr in (self.addr, self.broker_addr)
+        return bool(addr) and addr in (self.addr, self.broker_addr)
 
     @property
     def is_master(self) -> bool:
@@ -115,7 +136,8 @@ class Member:
     def state(self) -> str:
         """For people: what matters most of it."""
         if self.trouble:
-            return f"lives, but {self.trouble}" if self.lives else f"no answer: {self.trouble}"
+            seen = f", last seen {local_second(self.seen_ms)}" if self.seen_ms else ""
+            return f"lives, but {self.trouble}" if self.lives else f"no answer: {self.trouble}{seen}"
         if not self.is_ours:
             return STOCK
         if self.held:
@@ -230,12 +252,23 @@ class Topology:
 
     @property
     def last_epoch(self) -> int:
-        """The highest number that anybody knows of, the nameservers too; 0 if none.
+        """The highest number that anybody knows of or has pledged, the nameservers too; 0 if none.
 
         Theirs may be anybody's word: one beyond belief would leave no number for the next promotion.
         """
+        past = [one.number for member in self.ours for one in member.past]
+        known = max(self.heard_epoch, *past, *(one.pledged for one in self.ours), 0)
         told = self.registered.epoch
-        return max(self.heard_epoch, told if told <= self.heard_epoch + TERM_JUMP_MAX else 0)
+        return max(known, told if told <= known + TERM_JUMP_MAX else 0)
+
+    @property
+    def replicas(self) -> Members:
+        """The newest list of replicas that anybody knows."""
+        return max((one.replicas for one in self.ours), key=lambda one: one.version, default=Members())
+
+    @property
+    def silent(self) -> tuple[Member, ...]:
+        return tuple(one for one in self.members if not one.answers)
 
     @property
     def addrs_by_id(self) -> dict[str, str]:
@@ -262,7 +295,8 @@ class Topology:
         if candidate.log is None or candidate not in self.ours:
             return Loss(addr, unknown="it keeps no lineage of this log")
         unknown = self._unheard_term()
-        unheard = [where for where in candidate.named.values() if where and not self._answers_at(where)]
+        answering = {one.replica_id for one in self.ours}
+        unheard = [where for name, where in candidate.named.items() if where and name not in answering]
         if candidate.held and unheard and not unknown:
             said = ", ".join(map(shown_addr, unheard))
             unknown = f"it may have lost what {said} holds, who does not answer"
@@ -322,10 +356,6 @@ class Topology:
         one = self.member(addr)
         return addr == other or (one is not None and one.is_at(other))
 
-    def _answers_at(self, addr: str) -> bool:
-        found = self.member(addr)
-        return found is not None and found.answers
-
     def _end_of(self, furthest: Member, term: Epoch | None) -> _End:
         """Of the log that ends with `term`; `furthest` holds most of it."""
         end = furthest.end or 0
@@ -340,7 +370,7 @@ class Topology:
             if one.master_end >= 0
             and (term is None or (one.last_term is not None and one.last_term.is_same_term(term)))
         ]
-        silent = ", ".join(shown_addr(one.addr) for one in self.members if not one.answers)
+        silent = ", ".join(one.where for one in self.silent)
         who = f"the last master is not among those who answer{f' ({silent} does not)' if silent else ''}"
         if not ears:
             return _End(end, unknown=f"{who}, and nobody has heard how far its log went")
@@ -380,6 +410,10 @@ COLUMNS = (
     Column("", "roleWhy", json_only=True),
     Column("", "held", json_only=True),
     Column("", "masterAddr", json_only=True),
+    Column("", "lastSeenMs", json_only=True),
+    Column("", "pledged", json_only=True),
+    Column("", "pledgedTo", json_only=True),
+    Column("", "unproven", json_only=True),
 )
 
 
@@ -392,7 +426,7 @@ def table_of(topology: Topology) -> Table:
             one.broker_id,
             one.role or None,
             one.role_from or None,
-            one.replica_id or None,
+            one.replica_id or one.listed_as or None,
             one.epoch,
             one.end,
             topology.loss(one.addr).size,
@@ -401,6 +435,10 @@ def table_of(topology: Topology) -> Table:
             one.role_why or None,
             one.held or None,
             one.master_addr or None,
+            one.seen_ms or None,
+            one.pledged if one.pledged >= 0 else None,
+            one.pledged_to or None,
+            one.unproven or None,
         )
     return table
 

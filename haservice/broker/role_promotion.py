@@ -51,7 +51,7 @@ from haservice.broker.roles import command_for, lineage_of, members_of, new_term
 from haservice.remoting.lineage_headers import LineageBody, PledgeHeader, PromoteHeader, ReinitHeader
 from haservice.replication.lineage import Lineage, LogSpan
 from haservice.replication.lineage_file import LineageState, Pledge
-from haservice.replication.membership import Vote, why_unsafe
+from haservice.replication.membership import vote_of, why_unsafe
 from haservice.settings import BrokerRole
 
 # -- becoming the master ----------------------------------------------------------------------------
@@ -134,9 +134,9 @@ class Counting:
         promotion, kept, addr = self.promotion, view.kept, state.who.broker_addr
         pledged = [one for one in result.heard if (one.pledged, one.pledged_to) == (self.epoch, addr)]
         members = max([kept.members, *map(members_of, pledged)], key=lambda one: one.version)
-        me = _vote(kept.replica_id, kept.lineage, promotion.end)
+        me = vote_of(kept.replica_id, kept.lineage, promotion.end)
         why = _living_master(result.heard) or why_unsafe(
-            members, me, [_vote(one.replica_id, lineage_of(one), one.log_end) for one in pledged]
+            members, me, [vote_of(one.replica_id, lineage_of(one), one.log_end) for one in pledged]
         )
         if why and not promotion.header.force:
             refusals = "".join(f"; {one}" for one in result.refused)
@@ -154,11 +154,6 @@ def _living_master(heard: Sequence[LineageBody]) -> str:
                 " nothing"
             )
     return ""
-
-
-def _vote(replica_id: str, lineage: Lineage, end: int) -> Vote:
-    wrote = lineage.epoch_at(end - 1) if end else None
-    return Vote(replica_id, wrote.number if wrote is not None else -1, end)
 
 
 @dataclass(frozen=True, slots=True)

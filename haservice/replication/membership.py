@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from haservice.replication.lineage import UNKNOWN_EPOCH
+from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage
 
 # More than any broker name has; what is forgotten makes room.
 REPLICAS_MAX = 64
@@ -149,6 +149,12 @@ class Vote:
     end: int
 
 
+def vote_of(replica_id: str, lineage: Lineage, end: int) -> Vote:
+    """Of a replica whose log ends there, by its terms."""
+    wrote = lineage.epoch_at(end - 1) if end else None
+    return Vote(replica_id, wrote.number if wrote is not None else -1, end)
+
+
 def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
     """Why `me` cannot become the master without losing, or without anybody knowing; "" if it can.
 
@@ -159,7 +165,8 @@ def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
     further = [one for one in heard if (one.term, one.end) > (me.term, me.end)]
     if further:
         best = max(further, key=lambda one: (one.term, one.end))
-        return f"{_named(members, best.replica_id)} has the log up to {best.end}, this broker up to {me.end}"
+        who, better = (_named(members, one.replica_id) for one in (me, best))
+        return f"{better} has the log up to {best.end}, {who} up to {me.end}"
     if not slaves:
         return ""
     if me.replica_id not in slaves:

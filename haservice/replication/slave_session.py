@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Callable, Sequence
 from socket import gaierror
 
@@ -81,6 +82,8 @@ OURS_MAX = 64
 GOOD_LIFE_S = 1.0
 # One cause of trouble is told this often at most.
 TELL_S = 10.0
+# A master that turns into a slave, or stops and starts again, refuses connections for a moment: no trouble yet.
+TURN_S = 3.0
 
 
 class MasterClosed(ConnectionError):
@@ -148,6 +151,8 @@ class SlaveSession:
         self._refusals: set[tuple[str, str]] = set()
         # Connections in a row that the master ended without a word.
         self._unanswered = 0
+        # When a master that we had heard ended its connection.
+        self._closed_s = -math.inf
         # When a pause is over, or what a greeting waits for has to be there.
         self._until_s = 0.0
         # Of the present connection.
@@ -439,6 +444,10 @@ class SlaveSession:
         # Once, it may have been cut; twice, the master will not have us.
         grave = isinstance(error, (ProtocolError, CommitLogError)) or self._unanswered > 1
         level = logging.ERROR if grave else logging.WARNING
+        if isinstance(error, MasterClosed) and self._heard:
+            self._closed_s, level = now_s, logging.INFO
+        elif isinstance(error, ConnectionRefusedError) and now_s < self._closed_s + TURN_S:
+            return ()
         if not self._seldom.ready(f"{self.address} {level} {type(error).__name__}", now_s):
             return ()
         text = "link to master lost, trying again addr=%s offset=%d reason=%s"

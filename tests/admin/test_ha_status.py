@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from haservice.admin.calls import Broker
-from haservice.admin.ha_status import NO_SLAVE, SAME_LOG, STOCK, STOCK_PEER, Seen, table_of
+from haservice.admin.ha_look import Seen, unregistered
+from haservice.admin.ha_status import NO_SLAVE, SAME_LOG, STOCK, STOCK_PEER, table_of
 from haservice.errors import RemotingUnreachable
 from haservice.remoting.bodies import (
     HAAbsentInfo,
@@ -13,7 +14,7 @@ from haservice.remoting.bodies import (
     HAConnectionRuntimeInfo,
     HARuntimeInfo,
 )
-from haservice.remoting.lineage_headers import EpochBody, LineageBody
+from haservice.remoting.lineage_headers import EpochBody, LineageBody, MembersBody, ReplicaBody
 
 NOW_MS = 1_700_000_000_000
 MASTER = Broker("C", "broker-a", 0, "10.0.0.1:10911")
@@ -59,6 +60,11 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "failedThreads": None,
         "notRegistered": None,
         "nextSegmentNotMade": None,
+        "replicaId": None,
+        "unproven": None,
+        "pledged": None,
+        "pledgedTo": None,
+        "replicas": None,
     }
 
 
@@ -229,3 +235,64 @@ def test_a_thread_that_has_failed_is_told_below_the_lines() -> None:
     (note,) = table.notes
     assert "has to be started again" in note
     assert "ha-client: ValueError: none" in note
+
+
+# -- the list of replicas --------------------------------------------------------------------------
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+LOST = "10.0.0.3:10911"
+LISTED = MembersBody(3, 2, A, 1, 0, {A: MASTER.addr, B: SLAVE.addr, C: LOST})
+
+
+def with_list(one: Seen, replica_id: str, **said: object) -> Seen:
+    seen = (ReplicaBody(C, LOST, 400, NOW_MS),)
+    body = lineage_of(one.role, members=LISTED, replicas=seen, **said)
+    return replace(one, lineage=replace(body, replica_id=replica_id))
+
+
+def greeted(replica_id: str) -> HAConnectionRuntimeInfo:
+    return HAConnectionRuntimeInfo("10.0.0.2:51000", 5000, 0, True, replica_id=replica_id)
+
+
+def test_who_is_on_the_list_is_asked_whoever_is_registered() -> None:
+    seen = [with_list(master(greeted(B)), A), with_list(slave(), B)]
+    (broker,) = unregistered(seen)
+    assert (broker.name, broker.addr, broker.is_master) == ("broker-a", LOST, False)
+    alone = replace(slave(), lineage=with_list(slave(), B).lineage)
+    assert [one.is_master for one in unregistered([alone])] == [True, False]
+
+
+def test_who_is_on_the_list_and_not_there_is_told_until_it_is_forgotten() -> None:
+    there = [with_list(master(greeted(B)), A), with_list(slave(), B)]
+    gone = Seen(Broker("C", "broker-a", 1 << 31, LOST), "SLAVE", failure=RemotingUnreachable(LOST, "refused"))
+    for seen in ([*there, gone], there[:1]):  # all of a cluster, or the master alone
+        table = table_of(seen, NOW_MS)
+        (note,) = table.notes
+        assert f"{LOST} ({C[:8]}) is on the list of replicas and not there, last seen 2023-11-1" in note
+        assert f"mqadmin forget -b broker-a --replica {LOST}" in note
+        row = table.objects()[0]
+        assert row["replicaId"] == A
+        assert [(one["replicaId"], one["isMaster"], one["lastSeenMs"]) for one in row["replicas"]] == [
+            (A, True, None),
+            (B, False, None),
+            (C, False, NOW_MS),
+        ]
+    assert table_of([with_list(master(greeted(B), greeted(C)), A)], NOW_MS).notes == []
+    # A slave that is asked alone does not know who is there.
+    assert table_of(there[1:], NOW_MS).notes == []
+
+
+def test_a_term_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> None:
+    doubt = "10.0.0.9:10911 speaks of term 5000 and does not prove it: it has no byte of ours"
+    seen = replace(master(), lineage=lineage_of("SYNC_MASTER", unproven=doubt))
+    table = table_of([seen], NOW_MS)
+    assert table.objects()[0]["unproven"] == doubt
+    (note,) = table.notes
+    assert note.endswith(doubt)
+    seen = replace(slave(), lineage=lineage_of("SLAVE", pledged=4000, pledged_to=LOST))
+    table = table_of([seen], NOW_MS)
+    assert [table.objects()[0][key] for key in ("pledged", "pledgedTo")] == [4000, LOST]
+    (note,) = table.notes
+    assert f"has pledged itself to {LOST}, which is to be the master of term 4000" in note
+    seen = replace(slave(), lineage=lineage_of("SLAVE", pledged=3, pledged_to=LOST))
+    assert table_of([seen], NOW_MS).notes == []

@@ -6,7 +6,6 @@ import itertools
 import json
 import socketserver
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 from commitlog.log import CommitLog
 from haservice.admin import promotion, role_steps
 from haservice.admin.calls import Admin
-from haservice.admin.pair import free_port_block
 from haservice.admin.roll_call import count
 from haservice.admin.topology import Member, Registered, Topology, bound_text, loss_text, table_of
 from haservice.errors import RemotingTimeout
@@ -27,24 +25,16 @@ from haservice.remoting.headers import ViewMessageHeader
 from haservice.remoting.lineage_headers import (
     EpochBody,
     FollowHeader,
-    LineageBody,
     PromoteHeader,
-    ReadLogHeader,
-    ReadLogResponseHeader,
     ReinitHeader,
     ReplicaBody,
     SwitchoverBody,
     SwitchoverHeader,
-    TermBody,
 )
 from haservice.replication.lineage import Epoch, Lineage, LogSpan
 from tests.admin.asking import Serve, body, run, run_answering
-from tests.admin.conftest import Answers
+from tests.admin.fakes import NAME, A, B, C, Fake, Names, dead
 from tests.support.messages import SEGMENT_BYTES, message, open_log
-
-A, B, C = "a" * 32, "b" * 32, "c" * 32
-NAME = "broker-a"
-
 
 # -- what would be lost, without a network ---------------------------------------------------------
 
@@ -200,118 +190,7 @@ def test_of_stock_brokers_nothing_can_be_told() -> None:
     assert "stock" in table_of(seen).text()
 
 
-# -- brokers made of answers -----------------------------------------------------------------------
-
-
-class Fake:
-    """A broker that does what it is told at once; `told` keeps the requests."""
-
-    def __init__(
-        self,
-        serve: Serve,
-        replica_id: str,
-        role: str,
-        end: int,
-        *epochs: tuple[int, int, str],
-        more: Answers | None = None,
-        **said: Any,
-    ) -> None:
-        self.told: list[tuple[int, dict[str, str]]] = []
-        self.log: CommitLog | None = None
-        self.refuses: dict[int, str] = {}
-        self.on_told: Callable[[Fake, RemotingCommand], None] = lambda fake, request: None
-        handlers = {
-            RequestCode.GET_LINEAGE: lambda request: request.answer(body=self.said.encode()),
-            RequestCode.READ_LOG: self.read,
-            RequestCode.PROMOTE: self.promote,
-            RequestCode.FOLLOW: self.tell,
-            RequestCode.SWITCHOVER: self.tell,
-            RequestCode.REINIT: self.tell,
-            **(more or {}),
-        }
-        self.addr = serve(handlers)
-        self.said = LineageBody(
-            cluster_name="C",
-            broker_name=NAME,
-            broker_addr=self.addr,
-            ha_addr=f"{self.addr}0",
-            broker_id=0 if role.endswith("MASTER") else 1,
-            file_broker_id=0,
-            role=role,
-            replica_id=replica_id,
-            segment_bytes=SEGMENT_BYTES,
-            log_start=0,
-            log_end=end,
-            flushed=end,
-            epochs=tuple(EpochBody(*one) for one in epochs),
-        )
-        self.say(**said)
-
-    def say(self, **said: Any) -> None:
-        self.said = replace(self.said, **said)
-
-    @property
-    def codes(self) -> list[int]:
-        return [code for code, _ in self.told]
-
-    def ext(self, code: RequestCode) -> dict[str, str]:
-        return next(ext for told, ext in self.told if told == code)
-
-    def tell(self, request: RemotingCommand) -> RemotingCommand:
-        self.told.append((request.code, dict(request.ext or {})))
-        if request.code in self.refuses:
-            return request.answer(ResponseCode.SYSTEM_ERROR, self.refuses[request.code])
-        self.on_told(self, request)
-        if request.code == RequestCode.SWITCHOVER:
-            return request.answer(body=self.switched.encode())
-        return request.answer(body=self.said.encode())
-
-    def promote(self, request: RemotingCommand) -> RemotingCommand:
-        header = PromoteHeader.decode(request.ext or {})
-        if request.code not in self.refuses:
-            epoch = EpochBody(header.min_epoch, self.said.log_end, self.said.replica_id, 1_700_000_000_000)
-            kept = tuple(one for one in self.said.epochs if one.start < epoch.start)
-            self.say(role=header.role or "SYNC_MASTER", role_from="command", epochs=(*kept, epoch), held="")
-        return self.tell(request)
-
-    def read(self, request: RemotingCommand) -> RemotingCommand:
-        header = ReadLogHeader.decode(request.ext or {})
-        assert self.log is not None
-        data = self.log.read(header.offset, header.size)
-        return request.answer(body=data, ext=ReadLogResponseHeader(self.log.end).encode())
-
-    switched = SwitchoverBody("", 0, 0)
-
-
-class Names:
-    """A nameserver that lists as masters who says so, and besides whom it is told."""
-
-    def __init__(
-        self,
-        serve: Serve,
-        *fakes: Fake,
-        listed: dict[int, str] | None = None,
-        term: tuple[int, str] | None = None,
-    ) -> None:
-        self.fakes = fakes
-        self.on_asked: Callable[[], object] = lambda: None
-        self.listed = listed or {}
-        handlers = {RequestCode.GET_BROKER_CLUSTER_INFO: self.table}
-        if term is not None:  # a stock one knows no such request
-            handlers[RequestCode.GET_LINEAGE] = body(TermBody(NAME, *term).encode())
-        self.addr = serve(handlers)
-
-    def table(self, request: RemotingCommand) -> RemotingCommand:
-        self.on_asked()
-        addrs = dict(self.listed)
-        for number, fake in enumerate(self.fakes, 1):
-            addrs[0 if fake.said.role.endswith("MASTER") else number] = fake.addr
-        info = ClusterInfo({NAME: BrokerData(NAME, "C", addrs)}, {"C": [NAME]})
-        return request.answer(body=info.encode())
-
-
-def dead() -> str:
-    return f"127.0.0.1:{free_port_block(1)}"
+# -- with brokers made of answers ------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ The table of states in docs/replication.md is drawn from the code; HASERVICE_REW
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from haservice.replication.slave_actions import (
     Store,
     Tell,
 )
-from haservice.replication.slave_session import SlaveSession
+from haservice.replication.slave_session import TURN_S, SlaveSession
 from haservice.replication.slave_states import LINKED, SHOWN, TRANSITIONS, Event, State
 from haservice.settings import ReplicationConfig
 from tests.support.replication import (
@@ -280,6 +281,24 @@ def test_a_master_that_is_not_there_is_asked_on_and_on(
     slave.session.lost(error, slave.now_s)
     assert slave.session.wake_s is not None
     assert (slave.session.wake_s == slave.now_s + AGAIN_S) is soon
+
+
+def test_a_master_that_ends_its_link_and_turns_is_no_trouble_until_it_stays_away(
+    talk: Callable[..., Talk],
+) -> None:
+    """So it is in every planned change of roles; dead, it is told of as ever."""
+    slave, refused = talk(), ConnectionRefusedError(111, "Connection refused")
+    slave.connect()
+    slave.hears(frame_bytes(0, b""))
+
+    def told(actions: Sequence[Action]) -> list[tuple[int, object]]:
+        return [(one.level, one.values[-1]) for one in actions if isinstance(one, Tell)]
+
+    assert told(slave.session.closed(slave.now_s)) == [(logging.INFO, "closed by the master")]
+    for seconds, said in ((0.1, []), (TURN_S - 0.2, []), (0.2, [(logging.WARNING, "Connection refused")])):
+        slave.passes(seconds)
+        slave.session.told(ADDR)
+        assert told(slave.session.lost(refused, slave.now_s)) == said
 
 
 def bring(slave: Talk, state: State, tmp_path: Path) -> None:

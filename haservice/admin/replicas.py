@@ -1,0 +1,153 @@
+"""The list of replicas of one broker name: who on it is silent, and what a promotion without them may lose.  Pure.
+
+Who may hold an acknowledged message is on a list that the master keeps and its slaves know, see
+haservice.replication.membership.  A replica stays on it, however long it is away and whoever is registered,
+until it is forgotten on purpose.  A stock broker is on no list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from haservice.admin.options import address
+from haservice.admin.output import shown_addr
+from haservice.admin.topology import SHORT_ID, Member, Topology
+from haservice.remoting.bodies import MASTER_ID
+from haservice.replication.membership import Vote, vote_of, why_unsafe
+
+
+def with_listed(topology: Topology) -> Topology:
+    """With every replica on the list.  Who is silent at its address gets its id, and when it was seen last; who
+    is nowhere, or whose address is another one's now, is a silent member without an address.
+    """
+    answering = {one.replica_id for one in topology.ours}
+    members = {one.addr: one for one in topology.members}
+    lost = []
+    for replica_id, addr in topology.replicas.replicas.items():
+        if replica_id in answering:
+            continue
+        seen_ms = max((one.seen.get(replica_id, 0) for one in topology.ours), default=0)
+        there = topology.member(addr)
+        if there is not None and not there.answers:
+            members[there.addr] = replace(there, listed_as=replica_id, seen_ms=seen_ms)
+            continue
+        trouble = (
+            f"another broker is at {shown_addr(addr)} now"
+            if there is not None
+            else "nobody knows its address"
+        )
+        lost.append(Member("", trouble=trouble, listed_as=replica_id, seen_ms=seen_ms))
+    return replace(topology, members=(*members.values(), *lost))
+
+
+# -- whether a promotion is safe -------------------------------------------------------------------
+
+
+def unsafe(topology: Topology, candidate: Member) -> str:
+    """Why its promotion may lose an acknowledged message, as the broker itself judges it; "" if it cannot.
+
+    A master that is chosen goes on with what it has: for that nobody pledges anything.
+    """
+    if candidate.is_master:
+        return ""
+    return why_unsafe(
+        topology.replicas, _vote(candidate), [_vote(one) for one in _others(topology, candidate)]
+    )
+
+
+def _others(topology: Topology, candidate: Member) -> list[Member]:
+    """Who can pledge itself to the candidate."""
+    return [one for one in topology.ours if one is not candidate and not one.is_master]
+
+
+def _vote(one: Member) -> Vote:
+    return vote_of(one.replica_id, one.lineage, one.end or 0)
+
+
+def unheard(topology: Topology, candidate: Member) -> list[Member]:
+    """The slaves on the list that do not speak for themselves: any of them may hold what nobody else does."""
+    return [
+        one for one in topology.silent if one.listed_as in topology.replicas.slaves - {candidate.replica_id}
+    ]
+
+
+def heard_text(topology: Topology, candidate: Member) -> str:
+    """That enough are heard, in a sentence; "" where that goes without saying."""
+    slaves, wanted = topology.replicas.slaves, topology.replicas.wanted
+    if len(slaves) < 2 or candidate.is_master:
+        return ""
+    heard = slaves & {candidate.replica_id, *(one.replica_id for one in _others(topology, candidate))}
+    return (
+        f"{len(heard)} of {len(slaves)} slaves are heard, and {wanted} are enough to know of every message that"
+        " was acknowledged."
+    )
+
+
+def way_out(topology: Topology, candidate: Member) -> list[str]:
+    """What helps where too few are heard, a line each."""
+    silent = unheard(topology, candidate)
+    if not silent:
+        return []
+    named = [one.where for one in silent]
+    missing = topology.replicas.wanted - (len(topology.replicas.slaves) - len(silent))
+    which = " and ".join(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
+    lines = [f"start {which}, and say this again"]
+    for one in silent:
+        forget = f"mqadmin forget -b {topology.name} --replica {shown_addr(one.addr) if one.addr else one.listed_as}"
+        lines.append(f"or, if {one.where} is lost for good: {forget}")
+    return lines
+
+
+# -- who is on no list -----------------------------------------------------------------------------
+
+
+def stock_ahead(topology: Topology, candidate: Member) -> str:
+    """The stock slave that has more of the log than the candidate; "" if there is none."""
+    ends = [(one.end, one) for one in _stock_slaves(topology) if one.end is not None]
+    end, best = max(ends, key=lambda pair: pair[0], default=(0, None))
+    if best is None or end <= (candidate.end or 0):
+        return ""
+    return f"{best.where}, a stock broker, has the log up to {end}, {candidate.where} up to {candidate.end}"
+
+
+def unlisted_notes(topology: Topology) -> list[str]:
+    """Brokers of that name that may hold acknowledged messages, and of which no list knows; a line each."""
+    notes = [
+        f"NOTE: {one.where} is a stock broker and on no list of replicas: it may hold acknowledged messages as"
+        f" well; its log ends at {'an unknown place' if one.end is None else one.end}."
+        for one in _stock_slaves(topology)
+    ]
+    if topology.replicas.replicas:
+        notes += [
+            f"NOTE: {one.where} is registered, silent, and on no list of replicas: a stock slave there may hold"
+            " acknowledged messages as well."
+            for one in topology.silent
+            if not one.listed_as and one.broker_id not in (None, MASTER_ID)
+        ]
+    return notes
+
+
+def _stock_slaves(topology: Topology) -> list[Member]:
+    return [one for one in topology.members if one.answers and not one.is_ours and not one.is_master]
+
+
+# -- showing the list ------------------------------------------------------------------------------
+
+
+def named_replicas(topology: Topology, named: str) -> Sequence[str]:
+    """The ids on the list that an address, an id, or the beginning of one stands for.
+
+    Raises click.BadParameter for what looks like an address and is none.
+    """
+    replicas = topology.replicas.replicas
+    if ":" in named:
+        return [one for one, addr in replicas.items() if addr == address(named)]
+    return [one for one in replicas if named and one.startswith(named.lower())]
+
+
+def replica_text(topology: Topology, replica_id: str) -> str:
+    """Its address and its id, as far as they are known."""
+    addr = topology.replicas.replicas.get(replica_id, "")
+    short = f"replica {replica_id[:SHORT_ID]}"
+    return f"{shown_addr(addr)} ({short})" if addr else short

@@ -1,0 +1,257 @@
+"""The list of replicas: who on it is silent, what that means for a failover, and `mqadmin forget`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.lineage_headers import (
+    EpochBody,
+    ForgetHeader,
+    MembersBody,
+    PromoteHeader,
+    ReplicaBody,
+)
+from tests.admin.asking import Serve, run
+from tests.admin.fakes import NAME, A, B, C, Fake, Names, dead
+from tests.admin.test_promotion import stock_broker
+
+D = "d" * 32
+SEEN_MS = 1_700_000_000_000
+
+
+def listed(replicas: dict[str, str], needed: int = 1, **fields: Any) -> MembersBody:
+    return MembersBody(
+        **{"epoch": 3, "number": 1, "master": A, "needed": needed, "since": 0, **fields}, replicas=replicas
+    )
+
+
+class Three:
+    """A has died; B, and perhaps C, who have one log; all on one list."""
+
+    def __init__(self, serve: Serve, b_end: int = 500, c_end: int | None = None, needed: int = 1) -> None:
+        self.gone, self.c_addr = dead(), dead()
+        said: dict[str, Any] = {"master_end": 500, "master_addr": self.gone, "master_role": "SYNC_MASTER"}
+        self.b = Fake(serve, B, "SLAVE", b_end, (3, 0, A), **said)
+        self.c = None
+        if c_end is not None:
+            self.c = Fake(serve, C, "SLAVE", c_end, (3, 0, A), **said)
+            self.c_addr = self.c.addr
+        members = listed({A: self.gone, B: self.b.addr, C: self.c_addr}, needed)
+        for one in self.there:
+            one.say(members=members, replicas=(ReplicaBody(C, self.c_addr, 400, SEEN_MS),))
+        self.names = Names(serve, *self.there)
+
+    @property
+    def there(self) -> list[Fake]:
+        return [one for one in (self.b, self.c) if one is not None]
+
+    def failover(self, *more: str, to: str = "") -> Any:
+        return run(
+            "failover",
+            "-n",
+            self.names.addr,
+            "-b",
+            NAME,
+            "--to",
+            to or self.b.addr,
+            "--yes",
+            "-f",
+            "json",
+            *more,
+        )
+
+    def forget(self, named: str, *more: str) -> Any:
+        return run(
+            "forget", "-n", self.names.addr, "-b", NAME, "--replica", named, "--yes", "-f", "json", *more
+        )
+
+
+def test_a_failover_while_a_slave_is_silent_that_may_hold_an_ok_alone_wants_force(serve: Serve) -> None:
+    """C may have acknowledged alone what B has never heard of; no nameserver names it."""
+    three = Three(serve)
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert f"{three.c_addr} may have acknowledged messages that no other broker has" in refused.stderr
+    assert f"start {three.c_addr}, and say this again" in refused.stderr
+    assert f"mqadmin forget -b {NAME} --replica {three.c_addr}" in refused.stderr
+    assert "--force does it all the same" in refused.stderr
+    assert three.b.told == []
+    shown = {row["brokerAddr"]: row for row in json.loads(refused.stdout)["before"]}
+    assert shown[three.c_addr]["replicaId"] == C
+    assert shown[three.c_addr]["lastSeenMs"] == SEEN_MS
+    assert "last seen 2023-11-1" in shown[three.c_addr]["state"]
+
+    done = three.failover("--force")
+    assert done.exit_code == 0, done.output
+    header = PromoteHeader.decode(three.b.ext(RequestCode.PROMOTE))
+    assert header.force
+    assert header.why == f"failover by command, forced while {three.c_addr} was silent"
+    assert three.c_addr in json.loads(done.stdout)["unsafe"]
+
+
+def test_who_is_silent_cannot_hold_an_ok_alone_where_two_slaves_have_to_hold_it(serve: Serve) -> None:
+    three = Three(serve, needed=2)
+    done = three.failover()
+    assert done.exit_code == 0, done.output
+    assert "1 of 2 slaves are heard, and 1 are enough" in done.stderr
+    assert not PromoteHeader.decode(three.b.ext(RequestCode.PROMOTE)).force
+    assert json.loads(done.stdout)["unsafe"] is None
+
+
+def test_the_dead_master_of_a_pair_is_no_slave_that_has_to_be_heard(serve: Serve) -> None:
+    gone = dead()
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
+    slave.say(members=listed({A: gone, B: slave.addr}))
+    names = Names(serve, slave)
+    done = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "-f", "json")
+    assert done.exit_code == 0, done.output
+    # It is shown, though no nameserver knows of it.
+    assert gone in [row["brokerAddr"] for row in json.loads(done.stdout)["before"]]
+
+
+def test_a_candidate_whose_log_is_behind_one_that_answers_is_refused_with_the_better_one(
+    serve: Serve,
+) -> None:
+    three = Three(serve, b_end=400, c_end=500)
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert f"{three.c_addr} has the log up to 500, {three.b.addr} up to 400" in refused.stderr
+    assert f"--to {three.c_addr} would lose 0 B" in refused.stderr
+    assert three.failover(to=three.c_addr).exit_code == 0
+
+
+def test_all_slaves_that_speak_for_themselves_are_enough(serve: Serve) -> None:
+    three = Three(serve, c_end=500)
+    done = three.failover()
+    assert done.exit_code == 0, done.output
+    assert "2 of 2 slaves are heard" in done.stderr
+
+
+def test_the_new_epoch_is_above_what_anybody_has_pledged_or_ever_began(serve: Serve) -> None:
+    for said in ({"pledged": 4000, "pledged_to": "c:1"}, {"past": (EpochBody(4000, 500, C),)}):
+        three = Three(serve, c_end=500)
+        assert three.c is not None
+        three.c.say(**said)
+        three.failover()
+        assert PromoteHeader.decode(three.b.ext(RequestCode.PROMOTE)).min_epoch == 4001
+
+
+def test_a_stock_slave_is_on_no_list_and_may_hold_acknowledged_messages_as_well(serve: Serve) -> None:
+    three = Three(serve, c_end=500)
+    three.names.listed = {7: stock_broker(serve, "SLAVE", 500)}
+    done = three.failover()
+    assert done.exit_code == 0, done.output
+    assert "is a stock broker and on no list of replicas" in done.stderr
+    three = Three(serve, c_end=500)
+    stock = stock_broker(serve, "SLAVE", 600)
+    three.names.listed = {7: stock}
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert f"{stock}, a stock broker, has the log up to 600, {three.b.addr} up to 500" in refused.stderr
+    three = Three(serve, c_end=500)
+    silent = dead()
+    three.names.listed = {7: silent}
+    assert f"NOTE: {silent} is registered, silent, and on no list" in three.failover().stderr
+
+
+# -- forget ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_forgotten_it_keeps_no_failover_waiting(serve: Serve, by_id: bool) -> None:
+    """No master answers: every broker that does is told."""
+    three = Three(serve)
+    done = three.forget(C[:6] if by_id else three.c_addr)
+    assert done.exit_code == 0, done.output
+    assert ForgetHeader.decode(three.b.ext(RequestCode.FORGET)).replica_id == C
+    shown = json.loads(done.stdout)
+    assert (shown["replicaId"], shown["brokerAddr"], shown["told"]) == (C, three.c_addr, [three.b.addr])
+    assert [row["replicaId"] for row in shown["before"]] == sorted(
+        [A, B, C], key=lambda one: {A: three.gone, B: three.b.addr, C: three.c_addr}[one]
+    )
+    assert C not in [row["replicaId"] for row in shown["after"]]
+    assert "what only it has is lost" in done.stderr
+    assert three.failover().exit_code == 0
+
+
+def test_where_there_is_a_master_only_that_is_told(serve: Serve) -> None:
+    lost = dead()
+    master, slave = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A)), Fake(serve, B, "SLAVE", 500, (3, 0, A))
+    slave.say(master_addr=master.addr)
+    for one in (master, slave):
+        one.say(members=listed({A: master.addr, B: slave.addr, C: lost}))
+    names = Names(serve, master, slave)
+    arguments = ("forget", "-n", names.addr, "-b", NAME, "--replica")
+    for alive in (slave.addr, B, master.addr):
+        refused = run(*arguments, alive, "--yes")
+        assert refused.exit_code == 1
+        assert "stop it first" in refused.stderr
+    assert run(*arguments, lost, stdin="n\n").exit_code == 1
+    assert master.told == slave.told == []
+    master.on_told = lambda fake, _: slave.say(members=fake.said.members)
+    assert run(*arguments, lost, "--yes").exit_code == 0
+    assert (master.codes, slave.codes) == ([RequestCode.FORGET], [])
+
+
+def test_who_is_to_be_forgotten_has_to_be_one_and_on_the_list(serve: Serve) -> None:
+    three = Three(serve)
+    members = listed({A: three.gone, B: three.b.addr, "cc0" + C[3:]: "c:1", "cc1" + C[3:]: ""})
+    three.b.say(members=members)
+    unknown = three.forget("127.0.0.1:1")
+    assert "no replica 127.0.0.1:1 is on the list" in unknown.stderr
+    assert three.b.addr in unknown.stderr
+    both = three.forget("cc")
+    assert "cc may be any of 2 replicas" in both.stderr
+    assert "an unknown address" in both.stderr
+    master = three.forget(A)
+    assert f"mqadmin failover -b {NAME}" in master.stderr
+    for result in (unknown, both, master):
+        assert result.exit_code == 1
+    assert three.b.told == []
+
+
+def test_a_replica_without_a_known_address_is_shown_and_waited_for_too(serve: Serve) -> None:
+    three = Three(serve)
+    three.b.say(members=listed({A: three.gone, B: three.b.addr, D: ""}), replicas=())
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert f"--replica {D}" in refused.stderr
+    assert "nobody knows its address" in refused.stderr
+    assert three.forget(D).exit_code == 0
+
+
+# -- history ---------------------------------------------------------------------------------------
+
+
+def test_history_tells_terms_that_left_no_byte_and_marks_them(serve: Serve) -> None:
+    three = Three(serve, c_end=500)
+    assert three.c is not None
+    past = EpochBody(2, 400, C, why="switchover from b")
+    three.b.say(past=(past,))
+    three.c.say(past=(EpochBody(1, 300, B), past))
+    result = run("history", "-n", three.names.addr, "-b", NAME, "-f", "json")
+    rows = json.loads(result.stdout)
+    assert [(row["epoch"], row["empty"], row["bytes"]) for row in rows] == [
+        (1, True, 0),
+        (2, True, 0),
+        (3, False, 500),
+    ]
+    assert rows[1]["why"] == "switchover from b; no byte of it is left"
+    assert rows[1]["masterAddr"] == three.c_addr
+    # The dead master stays until it is forgotten, and so does the exit code.
+    assert result.exit_code == 1
+    assert f"Not shown: {three.gone}" in result.stderr
+    # What one broker has bytes of is no empty term because another one cut it.
+    three.b.say(past=(EpochBody(3, 0, A),))
+    rows = json.loads(run("history", "-n", three.names.addr, "-b", NAME, "-f", "json").stdout)
+    assert [(row["epoch"], row["empty"]) for row in rows] == [(1, True), (2, True), (3, False)]
+
+
+def test_forget_teaches_with_an_example() -> None:
+    text = run("help", "forget").output
+    assert "mqadmin forget -" in text
+    assert "forget" in run("help").output

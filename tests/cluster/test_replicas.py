@@ -1,0 +1,164 @@
+"""Three brokers of one name, real processes: who has to be heard before a promotion, and who is told of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from haservice.admin.calls import Admin
+from haservice.admin.pair import ScratchPair
+from haservice.errors import RemotingError
+from tests.admin.asking import run
+from tests.cluster.support import numbered, read, send_ok, start_with_topic
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+MakePair = Callable[..., ScratchPair]
+Ask = Callable[[ScratchPair], Admin]
+THIRD = "broker-a-s2"
+
+
+def start_three(pair: ScratchPair, ask: Admin) -> str:
+    """All of them, with both slaves in sync; the address of the third."""
+    start_with_topic(pair, ask)
+    pair.start_second_slave()
+    wait_until(
+        lambda: in_sync(ask, pair.master_addr) == {pair.slave_addr, pair.addr(THIRD)}, "both are in sync"
+    )
+    return pair.addr(THIRD)
+
+
+def in_sync(ask: Admin, master: str) -> set[str | None]:
+    try:
+        status = ask.ha_status(master)
+    except RemotingError:
+        return set()
+    return {one.broker_addr for one in status.ha_connection_info if one.in_sync} if status else set()
+
+
+def typed(pair: ScratchPair, *arguments: str, exit_code: int = 0) -> Any:
+    """What the command prints as JSON."""
+    result = run(arguments[0], "-n", pair.namesrv_addr, *arguments[1:], "-f", "json")
+    assert result.exit_code == exit_code, result.output
+    return json.loads(result.stdout)
+
+
+def kill(pair: ScratchPair, *names: str) -> None:
+    for name in names:
+        pair.processes[name].kill()
+
+
+@pytest.mark.parametrize("by", ["force", "forget"])
+def test_a_silent_slave_that_acknowledged_alone_is_not_passed_over_without_force(
+    make_pair: MakePair, admin: Ask, by: str
+) -> None:
+    """A hundred messages are on A and C; both die, and B, who was away, comes back."""
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    third = start_three(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 50))
+    kill(pair, "broker-a-s")
+    send_ok(pair.master_addr, numbered(50, 150))
+    kill(pair, "broker-a", THIRD)
+    pair.start_slave()
+    command = ("failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    refused = run(command[0], "-n", pair.namesrv_addr, *command[1:])
+    assert refused.exit_code == 1
+    assert f"{third} may have acknowledged messages that no other broker has" in refused.stderr
+    assert f"start {third}" in refused.stderr
+    there = {row["brokerAddr"] for row in typed(pair, *command, exit_code=1)["before"]}
+    assert there == {pair.master_addr, pair.slave_addr, third}
+    if by == "force":
+        command = (*command, "--force")
+    else:
+        forgotten = typed(pair, "forget", "-b", "broker-a", "--replica", third, "--yes")
+        assert (forgotten["told"], forgotten["complete"]) == ([pair.slave_addr], True)
+        assert third not in [row["brokerAddr"] for row in forgotten["after"]]
+    done = typed(pair, *command)
+    assert (done["newMaster"], done["epoch"], done["complete"]) == (pair.slave_addr, 1000, True)
+    assert bool(done["unsafe"]) is (by == "force")
+    assert read(ask, pair.slave_addr) == numbered(0, 50)
+
+
+def test_the_slave_that_acknowledged_alone_is_the_one_to_promote(make_pair: MakePair, admin: Ask) -> None:
+    """As above, but C comes back, too: nothing is lost with it, and B is refused."""
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    third = start_three(pair, ask)
+    kill(pair, "broker-a-s")
+    send_ok(pair.master_addr, numbered(0, 100))
+    kill(pair, "broker-a", THIRD)
+    pair.start_slave()
+    pair.start_second_slave()
+    refused = run("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert refused.exit_code == 1
+    assert f"--to {third} would lose 0 B" in refused.stderr
+    done = typed(pair, "failover", "-b", "broker-a", "--to", third, "--yes")
+    assert (done["newMaster"], done["complete"], done["unsafe"]) == (third, True, None)
+    wait_until(lambda: in_sync(ask, third) == {pair.slave_addr}, "the other one follows")
+    assert read(ask, third) == numbered(0, 100)
+
+
+def test_one_silent_slave_is_no_danger_where_two_have_to_acknowledge(make_pair: MakePair, admin: Ask) -> None:
+    pair = make_pair("SYNC_MASTER", inSyncReplicas="3")
+    ask = admin(pair)
+    start_three(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    kill(pair, "broker-a", THIRD)
+    done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert (done["newMaster"], done["complete"], done["unsafe"]) == (pair.slave_addr, True, None)
+    assert read(ask, pair.slave_addr) == numbered(0, 100)
+
+
+def test_a_dead_broker_is_shown_until_it_is_forgotten_on_purpose(make_pair: MakePair, admin: Ask) -> None:
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    third = start_three(pair, ask)
+    refused = run("forget", "-n", pair.namesrv_addr, "-b", "broker-a", "--replica", third, "--yes")
+    assert (refused.exit_code, "stop it first" in refused.stderr) == (1, True)
+    kill(pair, THIRD)
+    wait_until(lambda: "2" not in registered(ask), "the nameserver has dropped it")
+    status = run("haStatus", "-n", pair.namesrv_addr)
+    assert status.exit_code == 1
+    assert f"mqadmin forget -b broker-a --replica {third}" in status.stdout
+    gone = run("history", "-n", pair.namesrv_addr, "-b", "broker-a")
+    assert (gone.exit_code, f"Not shown: {third}" in gone.stderr) == (1, True)
+    done = typed(pair, "forget", "-b", "broker-a", "--replica", third, "--yes")
+    assert done["told"] == [pair.master_addr]
+    assert {row["brokerAddr"] for row in done["after"]} == {pair.master_addr, pair.slave_addr}
+    assert typed(pair, "haStatus")
+    assert typed(pair, "history", "-b", "broker-a")
+    send_ok(pair.master_addr, numbered(0, 20))
+    # It was not lost after all, and is on the list again.
+    pair.start_second_slave()
+    wait_until(lambda: third in in_sync(ask, pair.master_addr), "it follows again, and counts")
+    assert third in {one["brokerAddr"] for one in typed(pair, "haStatus")[0]["replicas"]}
+
+
+def registered(ask: Admin) -> set[str]:
+    return {str(one.broker_id) for one in ask.brokers()}
+
+
+def test_a_switchover_tells_the_third_and_refuses_nobody_aloud(make_pair: MakePair, admin: Ask) -> None:
+    """Planned work is quiet: no line says that a connection was refused, and no term is left out of the history."""
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    third = start_three(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 50))
+    for master, slave in ((pair.master_addr, pair.slave_addr), (pair.slave_addr, pair.master_addr)):
+        wait_until(lambda m=master, s=slave: in_sync(ask, m) == {s, third}, "both are in sync")  # type: ignore[misc]
+        done = run("switchover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", slave, "--yes")
+        assert done.exit_code == 0, done.output
+        assert f"{' and '.join(sorted([master, third]))} follow {slave}." in done.stdout
+        assert "refused" not in done.output
+    wait_until(lambda: in_sync(ask, pair.master_addr) == {pair.slave_addr, third}, "both are in sync")
+    for name, process in pair.processes.items():
+        loud = [line for line in process.output().splitlines() if " WARNING " in line or " ERROR " in line]
+        assert [line for line in loud if "refused" in line or "link to master lost" in line] == [], name
+    history = typed(pair, "history", "-b", "broker-a")
+    assert [(row["epoch"], row["empty"]) for row in history] == [(1, False), (1000, True), (2000, False)]
+    assert history[1]["masterAddr"] == pair.slave_addr
