@@ -296,6 +296,11 @@ class Registration:
                 newer.newer_epoch,
                 newer.newer_master,
             )
+        if self._identity.broker_id == 0:
+            self._failures[addr] = (
+                f"{addr} names no route to this broker, for it was told of term {newer.newer_epoch}, whose master is"
+                f" {newer.newer_master or 'unknown'}, and this one's is older"
+            )
         self._on_newer(newer.newer_epoch, newer.newer_master or "")
 
     def _named_master(self) -> MasterAddresses:

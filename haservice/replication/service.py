@@ -11,10 +11,8 @@ greets, and all is as between stock brokers.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -23,24 +21,25 @@ from commitlog.log import wall_clock_ms
 from commitlog.record import PATCH, PATCH_AT, RECORD_BYTES_MIN, store_timestamp_ms
 from haservice.deadline import Deadline
 from haservice.news import News
+from haservice.replication.absent import AbsentSlaves
 from haservice.replication.accept import AcceptSocketService, Identify, address_of, doors_of
 from haservice.replication.client import HAClient
 from haservice.replication.connection import HAConnection, SourceLog
-from haservice.replication.greeting import Answer, Facts, GreetingRefused, MasterGreeting, Outcome
+from haservice.replication.greeting import Answer, Facts, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.hello import SlaveHello
 from haservice.replication.lineage_file import LineageFile, Replica
 from haservice.replication.member_list import MemberList
 from haservice.replication.membership import Members
-from haservice.replication.pace import Growth, Seldom
-from haservice.replication.progress import AckTable, Refusal, ReportRefused, slaves_needed
-from haservice.replication.protocol import MasterState, NotAReport
+from haservice.replication.pace import Growth
+from haservice.replication.progress import AckTable, slaves_needed
+from haservice.replication.protocol import MasterState
 from haservice.replication.read_mark import HighWaterMark
 from haservice.replication.recorder import MasterRecorder, ReplicaRecorder
 from haservice.replication.rejoin import Check, Rejoin, ReplicaLog, ReplicaStore
 from haservice.replication.secure import SecureDoors
-from haservice.replication.status import AbsentSlave, HAStatus, SlaveStatus
-from haservice.replication.transport import HandshakeFailed, Transport
+from haservice.replication.status import HAStatus, SlaveStatus
+from haservice.replication.transport import Transport
 from haservice.service import Service, Task
 from haservice.settings import BrokerRole, ReadMark, ReplicationConfig
 
@@ -48,14 +47,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Absent slaves that status shows, one of each address.
-ABSENT_MAX = 16
-# One cause of one slave is told this often at most.
-TELL_S = 10.0
 # A greeting that ends the same way is told again after so long.
 REFUSED_AGAIN_S = 600.0
-# These say that two logs have parted, or that a slave needs a new store: somebody has to decide.
-_GRAVE = (Refusal.AHEAD, Refusal.DIVERGED, Refusal.EXPIRED)
 
 
 # Nobody waits for an ASYNC_MASTER's acks: to a slave that is level, what comes within this time goes in one
@@ -143,9 +136,7 @@ class HAService(Generic[T]):
         self._accept: AcceptSocketService | None = None
         self._client: HAClient | None = None
         self._services: list[Service] = []
-        self._absent_lock = threading.Lock()  # guards _absent and _seldom
-        self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
-        self._seldom = Seldom(TELL_S)
+        self._absent = AbsentSlaves(clock_ms)
         self._list: MemberList | None = None
         self._recorder: ReplicaRecorder | None = None
         self._master_recorder: MasterRecorder | None = None
@@ -193,7 +184,7 @@ class HAService(Generic[T]):
                 secure=self._doors,
             ),
             connect=self._connection,
-            refused=self._note_absent,
+            refused=self._absent.note,
             allowed=config.allowed_slaves,
             max_connections=config.max_connections,
             max_per_address=config.max_connections_per_address,
@@ -282,16 +273,27 @@ class HAService(Generic[T]):
     def take_list(self) -> None:
         """On a master: another list of replicas is in the file; a term began, or one was forgotten."""
         assert self._list is not None
-        connections = self._accept.connections if self._accept is not None else []
         self._list.take(
             (one.slave.replica_id, one.listed.version)
-            for one in connections
+            for one in self._connections
             if one.slave is not None and one.progress.state is MasterState.TRANSFER
         )
+        self._give_list()
+
+    def _give_list(self) -> None:
+        """Slaves that do not know the present list come back for it, within a moment."""
+        missing = self._list.missing if self._list is not None else ()
+        for connection in self._connections:
+            if connection.slave is not None and connection.slave.replica_id in missing:
+                connection.shut_down()
+
+    @property
+    def _connections(self) -> Sequence[HAConnection]:
+        return self._accept.connections if self._accept is not None else ()
 
     def regreet(self) -> None:
         """After a new term began on a running master: its slaves come back, and take the term over."""
-        for connection in self._accept.connections if self._accept is not None else []:
+        for connection in self._connections:
             if connection.called:
                 connection.shut_down()
 
@@ -336,12 +338,10 @@ class HAService(Generic[T]):
     # -- who may hold an OK -------------------------------------------------------------------------
 
     def _list_with(self, slave: SlaveHello) -> Members:
-        """The list of replicas that the slave is given.  Those that do not know it yet come back for it."""
+        """The list of replicas that the slave is given."""
         assert self._list is not None
-        listed, missing = self._list.with_slave(slave), self._list.missing
-        for connection in self._accept.connections if self._accept is not None else []:
-            if connection.slave is not None and connection.slave.replica_id in missing:
-                connection.shut_down()
+        listed = self._list.with_slave(slave)
+        self._give_list()
         return listed
 
     def _joined(self, connection: HAConnection) -> None:
@@ -352,7 +352,7 @@ class HAService(Generic[T]):
     def _why_taken(self, slave: SlaveHello, peer: str) -> str:
         """A replica id is no secret: at work from one address, it is nobody else's at another."""
         host = peer.rpartition(":")[0]
-        for other in self._accept.connections if self._accept is not None else []:
+        for other in self._connections:
             taken = other.slave is not None and other.slave.replica_id == slave.replica_id
             if (
                 taken
@@ -392,7 +392,7 @@ class HAService(Generic[T]):
         """Of ours, which follow now."""
         now_s, end = time.monotonic(), self._log.end
         replicas = {}
-        for connection in self._accept.connections if self._accept is not None else []:
+        for connection in self._connections:
             slave, progress = connection.slave, connection.progress
             if slave is None:
                 continue
@@ -413,52 +413,19 @@ class HAService(Generic[T]):
             reported = connection.progress.reported
             offset = reported if reported >= 0 else connection.slave.position
             self._recorder.left(connection.slave.replica_id, offset, self._clock_ms())
-        if isinstance(error, GreetingRefused):
-            self._note_absent(connection.peer, f"greeting: {error}")
-        elif isinstance(error, ReportRefused):
-            level = logging.ERROR if error.refusal in _GRAVE else logging.WARNING
-            self._tell_refused(connection, error, level, error.reported, error.refusal.value)
-        elif isinstance(error, NotAReport):
-            self._tell_refused(connection, error, logging.WARNING, -1, "no report")
-        elif isinstance(error, HandshakeFailed):
-            self._tell_refused(connection, error, logging.WARNING, -1, "TLS")
-        elif connection.progress.reported >= 0:
-            why = error or "closed by the slave"
-            self._note_absent(connection.peer, f"disconnected: {why}", connection.progress.reported)
-        elif error is not None:
-            logger.debug("connection ended before its first report peer=%s reason=%s", connection.peer, error)
-
-    def _tell_refused(
-        self, connection: HAConnection, error: Exception, level: int, reported: int, cause: str
-    ) -> None:
-        self._note_absent(connection.peer, str(error), reported)
-        with self._absent_lock:
-            ready = self._seldom.ready(f"{connection.progress.identity} {cause}", time.monotonic())
-        if ready:
-            logger.log(level, "slave refused, closed peer=%s reason=%s", connection.peer, error)
-
-    def _note_absent(self, peer: str, reason: str, reported: int = -1) -> None:
-        absent = AbsentSlave(peer, reason, reported, self._clock_ms())
-        host = peer.rpartition(":")[0]
-        with self._absent_lock:
-            self._absent.pop(host, None)
-            self._absent[host] = (time.monotonic(), absent)
-            if len(self._absent) > ABSENT_MAX:
-                self._absent.popitem(last=False)
+        self._absent.ended(connection, error)
 
     # -- status -------------------------------------------------------------------------------------
 
     def status(self) -> HAStatus:
         now_s, end = time.monotonic(), self._log.end
         last = self._lineage.state.lineage.up_to(end).last if self._lineage is not None else None
-        connections = self._accept.connections if self._accept is not None else []
+        connections = self._connections
         back_s: dict[str, float] = {}
         for connection in connections:
             if connection.progress.state is MasterState.TRANSFER:
                 host = connection.peer.rpartition(":")[0]
                 back_s[host] = max(back_s.get(host, 0.0), connection.connected_s)
-        with self._absent_lock:
-            absent = [one for host, (at_s, one) in self._absent.items() if at_s > back_s.get(host, 0.0)]
         lacks = {connection: self._lack(connection, end, now_s) for connection in connections}
         return HAStatus(
             role=self._role.value,
@@ -468,7 +435,7 @@ class HAService(Generic[T]):
             in_sync_slaves=len({one.progress.identity for one, lack in lacks.items() if not lack}),
             waiting_sends=len(self._group),
             slaves=tuple(self._slave_status(one, end, now_s, lack) for one, lack in lacks.items()),
-            absent=tuple(absent),
+            absent=self._absent.since(back_s),
             master=self._client.status() if self._client is not None else None,
             epoch=last.number if last is not None else -1,
         )

@@ -81,6 +81,8 @@ class Node(Timed):
         self.flush_type = flush
         self.disk = SimDisk(now_s=lambda: world.clock.now_s)
         self.boots = 1
+        self.booted_s = 0.0
+        """When its process was started last."""
         self.machines = 1
         self.skew_ms = 0
         self.broken = ""
@@ -128,6 +130,7 @@ class Node(Timed):
         self.life += 1
         self.files = SimFiles(self.disk)
         self.frozen_until_s = 0.0
+        self.booted_s = self.world.now_s
         try:
             self._open()
         except (CommitLogError, OSError) as error:
@@ -264,7 +267,7 @@ class Node(Timed):
             return
         self.members.take((end.replica_id, end.link.listed.version) for end in self.following())
         for end in list(self.ends):
-            if regreet and end.link.called:
+            if (regreet and end.link.called) or end.replica_id in self.members.missing:
                 end.send_away()
 
     def pulled_back(self, peer: Node) -> None:

@@ -445,7 +445,11 @@ class World:
         whom the operator reaches, or come from one that was back after all while he was at it, at `asked_s`.
         """
         self.rightful, self.forced = candidate.name, forced
-        reached = [one for one in self.nodes.values() if one.awake and not self.isolated(one)]
+        reached = [
+            one
+            for one in self.nodes.values()
+            if one.awake and not self.isolated(one) and one.booted_s < asked_s
+        ]
         lacked = [record for record in self._promises if not candidate.holds(record)]
         given_up = [
             record
