@@ -298,7 +298,9 @@ class BrokerNode:
             master_wanted=self._master_wanted,
             on_newer=self.standing.told_of,
         )
-        self.standing.build(self.ha, self.slave_sync, self._turn_soon)
+        self.standing.build(
+            self.ha, self.slave_sync, turn=self._turn_soon, announce=self.registration.announce
+        )
         self.repairer = Repairer(store.log, self.standing.sources, self.standing.peers.reading)
         store.log.on_fences = lambda _: self.repairer.wake()
         follow_settings(

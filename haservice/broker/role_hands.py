@@ -108,6 +108,8 @@ class RoleHands:
     # A slave is told whom to follow: the master's address for clients, and for slaves.
     set_master: Callable[[str, str], None]
     turn: Callable[[str], None]
+    # Name servers are told of a new term at once.
+    announce: Callable[[], None]
     describe: Callable[..., LineageBody]
     news: News = field(default_factory=News)
 
@@ -150,6 +152,7 @@ class RoleHands:
                 self.ha.take_list()
                 if action.regreet:
                     self.ha.regreet()
+                    self.announce()
         elif isinstance(action, LeaveMaster):
             assert self.ha is not None
             self.ha.leave_master()

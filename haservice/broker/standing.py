@@ -153,6 +153,7 @@ class Standing:
             copy_side_state=lambda _: False,
             set_master=lambda _, __: None,
             turn=lambda _: None,
+            announce=lambda: None,
             describe=self.describe,
         )
         executor = RoleExecutor(self._state, hands)
@@ -164,9 +165,18 @@ class Standing:
 
     # -- while it runs ------------------------------------------------------------------------------
 
-    def build(self, ha: HAService[Any], slave_sync: SlaveSync, turn: Callable[[str], None]) -> None:
-        """Before the ports open; from now on appends are held if they have to be.  `turn` is called once the
-        broker is to be stopped and started again.
+    def build(
+        self,
+        ha: HAService[Any],
+        slave_sync: SlaveSync,
+        *,
+        turn: Callable[[str], None],
+        announce: Callable[[], None],
+    ) -> None:
+        """Before the ports open; from now on appends are held if they have to be.
+
+        `turn` is called once the broker is to be stopped and started again, `announce` when the name servers
+        have something to hear.
         """
         self._ha, self._slave_sync = ha, slave_sync
         self._describe = Describe(
@@ -186,6 +196,7 @@ class Standing:
             copy_side_state=slave_sync.copy_now,
             set_master=self._set_master,
             turn=turn,
+            announce=announce,
             describe=self.describe,
         )
         if self._state.held:
