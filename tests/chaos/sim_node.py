@@ -81,8 +81,6 @@ class Node(Timed):
         self.flush_type = flush
         self.disk = SimDisk(now_s=lambda: world.clock.now_s)
         self.boots = 1
-        self.booted_s = 0.0
-        """When its process was started last."""
         self.machines = 1
         self.skew_ms = 0
         self.broken = ""
@@ -130,7 +128,6 @@ class Node(Timed):
         self.life += 1
         self.files = SimFiles(self.disk)
         self.frozen_until_s = 0.0
-        self.booted_s = self.world.now_s
         try:
             self._open()
         except (CommitLogError, OSError) as error:

@@ -123,7 +123,7 @@ class RoleDriver:
         self._held = ""
         self._tickets = itertools.count(1)
         self._answers: dict[int, Answered] = {}
-        self._forced, self._asked_s = False, 0.0
+        self._forced, self._sight = False, node.world.sight()
 
     @property
     def changing(self) -> bool:
@@ -151,7 +151,7 @@ class RoleDriver:
         ticket = next(self._tickets)
         self._answers[ticket] = answered
         if isinstance(header, PromoteHeader):
-            self._forced, self._asked_s = header.force, self.node.world.now_s
+            self._forced, self._sight = header.force, self.node.world.sight()
         self.put(Asked(ticket, header))
 
     def _go(self) -> None:
@@ -311,7 +311,7 @@ class RoleDriver:
         if "lineage" in changes and (last := changes["lineage"].last) is not None:
             node.world.note("{} begins term {} at {}: {}", node, last.number, last.start, last.why)
             if last.number % 1000 == 0 and last.master == node.lineage.state.replica_id:
-                node.world.promoted(node, forced=self._forced, asked_s=self._asked_s)
+                node.world.promoted(node, forced=self._forced, sight=self._sight)
         return Done()
 
     def _pull(self, action: Pull) -> Pulled:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,14 @@ class Mode:
             f" inSyncReplicas {self.in_sync_replicas}, segments {self.segment_bytes},"
             f" haReadMark {self.read_mark.value}"
         ).replace("_FLUSH", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Whom an operator reaches at a moment, by name, and which life of each that is."""
+
+    at_s: float
+    lives: Mapping[str, int]
 
 
 class Record:
@@ -439,17 +447,18 @@ class World:
         elif not any(one.holds(record) for one in self.nodes.values()):
             self.void([record], "gone before it was told")
 
-    def promoted(self, candidate: Node, *, forced: bool, asked_s: float) -> None:
+    def sight(self) -> Sight:
+        """What an operator sees now."""
+        seen = (one for one in self.nodes.values() if one.awake and not self.isolated(one))
+        return Sight(self.now_s, {one.name: one.life for one in seen})
+
+    def promoted(self, candidate: Node, *, forced: bool, sight: Sight) -> None:
         """It becomes the master.  By force, all that it lacks is given up.  Otherwise nothing is that a
         SYNC_MASTER answered OK for; what was only shown, or is promised by one broker alone, may be on nobody
-        whom the operator reaches, or come from one that was back after all while he was at it, at `asked_s`.
+        whom the operator saw when he asked for it, or come from one that was back after all while he was at it.
         """
         self.rightful, self.forced = candidate.name, forced
-        reached = [
-            one
-            for one in self.nodes.values()
-            if one.awake and not self.isolated(one) and one.booted_s < asked_s
-        ]
+        reached = [one for one in self.nodes.values() if sight.lives.get(one.name) == one.life]
         lacked = [record for record in self._promises if not candidate.holds(record)]
         given_up = [
             record
@@ -457,7 +466,7 @@ class World:
             if forced
             or (
                 not record.told
-                and (record.made_s >= asked_s or not any(one.holds(record) for one in reached))
+                and (record.made_s >= sight.at_s or not any(one.holds(record) for one in reached))
             )
         ]
         self.void(given_up, "failover forced" if forced else "failover")
