@@ -71,6 +71,13 @@ class Disk:
         finally:
             os.close(fd)
 
+    def turn_read_only(self) -> None:
+        """As ext4 does by itself after an error of its journal: writes get EROFS until power_on().
+
+        What was not flushed is lost then.  Raises NoDisks.
+        """
+        _run("mount", "-o", "remount,abort", str(self.mount))
+
     def power_on(self) -> None:
         """Back, with what had reached the disk.  Nobody may have files open.  Raises NoDisks."""
         self._detach()

@@ -6,6 +6,7 @@
     recovery    how long after a fault of some kind the first OK came, and what it lost
     series      points for a plot: unit, and (x, y) pairs
     span        a fault in a timeline
+    round       a round that was played, so that a run that was interrupted can go on behind it
     failure     a seed that fails, why, and the command that repeats it
 
 One thread or process owns a Report.  A line is on disk when the call returns, so that what a run found
@@ -90,10 +91,19 @@ class Report:
         self.failures: list[Failure] = []
         self.failed: Counter[str] = Counter()
         self.missing: dict[str, str] = {}
+        self.rounds: dict[str, dict[int, str]] = defaultdict(dict)
+        """By layer: each seed that was played, and its kind."""
         self._file: IO[str] | None = None
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             self._file = (directory / LINES).open("a", buffering=1)
+
+    @classmethod
+    def into(cls, file: IO[str]) -> Report:
+        """One whose lines go to `file`, for take_line() of another process."""
+        report = cls()
+        report._file = file
+        return report
 
     @classmethod
     def load(cls, *paths: Path) -> Report:
@@ -145,6 +155,29 @@ class Report:
         text = text[:TEXT_CHARACTERS_MAX]
         self._put({"what": "failure", "layer": layer, "seed": seed, "text": text, "repeat": repeat})
 
+    def round(self, layer: str, seed: int, kind: str, ok: bool, seconds: float) -> None:
+        """One that was played."""
+        self._put(
+            {
+                "what": "round",
+                "layer": layer,
+                "seed": seed,
+                "kind": kind,
+                "ok": ok,
+                "seconds": round(seconds, 2),
+            }
+        )
+
+    def played(self, layer: str) -> set[int]:
+        """The seeds whose rounds this directory's earlier runs have played."""
+        if self.directory is None:
+            return set()
+        return set(Report.load(self.directory).rounds[layer])
+
+    def take_line(self, line: bytes) -> None:
+        """What a report of another process has written."""
+        self._put(json.loads(line))
+
     def absent(self, layer: str, why: str) -> None:
         """This layer did not run."""
         self._put({"what": "absent", "layer": layer, "why": why})
@@ -176,6 +209,8 @@ class Report:
                 self.failed[layer] += 1
                 if len(self.failures) < FAILURES_MAX:
                     self.failures.append(Failure(layer, said["seed"], said["text"], said["repeat"]))
+            case "round":
+                self.rounds[layer][said["seed"]] = said["kind"]
             case "absent":
                 self.missing[layer] = said["why"]
 

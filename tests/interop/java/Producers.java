@@ -174,7 +174,7 @@ class Producers implements Driver.Handle {
     };
 
     /**
-     * Threads that send "QUEUE-NUMBER xxx…" to a queue of their own each, until COUNT in all are acknowledged.
+     * Threads that send "PREFIXQUEUE-NUMBER xxx…" to a queue of their own each, until COUNT in all are acknowledged.
      * A message that was not acknowledged with SEND_OK is not sent again: the next one has the next number.
      */
     private final class Load {
@@ -188,6 +188,7 @@ class Producers implements Driver.Handle {
         private final int firstQueue;
         private final int count;
         private final int bytes;
+        private final String prefix;
 
         Load(JSONObject request) {
             topic = request.getString("topic");
@@ -195,6 +196,7 @@ class Producers implements Driver.Handle {
             firstQueue = request.getIntValue("first_queue");
             count = request.getIntValue("count");
             bytes = request.getIntValue("bytes");
+            prefix = request.getString("prefix") == null ? "" : request.getString("prefix");
             done = new CountDownLatch(threads);
         }
 
@@ -211,7 +213,7 @@ class Producers implements Driver.Handle {
 
         private void run(int queueId, List<Integer> mine) {
             for (int number = 0; ok.get() < count && !stop.get(); number++) {
-                StringBuilder body = new StringBuilder(bytes).append(queueId).append('-').append(number).append(' ');
+                StringBuilder body = new StringBuilder(bytes).append(prefix).append(queueId).append('-').append(number).append(' ');
                 while (body.length() < bytes) {
                     body.append('x');
                 }
