@@ -17,17 +17,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
 
-from tests.chaos.report import Report
+from tests.chaos.report import Ran, Report
 
 
 class Layer(NamedTuple):
@@ -52,6 +55,7 @@ LAYERS = {
     ),
     "bank": Layer("tests.chaos.bank", 1, "Old bugs put back, each of which has to be caught."),
 }
+GIT_S = 10.0
 JOBS_MAX = 8 * max(1, os.cpu_count() or 1)
 _BAR_CHARACTERS = 24
 # A bar on a terminal moves so often; elsewhere a line is written so often.
@@ -107,13 +111,33 @@ def run_layer(name: str, run: Run, report: Report) -> None:
     rounds = run.rounds if run.rounds is not None else layer.rounds
     began_s = time.monotonic()
     report.progress(name, 0, rounds)
+    at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    report.ran(Ran(name, at, commit(), machine(), command_line()))
     try:
         module.run(rounds, run.seed, report, **run.options)
     except Exception as error:
         report.failure(name, run.seed, f"the layer itself failed: {type(error).__name__}: {error}")
         raise
     finally:
-        report.figure(name, "seconds", round(time.monotonic() - began_s, 1))
+        report.add(name, "seconds", round(time.monotonic() - began_s))
+
+
+def commit() -> str:
+    """Of the checkout that this is: a short hash, and whether files differ from it."""
+    words = ["git", "-C", str(Path(__file__).parents[2]), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def command_line() -> str:
+    return shlex.join(["scripts/chaos", *sys.argv[1:]])
 
 
 def summary(report: Report) -> list[str]:
@@ -156,8 +180,7 @@ def _run(context: click.Context, names: list[str]) -> None:
 def _page(report: Report, directory: Path) -> None:
     from tests.chaos.report_page import write_page
 
-    made_by = shlex.join(["scripts/chaos", *sys.argv[1:]])
-    click.echo(f"report: {write_page(report, directory, made_by=made_by)}")
+    click.echo(f"report: {write_page(report, directory, made_by=command_line())}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -18,6 +18,7 @@ from tests.interop.jars import NoStock, classes
 JAVA = "ChaosJava"
 SEND_MS = 3000
 BODY_BYTES = 200
+PACE_MS = 10
 ENDLESS = 1_000_000_000
 
 
@@ -46,7 +47,9 @@ class JavaSide:
         return JavaClients(self, history, rng)
 
     def load(self, prefix: str) -> None:
-        self._producer.start_load(JAVA, count=ENDLESS, queues=QUEUES, size=BODY_BYTES, prefix=prefix)
+        self._producer.start_load(
+            JAVA, count=ENDLESS, queues=QUEUES, size=BODY_BYTES, prefix=prefix, pace_ms=PACE_MS
+        )
 
     def stop_load(self) -> list[tuple[int, int]]:
         """Queue and number of each message that was acknowledged."""

@@ -86,7 +86,7 @@ async def _play(root: Path, seeds: list[int], report: Report) -> int:
             report.add(LAYER, "sends", findings.sends)
             report.add(LAYER, "acknowledged messages", findings.acknowledged)
             for name, number in findings.counts.items():
-                report.add(LAYER, f"{name} (stock's)", number)
+                report.violation(LAYER, name, number)
             for recovery in findings.recoveries:
                 report.recovery(LAYER, recovery.what, recovery.seconds)
             if outcome.level_s:

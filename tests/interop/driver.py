@@ -232,8 +232,10 @@ class Producer(Client):
         size: int = 128,
         first_queue: int = 0,
         prefix: str = "",
+        pace_ms: int = 0,
     ) -> None:
-        """A thread per queue sends "PREFIXQUEUE-NUMBER xxx" until `count` in all are acknowledged.
+        """A thread per queue sends "PREFIXQUEUE-NUMBER xxx" until `count` in all are acknowledged,
+        with `pace_ms` between two.
 
         A send that is not answered SEND_OK is not repeated: its number is given up, and the next one follows.
         """
@@ -245,6 +247,7 @@ class Producer(Client):
             bytes=size,
             first_queue=first_queue,
             prefix=prefix,
+            pace_ms=pace_ms,
         )
 
     def load_state(self) -> dict[str, Any]:

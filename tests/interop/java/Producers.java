@@ -189,6 +189,7 @@ class Producers implements Driver.Handle {
         private final int count;
         private final int bytes;
         private final String prefix;
+        private final int paceMillis;
 
         Load(JSONObject request) {
             topic = request.getString("topic");
@@ -197,6 +198,7 @@ class Producers implements Driver.Handle {
             count = request.getIntValue("count");
             bytes = request.getIntValue("bytes");
             prefix = request.getString("prefix") == null ? "" : request.getString("prefix");
+            paceMillis = request.getIntValue("pace_ms");
             done = new CountDownLatch(threads);
         }
 
@@ -228,17 +230,20 @@ class Producers implements Driver.Handle {
                 if (outcome.equals("SEND_OK")) {
                     mine.add(number);
                     ok.incrementAndGet();
+                    pause(paceMillis);
                 } else {
-                    pause(outcome);
+                    // Nobody there: an answer of another kind took its time already.
+                    pause(outcome.endsWith("Exception") ? 50 : 5);
                 }
             }
             done.countDown();
         }
 
-        private void pause(String outcome) {
+        private void pause(int millis) {
             try {
-                // Nobody there: an answer of another kind took its time already.
-                Thread.sleep(outcome.endsWith("Exception") ? 50 : 5);
+                if (millis > 0) {
+                    Thread.sleep(millis);
+                }
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
             }
