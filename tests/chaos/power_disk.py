@@ -82,6 +82,8 @@ class Disk:
         """Back, with what had reached the disk.  Nobody may have files open.  Raises NoDisks."""
         self._detach()
         self._attach()
+        # That there was room again may have been in the journal's last seconds, which are lost.
+        self.make_room()
 
     def _detach(self) -> None:
         """The last writes of a process that was killed may be under way."""

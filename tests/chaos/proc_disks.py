@@ -104,9 +104,9 @@ async def _flushes_fail(scene: Scene, node: Node, what: str) -> None:
     words = rng.choice(FLUSHED)
     span = Span(scene, what, f"{node.name} {words}".strip())
     failed = node.shim.failed
+    master = await cluster.the_master()
     node.shim.fail(words)
     if words in LOG and cluster.shape.flush == "SYNC_FLUSH":
-        master = await cluster.the_master()
         body = await cluster.lineage(master)
         if body is not None:
             scene.history.unflushed[node.name] = body.log_end

@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.chaos.proc_cluster import TOPIC, Node
 from tests.chaos.proc_faults import Fault, Scene, Span
 
+ENTRY_BYTES = 20
 FLIPS = (1, 3)
 DOWN = 0.4
 
@@ -34,13 +35,21 @@ def small_files(node: Node) -> list[Path]:
     return sorted(path for path in [*some, node.root / "checkpoint"] if path.is_file())
 
 
+def _begin(path: Path, scene: Scene) -> int:
+    """Where in a queue's file the entries of this round begin; 0 for other files."""
+    if path.parent.parent.name != TOPIC:
+        return 0
+    return max(0, scene.history.base.queues[int(path.parent.name)] * ENTRY_BYTES - int(path.name))
+
+
 def flip(path: Path, scene: Scene) -> int:
     """Changes a bit of it; where, -1 for a file without any."""
-    data = path.read_bytes()
+    data, begin = path.read_bytes(), _begin(path, scene)
     written = [at for at, byte in enumerate(data) if byte]
     if not written:
         return -1
-    at = scene.rng.choice(written)
+    # Only what this round has sent is read in its end.
+    at = scene.rng.choice([at for at in written if at >= begin] or written)
     with path.open("r+b") as file:
         file.seek(at)
         file.write(bytes([data[at] ^ 1 << scene.rng.randrange(8)]))

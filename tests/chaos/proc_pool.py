@@ -32,8 +32,11 @@ TAIL_CHARACTERS = 4000
 
 
 def play_beside(layer: str, tasks: Sequence[Task], jobs: int, report: Report) -> None:
-    """So many at a time."""
-    asyncio.run(_Pool(layer, tasks, jobs, report).run())
+    """So many at a time; a SIGTERM ends them all."""
+    try:
+        asyncio.run(_Pool(layer, tasks, jobs, report).run())
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
 
 
 class _Pool:

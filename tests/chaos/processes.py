@@ -9,6 +9,7 @@ round has a new one.  Groups are played one after the other, or several beside e
 from __future__ import annotations
 
 import random
+import resource
 import shutil
 import tempfile
 import time
@@ -52,7 +53,7 @@ def run(rounds: int, seed: int, report: Report, only: Sequence[str] = (), resume
     groups: dict[int, list[int]] = {}
     for one in seeds:
         groups.setdefault(one // ROUNDS_A_CLUSTER, []).append(one)
-    began_s = time.monotonic()
+    began_s, began_cpu_s = time.monotonic(), _cpu_s()
     with ending_on_sigterm():
         if report.jobs > 1:
             tasks = [(kind_of(group, only), some) for group, some in groups.items()]
@@ -62,8 +63,15 @@ def run(rounds: int, seed: int, report: Report, only: Sequence[str] = (), resume
             for group, some in groups.items():
                 play_group(kind_of(group, only), some, report, teller)
     hours = (time.monotonic() - began_s) / 3600
-    if seeds and hours:
+    if seeds:
         report.figure(LAYER, f"rounds an hour, {report.jobs} beside each other", round(len(seeds) / hours))
+        report.figure(LAYER, "CPU seconds a round", round((_cpu_s() - began_cpu_s) / len(seeds), 2))
+
+
+def _cpu_s() -> float:
+    """Of this process, and of all that have ended below it."""
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in uses)
 
 
 def play_group(kind: str, seeds: Sequence[int], report: Report, teller: Teller) -> None:
