@@ -56,6 +56,13 @@ def flip(path: Path, scene: Scene) -> int:
     return at
 
 
+def _apart(files: list[Path], scene: Scene) -> list[Path]:
+    """Some of them; of a file and its .bak only one: two flips at once in both are not one fault."""
+    some = scene.rng.sample(files, len(files))
+    apart = {path.with_name(path.name.removesuffix(".bak")): path for path in some}
+    return list(apart.values())[: scene.rng.randint(*FLIPS)]
+
+
 def _flips(what: str, files: Callable[[Node], list[Path]]) -> Fault:
     async def fault(scene: Scene) -> None:
         node = scene.rng.choice(scene.cluster.nodes)
@@ -64,8 +71,7 @@ def _flips(what: str, files: Callable[[Node], list[Path]]) -> Fault:
             node.kill()
         some = files(node)
         places = []
-        for _ in range(scene.rng.randint(*FLIPS) if some else 0):
-            path = scene.rng.choice(some)
+        for path in _apart(some, scene):
             places.append(f"{path.relative_to(node.root)}:{flip(path, scene)}")
         where = f"{node.name}{' down' if down else ''}: {', '.join(places)}"
         span = Span(scene, f"{what}, broker down" if down else what, where)

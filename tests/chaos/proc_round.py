@@ -183,10 +183,9 @@ class Play:
         except TimeoutError:
             raise NotSoInTime(f"no OK within {SETTLED_S:g} s of peace\n{await cluster.describe()}") from None
         await asyncio.sleep(self._calm_s)
-        await traffic.stop_producing()
+        await asyncio.gather(traffic.stop_producing(), *(one.stop_producing() for one in further))
         await cluster.until(cluster.is_level, "every broker is level", SETTLED_S)
         level_s = history.now_s - healed_s
-        await asyncio.gather(*(one.stop_producing() for one in further))
         for one in further:
             with contextlib.suppress(NotSoInTime):  # the checker says what did not come
                 await cluster.until(one.settled, "all that is owed has come", SETTLED_S)
