@@ -361,6 +361,8 @@ class Cluster:
 
     async def close(self) -> None:
         """May be called twice."""
+        for disk in self.disks:
+            disk.go_on()  # who waits for a disk cannot be killed
         for node in self.nodes:
             node.kill()
         for namesrv in self.namesrvs:

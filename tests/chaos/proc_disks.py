@@ -3,6 +3,7 @@
     disk read-only   ext4 as after an error of its journal: every write is refused, and what was not flushed
                      is lost when it is mounted again, for which the broker has to end; its machine stays up
     disk full        no byte is left, until there is room again
+    disk hangs       whoever writes waits, until it goes on
     flushes fail     fsync and fdatasync give EIO for a while, of all files or of some
 
 An orderly remount (mount -o remount,ro) is refused by Linux while a file is open for writing, and so is that
@@ -20,6 +21,7 @@ from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave, promote_furthest
 
 BROKEN_S = 20.0
+HANG_FACTOR = 3
 # Where a store's flushes fail: "" is everywhere.
 FLUSHED = ("", "/commitlog/", "/commitlog/", "/consumequeue/", "/index/", "/config/", "/lineage/")
 # Those that a SYNC_FLUSH broker's OK stands on.
@@ -97,6 +99,25 @@ async def slave_full(scene: Scene) -> None:
     await _full(scene, await a_slave(scene), "disk of slave full")
 
 
+async def _hangs(scene: Scene, node: Node, what: str) -> None:
+    span = Span(scene, what, node.name)
+    disk = disk_of(scene.cluster, node)
+    await asyncio.to_thread(disk.hang)
+    try:
+        await asyncio.sleep(HANG_FACTOR * scene.seconds)
+    finally:
+        disk.go_on()
+    span.healed()
+
+
+async def master_hangs(scene: Scene) -> None:
+    await _hangs(scene, await scene.cluster.the_master(), "disk of master hangs")
+
+
+async def slave_hangs(scene: Scene) -> None:
+    await _hangs(scene, await a_slave(scene), "disk of slave hangs")
+
+
 async def _flushes_fail(scene: Scene, node: Node, what: str) -> None:
     """Once the log could not be flushed the broker takes nothing more of it for true: it starts anew."""
     cluster, rng = scene.cluster, scene.rng
@@ -134,6 +155,8 @@ DISK_FAULTS: dict[str, Fault] = {
     "disk of slave read-only": slave_read_only,
     "disk of master full": master_full,
     "disk of slave full": slave_full,
+    "disk of master hangs": master_hangs,
+    "disk of slave hangs": slave_hangs,
 }
 FLUSH_FAULTS: dict[str, Fault] = {
     "flushes of master fail": master_flushes_fail,

@@ -430,6 +430,8 @@ async def heal_all(cluster: Cluster) -> None:
         namesrv.signal(signal.SIGCONT)
         if not namesrv.running:
             await cluster.run_namesrv(namesrv)
+    for disk in cluster.disks:
+        disk.go_on()
     for node in cluster.nodes:
         if node.shim is not None:
             node.shim.heal()

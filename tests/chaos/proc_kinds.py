@@ -119,7 +119,7 @@ KINDS: dict[str, Kind] = {
         (*_ROLES, "restart slave", "kill master"),
     ),
     "disks": Kind(
-        "Stores on file systems of their own that become read-only or full.",
+        "Stores on file systems of their own that become read-only, full, or hang.",
         _disks,
         tuple(DISK_FAULTS),
         ("switchover", "failover", "kill slave", "restart master", "link cut"),

@@ -33,6 +33,9 @@ ROUNDS_A_CLUSTER = 10
 TIMELINES_MAX = 3
 VERDICTS_SHOWN = 8
 FAILED_STARTS_MAX = 2
+# Whoever else uses the machine may be quicker with a port that was free.
+PORT_TAKEN = "the port is already taken"
+STARTS_AGAIN_MAX = 3
 
 
 class Left(Exception):
@@ -124,6 +127,8 @@ async def _play(
         except (NoJava, NoDisks, NoShim) as error:
             raise Left(str(error)) from None
         except NotSoInTime as error:
+            if PORT_TAKEN in str(error) and teller.may_start_again():
+                return 0
             kept = True
             teller.failed_start(seeds[0], kind, shape, str(error))
             return 1
@@ -157,7 +162,12 @@ class Teller:
         self._rounds = rounds
         self._done = 0
         self._timelines = 0
-        self._failed_starts = 0
+        self._failed_starts = self._starts_again = 0
+
+    def may_start_again(self) -> bool:
+        """After a start that is not worth telling; a few times in a row."""
+        self._starts_again += 1
+        return self._starts_again <= STARTS_AGAIN_MAX
 
     def failed_start(self, seed: int, kind: str, shape: Shape, text: str) -> None:
         """Raises NotSoInTime when one start after the other fails, and none would do better."""
@@ -174,7 +184,7 @@ class Teller:
     def tell(self, seed: int, kind: str, shape: Shape, outcome: Outcome, seconds: float = 0.0) -> None:
         report, layer, findings = self.report, self._layer, outcome.findings
         self._done += 1
-        self._failed_starts = 0
+        self._failed_starts = self._starts_again = 0
         report.progress(layer, self._done, self._rounds)
         report.add(layer, "rounds")
         report.add(layer, "sends", findings.sends)
