@@ -43,6 +43,8 @@ from tests.chaos.proc_faults import (
 from tests.chaos.proc_packets import HOST_FAULTS
 
 SETTLED_S = 30.0
+# A stock consumer waits 33 s for the answer to a pull whose connection has ended.
+OWED_S = 60.0
 # A broker registers every 10 s here, and a name server forgets one that is silent for 120 s.
 AGREED_S = 150.0
 CALM_S = 0.25
@@ -188,7 +190,7 @@ class Play:
         level_s = history.now_s - healed_s
         for one in further:
             with contextlib.suppress(NotSoInTime):  # the checker says what did not come
-                await cluster.until(one.settled, "all that is owed has come", SETTLED_S)
+                await cluster.until(one.settled, "all that is owed has come", OWED_S)
         await cluster.until(cluster.namesrvs_agree, "the name servers agree", AGREED_S)
         await cluster.until(cluster.is_level, "every broker is level again", SETTLED_S)
         return level_s
