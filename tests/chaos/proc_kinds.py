@@ -151,6 +151,8 @@ KINDS: dict[str, Kind] = {
     ),
 }
 
+# Their rounds wait for what comes later.
+SLOW = {"name-servers", "later", "java"}
 # A run of thirty clusters has every kind, and this one most often.
 MIX = (
     *("replicas", "classic", "one-way", "later", "replicas", "disks", "name-servers"),

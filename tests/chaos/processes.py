@@ -22,7 +22,7 @@ from tests.chaos.netns import Hosts, NoHosts, run_loop_in
 from tests.chaos.power_disk import NoDisks
 from tests.chaos.proc_cluster import Cluster, NotSoInTime, Shape, ending_on_sigterm
 from tests.chaos.proc_java import NoJava
-from tests.chaos.proc_kinds import ALL_FAULTS, KINDS, clients_of, kind_of, steps_of
+from tests.chaos.proc_kinds import ALL_FAULTS, KINDS, SLOW, clients_of, kind_of, steps_of
 from tests.chaos.proc_pool import play_beside
 from tests.chaos.proc_round import Outcome, Play
 from tests.chaos.report import Report
@@ -60,6 +60,7 @@ def run(rounds: int, seed: int, report: Report, only: Sequence[str] = (), resume
     with ending_on_sigterm():
         if report.jobs > 1:
             tasks = [(kind_of(group, only), some) for group, some in groups.items()]
+            tasks.sort(key=lambda task: task[0] not in SLOW)  # so that none of them is the last one alone
             play_beside(LAYER, tasks, report.jobs, report)
         else:
             teller = Teller(LAYER, report, len(seeds))
