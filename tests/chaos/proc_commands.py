@@ -2,7 +2,8 @@
 
     switchover by command          to the nearest slave
     failover by command            of a dead or frozen master, to the furthest slave that answers
-    failover with a silent slave   the same while another slave is frozen: refused without --force, or safe
+    failover with a silent slave   the same while another slave is frozen, at times one that alone has the
+                                   last messages: refused without --force, or safe
     failover of an island          {master, slave} hear neither {slave} nor the operator, who makes that one
                                    the master if mqadmin lets him; clients reach both sides
     reinit by command              a slave is built anew
@@ -92,9 +93,14 @@ async def _furthest(cluster: Cluster, among: Sequence[Node]) -> Node | None:
 
 
 async def _failover(scene: Scene, what: str, silent: Sequence[Node], master: Node) -> None:
-    """With these slaves frozen, too."""
+    """With these slaves frozen, too; at times the others have fallen behind them before."""
     cluster, rng = scene.cluster, scene.rng
     span = Span(scene, what, master.name)
+    if silent and rng.random() < 0.5:
+        for node in cluster.nodes:
+            if node not in silent and node is not master:
+                hosts_of(cluster).lose(master.number, node.number)
+        await asyncio.sleep(scene.seconds)
     for node in silent:
         node.freeze()
     await asyncio.sleep(rng.uniform(0, scene.seconds))
@@ -103,6 +109,7 @@ async def _failover(scene: Scene, what: str, silent: Sequence[Node], master: Nod
         master.kill()
     else:
         master.freeze()
+    hosts_of(cluster).heal()
     others = [node for node in cluster.nodes if node is not master and node not in silent]
     new = await _furthest(cluster, others)
     if new is not None:

@@ -31,7 +31,8 @@ LAYER = "processes"
 ROUNDS_A_CLUSTER = 10
 # Timelines that are kept for plots.
 TIMELINES_MAX = 3
-VERDICTS_SHOWN = 8
+# Of each class.
+VERDICTS_SHOWN = 3
 FAILED_STARTS_MAX = 2
 # Whoever else uses the machine may be quicker with a port that was free.
 PORT_TAKEN = "the port is already taken"
@@ -225,8 +226,10 @@ class Teller:
         """What was broken, and where the files are that show it."""
         verdicts = outcome.findings.verdicts
         lines = [f"{kind}: {shape}; faults: {', '.join(outcome.faults)}; kept: {cluster.root}"]
-        lines += [str(one) for one in verdicts[:VERDICTS_SHOWN]]
-        if len(verdicts) > VERDICTS_SHOWN:
-            lines.append(f"and {len(verdicts) - VERDICTS_SHOWN} more")
+        for violation, count in outcome.findings.counts.items():
+            some = [str(one) for one in verdicts if one.violation.value == violation]
+            lines += some[:VERDICTS_SHOWN]
+            if count > VERDICTS_SHOWN:
+                lines.append(f"and {count - VERDICTS_SHOWN} more: {violation}")
         lines += [f"--- {node.name}\n{node.tail()}" for node in cluster.nodes]
         self.report.failure(self._layer, seed, "\n".join(lines), self._repeat(seed, kind))
