@@ -13,6 +13,7 @@ import resource
 import shutil
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -137,7 +138,12 @@ async def _play(
         play = Play(cluster, ALL_FAULTS, clients=clients)
         for count, seed in enumerate(seeds, 1):
             began_s = time.monotonic()
-            outcome = await play.round(seed, steps_of(kind, seed, shape))
+            try:
+                outcome = await play.round(seed, steps_of(kind, seed, shape))
+            except Exception:  # a run of hours goes on with the next seed
+                kept = True
+                teller.broken_round(seed, kind, shape, traceback.format_exc())
+                return count
             teller.tell(seed, kind, shape, outcome, time.monotonic() - began_s)
             if not outcome.ok:
                 kept = True
@@ -173,11 +179,15 @@ class Teller:
 
     def failed_start(self, seed: int, kind: str, shape: Shape, text: str) -> None:
         """Raises NotSoInTime when one start after the other fails, and none would do better."""
-        self.report.failure(self._layer, seed, f"{kind}: {shape}: {text}", self._repeat(seed, kind))
-        self.report.round(self._layer, seed, kind, False, 0.0)
+        self.broken_round(seed, kind, shape, text)
         self._failed_starts += 1
         if self._failed_starts == FAILED_STARTS_MAX:
             raise NotSoInTime(text)
+
+    def broken_round(self, seed: int, kind: str, shape: Shape, text: str) -> None:
+        """The harness itself failed."""
+        self.report.failure(self._layer, seed, f"{kind}: {shape}: {text}", self._repeat(seed, kind))
+        self.report.round(self._layer, seed, kind, False, 0.0)
 
     def _repeat(self, seed: int, kind: str) -> str:
         only = f" --only {kind}" if self._layer == LAYER else ""
