@@ -6,6 +6,7 @@ properties files written here.  Whoever makes a ScratchPair closes it; close() e
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -61,7 +62,16 @@ def free_port_block(count: int) -> int:
 class Process:
     """One of our commands as a child process, its output in a log file."""
 
-    def __init__(self, name: str, command: str, arguments: list[str], log: Path, boot_line: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: str,
+        arguments: list[str],
+        log: Path,
+        boot_line: str,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`env` goes beside the environment of this process."""
         self.name = name
         self.log = log
         self._boot_line = boot_line
@@ -72,6 +82,7 @@ class Process:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
+            env={**os.environ, **(env or {})},
         )
 
     @property

@@ -10,6 +10,9 @@
     diverged        two nodes hold different bytes at one offset
     corrupt         a record whose bytes are not those that were sent, served or stored
     invented        a record that nobody sent
+    not readable    OK was said, it is in the log, and a broker does not give it to a reader of its queue
+    not delivered   a delayed message, or one of a committed transaction, that never came
+    ill delivered   before its time, or although its transaction was rolled back
     hang            no answer within HANG_S of the deadline
     not settled     healed, and yet no OK, or a slave that does not become level
 
@@ -30,13 +33,16 @@ from tests.chaos.history import (
     UNKNOWN,
     Answered,
     Consumed,
+    Delivered,
     Event,
     Faulted,
     FinalLog,
     Healed,
     Invoked,
+    Owed,
     Promised,
     Sampled,
+    Served,
     Settled,
     Voided,
     Waiting,
@@ -58,6 +64,9 @@ class Violation(enum.Enum):
     DIVERGED = "diverged bytes"
     CORRUPT = "corrupt"
     INVENTED = "invented"
+    NOT_READABLE = "not readable"
+    NOT_DELIVERED = "not delivered"
+    ILL_DELIVERED = "ill delivered"
     HANG = "hang"
     NOT_SETTLED = "not settled"
 
@@ -92,6 +101,10 @@ class Findings:
     refused: int = 0
     unknown: int = 0
     consumed: int = 0
+    owed: int = 0
+    """Messages that had to come later: delayed, or of a committed transaction."""
+    delivered_again: int = 0
+    """Deliveries of those beyond the first of each, which is allowed."""
     recoveries: list[Recovery] = field(default_factory=list)
     lost_bytes: Counter[str] = field(default_factory=Counter)
     """By kind of fault: acknowledged bytes that are gone, and were not promised to survive it."""
@@ -150,6 +163,9 @@ class _Judge:
         self._ok_s: list[float] = []
         self._settled: Settled | None = None
         self._logs: list[FinalLog] = []
+        self._served: list[Served] = []
+        self._owed: dict[str, Owed] = {}
+        self._delivered: defaultdict[str, list[Delivered]] = defaultdict(list)
 
     def _say(self, violation: Violation, text: str, at_s: float) -> None:
         self.findings.verdicts.append(Verdict(violation, text, at_s))
@@ -180,6 +196,12 @@ class _Judge:
                 self._settled = event
             case FinalLog():
                 self._logs.append(event)
+            case Served():
+                self._served.append(event)
+            case Owed():
+                self._owed[event.key] = event
+            case Delivered():
+                self._delivered[event.key].append(event)
             case _:
                 pass
 
@@ -230,7 +252,11 @@ class _Judge:
         places = self._places[where]
         other = places.get(event.queue_offset)
         if other is not None and other != invoked.key:
-            text = f"{where[0]}/{where[1]} offset {event.queue_offset} is {invoked.key}, and was {other}"
+            before = self._promised.get(other)
+            text = (
+                f"{where[0]}/{where[1]} offset {event.queue_offset} is {invoked.key} by {event.node},"
+                f" and was {other}" + (f", OK by {before.node}" if before is not None else "")
+            )
             self._suspects[invoked.key].append((Violation.OFFSET_REUSED, text, event.at_s))
         if event.queue_offset <= self._highest.get(where, -1):
             for offset, key in places.items():
@@ -298,6 +324,8 @@ class _Judge:
                 self._compare(survivor, log)
         if survivor is not None:
             self._check_kept(survivor)
+            self._check_served(survivor)
+        self._check_owed()
         self._recoveries()
 
     def _check_kept(self, log: FinalLog) -> None:
@@ -324,6 +352,37 @@ class _Judge:
         for key, why in self._voided.items():
             if not copies[key]:
                 self.findings.lost_bytes[why] += self._sizes.get(key, 0)
+
+    def _check_served(self, log: FinalLog) -> None:
+        """Each acknowledged record of the log, through its queue, at every node that was read."""
+        wanted: defaultdict[tuple[str, int], list[tuple[int, str]]] = defaultdict(list)
+        for record in log.records:
+            if record.key in self._promised:
+                wanted[record.topic, record.queue].append((record.queue_offset, record.key))
+        for served in self._served:
+            there = set(served.records)
+            gone = [one for one in wanted[served.topic, served.queue] if one not in there]
+            if gone:
+                (offset, key), queue = gone[0], f"{served.topic}/{served.queue}"
+                more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
+                text = f"{served.node} does not serve {key} at {queue} offset {offset}{more}"
+                self._say(Violation.NOT_READABLE, text, served.at_s)
+
+    def _check_owed(self) -> None:
+        for key, owed in self._owed.items():
+            came = self._delivered[key]
+            if owed.deliver:
+                self.findings.owed += 1
+                self.findings.delivered_again += max(0, len(came) - 1)
+                if not came:
+                    self._say(
+                        Violation.NOT_DELIVERED, f"{key} of {owed.topic} never came: {owed.why}", owed.at_s
+                    )
+            elif owed.deliver is False and came:
+                self._say(Violation.ILL_DELIVERED, f"{key} of {owed.topic} came: {owed.why}", came[0].at_s)
+            if came and came[0].at_s < owed.due_s:
+                early_s = owed.due_s - came[0].at_s
+                self._say(Violation.ILL_DELIVERED, f"{key} came {early_s:.3f} s early", came[0].at_s)
 
     def _check_log(self, log: FinalLog) -> None:
         if log.damage:

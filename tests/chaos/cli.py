@@ -3,6 +3,9 @@
     scripts/chaos sim                                     as many rounds as the short run of the tests has
     scripts/chaos --rounds 5000 --seed 1 sim              seeds 1 … 5000
     scripts/chaos --rounds 1 --seed 4711 sim              one seed again
+    scripts/chaos --rounds 20 processes --only flips      rounds of one kind
+    scripts/chaos --rounds 300 --jobs 6 --report DIR processes --resume
+                                                          six at a time; called again, it goes on
     scripts/chaos --report DIR all                        every layer, and DIR/report.html
     scripts/chaos page DIR…                               the page of earlier runs together
 
@@ -14,15 +17,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import shlex
+import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import click
 
-from tests.chaos.report import Report
+from tests.chaos.report import Ran, Report
 
 
 class Layer(NamedTuple):
@@ -47,6 +55,8 @@ LAYERS = {
     ),
     "bank": Layer("tests.chaos.bank", 1, "Old bugs put back, each of which has to be caught."),
 }
+GIT_S = 10.0
+JOBS_MAX = 8 * max(1, os.cpu_count() or 1)
 _BAR_CHARACTERS = 24
 # A bar on a terminal moves so often; elsewhere a line is written so often.
 _TERMINAL_S, _LINE_S = 0.2, 15.0
@@ -71,9 +81,9 @@ class Progress:
         elapsed_s = max(now_s - self._began_s, 1e-6)
         filled = int(_BAR_CHARACTERS * min(1.0, done / total)) if total else 0
         bar = "#" * filled + "." * (_BAR_CHARACTERS - filled)
-        text = (
-            f"{layer:<10} [{bar}] {done:,} of {total:,}, {done / elapsed_s:,.1f} a second, {elapsed_s:.0f} s"
-        )
+        rate = done / elapsed_s
+        speed = f"{rate:,.1f} a second" if rate >= 1 else f"{rate * 3600:,.0f} an hour"
+        text = f"{layer:<10} [{bar}] {done:,} of {total:,}, {speed}, {elapsed_s:.0f} s"
         click.echo(("\r" if self._terminal else "") + text, err=True, nl=last or not self._terminal)
 
 
@@ -84,6 +94,8 @@ class Run(NamedTuple):
     seed: int
     jobs: int
     directory: Path | None
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Of one layer's run()."""
 
 
 def run_layer(name: str, run: Run, report: Report) -> None:
@@ -99,13 +111,33 @@ def run_layer(name: str, run: Run, report: Report) -> None:
     rounds = run.rounds if run.rounds is not None else layer.rounds
     began_s = time.monotonic()
     report.progress(name, 0, rounds)
+    at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    report.ran(Ran(name, at, commit(), machine(), command_line()))
     try:
-        module.run(rounds, run.seed, report)
+        module.run(rounds, run.seed, report, **run.options)
     except Exception as error:
         report.failure(name, run.seed, f"the layer itself failed: {type(error).__name__}: {error}")
         raise
     finally:
-        report.figure(name, "seconds", round(time.monotonic() - began_s, 1))
+        report.add(name, "seconds", round(time.monotonic() - began_s))
+
+
+def commit() -> str:
+    """Of the checkout that this is: a short hash, and whether files differ from it."""
+    words = ["git", "-C", str(Path(__file__).parents[2]), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def command_line() -> str:
+    return shlex.join(["scripts/chaos", *sys.argv[1:]])
 
 
 def summary(report: Report) -> list[str]:
@@ -148,8 +180,7 @@ def _run(context: click.Context, names: list[str]) -> None:
 def _page(report: Report, directory: Path) -> None:
     from tests.chaos.report_page import write_page
 
-    made_by = shlex.join(["scripts/chaos", *sys.argv[1:]])
-    click.echo(f"report: {write_page(report, directory, made_by=made_by)}")
+    click.echo(f"report: {write_page(report, directory, made_by=command_line())}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -159,8 +190,8 @@ def _page(report: Report, directory: Path) -> None:
     "--jobs",
     default=1,
     show_default=True,
-    type=click.IntRange(1, max(1, os.cpu_count() or 1)),
-    help="Processes.",
+    type=click.IntRange(1, JOBS_MAX),
+    help="Processes; rounds of `processes` wait a lot, and several a core gain.",
 )
 @click.option("--report", "directory", type=click.Path(path_type=Path), help="Where the report page goes.")
 @click.pass_context
@@ -179,7 +210,30 @@ def _command(name: str) -> click.Command:
 
 
 for _name in LAYERS:
-    main.add_command(_command(_name))
+    if _name != "processes":
+        main.add_command(_command(_name))
+
+
+@main.command("processes", help=LAYERS["processes"].help + f" ({LAYERS['processes'].rounds} rounds)")
+@click.option(
+    "--only", multiple=True, metavar="KIND", help="Rounds of this kind; more than once for several."
+)
+@click.option("--resume", is_flag=True, help="Without the seeds that runs with this --report have played.")
+@click.option("--kinds", is_flag=True, help="Say what kinds there are.")
+@click.pass_context
+def processes(context: click.Context, only: tuple[str, ...], resume: bool, kinds: bool) -> None:
+    from tests.chaos.proc_kinds import KINDS
+
+    if kinds:
+        for name, kind in KINDS.items():
+            click.echo(f"{name:<14}{kind.help}")
+        return
+    if unknown := [name for name in only if name not in KINDS]:
+        raise click.UsageError(f"no kind {unknown[0]}; there are {', '.join(KINDS)}")
+    if resume and context.obj.directory is None:
+        raise click.UsageError("--resume needs --report DIR before the layer")
+    context.obj = context.obj._replace(options={"only": only, "resume": resume})
+    _run(context, ["processes"])
 
 
 @main.command("all")

@@ -8,6 +8,8 @@
     Voided                      these messages' promises are over, because a fault took what they stood on
     Waiting, Settled            an operator has to decide; everything is healed and level again
     Sampled                     how far behind a slave is
+    Owed ──▶ Delivered          a message that comes later, delayed or of a transaction, or never
+    Served                      what one node gives of a queue when it was all over
     FinalLog                    one node's log when it was all over
 
 Times are seconds on one clock that all events share, in ascending order; offsets and sizes are bytes, queue
@@ -89,6 +91,34 @@ class Consumed:
     node: str = ""
     client: str = ""
     below_level: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """A message of `key` that comes to consumers of `topic` later, or never.
+
+    `deliver`: whether it has to, or must not; None: it may.  Not before `due_s`.  Of several with one key the
+    last one counts.
+    """
+
+    kind: ClassVar[str] = "owed"
+    at_s: float
+    key: str
+    topic: str
+    deliver: bool | None
+    due_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A consumer got what was owed; twice is allowed."""
+
+    kind: ClassVar[str] = "delivered"
+    at_s: float
+    key: str
+    topic: str
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +213,18 @@ class Sampled:
     lag_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """All that `node` gives to a reader of one queue: its offsets, and the key of each."""
+
+    kind: ClassVar[str] = "served"
+    at_s: float
+    node: str
+    topic: str
+    queue: int
+    records: tuple[tuple[int, str], ...] = field(repr=False)
+
+
 class FinalRecord(NamedTuple):
     """One record of a log; `crc` is that of its body."""
 
@@ -218,6 +260,8 @@ Event = (
     Invoked
     | Answered
     | Consumed
+    | Owed
+    | Delivered
     | Faulted
     | Healed
     | RoleChanged
@@ -226,13 +270,14 @@ Event = (
     | Waiting
     | Settled
     | Sampled
+    | Served
     | FinalLog
 )
 _KINDS: dict[str, type[Any]] = {
     one.kind: one
     for one in (
         *(Invoked, Answered, Consumed, Faulted, Healed, RoleChanged),
-        *(Promised, Voided, Waiting, Settled, Sampled, FinalLog),
+        *(Owed, Delivered, Promised, Voided, Waiting, Settled, Sampled, Served, FinalLog),
     )
 }
 

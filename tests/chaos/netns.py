@@ -13,11 +13,13 @@ Nothing leaves the machine: the bridge is in a namespace of its own, and has no 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import os
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,8 +63,11 @@ def enter(ns: str) -> None:
         os.close(fd)
 
 
-def run_in(ns: str | None, work: Callable[[], T]) -> T:
-    """`work()` in a thread of its own, within the namespace; None for where this thread is."""
+def run_in(ns: str | None, work: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
+    """`work()` in a thread of its own, within the namespace; None for where this thread is.
+
+    A signal or an interrupt that ends the wait for it calls `cancel`, and waits until it is over.
+    """
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -76,10 +81,32 @@ def run_in(ns: str | None, work: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=body, name=f"in-{ns or 'here'}")
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except BaseException:
+        cancel()
+        thread.join()
+        raise
     if errors:
         raise errors[0]
     return results[0]
+
+
+def run_loop_in(ns: str | None, work: Callable[[], Coroutine[None, None, T]]) -> T:
+    """`asyncio.run(work())` as run_in() runs things.  What ends this thread's wait, cancels it first."""
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None] | None]] = []
+
+    async def body() -> T:
+        running.append((asyncio.get_running_loop(), asyncio.current_task()))
+        return await work()
+
+    def cancel() -> None:
+        for loop, task in running:
+            if task is not None:
+                with contextlib.suppress(RuntimeError):  # it is over already
+                    loop.call_soon_threadsafe(task.cancel)
+
+    return run_in(ns, lambda: asyncio.run(body()), cancel)
 
 
 class Hosts:
@@ -94,6 +121,9 @@ class Hosts:
         self.names = [f"{prefix}n{number}" for number in range(count)]
         self.addrs = [f"192.0.2.{10 + number}" for number in range(count)]
         self._made: list[str] = []
+        self._lost: set[tuple[int, int]] = set()
+        self._unplugged: set[int] = set()
+        self._slow: set[int] = set()
         try:
             self._make()
         except BaseException:
@@ -118,29 +148,44 @@ class Hosts:
 
     def lose(self, source: int, target: int) -> None:
         """Packets from host `source` to host `target` are lost from now on."""
+        self._lost.add((source, target))
         nobody = _NOBODY.format(target)
         ip("neigh", "replace", self.addrs[target], "lladdr", nobody, "dev", "eth0", "nud", "permanent",
            ns=self.names[source])  # fmt: skip
 
     def find(self, source: int, target: int) -> None:
         """They arrive again."""
+        self._lost.discard((source, target))
         card, ns = self._card(target), self.names[source]
         ip("neigh", "replace", self.addrs[target], "lladdr", card, "dev", "eth0", "nud", "reachable", ns=ns)
 
     def unplug(self, number: int) -> None:
         """The host has no link to anybody, the clients included."""
+        self._unplugged.add(number)
         ip("link", "set", f"port{number}", "down", ns=self.hub)
 
     def plug(self, number: int) -> None:
+        self._unplugged.discard(number)
         ip("link", "set", f"port{number}", "up", ns=self.hub)
 
     def throttle(self, number: int, rate: str) -> None:
         """The host sends so much, such as 1mbit, to all together."""
+        self._slow.add(number)
         _run(["tc", "-n", self.names[number], "qdisc", "replace", "dev", "eth0", "root",
               "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"])  # fmt: skip
 
     def unthrottle(self, number: int) -> None:
+        self._slow.discard(number)
         _run(["tc", "-n", self.names[number], "qdisc", "del", "dev", "eth0", "root"])
+
+    def heal(self) -> None:
+        """Whatever is lost, unplugged or slow is no more."""
+        for source, target in list(self._lost):
+            self.find(source, target)
+        for number in list(self._unplugged):
+            self.plug(number)
+        for number in list(self._slow):
+            self.unthrottle(number)
 
     def _card(self, number: int) -> str:
         words = ip("-o", "link", "show", "eth0", ns=self.names[number]).split()

@@ -88,12 +88,12 @@ async def play(root: Path, seeds: list[int], teller: Teller) -> int:
                 await cluster.start()
             except NotSoInTime as error:
                 kept = True
-                teller.failed_start(seeds[0], shape, str(error))
+                teller.failed_start(seeds[0], LAYER, shape, str(error))
                 return 1
             rounds = Play(cluster, {**ALL_FAULTS, **machines.faults}, calm_s=CALM_S)
             for count, seed in enumerate(seeds, 1):
                 outcome = await rounds.round(seed, [step_of(seed)])
-                teller.tell(seed, shape, outcome)
+                teller.tell(seed, LAYER, shape, outcome)
                 if not outcome.ok:
                     kept = True
                     histories.dump(outcome.events, root / f"history-{seed}.jsonl")
@@ -101,7 +101,7 @@ async def play(root: Path, seeds: list[int], teller: Teller) -> int:
                     for node in cluster.nodes:
                         with contextlib.suppress(OSError):
                             shutil.copytree(node.root, root / node.name)
-                    teller.fail(seed, shape, outcome, cluster)
+                    teller.fail(seed, LAYER, shape, outcome, cluster)
                     return count
             return len(seeds)
         finally:

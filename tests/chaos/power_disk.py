@@ -22,6 +22,7 @@ import subprocess
 import time
 from pathlib import Path
 
+_FREEZE, _THAW = 0xC0045877, 0xC0045878  # FIFREEZE, FITHAW
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN, the same number as FS_IOC_SHUTDOWN
 JOURNAL_OUT, JOURNAL_LOST = 1, 2
 _WRITE_AND_WAIT = 7
@@ -71,10 +72,35 @@ class Disk:
         finally:
             os.close(fd)
 
+    def turn_read_only(self) -> None:
+        """As ext4 does by itself after an error of its journal: writes get EROFS until power_on().
+
+        What was not flushed is lost then.  Raises NoDisks.
+        """
+        _run("mount", "-o", "remount,abort", str(self.mount))
+
+    def hang(self) -> None:
+        """Whoever writes waits, until go_on(); what is read comes from the page cache, if it is there."""
+        self._ioctl(_FREEZE)
+
+    def go_on(self) -> None:
+        """Nothing, if it does not hang."""
+        with contextlib.suppress(OSError):
+            self._ioctl(_THAW)
+
+    def _ioctl(self, number: int) -> None:
+        fd = os.open(self.mount, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, number, 0)
+        finally:
+            os.close(fd)
+
     def power_on(self) -> None:
         """Back, with what had reached the disk.  Nobody may have files open.  Raises NoDisks."""
         self._detach()
         self._attach()
+        # That there was room again may have been in the journal's last seconds, which are lost.
+        self.make_room()
 
     def _detach(self) -> None:
         """The last writes of a process that was killed may be under way."""

@@ -10,7 +10,6 @@ Times are seconds since the History began; offsets of log and queues count from 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 import zlib
@@ -25,7 +24,7 @@ from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader, SendMessageResponseHeader
-from tests.chaos.history import OK, REFUSED, UNKNOWN, Answered, Consumed, Event, Invoked, Voided
+from tests.chaos.history import OK, REFUSED, UNKNOWN, Answered, Consumed, Event, Invoked, Served, Voided
 from tests.chaos.proc_cluster import BROKER, QUEUES, TOPIC, Cluster
 
 SEND_TRIES = 3
@@ -33,8 +32,14 @@ SEND_S = 3.0
 PULL_S = 2.0
 # After another status than OK; a master without a slave would fill the log with such messages.
 REFUSED_S = 0.02
+# Between two sends, so that a round is about faults and not about load.
+PACE_S = 0.01
 BODY_BYTES = (40, 700)
 GROUP = "CHAOS_CONSUMER"
+READER = "reader"
+READ_S = 20.0
+# A client that has just come, or whose name server is another one, may know of another master.
+RESTLESS_S = 0.3
 _RETRIED = {
     ResponseCode.TOPIC_NOT_EXIST,
     ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -63,6 +68,8 @@ class History:
         self.last_ok_s = -1.0
         self.pulls: set[asyncio.Future[None]] = set()
         """Those on their way."""
+        self.unflushed: dict[str, int] = {}
+        """By broker: from which offset of its log on no flush succeeds."""
         self._cluster = cluster
         self._began_s = time.monotonic()
         # A send that was made again may leave two copies, of which one is proven: so by place, too.
@@ -84,6 +91,11 @@ class History:
         if proxy is None:
             return None
         return (name, "a slave") if proxy.acknowledged > offset else (name,)
+
+    def flushed_by(self, offset: int) -> tuple[str, ...] | None:
+        """Who can have it on disk, while a test makes flushes fail; else None: nobody watched."""
+        failing = [name for name, end in self.unflushed.items() if offset >= end]
+        return tuple(one.name for one in self._cluster.nodes if one.name not in failing) if failing else None
 
     def ok(self, key: str, queue: int, queue_offset: int) -> None:
         self.acknowledged += 1
@@ -136,10 +148,11 @@ class History:
 
 
 class Route:
-    """Where the brokers are, as the name server has it."""
+    """Where the brokers are, as one name server has it; another one is asked when it does not answer."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, first: int = 0) -> None:
         self.addrs: dict[int, str] = {}
+        self._asked = first
         self._cluster = cluster
         self._asking: asyncio.Task[None] | None = None
 
@@ -158,12 +171,18 @@ class Route:
         await asyncio.shield(self._asking)
 
     async def _ask(self) -> None:
-        with contextlib.suppress(RemotingError, ProtocolError):
+        namesrvs = self._cluster.namesrvs
+        try:
             info = await self._cluster.ask(
-                self._cluster.namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo, timeout_s=1.0
+                namesrvs[self._asked % len(namesrvs)].addr,
+                RequestCode.GET_BROKER_CLUSTER_INFO,
+                ClusterInfo,
+                timeout_s=1.0,
             )
             table = info.broker_addr_table.get(BROKER)
             self.addrs = {} if table is None else dict(table.broker_addrs)
+        except (RemotingError, ProtocolError):
+            self._asked += 1
         await asyncio.sleep(0.02)
 
 
@@ -177,8 +196,14 @@ class Traffic:
         self._cluster = cluster
         self._history = history
         self._route = Route(cluster)
+        # Where brokers or name servers may not hear each other, two kinds of clients ask different ones, and
+        # the second kind asks again and again while all is well.
+        apart = cluster.shape.offices or cluster.shape.nameservers > 1
+        self._restless = Route(cluster, 1) if apart else self._route
+        self._asking: asyncio.Task[None] | None = None
         self._rng = rng
         self._prefix = f"{rng.randrange(1 << 48):x}"
+        self._read: dict[tuple[str, int], list[tuple[int, str]]] = {}
         self._count = 0
         self._sends = 0
         self._sending = True
@@ -190,12 +215,16 @@ class Traffic:
 
     async def start(self) -> None:
         await self._route.refresh()
+        if self._restless is not self._route:
+            await self._restless.refresh()
+            self._asking = asyncio.create_task(self._ask_again())
         producers, each = self._shape
         for number in range(producers):
             client = RemotingClient(connect_timeout_s=1.0)
             self._clients.append(client)
+            route = self._restless if number % 2 else self._route
             for _ in range(each):
-                self._producing.append(asyncio.create_task(self._produce(client, f"p{number}")))
+                self._producing.append(asyncio.create_task(self._produce(client, f"p{number}", route)))
         for queue in range(QUEUES):
             self._consuming.append(asyncio.create_task(self._consume(queue)))
 
@@ -209,26 +238,36 @@ class Traffic:
     async def stop(self) -> None:
         """May be called twice, and after stop_producing()."""
         self._over = True
+        if self._asking is not None:
+            self._asking.cancel()
         await self.stop_producing()
         await asyncio.gather(*self._consuming)
 
+    async def _ask_again(self) -> None:
+        while True:
+            await asyncio.sleep(RESTLESS_S)
+            await self._restless.refresh()
+
     # -- producing -----------------------------------------------------------------------------------
 
-    async def _produce(self, client: RemotingClient, name: str) -> None:
+    async def _produce(self, client: RemotingClient, name: str, route: Route) -> None:
         while self._sending:
             self._count += 1
             number = self._count
             key = f"{self._prefix}-{number}"
             body = key.encode() + b" " + b"x" * self._rng.randint(*BODY_BYTES)
-            await self._send(client, name, key, number % QUEUES, body)
+            await self._send(client, name, route, key, number % QUEUES, body)
+            await asyncio.sleep(PACE_S)
 
-    async def _send(self, client: RemotingClient, name: str, key: str, queue: int, body: bytes) -> None:
+    async def _send(
+        self, client: RemotingClient, name: str, route: Route, key: str, queue: int, body: bytes
+    ) -> None:
         history, until_s = self._history, time.monotonic() + SEND_S
         crc, message = zlib.crc32(body) & 0x7FFFFFFF, Outgoing(body, {"KEYS": key})
         for _ in range(SEND_TRIES):
-            while self._route.master is None and time.monotonic() < until_s:
-                await self._route.refresh()
-            addr, left_s = self._route.master, until_s - time.monotonic()
+            while route.master is None and time.monotonic() < until_s:
+                await route.refresh()
+            addr, left_s = route.master, until_s - time.monotonic()
             if addr is None or left_s <= 0:
                 return
             self._sends += 1
@@ -237,7 +276,7 @@ class Traffic:
             history.add(Invoked(now_s, send, key, TOPIC, queue, crc, len(body), name, now_s + left_s))
             if await self._try(client, addr, send, key, send_command(TOPIC, queue, message), left_s):
                 return
-            await self._route.refresh()
+            await route.refresh()
 
     async def _try(
         self, client: RemotingClient, addr: str, send: str, key: str, command: RemotingCommand, left_s: float
@@ -270,6 +309,7 @@ class Traffic:
                 stored.queue_offset - history.base.queues[stored.queue_id],
                 offset - history.base.offset,
                 history.held_by(name, offset) if is_ok else None,
+                history.flushed_by(offset) if is_ok else None,
             )
         )
         if is_ok:
@@ -324,6 +364,7 @@ class Traffic:
 
     def _take(self, addr: str, queue: int, data: bytes, client: str) -> None:
         history, base, position = self._history, self._history.base, 0
+        read = self._read.setdefault((addr, queue), []) if client == READER else None
         node = self._cluster.node_at(addr)
         name = addr if node is None else node.name
         while position < len(data):
@@ -333,14 +374,26 @@ class Traffic:
             at = message.queue_offset - base.queues[queue]
             crc = zlib.crc32(message.body) & 0x7FFFFFFF
             event = Consumed(history.now_s, key, message.topic, queue, at, crc, name, client)
+            if read is not None:
+                read.append((at, key))
             history.consumed(event, message.physical_offset)
 
     async def read_all(self, addr: str, ends: Callable[[int], int]) -> None:
-        """Everything that a broker serves, from where the round began to `ends(queue)`."""
+        """Everything that a broker serves, from where the round began to `ends(queue)`.
+
+        A broker that mends a queue gets READ_S to serve it.
+        """
+        history, node = self._history, self._cluster.node_at(addr)
         for queue in range(QUEUES):
-            position = self._history.base.queues[queue]
-            while position < ends(queue):
-                moved = await self.pull(addr, queue, position, "reader", 5.0)
+            position, until_s = history.base.queues[queue], time.monotonic() + READ_S
+            while position < ends(queue) and time.monotonic() < until_s:
+                try:
+                    moved = await self.pull(addr, queue, position, READER, 5.0)
+                except (RemotingError, ProtocolError):
+                    moved = position
                 if moved <= position:
-                    break
-                position = moved
+                    await asyncio.sleep(0.05)
+                position = max(moved, position)
+            records = tuple(self._read.pop((addr, queue), ()))
+            name = addr if node is None else node.name
+            history.add(Served(history.now_s, name, TOPIC, queue, records))

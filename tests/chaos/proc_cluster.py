@@ -1,7 +1,10 @@
 """Real brokers of one name as processes, with a name server, whose links can be made to fail.
 
-    shape "proxy"   all on loopback; a master's slaves come to it through its LinkProxy
-    shape "netns"   each broker a host of its own, see netns.py
+    links "proxy"   all on loopback; a master's slaves come to it through its LinkProxy, and with several
+                    name servers each broker to each of them through one more
+    links "netns"   each broker a host of its own, see netns.py; so is each name server, if hosts are left
+    disks           each store on a small file system of its own, see power_disk.py
+    shim            flushes of the brokers can be made to fail, see flush_shim.py
 
 A Cluster belongs to one asyncio loop.  close() ends every process and host, and says nothing of files: they
 lie below `root` until someone removes them.
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -22,14 +26,16 @@ from typing import NamedTuple, TypeVar
 
 from haservice.admin.pair import BROKER_PORTS, Process, free_port_block
 from haservice.errors import HAServiceError, ProtocolError, RemotingError
-from haservice.remoting.bodies import HARuntimeInfo, KVTable
+from haservice.remoting.bodies import MASTER_ID, ClusterInfo, HARuntimeInfo, KVTable
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import CreateTopicHeader, ExtHeader
 from haservice.remoting.json_body import JSONBody
 from haservice.remoting.lineage_headers import LineageBody
+from tests.chaos.flush_shim import FlushShim
 from tests.chaos.netns import HUB_ADDR, Hosts, run_in
+from tests.chaos.power_disk import Disk
 from tests.chaos.proxy import LinkProxy
 
 Body = TypeVar("Body", bound=JSONBody)
@@ -43,6 +49,7 @@ PROXY_HOST = "127.0.0.2"
 HEARTBEAT_MS = 500
 ASK_S = 2.0
 LOOK_S = 0.05
+DISK_MB = 256
 
 SETTINGS = {
     "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
@@ -57,6 +64,7 @@ SETTINGS = {
     "maxTransferCountOnMessageInMemory": "256",
     "maxTransferCountOnMessageInDisk": "256",
     "autoCreateTopicEnable": "false",
+    "registerNameServerPeriod": "10000",
 }
 
 
@@ -80,9 +88,34 @@ class Shape(NamedTuple):
     links: str = "proxy"
     brokers: int = 2
     role: str = "SYNC_MASTER"
+    in_sync: int = 1
+    """inSyncReplicas."""
+    nameservers: int = 1
+    offices: bool = False
+    """With links "netns": each name server is a host of its own, and who administers sits at the first."""
+    disks: bool = False
+    shim: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
+    """Of every broker."""
+    clients: tuple[str, ...] = ()
+    """Names of further clients, see proc_kinds.CLIENTS."""
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts it takes."""
+        return self.brokers + (self.nameservers if self.offices else 0)
+
+    @property
+    def copies(self) -> int:
+        """How many brokers an OK of a SYNC_MASTER stands for."""
+        return max(2, self.in_sync)
 
     def __str__(self) -> str:
-        return f"{self.brokers} brokers, {self.role}, {self.flush}, {self.links}"
+        words = [f"{self.brokers} brokers", self.role, self.flush, self.links]
+        words += [f"inSyncReplicas {self.in_sync}"] if self.in_sync > 1 else []
+        words += [f"{self.nameservers} name servers"] if self.nameservers > 1 else []
+        words += ["disks of their own"] if self.disks else []
+        return ", ".join([*words, *self.clients])
 
 
 class NotSoInTime(Exception):
@@ -102,6 +135,7 @@ class Node:
         self.process: Process | None = None
         self.frozen = False
         self.extra: dict[str, str] = {}
+        self.shim: FlushShim | None = None
         self._namesrv = namesrv
         self._directory = root
 
@@ -132,14 +166,17 @@ class Node:
             "brokerIP2": PROXY_HOST if shape.links == "proxy" else self.ip,
             "listenPort": str(self.port),
             "storePathRootDir": str(self.root),
+            "inSyncReplicas": str(shape.in_sync),
             **SETTINGS,
+            **dict(shape.settings),
             **self.extra,
         }
         path = self._directory / f"{self.name}.properties"
         path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         log = self._directory / f"{self.name}.log"
+        env = None if self.shim is None else self.shim.env
         self.process = run_in(
-            self.ns, lambda: Process(self.name, "mqbroker", ["-c", str(path)], log, "The broker[")
+            self.ns, lambda: Process(self.name, "mqbroker", ["-c", str(path)], log, "The broker[", env)
         )
         self.frozen = False
 
@@ -161,6 +198,50 @@ class Node:
         return "" if self.process is None else self.process.tail()
 
 
+class NameServer:
+    """One of them, whether its process runs or not; what it knows it has from brokers that are there."""
+
+    def __init__(self, root: Path, number: int, ip: str, port: int, ns: str | None) -> None:
+        self.number = number
+        self.name = "namesrv" if number == 0 else f"namesrv{number}"
+        self.ip = ip
+        self.port = port
+        self.ns = ns
+        self.process: Process | None = None
+        self._root = root
+
+    @property
+    def addr(self) -> str:
+        return f"{self.ip}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.popen.poll() is None
+
+    def launch(self) -> Process:
+        path = self._root / f"{self.name}.properties"
+        lines = {
+            "listenPort": str(self.port),
+            "bindAddress": self.ip,
+            "kvConfigPath": str(self._root / f"{self.name}-kvConfig.json"),
+        }
+        path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        log = self._root / f"{self.name}.log"
+        boot_line = "The Name Server boot success"
+        self.process = run_in(
+            self.ns, lambda: Process(self.name, "mqnamesrv", ["-c", str(path)], log, boot_line)
+        )
+        return self.process
+
+    def signal(self, number: int) -> None:
+        if self.running and self.process is not None:
+            os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        if self.running and self.process is not None:
+            self.process.kill()
+
+
 class Cluster:
     """Made, started, asked, closed."""
 
@@ -170,21 +251,50 @@ class Cluster:
         self.root = root
         self.shape = shape
         self.hosts = hosts
-        count = shape.brokers
-        first = free_port_block(1 + count * BROKER_PORTS)
+        count, names = shape.brokers, shape.nameservers
+        first = free_port_block(names + 2 + count * BROKER_PORTS)
         ips = hosts.addrs if hosts is not None else ["127.0.0.1"] * count
         namespaces: list[str | None] = [*hosts.names] if hosts is not None else [None] * count
-        self._namesrv_ip = HUB_ADDR if hosts is not None else "127.0.0.1"
-        self.namesrv = f"{self._namesrv_ip}:{first}"
-        self._namesrv_process: Process | None = None
+        offices = [count + number if shape.offices and hosts is not None else -1 for number in range(names)]
+        hub = HUB_ADDR if hosts is not None else "127.0.0.1"
+        self.namesrvs = [
+            NameServer(
+                root,
+                number,
+                ips[office] if office >= 0 else hub,
+                first + number,
+                namespaces[office] if office >= 0 else None,
+            )
+            for number, office in enumerate(offices)
+        ]
+        self.namesrv = self.namesrvs[0].addr
+        self.office: str | None = self.namesrvs[0].ns
+        """The namespace in which who administers sits; None: where this process is."""
+        first += names
         self.nodes = [
             Node(
-                root, number, ips[number], first + 3 + number * BROKER_PORTS, self.namesrv, namespaces[number]
+                root,
+                number,
+                ips[number],
+                first + 2 + number * BROKER_PORTS,
+                ";".join(f"{self._namesrv_host(number, one)}:{one.port}" for one in self.namesrvs),
+                namespaces[number],
             )
             for number in range(count)
         ]
+        self.disks: list[Disk] = []
+        self.name_links: dict[tuple[int, int], LinkProxy] = {}
+        """By the numbers of a broker and of a name server: the broker's way there."""
         self.proxies: dict[str, LinkProxy] = {}
         self.client = RemotingClient(connect_timeout_s=1.0)
+
+    def _namesrv_host(self, number: int, namesrv: NameServer) -> str:
+        """Where broker `number` finds the name server."""
+        return f"127.0.1.{number + 1}" if self._links_names else namesrv.ip
+
+    @property
+    def _links_names(self) -> bool:
+        return self.shape.links == "proxy" and self.shape.nameservers > 1
 
     def node_at(self, addr: str) -> Node | None:
         return next((one for one in self.nodes if one.addr == addr), None)
@@ -198,24 +308,25 @@ class Cluster:
                 proxy = LinkProxy((node.ip, node.port + 1))
                 await proxy.start(PROXY_HOST, node.port + 1)
                 self.proxies[node.name] = proxy
-        path = self.root / "namesrv.properties"
-        lines = {
-            "listenPort": self.namesrv.rpartition(":")[2],
-            "bindAddress": self._namesrv_ip,
-            "kvConfigPath": str(self.root / "kvConfig.json"),
-        }
-        path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        self._namesrv_process = Process(
-            "namesrv",
-            "mqnamesrv",
-            ["-c", str(path)],
-            self.root / "namesrv.log",
-            "The Name Server boot success",
-        )
-        await self._booted(self._namesrv_process)
+        if self._links_names:
+            for node in self.nodes:
+                for namesrv in self.namesrvs:
+                    link = LinkProxy((namesrv.ip, namesrv.port))
+                    await link.start(self._namesrv_host(node.number, namesrv), namesrv.port)
+                    self.name_links[node.number, namesrv.number] = link
+        for node in self.nodes:
+            if self.shape.disks:
+                disk = await asyncio.to_thread(Disk, self.root / f"disk{node.number}", DISK_MB)
+                self.disks.append(disk)
+                node.root = disk.store
+            if self.shape.shim:
+                node.shim = FlushShim(self.root / f"{node.name}.shim")
+        for namesrv in self.namesrvs:
+            await self._booted(namesrv.launch())
         await self.run(self.nodes[0])
-        header = CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6)
-        await self.call(self.nodes[0].addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        for topic in (TOPIC, *self.shape.clients):
+            header = CreateTopicHeader(topic, "TBW102", QUEUES, QUEUES, 6)
+            await self.call(self.nodes[0].addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         for node in self.nodes[1:]:
             node.launch(self.shape)
         for node in self.nodes[1:]:
@@ -226,6 +337,9 @@ class Cluster:
         """Starts a broker; returns when it is up."""
         node.launch(self.shape)
         await self.booted(node)
+
+    async def run_namesrv(self, namesrv: NameServer) -> None:
+        await self._booted(namesrv.launch())
 
     async def booted(self, node: Node) -> None:
         assert node.process is not None
@@ -247,13 +361,25 @@ class Cluster:
 
     async def close(self) -> None:
         """May be called twice."""
+        for disk in self.disks:
+            disk.go_on()  # who waits for a disk cannot be killed
         for node in self.nodes:
             node.kill()
-        if self._namesrv_process is not None and self._namesrv_process.popen.poll() is None:
-            self._namesrv_process.kill()
+        for namesrv in self.namesrvs:
+            namesrv.kill()
         await self.client.close()
-        for proxy in self.proxies.values():
+        for proxy in (*self.proxies.values(), *self.name_links.values()):
             await proxy.close()
+        for disk in self.disks:
+            await asyncio.to_thread(disk.close)
+        self.disks.clear()
+
+    def keep_stores(self) -> None:
+        """Before close(): stores on disks of their own are copied to where the other files are."""
+        for node, disk in zip(self.nodes, self.disks, strict=False):
+            node.kill()
+            with contextlib.suppress(OSError, shutil.Error):
+                shutil.copytree(disk.store, self.root / node.name, dirs_exist_ok=True)
 
     # -- questions -----------------------------------------------------------------------------------
 
@@ -333,6 +459,22 @@ class Cluster:
                     return False
         except (RemotingError, ProtocolError):
             return False
+        return True
+
+    async def namesrvs_agree(self) -> bool:
+        """Every name server names the one master."""
+        said = await self.lineages()
+        masters = {body.broker_addr for body in said.values() if body is not None and body.is_master}
+        for namesrv in self.namesrvs:
+            try:
+                info = await self.ask(namesrv.addr, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo)
+            except (RemotingError, ProtocolError):
+                return False
+            data = info.broker_addr_table.get(BROKER)
+            if data is None or {data.broker_addrs.get(MASTER_ID)} != masters:
+                return False
+            if len(data.broker_addrs) != len(self.nodes):
+                return False
         return True
 
     async def until(self, condition: Callable[[], object], what: str, seconds: float) -> float:

@@ -1,8 +1,7 @@
 """Faults of real processes and links: each breaks something, waits, and heals it.
 
     processes   killed, stopped, frozen, of master or slave, and started again
-    links       by the proxy: cut, cut at a byte, sliced, coalesced, delayed, slow, silent, bits flipped
-    hosts       by packets: partition, one way lost, unplugged, slow
+    links       by the proxy: cut, one end cut, cut at a byte, sliced, coalesced, delayed, slow, silent, flips
     roles       switchover, failover of a dead master, failover of a frozen one that wakes up afterwards
 
 A fault is over (Healed) when what it took is given back; of roles,
@@ -14,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -65,7 +65,7 @@ class Span:
 Fault = Callable[[Scene], Awaitable[None]]
 
 
-async def _slave(scene: Scene) -> Node:
+async def a_slave(scene: Scene) -> Node:
     master = await scene.cluster.the_master()
     return scene.rng.choice([node for node in scene.cluster.nodes if node is not master])
 
@@ -83,7 +83,7 @@ async def kill_master(scene: Scene) -> None:
 
 
 async def kill_slave(scene: Scene) -> None:
-    await _kill(scene, await _slave(scene), "kill slave")
+    await _kill(scene, await a_slave(scene), "kill slave")
 
 
 async def kill_all(scene: Scene) -> None:
@@ -126,7 +126,7 @@ async def restart_master(scene: Scene) -> None:
 
 
 async def restart_slave(scene: Scene) -> None:
-    await _restart(scene, await _slave(scene), "restart slave")
+    await _restart(scene, await a_slave(scene), "restart slave")
 
 
 async def _freeze(scene: Scene, node: Node, what: str) -> None:
@@ -142,7 +142,7 @@ async def freeze_master(scene: Scene) -> None:
 
 
 async def freeze_slave(scene: Scene) -> None:
-    await _freeze(scene, await _slave(scene), "freeze slave")
+    await _freeze(scene, await a_slave(scene), "freeze slave")
 
 
 # -- links by the proxy ------------------------------------------------------------------------------
@@ -163,6 +163,19 @@ async def link_cut(scene: Scene) -> None:
     for _ in range(scene.rng.randint(1, 5)):
         scene.cluster.proxies[master.name].cut()
         await asyncio.sleep(scene.rng.uniform(0, 0.1))
+    span.healed()
+
+
+async def link_end_cut(scene: Scene) -> None:
+    """One end sees the connection reset, the other one goes on with a connection that nobody answers."""
+    master = await scene.cluster.the_master()
+    proxy = scene.cluster.proxies[master.name]
+    end = scene.rng.choice(["slave", "master"])
+    span = Span(scene, f"link's end at the {end} cut", master.name)
+    for _ in range(scene.rng.randint(1, 3)):
+        proxy.cut_end(at_target=end == "master")
+        await asyncio.sleep(scene.rng.uniform(0, scene.seconds / 2))
+    proxy.heal()
     span.healed()
 
 
@@ -242,58 +255,6 @@ async def link_flips(scene: Scene) -> None:
     span.healed()
 
 
-# -- links by packets --------------------------------------------------------------------------------
-
-
-async def _packets(scene: Scene, what: str, ways: Callable[[int, int], list[tuple[int, int]]]) -> None:
-    master = await scene.cluster.the_master()
-    hosts = scene.cluster.hosts
-    assert hosts is not None
-    others = [node.number for node in scene.cluster.nodes if node is not master]
-    lost = [way for other in others for way in ways(master.number, other)]
-    span = Span(scene, what, master.name)
-    for source, target in lost:
-        hosts.lose(source, target)
-    await asyncio.sleep(scene.seconds)
-    for source, target in lost:
-        hosts.find(source, target)
-    span.healed()
-
-
-async def host_partition(scene: Scene) -> None:
-    await _packets(scene, "partition", lambda master, slave: [(master, slave), (slave, master)])
-
-
-async def host_one_way(scene: Scene) -> None:
-    if scene.rng.random() < 0.5:
-        await _packets(scene, "one way lost, master to slave", lambda master, slave: [(master, slave)])
-    else:
-        await _packets(scene, "one way lost, slave to master", lambda master, slave: [(slave, master)])
-
-
-async def host_unplugged(scene: Scene) -> None:
-    node = scene.rng.choice(scene.cluster.nodes)
-    hosts = scene.cluster.hosts
-    assert hosts is not None
-    master = await scene.cluster.the_master()
-    span = Span(scene, "master unplugged" if node is master else "slave unplugged", node.name)
-    hosts.unplug(node.number)
-    await asyncio.sleep(scene.seconds)
-    hosts.plug(node.number)
-    span.healed()
-
-
-async def host_slow(scene: Scene) -> None:
-    master = await scene.cluster.the_master()
-    hosts = scene.cluster.hosts
-    assert hosts is not None
-    span = Span(scene, "host slow, 4 Mbit/s", master.name)
-    hosts.throttle(master.number, "4mbit")
-    await asyncio.sleep(scene.seconds)
-    hosts.unthrottle(master.number)
-    span.healed()
-
-
 # -- roles -------------------------------------------------------------------------------------------
 
 
@@ -326,7 +287,7 @@ async def switchover(scene: Scene) -> None:
     scene.history.add(
         RoleChanged(scene.history.now_s, new.name, "master", done.epoch, done.logged_end, "switchover")
     )
-    await _turned(cluster, new, done.epoch)
+    await turned(cluster, new, done.epoch)
 
 
 async def failover(scene: Scene) -> None:
@@ -382,7 +343,7 @@ async def promote_furthest(scene: Scene, old: Node, span: Span) -> LineageBody:
     body = await _promoted(cluster, new, header)
     start = body.epochs[-1].start if body.epochs else -1
     history.add(RoleChanged(history.now_s, new.name, "master", body.epoch, start, "failover"))
-    await _turned(cluster, new, body.epoch)
+    await turned(cluster, new, body.epoch)
     follow = FollowHeader(body.broker_addr, body.ha_addr, body.epoch, "chaos")
     for node in cluster.nodes:
         if node not in (new, old):
@@ -417,7 +378,7 @@ async def _promoted(cluster: Cluster, new: Node, header: PromoteHeader) -> Linea
     return answers[0]
 
 
-async def _turned(cluster: Cluster, new: Node, epoch: int) -> None:
+async def turned(cluster: Cluster, new: Node, epoch: int) -> None:
     async def is_master() -> bool:
         body = await cluster.lineage(new)
         return body is not None and body.is_master and not body.changing and body.epoch >= epoch
@@ -443,6 +404,7 @@ PROCESS_FAULTS: dict[str, Fault] = {
 }
 LINK_FAULTS: dict[str, Fault] = {
     "link cut": link_cut,
+    "link's end cut": link_end_cut,
     "link cut at a byte": link_cut_at_byte,
     "link sliced": link_sliced,
     "link coalesced": link_coalesced,
@@ -450,12 +412,6 @@ LINK_FAULTS: dict[str, Fault] = {
     "link slow": link_slow,
     "link silent": link_silent,
     "link flips bits": link_flips,
-}
-HOST_FAULTS: dict[str, Fault] = {
-    "partition": host_partition,
-    "one way lost": host_one_way,
-    "unplugged": host_unplugged,
-    "host slow": host_slow,
 }
 ROLE_FAULTS: dict[str, Fault] = {
     "switchover": switchover,
@@ -466,11 +422,19 @@ ROLE_FAULTS: dict[str, Fault] = {
 
 async def heal_all(cluster: Cluster) -> None:
     """Whatever was left broken is given back.  Raises NotSoInTime for a broker that does not come up."""
-    for proxy in cluster.proxies.values():
+    for proxy in (*cluster.proxies.values(), *cluster.name_links.values()):
         proxy.heal()
+    if cluster.hosts is not None:
+        cluster.hosts.heal()
+    for namesrv in cluster.namesrvs:
+        namesrv.signal(signal.SIGCONT)
+        if not namesrv.running:
+            await cluster.run_namesrv(namesrv)
+    for disk in cluster.disks:
+        disk.go_on()
     for node in cluster.nodes:
+        if node.shim is not None:
+            node.shim.heal()
         node.thaw()
-        if cluster.hosts is not None:
-            cluster.hosts.plug(node.number)
         if not node.running:
             await cluster.run(node)

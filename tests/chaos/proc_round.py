@@ -9,10 +9,12 @@ count from there.  What lies below must not have changed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from haservice.errors import HAServiceError, RemotingError
 from tests.chaos.checker import Findings, Timeline, Verdict, Violation, check, timeline
@@ -31,7 +33,6 @@ from tests.chaos.history import (
 from tests.chaos.proc_clients import Base, History, Traffic
 from tests.chaos.proc_cluster import SEGMENT_BYTES, TOPIC, Cluster, Node, NotSoInTime
 from tests.chaos.proc_faults import (
-    HOST_FAULTS,
     LINK_FAULTS,
     PROCESS_FAULTS,
     ROLE_FAULTS,
@@ -39,14 +40,34 @@ from tests.chaos.proc_faults import (
     Scene,
     heal_all,
 )
+from tests.chaos.proc_packets import HOST_FAULTS
 
 SETTLED_S = 30.0
+# A stock consumer waits 33 s for the answer to a pull whose connection has ended.
+OWED_S = 60.0
+# A broker registers every 10 s here.
+AGREED_S = 60.0
 CALM_S = 0.25
 SAMPLE_S = 0.1
 FAULTS = (2, 3)
 FAULT_S = (0.1, 1.5)
 GAP_S = (0.05, 0.4)
 AT_ONCE = 0.25
+
+
+class Clients(Protocol):
+    """Further clients of one round, beside its Traffic, with a topic of their own."""
+
+    async def start(self) -> None: ...
+    async def stop_producing(self) -> None: ...
+    async def settled(self) -> bool:
+        """Whether all that has to come to a consumer has come."""
+
+    async def stop(self) -> None:
+        """May be called twice, and without stop_producing()."""
+
+
+MakeClients = Callable[[Cluster, History, random.Random], Clients]
 
 
 @dataclass
@@ -87,10 +108,15 @@ class Play:
     """The rounds of one cluster."""
 
     def __init__(
-        self, cluster: Cluster, faults: Mapping[str, Fault] = ALL_FAULTS, calm_s: float = CALM_S
+        self,
+        cluster: Cluster,
+        faults: Mapping[str, Fault] = ALL_FAULTS,
+        calm_s: float = CALM_S,
+        clients: Sequence[MakeClients] = (),
     ) -> None:
         """`faults` by name; before the first one and after the last all is well for `calm_s`."""
         self.cluster = cluster
+        self._clients = clients
         self._faults = faults
         self._calm_s = calm_s
         self._base = Base()
@@ -104,22 +130,27 @@ class Play:
         steps = schedule(rng, cluster.shape.links) if steps is None else list(steps)
         history = History(cluster, self._base)
         flushed = 2 if cluster.shape.flush == "SYNC_FLUSH" else 0
-        history.add(Promised(0.0, 2, flushed))
+        history.add(Promised(0.0, cluster.shape.copies, flushed))
         self._carry_over(history)
         traffic = Traffic(cluster, history, rng)
+        further = [make(cluster, history, rng) for make in self._clients]
         sampling = asyncio.create_task(_sample(cluster, history))
         settled, level_s = Settled(0.0, True), 0.0
         try:
             await traffic.start()
+            for one in further:
+                await one.start()
             try:
                 await asyncio.sleep(self._calm_s)
                 for step in steps:
                     await self._break(Scene(cluster, history, rng, rng.uniform(*FAULT_S)), step)
                     await asyncio.sleep(rng.uniform(*GAP_S))
-                level_s = await self._calm(history, traffic)
+                level_s = await self._calm(history, traffic, further)
             except (NotSoInTime, HAServiceError) as error:
                 settled = Settled(history.now_s, False, str(error))
             sampling.cancel()
+            for one in further:
+                await one.stop()
             await traffic.stop()
             if settled.ok:
                 await self._look(history, traffic)
@@ -128,6 +159,8 @@ class Play:
             history.add(Settled(history.now_s, False, str(error)))
         finally:
             sampling.cancel()
+            for one in further:
+                await one.stop()
             await traffic.stop()
         return self._judged(history, level_s, steps)
 
@@ -140,7 +173,7 @@ class Play:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _calm(self, history: History, traffic: Traffic) -> float:
+    async def _calm(self, history: History, traffic: Traffic, further: Sequence[Clients]) -> float:
         """All healed, OK again, everyone level; the seconds that it took."""
         cluster = self.cluster
         await heal_all(cluster)
@@ -152,9 +185,15 @@ class Play:
         except TimeoutError:
             raise NotSoInTime(f"no OK within {SETTLED_S:g} s of peace\n{await cluster.describe()}") from None
         await asyncio.sleep(self._calm_s)
-        await traffic.stop_producing()
+        await asyncio.gather(traffic.stop_producing(), *(one.stop_producing() for one in further))
         await cluster.until(cluster.is_level, "every broker is level", SETTLED_S)
-        return history.now_s - healed_s
+        level_s = history.now_s - healed_s
+        for one in further:
+            with contextlib.suppress(NotSoInTime):  # the checker says what did not come
+                await cluster.until(one.settled, "all that is owed has come", OWED_S)
+        await cluster.until(cluster.namesrvs_agree, "the name servers agree", AGREED_S)
+        await cluster.until(cluster.is_level, "every broker is level again", SETTLED_S)
+        return level_s
 
     # -- the end --------------------------------------------------------------------------------------
 
@@ -172,8 +211,7 @@ class Play:
             counts[record.queue] += 1
         ends = [begin + count for begin, count in zip(base.queues, counts, strict=True)]
         for node in cluster.nodes:
-            if node is not master:
-                await traffic.read_all(node.addr, lambda queue: ends[queue])
+            await traffic.read_all(node.addr, lambda queue: ends[queue])
         for node, log in zip(cluster.nodes, logs, strict=True):
             below = _digest(cluster.log_bytes(node, base.offset))
             changed = bool(self._below) and below != self._below

@@ -1,23 +1,30 @@
 """Real brokers and real clients; a round is two or three faults, and then everything has to be right.
 
-    seed ── shape (of ten seeds in a row) ── faults ── history ── checker
+    seed ── group (of ten seeds in a row) ── kind, shape ── faults ── history ── checker
 
 Of each ten seeds in a row one cluster serves all, unless a round fails: its directory is kept, and the next
-round has a new one.
+round has a new one.  Groups are played one after the other, or several beside each other (proc_pool.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
+import resource
 import shutil
 import tempfile
-from functools import partial
+import time
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.chaos import history as histories
-from tests.chaos.netns import Hosts, NoHosts, run_in
+from tests.chaos.flush_shim import NoShim
+from tests.chaos.netns import Hosts, NoHosts, run_loop_in
+from tests.chaos.power_disk import NoDisks
 from tests.chaos.proc_cluster import Cluster, NotSoInTime, Shape, ending_on_sigterm
+from tests.chaos.proc_java import NoJava
+from tests.chaos.proc_kinds import ALL_FAULTS, KINDS, SLOW, clients_of, kind_of, steps_of
+from tests.chaos.proc_pool import play_beside
 from tests.chaos.proc_round import Outcome, Play
 from tests.chaos.report import Report
 
@@ -25,28 +32,133 @@ LAYER = "processes"
 ROUNDS_A_CLUSTER = 10
 # Timelines that are kept for plots.
 TIMELINES_MAX = 3
-VERDICTS_SHOWN = 8
+# Of each class.
+VERDICTS_SHOWN = 3
 FAILED_STARTS_MAX = 2
+# Whoever else uses the machine may be quicker with a port that was free.
+PORT_TAKEN = "the port is already taken"
+STARTS_AGAIN_MAX = 3
 
 
-def shape_of(seed: int) -> Shape:
-    """Four shapes in turn have both kinds of flush and of links; some have a second slave."""
-    group = seed // ROUNDS_A_CLUSTER
-    rng = random.Random(group)
-    return Shape(
-        flush="SYNC_FLUSH" if group % 2 else "ASYNC_FLUSH",
-        links="netns" if group % 4 == 2 else "proxy",
-        brokers=3 if rng.random() < 0.3 else 2,
-    )
+class Left(Exception):
+    """This machine has not what a kind needs; the text says what."""
 
 
-def run(rounds: int, seed: int, report: Report) -> None:
-    """Seeds `seed` … `seed + rounds - 1`."""
-    directory = Path(tempfile.mkdtemp(prefix="chaos-processes-"))
+def shape_of(kind: str, seed: int) -> Shape:
+    """All rounds of a group have one."""
+    return KINDS[kind].shape(random.Random(f"{kind} {seed // ROUNDS_A_CLUSTER}"))
+
+
+def run(rounds: int, seed: int, report: Report, only: Sequence[str] = (), resume: bool = False) -> None:
+    """Seeds `seed` … `seed + rounds - 1`, of the kinds that are named, or all; without those that were played
+    already, by what the report's directory says, if `resume`.
+    """
+    done = report.played(LAYER) if resume else set()
+    seeds = [one for one in range(seed, seed + rounds) if one not in done]
+    groups: dict[int, list[int]] = {}
+    for one in seeds:
+        groups.setdefault(one // ROUNDS_A_CLUSTER, []).append(one)
+    began_s, began_cpu_s = time.monotonic(), _cpu_s()
     with ending_on_sigterm():
-        _Run(rounds, seed, report, directory).run()
-    if not any(directory.iterdir()):
-        directory.rmdir()
+        if report.jobs > 1:
+            tasks = [(kind_of(group, only), some) for group, some in groups.items()]
+            tasks.sort(key=lambda task: task[0] not in SLOW)  # so that none of them is the last one alone
+            play_beside(LAYER, tasks, report.jobs, report)
+        else:
+            teller = Teller(LAYER, report, len(seeds))
+            for group, some in groups.items():
+                play_group(kind_of(group, only), some, report, teller)
+    hours = (time.monotonic() - began_s) / 3600
+    if seeds:
+        report.figure(LAYER, f"rounds an hour, {report.jobs} beside each other", round(len(seeds) / hours))
+        report.figure(LAYER, "CPU seconds a round", round((_cpu_s() - began_cpu_s) / len(seeds), 2))
+
+
+def _cpu_s() -> float:
+    """Of this process, and of all that have ended below it."""
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in uses)
+
+
+def play_group(kind: str, seeds: Sequence[int], report: Report, teller: Teller) -> None:
+    """Plays them all, with one cluster as long as none fails."""
+    directory = Path(tempfile.mkdtemp(prefix="chaos-processes-"))
+    left = list(seeds)
+    try:
+        while left:
+            played = _play_some(kind, left, directory, teller)
+            left = left[played:]
+    except Left as error:
+        report.figure(LAYER, f"{kind} rounds", f"left out: {error}")
+        for seed in left:
+            report.round(LAYER, seed, kind, True, 0.0)
+    finally:
+        if not any(directory.iterdir()):
+            directory.rmdir()
+
+
+def _play_some(kind: str, seeds: list[int], directory: Path, teller: Teller) -> int:
+    """How many of the seeds were played by one cluster.  Raises Left."""
+    shape, hosts = shape_of(kind, seeds[0]), None
+    if shape.links == "netns":
+        try:
+            hosts = Hosts(shape.hosts)
+        except NoHosts as error:
+            if kind != "classic":
+                raise Left(str(error)) from None
+            shape = shape._replace(links="proxy")
+    try:
+        root = directory / f"seed-{seeds[0]}"
+        return run_loop_in(
+            None if hosts is None else hosts.hub, lambda: _play(kind, root, shape, hosts, seeds, teller)
+        )
+    finally:
+        if hosts is not None:
+            hosts.close()
+
+
+async def _play(
+    kind: str, root: Path, shape: Shape, hosts: Hosts | None, seeds: list[int], teller: Teller
+) -> int:
+    cluster = Cluster(root, shape, hosts)
+    closers: list[Callable[[], None]] = []
+    kept = False
+    try:
+        try:
+            await cluster.start()
+            clients = clients_of(cluster, closers)
+        except (NoJava, NoDisks, NoShim) as error:
+            raise Left(str(error)) from None
+        except NotSoInTime as error:
+            if PORT_TAKEN in str(error) and teller.may_start_again():
+                return 0
+            kept = True
+            teller.failed_start(seeds[0], kind, shape, str(error))
+            return 1
+        play = Play(cluster, ALL_FAULTS, clients=clients)
+        for count, seed in enumerate(seeds, 1):
+            began_s = time.monotonic()
+            try:
+                outcome = await play.round(seed, steps_of(kind, seed, shape))
+            except Exception:  # a run of hours goes on with the next seed
+                kept = True
+                teller.broken_round(seed, kind, shape, traceback.format_exc())
+                return count
+            teller.tell(seed, kind, shape, outcome, time.monotonic() - began_s)
+            if not outcome.ok:
+                kept = True
+                histories.dump(outcome.events, root / f"history-{seed}.jsonl")
+                teller.fail(seed, kind, shape, outcome, cluster)
+                return count
+        return len(seeds)
+    finally:
+        for close in closers:
+            close()
+        if kept:
+            cluster.keep_stores()
+        await cluster.close()
+        if not kept:
+            shutil.rmtree(root, ignore_errors=True)
 
 
 class Teller:
@@ -58,25 +170,46 @@ class Teller:
         self._rounds = rounds
         self._done = 0
         self._timelines = 0
-        self._failed_starts = 0
+        self._failed_starts = self._starts_again = 0
 
-    def failed_start(self, seed: int, shape: Shape, text: str) -> None:
+    def may_start_again(self) -> bool:
+        """After a start that is not worth telling; a few times in a row."""
+        self._starts_again += 1
+        return self._starts_again <= STARTS_AGAIN_MAX
+
+    def failed_start(self, seed: int, kind: str, shape: Shape, text: str) -> None:
         """Raises NotSoInTime when one start after the other fails, and none would do better."""
-        self.report.failure(self._layer, seed, f"{shape}: {text}")
+        self.broken_round(seed, kind, shape, text)
         self._failed_starts += 1
         if self._failed_starts == FAILED_STARTS_MAX:
             raise NotSoInTime(text)
 
-    def tell(self, seed: int, shape: Shape, outcome: Outcome) -> None:
+    def broken_round(self, seed: int, kind: str, shape: Shape, text: str) -> None:
+        """The harness itself failed."""
+        self.report.failure(self._layer, seed, f"{kind}: {shape}: {text}", self._repeat(seed, kind))
+        self.report.round(self._layer, seed, kind, False, 0.0)
+
+    def _repeat(self, seed: int, kind: str) -> str:
+        only = f" --only {kind}" if self._layer == LAYER else ""
+        return f"scripts/chaos --rounds 1 --seed {seed} {self._layer}{only}"
+
+    def tell(self, seed: int, kind: str, shape: Shape, outcome: Outcome, seconds: float = 0.0) -> None:
         report, layer, findings = self.report, self._layer, outcome.findings
         self._done += 1
-        self._failed_starts = 0
+        self._failed_starts = self._starts_again = 0
         report.progress(layer, self._done, self._rounds)
         report.add(layer, "rounds")
         report.add(layer, "sends", findings.sends)
         report.add(layer, "acknowledged messages", findings.acknowledged)
         report.add(layer, "consumed records", findings.consumed)
+        report.add(layer, f"rounds of {kind}")
         report.add(layer, f"rounds with {shape.flush}, {shape.links}")
+        if shape.in_sync > 1:
+            report.add(layer, f"rounds with inSyncReplicas {shape.in_sync}")
+        if findings.owed:
+            report.add(layer, "messages owed later", findings.owed)
+            report.add(layer, "of them delivered again", findings.delivered_again)
+        report.round(layer, seed, kind, outcome.ok, seconds)
         for name in outcome.faults:
             report.add(layer, f"times {name}")
         lost = findings.lost_bytes
@@ -99,69 +232,14 @@ class Teller:
             for what, begin_s, end_s in line.faults:
                 report.span(layer, what, begin_s, end_s)
 
-    def fail(self, seed: int, shape: Shape, outcome: Outcome, cluster: Cluster) -> None:
+    def fail(self, seed: int, kind: str, shape: Shape, outcome: Outcome, cluster: Cluster) -> None:
         """What was broken, and where the files are that show it."""
         verdicts = outcome.findings.verdicts
-        lines = [f"{shape}; faults: {', '.join(outcome.faults)}; kept: {cluster.root}"]
-        lines += [str(one) for one in verdicts[:VERDICTS_SHOWN]]
-        if len(verdicts) > VERDICTS_SHOWN:
-            lines.append(f"and {len(verdicts) - VERDICTS_SHOWN} more")
+        lines = [f"{kind}: {shape}; faults: {', '.join(outcome.faults)}; kept: {cluster.root}"]
+        for violation, count in outcome.findings.counts.items():
+            some = [str(one) for one in verdicts if one.violation.value == violation]
+            lines += some[:VERDICTS_SHOWN]
+            if count > VERDICTS_SHOWN:
+                lines.append(f"and {count - VERDICTS_SHOWN} more: {violation}")
         lines += [f"--- {node.name}\n{node.tail()}" for node in cluster.nodes]
-        self.report.failure(self._layer, seed, "\n".join(lines))
-
-
-class _Run:
-    def __init__(self, rounds: int, seed: int, report: Report, directory: Path) -> None:
-        self._seeds = list(range(seed, seed + rounds))
-        self._report = report
-        self._teller = Teller(LAYER, report, rounds)
-        self._directory = directory
-
-    def run(self) -> None:
-        while self._seeds:
-            group = self._seeds[0] // ROUNDS_A_CLUSTER
-            seeds = [one for one in self._seeds if one // ROUNDS_A_CLUSTER == group]
-            shape = shape_of(seeds[0])
-            hosts: Hosts | None = None
-            if shape.links == "netns":
-                try:
-                    hosts = Hosts(shape.brokers)
-                except NoHosts as error:
-                    self._report.figure(LAYER, "network namespaces", f"not used: {error}")
-                    shape = shape._replace(links="proxy")
-            try:
-                played = run_in(
-                    None if hosts is None else hosts.hub,
-                    partial(asyncio.run, self._play(shape, hosts, seeds)),
-                )
-            finally:
-                if hosts is not None:
-                    hosts.close()
-            self._seeds = self._seeds[played:]
-
-    async def _play(self, shape: Shape, hosts: Hosts | None, seeds: list[int]) -> int:
-        """How many of the seeds were played by one cluster."""
-        root = self._directory / f"seed-{seeds[0]}"
-        cluster = Cluster(root, shape, hosts)
-        kept = False
-        try:
-            try:
-                await cluster.start()
-            except NotSoInTime as error:
-                kept = True
-                self._teller.failed_start(seeds[0], shape, str(error))
-                return 1
-            play = Play(cluster)
-            for count, seed in enumerate(seeds, 1):
-                outcome = await play.round(seed)
-                self._teller.tell(seed, shape, outcome)
-                if not outcome.ok:
-                    kept = True
-                    histories.dump(outcome.events, root / f"history-{seed}.jsonl")
-                    self._teller.fail(seed, shape, outcome, cluster)
-                    return count
-            return len(seeds)
-        finally:
-            await cluster.close()
-            if not kept:
-                shutil.rmtree(root)
+        self.report.failure(self._layer, seed, "\n".join(lines), self._repeat(seed, kind))

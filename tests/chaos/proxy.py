@@ -104,6 +104,8 @@ class LinkProxy:
         """Whether connections are reset as soon as they come."""
         self.flipped = 0
         self._links: set[_Link] = set()
+        self._left: list[asyncio.StreamWriter] = []
+        """Ends of connections whose other end was cut."""
         self._server: asyncio.Server | None = None
         self._address = ("", 0)
 
@@ -133,6 +135,11 @@ class LinkProxy:
         for link in list(self._links):
             link.cut()
 
+    def cut_end(self, *, at_target: bool) -> None:
+        """Resets one end of every connection; the other end hears nothing any more, until heal()."""
+        for link in list(self._links):
+            self._left += link.cut_end(at_target)
+
     def silence(self) -> None:
         self.up.silence()
         self.down.silence()
@@ -142,6 +149,12 @@ class LinkProxy:
         self.up.heal()
         self.down.heal()
         self.refuses = False
+        self._drop_left()
+
+    def _drop_left(self) -> None:
+        for writer in self._left:
+            writer.transport.abort()
+        self._left.clear()
 
     async def close(self) -> None:
         """May be called twice."""
@@ -149,6 +162,7 @@ class LinkProxy:
             self._server.close()
             self._server = None
         self.cut()
+        self._drop_left()
         await asyncio.gather(*(link.over.wait() for link in list(self._links)))
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,6 +191,14 @@ class _Link:
             writer.transport.abort()
         if self._task is not None:
             self._task.cancel()
+
+    def cut_end(self, at_target: bool) -> list[asyncio.StreamWriter]:
+        """The writers that are left to the caller."""
+        left = [self._writers.pop(not at_target)] if len(self._writers) == 2 else []
+        for writer in left:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+        self.cut()
+        return left
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)

@@ -1,6 +1,10 @@
 """The report page: one self-contained HTML file, without JavaScript, and its plots as PNG and SVG beside it.
 
-    counts by layer · broken promises by class · recovery and loss by kind of fault · timelines · failures
+    when, of what · broken promises by class · what stock did · counts · recovery by kind of fault
+    timelines · figures · failures
+
+A layer that measures RocketMQ itself, as a baseline, has a table of its own: what it breaks is not ours, and
+stands in no table or verdict about us.  All of it fits a screen of 1280 px.
 
 matplotlib draws; it is imported here only, and when a page is made.
 """
@@ -17,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.checker import Violation
-from tests.chaos.report import Report, Series, Span
+from tests.chaos.report import BASELINES, Report, Series, Span
 
 PAGE = "report.html"
 _WIDTH_INCHES, _ROW_INCHES = 10.0, 2.2
@@ -26,16 +30,20 @@ _DPI = 110
 _CLASSES = [violation.value for violation in Violation]
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem;
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
 color: #222; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
-table { border-collapse: collapse; margin: .8rem 0; } td, th { padding: .25rem .7rem;
-border: 1px solid #ddd; }
-th { background: #f5f5f5; text-align: left; font-weight: 600; } td.n { text-align: right;
-font-variant-numeric: tabular-nums; } td.bad { background: #fbd5d5; font-weight: 600; }
-td.good { color: #888; } img { max-width: 100%; } pre { background: #f7f7f7; padding: .7rem; overflow-x: auto;
-font-size: 12px; } p.verdict { font-size: 1.1rem; font-weight: 600; } p.verdict.good { color: #1b6b2f; }
+h3 { font-size: 1rem; margin-bottom: .2rem; }
+table { border-collapse: collapse; margin: .8rem 0; max-width: 100%; }
+td, th { padding: .25rem .6rem; border: 1px solid #ddd; overflow-wrap: anywhere; vertical-align: top; }
+th { background: #f5f5f5; text-align: left; font-weight: 600; overflow-wrap: normal; }
+td.n { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+td.bad { background: #fbd5d5; font-weight: 600; } td.good { color: #888; } img { max-width: 100%; }
+pre { background: #f7f7f7; padding: .7rem; overflow-x: auto; font-size: 12px; }
+p.verdict { font-size: 1.1rem; font-weight: 600; } p.verdict.good { color: #1b6b2f; }
 p.verdict.bad { color: #a11515; }
+ul.counts { columns: 17rem; padding-left: 1.2rem; margin: .3rem 0 1rem; }
+ul.counts b { font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
 """
 
 
@@ -45,16 +53,19 @@ def write_page(
     """Writes report.html and the plots into `directory`; returns the page's path."""
     directory.mkdir(parents=True, exist_ok=True)
     plots = list(_plots(report, directory))
-    layers = report.layers
+    layers = [layer for layer in report.layers if layer not in BASELINES]
+    stock = [layer for layer in report.layers if layer in BASELINES]
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
         f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>",
         _verdict(report),
-        f"<p>Made by <code>{html.escape(made_by)}</code>.</p>" if made_by else "",
-        "<h2>What was done</h2>",
-        _counts(report, layers),
+        _told(report, made_by),
         "<h2>Broken promises</h2>",
         _violations(report, layers),
+        *(_baseline(report, layer) for layer in stock),
+        "<h2>What was run</h2>",
+        _runs(report),
+        *(_counts(report, layer) for layer in layers),
     ]
     if report.recoveries:
         parts += ["<h2>Recovery, by kind of fault</h2>", _recoveries(report)]
@@ -64,7 +75,7 @@ def write_page(
             f'<h3>{html.escape(name)}</h3><img alt="{html.escape(name)}" src="data:image/png;base64,{data}">'
             for name, data in plots
         ]
-    parts += ["<h2>Figures</h2>", _figures(report, layers)]
+    parts += ["<h2>Figures</h2>", _figures(report, [*layers, *stock])]
     if report.missing:
         rows = [[layer, why] for layer, why in report.missing.items()]
         parts += ["<h2>What did not run</h2>", _table(["layer", "why"], rows)]
@@ -78,28 +89,80 @@ def write_page(
 
 
 def _verdict(report: Report) -> str:
-    broken = sum(counts.total() for counts in report.violations.values())
-    failed = report.failed.total()
+    broken = sum(counts.total() for layer, counts in report.violations.items() if layer not in BASELINES)
+    failed = sum(count for layer, count in report.failed.items() if layer not in BASELINES)
     if report.ok:
-        return '<p class="verdict good">No promise was broken, and no run failed.</p>'
-    return f'<p class="verdict bad">{broken} broken promises, {failed} failing seeds.</p>'
+        return '<p class="verdict good">No promise of ours was broken, and no run of ours failed.</p>'
+    return f'<p class="verdict bad">{broken:,} broken promises, {failed:,} failing seeds.</p>'
 
 
-def _counts(report: Report, layers: Sequence[str]) -> str:
-    names = list(dict.fromkeys(name for layer in layers for name in report.totals[layer]))
-    rows = [[layer, *(report.totals[layer][name] or "" for name in names)] for layer in layers]
-    return _table(["layer", *names], rows)
+def _told(report: Report, made_by: str) -> str:
+    """When, of which commits, and how the page was made."""
+    dates = sorted(run.at[:10] for run in report.runs)
+    commits = list(dict.fromkeys(run.commit for run in report.runs))
+    parts = []
+    if dates:
+        span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        many = " (several: each run below says which)" if len(commits) > 1 else ""
+        parts.append(f"Run {span}, of commit {', '.join(map(_code, commits))}{many}.")
+    if made_by:
+        parts.append(f"The page was made by {_code(made_by)}.")
+    return f"<p>{' '.join(parts)}</p>" if parts else ""
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
+
+
+def _runs(report: Report) -> str:
+    if not report.runs:
+        return "<p>The runs did not say when they were, or of what.</p>"
+    rows = [[run.layer, run.at, run.commit, run.machine, run.command] for run in report.runs]
+    return _table(["layer", "begun", "commit", "machine", "command"], rows)
+
+
+def _counts(report: Report, layer: str) -> str:
+    counts = [(name, count) for name, count in report.totals[layer].items() if count]
+    return f"<h3>{html.escape(layer)}</h3>{_list(counts)}" if counts else ""
+
+
+def _list(counts: Iterable[tuple[str, float]]) -> str:
+    """Names and numbers, in columns."""
+    lines = (f"<li><b>{_number(count)}</b> {html.escape(name)}</li>" for name, count in counts)
+    return f'<ul class="counts">{"".join(lines)}</ul>'
 
 
 def _violations(report: Report, layers: Sequence[str]) -> str:
+    """A row for each class: there are many, and few layers."""
     further = [name for layer in layers for name in report.violations[layer] if name not in _CLASSES]
-    names = [*_CLASSES, *dict.fromkeys(further), "failing seeds"]
-    rows = []
-    for layer in layers:
-        counts = Counter(report.violations[layer])
-        counts["failing seeds"] = report.failed[layer]
-        rows.append([layer, *(counts[name] for name in names)])
-    return _table(["layer", *names], rows, judged=True)
+    rows: list[list[Any]] = [
+        [name, *(report.violations[layer][name] for layer in layers)]
+        for name in [*_CLASSES, *dict.fromkeys(further)]
+    ]
+    rows.append(["failing seeds", *(report.failed[layer] for layer in layers)])
+    return _table(["", *layers], rows, judged=True)
+
+
+def _baseline(report: Report, layer: str) -> str:
+    """What RocketMQ did under the same faults; runs from before there was a word for it wrote "(stock's)"."""
+    old = " (stock's)"
+    broken = Counter(report.violations[layer])
+    counts = []
+    for name, count in report.totals[layer].items():
+        if name.endswith(old):
+            broken[name.removesuffix(old)] += count
+        else:
+            counts.append((name, count))
+    rows = [[name, count] for name, count in sorted(broken.items()) if count]
+    said = (
+        f"<p>What would have been a broken promise of ours, in {report.totals[layer]['rounds']:,} rounds:</p>"
+        + _table(["", layer], rows)
+        if rows
+        else "<p>Nothing that would have been a broken promise of ours.</p>"
+    )
+    head = f"<h2>For comparison: RocketMQ itself, layer {html.escape(layer)}</h2>"
+    why = "<p>A measurement of another program under the same faults; it counts in nothing above.</p>"
+    return head + why + said + _list(counts)
 
 
 def _recoveries(report: Report) -> str:
@@ -162,9 +225,12 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, judged: bool 
 def _cell(value: Any, judged: bool) -> str:
     if isinstance(value, int | float):
         kind = "n bad" if judged and value else "n good" if judged else "n"
-        text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-        return f'<td class="{kind}">{text}</td>'
+        return f'<td class="{kind}">{_number(value)}</td>'
     return f"<td>{html.escape(str(value))}</td>"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 # -- plots ----------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ async def _play(root: Path, seeds: list[int], report: Report) -> int:
             report.add(LAYER, "sends", findings.sends)
             report.add(LAYER, "acknowledged messages", findings.acknowledged)
             for name, number in findings.counts.items():
-                report.add(LAYER, f"{name} (stock's)", number)
+                report.violation(LAYER, name, number)
             for recovery in findings.recoveries:
                 report.recovery(LAYER, recovery.what, recovery.seconds)
             if outcome.level_s:
@@ -175,14 +175,14 @@ class StockCluster(Cluster):
             f"listenPort={self.namesrv.rpartition(':')[2]}\nkvConfigPath={self.root}/kvConfig.json\n"
             f"configStorePath={self.root}/stored.properties\n"
         )
-        self._namesrv_process = StockProcess(
+        self.namesrvs[0].process = StockProcess(
             "namesrv",
             "org.apache.rocketmq.namesrv.NamesrvStartup",
             path,
             self.root / "namesrv.log",
             "The Name Server boot success",
         )
-        await self._booted(self._namesrv_process)
+        await self._booted(self.namesrvs[0].process)
         await self.run(master)
         header = CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6)
         await self.call(master.addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
@@ -223,6 +223,9 @@ class StockCluster(Cluster):
             end,
             end,
         )
+
+    async def namesrvs_agree(self) -> bool:
+        return True
 
     async def is_level(self) -> bool:
         said = await self.lineages()

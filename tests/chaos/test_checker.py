@@ -15,14 +15,17 @@ from tests.chaos.history import (
     UNKNOWN,
     Answered,
     Consumed,
+    Delivered,
     Event,
     Faulted,
     FinalLog,
     FinalRecord,
     Healed,
     Invoked,
+    Owed,
     Promised,
     Sampled,
+    Served,
     Settled,
     Voided,
     Waiting,
@@ -157,6 +160,31 @@ def replace_offset(one: FinalRecord, offset: int) -> FinalRecord:
 
 def test_one_place_for_two_acknowledged_messages_is_found() -> None:
     assert Violation.OFFSET_REUSED in found(changed(13, ok(8.1, "m3", 0)))
+
+
+def test_one_offset_acknowledged_by_two_masters_says_by_whom() -> None:
+    events = [*clean()[:9], invoked(6.6, "d"), replace(ok(6.7, "d", 0), node="b"), *clean()[9:]]
+    said = [one.text for one in check(events).verdicts if one.violation is Violation.OFFSET_REUSED]
+    assert "T/0 offset 0 is d by b, and was m1, OK by a" in said
+
+
+def test_what_a_queue_does_not_serve_is_not_readable() -> None:
+    served = Served(40.0, "b", "T", 0, ((0, "m1"), (1, "m2"), (2, "m2"), (3, "m3")))
+    assert not found([*clean(), served])
+    assert found([*clean(), replace(served, records=served.records[:-1])]) == {Violation.NOT_READABLE}
+    other = replace(served, records=((1, "m1"), *served.records[1:]))
+    assert found([*clean(), other]) == {Violation.NOT_READABLE}
+
+
+def test_what_is_owed_has_to_come_and_what_was_rolled_back_must_not() -> None:
+    must, must_not = Owed(1.0, "k", "L", True, 2.0), Owed(1.0, "k", "L", False)
+    may = Owed(1.0, "k", "L", None)
+    came, early = Delivered(3.0, "k", "L"), Delivered(1.9, "k", "L")
+    for sound in ([must, came, came], [must_not], [may], [may, came]):
+        assert not found([*clean(), *sound])
+    assert found([*clean(), must]) == found([*clean(), may, must]) == {Violation.NOT_DELIVERED}
+    assert found([*clean(), must_not, came]) == found([*clean(), must, early]) == {Violation.ILL_DELIVERED}
+    assert check([*clean(), must, came, came]).delivered_again == 1
 
 
 def test_what_was_consumed_and_is_gone_is_a_phantom() -> None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.chaos import processes
 from tests.chaos.checker import Violation
+from tests.chaos.flush_shim import FlushShim, NoShim
 from tests.chaos.netns import Hosts, NoHosts, run_in
+from tests.chaos.power_disk import NoDisks
 from tests.chaos.proc_cluster import Cluster, Shape
 from tests.chaos.proc_faults import Fault, Scene
-from tests.chaos.proc_round import ALL_FAULTS, Outcome, Play
+from tests.chaos.proc_kinds import ALL_FAULTS as EVERY_FAULT
+from tests.chaos.proc_kinds import KINDS, MIX, kind_of, steps_of
+from tests.chaos.proc_later import DELAYED, TRANSACTIONS, DelayedClients, TransactionClients
+from tests.chaos.proc_later import SETTINGS as LATER
+from tests.chaos.proc_round import MakeClients, Outcome, Play
+from tests.chaos.processes import shape_of
 from tests.chaos.proxy import PADDING, LinkProxy, Reports
 from tests.chaos.report import Report
 
@@ -26,6 +39,7 @@ def play(
     rounds: Sequence[Sequence[tuple[str, ...]]],
     hosts: Hosts | None = None,
     also: dict[str, Fault] | None = None,
+    clients: Sequence[MakeClients] = (),
 ) -> list[Outcome]:
     """What became of the rounds, all with one cluster."""
 
@@ -33,7 +47,7 @@ def play(
         cluster = Cluster(root, shape, hosts)
         try:
             await cluster.start()
-            rounds_of = Play(cluster, {**ALL_FAULTS, **(also or {})})
+            rounds_of = Play(cluster, {**EVERY_FAULT, **(also or {})}, clients=clients)
             return [await rounds_of.round(seed, steps) for seed, steps in enumerate(rounds, 1)]
         finally:
             await cluster.close()
@@ -65,17 +79,90 @@ def test_every_fault_of_a_process_a_link_and_a_role_keeps_the_promises(tmp_path:
 
 
 def test_lost_packets_between_hosts_keep_the_promises(tmp_path: Path) -> None:
+    shape = Shape(links="netns", offices=True)
     try:
-        hosts = Hosts(2)
+        hosts = Hosts(shape.hosts)
     except NoHosts as error:
         pytest.skip(str(error))
     try:
-        outcomes = play(
-            tmp_path, Shape(links="netns"), [[("partition",), ("one way lost",), ("unplugged",)]], hosts
-        )
+        rounds = [
+            [("partition",), ("one way lost",), ("unplugged",)],
+            [("one way lost anywhere",), ("one way lossy",)],
+        ]
+        outcomes = play(tmp_path, shape, rounds, hosts)
     finally:
         hosts.close()
     assert_clean(outcomes)
+
+
+def test_a_failing_disk_and_a_stale_name_server_keep_the_promises_of_later_messages_too(
+    tmp_path: Path,
+) -> None:
+    shape = Shape("SYNC_FLUSH", nameservers=2, disks=True, shim=True, settings=tuple(LATER.items()))
+    shape = shape._replace(clients=(DELAYED, TRANSACTIONS))
+    steps = [("flushes of slave fail",), ("disk of slave read-only",), ("name server stale",)]
+    try:
+        outcomes = play(tmp_path, shape, [steps], clients=[DelayedClients, TransactionClients])
+    except (NoDisks, NoShim) as error:
+        pytest.skip(str(error))
+    assert_clean(outcomes)
+    assert outcomes[0].findings.owed > 20
+
+
+def test_every_kind_has_its_turn_and_every_round_a_fault_of_its_kind() -> None:
+    assert {kind_of(group) for group in range(len(MIX))} == set(KINDS)
+    assert kind_of(7, ["flips"]) == "flips"
+    for name, kind in KINDS.items():
+        assert set(kind.faults) | set(kind.among) <= set(EVERY_FAULT)
+        for seed in range(40):
+            steps = steps_of(name, seed, shape_of(name, seed))
+            assert steps == steps_of(name, seed, shape_of(name, seed))
+            assert not kind.faults or {fault for step in steps for fault in step} & set(kind.faults)
+
+
+def test_a_run_that_was_interrupted_goes_on_behind_what_it_has_played(tmp_path: Path) -> None:
+    report = Report(tmp_path)
+    for seed in (1, 2, 3):
+        report.round(processes.LAYER, seed, "classic", True, 1.0)
+    report.close()
+    again = Report(tmp_path)
+    processes.run(3, 1, again, resume=True)
+    again.close()
+    assert again.totals[processes.LAYER]["rounds"] == 0
+    assert Report.load(tmp_path).rounds[processes.LAYER] == dict.fromkeys((1, 2, 3), "classic")
+
+
+def test_flushes_fail_while_a_file_says_so(tmp_path: Path) -> None:
+    try:
+        shim = FlushShim(tmp_path / "fails")
+    except NoShim as error:
+        pytest.skip(str(error))
+    code = """if True:
+        import os, sys
+        for name in sys.argv[1:]:
+            fd = os.open(name, os.O_CREAT | os.O_WRONLY)
+            for flush in (os.fsync, os.fdatasync):
+                try: flush(fd); print("ok")
+                except OSError as error: print(error.errno)
+    """
+    names = [str(tmp_path / "some" / "commitlog"), str(tmp_path / "some" / "config")]
+    (tmp_path / "some").mkdir()
+
+    def flushed() -> list[str]:
+        words = [sys.executable, "-c", code, *names]
+        done = subprocess.run(
+            words, env={**os.environ, **shim.env}, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert flushed() == ["ok"] * 4
+    shim.fail("/commitlog")
+    assert flushed() == [str(errno.EIO)] * 2 + ["ok"] * 2
+    shim.fail()
+    assert flushed() == [str(errno.EIO)] * 4
+    assert shim.failed == 6
+    shim.heal()
+    assert flushed() == ["ok"] * 4
 
 
 def test_a_loss_in_real_processes_is_found(tmp_path: Path) -> None:
@@ -90,7 +177,7 @@ def test_a_loss_in_real_processes_is_found(tmp_path: Path) -> None:
             return scene.history.acknowledged >= wanted
 
         await scene.cluster.until(enough, f"{wanted} messages are acknowledged", 20)
-        await ALL_FAULTS["failover"](scene)
+        await EVERY_FAULT["failover"](scene)
 
     shape = Shape(role="ASYNC_MASTER")
     (outcome,) = play(tmp_path, shape, [[("loss",)]], also={"loss": silent_then_failover})
@@ -184,13 +271,44 @@ def test_a_link_flips_one_bit_of_padding() -> None:
     assert sum((one ^ other).bit_count() for one, other in zip(data, sent, strict=True)) == 1
 
 
-def test_the_layer_reports_what_it_did(tmp_path: Path) -> None:
-    from tests.chaos import processes
+def test_one_end_of_a_connection_is_cut_and_the_other_hears_nothing() -> None:
+    async def body() -> None:
+        peers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    report = Report(tmp_path)
-    processes.run(1, 1, report)
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peers.append((reader, writer))
+            writer.write(b"hello")
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        proxy = LinkProxy(("127.0.0.1", server.sockets[0].getsockname()[1]))
+        reader, writer = await asyncio.open_connection("127.0.0.1", await proxy.start())
+        try:
+            async with asyncio.timeout(20):
+                assert await reader.read(5) == b"hello"
+                proxy.cut_end(at_target=False)
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read(1) == b""
+                far_reader, far_writer = peers[0]
+                assert not far_reader.at_eof()
+                far_writer.write(b"into the void")
+                await far_writer.drain()
+                proxy.heal()
+                with contextlib.suppress(ConnectionError):
+                    assert await far_reader.read(1) == b""
+        finally:
+            writer.close()
+            await proxy.close()
+            server.close()
+
+    asyncio.run(body())
+
+
+def test_the_layer_reports_what_it_did_by_processes_beside_each_other(tmp_path: Path) -> None:
+    report = Report(tmp_path, jobs=2)
+    processes.run(2, 9, report, only=["one-end"])
     report.close()
     assert [failure.text for failure in report.failures] == []
-    assert report.totals["processes"]["rounds"] == 1
+    assert report.totals["processes"]["rounds"] == 2
+    assert set(Report.load(tmp_path).rounds["processes"]) == {9, 10}
     assert report.totals["processes"]["acknowledged messages"] > 100
     assert any(one.layer == "processes" for one in report.recoveries)

@@ -224,13 +224,31 @@ class Producer(Client):
         self.call("create_topic", key="TBW102", topic=topic, queues=queues)
 
     def start_load(
-        self, topic: str, *, count: int, queues: int, size: int = 128, first_queue: int = 0
+        self,
+        topic: str,
+        *,
+        count: int,
+        queues: int,
+        size: int = 128,
+        first_queue: int = 0,
+        prefix: str = "",
+        pace_ms: int = 0,
     ) -> None:
-        """A thread per queue sends "QUEUE-NUMBER xxx" until `count` in all are acknowledged.
+        """A thread per queue sends "PREFIXQUEUE-NUMBER xxx" until `count` in all are acknowledged,
+        with `pace_ms` between two.
 
         A send that is not answered SEND_OK is not repeated: its number is given up, and the next one follows.
         """
-        self.call("load", topic=topic, count=count, queues=queues, bytes=size, first_queue=first_queue)
+        self.call(
+            "load",
+            topic=topic,
+            count=count,
+            queues=queues,
+            bytes=size,
+            first_queue=first_queue,
+            prefix=prefix,
+            pace_ms=pace_ms,
+        )
 
     def load_state(self) -> dict[str, Any]:
         """{"ok": acknowledged, "running": threads, "outcomes": {"SEND_OK": …, "MQBrokerException": …}}"""

@@ -174,7 +174,7 @@ class Producers implements Driver.Handle {
     };
 
     /**
-     * Threads that send "QUEUE-NUMBER xxx…" to a queue of their own each, until COUNT in all are acknowledged.
+     * Threads that send "PREFIXQUEUE-NUMBER xxx…" to a queue of their own each, until COUNT in all are acknowledged.
      * A message that was not acknowledged with SEND_OK is not sent again: the next one has the next number.
      */
     private final class Load {
@@ -188,6 +188,8 @@ class Producers implements Driver.Handle {
         private final int firstQueue;
         private final int count;
         private final int bytes;
+        private final String prefix;
+        private final int paceMillis;
 
         Load(JSONObject request) {
             topic = request.getString("topic");
@@ -195,6 +197,8 @@ class Producers implements Driver.Handle {
             firstQueue = request.getIntValue("first_queue");
             count = request.getIntValue("count");
             bytes = request.getIntValue("bytes");
+            prefix = request.getString("prefix") == null ? "" : request.getString("prefix");
+            paceMillis = request.getIntValue("pace_ms");
             done = new CountDownLatch(threads);
         }
 
@@ -211,7 +215,7 @@ class Producers implements Driver.Handle {
 
         private void run(int queueId, List<Integer> mine) {
             for (int number = 0; ok.get() < count && !stop.get(); number++) {
-                StringBuilder body = new StringBuilder(bytes).append(queueId).append('-').append(number).append(' ');
+                StringBuilder body = new StringBuilder(bytes).append(prefix).append(queueId).append('-').append(number).append(' ');
                 while (body.length() < bytes) {
                     body.append('x');
                 }
@@ -226,17 +230,20 @@ class Producers implements Driver.Handle {
                 if (outcome.equals("SEND_OK")) {
                     mine.add(number);
                     ok.incrementAndGet();
+                    pause(paceMillis);
                 } else {
-                    pause(outcome);
+                    // Nobody there: an answer of another kind took its time already.
+                    pause(outcome.endsWith("Exception") ? 50 : 5);
                 }
             }
             done.countDown();
         }
 
-        private void pause(String outcome) {
+        private void pause(int millis) {
             try {
-                // Nobody there: an answer of another kind took its time already.
-                Thread.sleep(outcome.endsWith("Exception") ? 50 : 5);
+                if (millis > 0) {
+                    Thread.sleep(millis);
+                }
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
             }

@@ -1,0 +1,62 @@
+"""The report page: when and of what it is, whose broken promises it counts, and that it is not wide."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.chaos.report import Ran, Report
+from tests.chaos.report_page import write_page
+
+# Columns that fit beside each other on a screen of 1280 px.
+COLUMNS_MAX = 12
+
+
+def page_of(report: Report, directory: Path) -> str:
+    return write_page(report, directory, made_by="scripts/chaos page").read_text()
+
+
+def a_run(directory: Path) -> Report:
+    report = Report(directory)
+    for layer in ("processes", "stock"):
+        report.ran(Ran(layer, "2026-11-23 10:00 UTC", "abc123", "2 cores", f"scripts/chaos {layer}"))
+        report.add(layer, "rounds", 30)
+    for number in range(60):
+        report.add("processes", f"times fault {number}")
+    return report
+
+
+def test_the_page_says_when_and_of_what_commit_and_what_was_run(tmp_path: Path) -> None:
+    page = page_of(a_run(tmp_path), tmp_path)
+    for said in ("Run 2026-11-23", "<code>abc123</code>", "scripts/chaos processes", "2 cores"):
+        assert said in page
+
+
+def test_what_stock_breaks_is_told_as_stocks_and_is_no_broken_promise_of_ours(tmp_path: Path) -> None:
+    report = a_run(tmp_path)
+    report.violation("stock", "corrupt", 20)
+    report.add("stock", "diverged bytes (stock's)", 5)  # as earlier runs wrote it
+    assert report.ok
+    page = page_of(Report.load(tmp_path), tmp_path)
+    ours, _, stock = page.partition("For comparison")
+    assert "No promise of ours was broken" in ours
+    assert "stock" not in ours.partition("Broken promises")[2]
+    assert '<td>corrupt</td><td class="n">20</td>' in stock
+    assert '<td>diverged bytes</td><td class="n">5</td>' in stock
+    assert "(stock's)" not in page
+
+
+def test_a_broken_promise_of_ours_is_told_first(tmp_path: Path) -> None:
+    report = a_run(tmp_path)
+    report.violation("processes", "lost", 3)
+    report.failure("processes", 7, "gone")
+    assert not report.ok
+    page = page_of(report, tmp_path)
+    assert "3 broken promises, 1 failing seeds" in page
+    assert '<td>lost</td><td class="n bad">3</td>' in page
+
+
+def test_no_table_is_too_wide(tmp_path: Path) -> None:
+    page = page_of(a_run(tmp_path), tmp_path)
+    rows = re.findall("<tr>(.*?)</tr>", page)
+    assert max(row.count("<t") for row in rows) <= COLUMNS_MAX
