@@ -147,6 +147,8 @@ class MembersBody(JSONBody):
     needed: int
     since: int
     replicas: Mapping[str, str]
+    since_term: int = -1
+    over: Sequence[MembersBody] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from haservice.replication.hello import (
     digest,
 )
 from haservice.replication.lineage import Lineage, LogSpan, Plan, Step, plan
+from haservice.replication.lineage_file import Pledge
 from haservice.replication.membership import Members
 from haservice.replication.protocol import REPORT, REPORT_NOT_YET, peer_frame, slave_hello_block
 
@@ -220,8 +221,8 @@ class MasterGreeting:
 
 
 class SlaveGreeting:
-    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `pledged` is the
-    lowest term whose master it may follow.
+    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `pledge` is what it
+    has promised.
     """
 
     def __init__(
@@ -232,14 +233,14 @@ class SlaveGreeting:
         lineage: Lineage,
         *,
         flushes: bool = False,
-        pledged: int = -1,
+        pledge: Pledge | None = None,
     ) -> None:
         self._facts = facts
         self._replica_id = replica_id
         self._log = log
         self._lineage = lineage
         self._flushes = flushes
-        self._pledged = pledged
+        self._pledge = pledge
         self.master: MasterHello | None = None
         """What the master said; None before heed()."""
         self.members = Members()
@@ -270,8 +271,9 @@ class SlaveGreeting:
         self._strange = _strangers(master, self._replica_id, self._facts.broker_name, self._log.segment_bytes)
         if self._strange is not None:
             return self._hello(master, Lineage(), log, log.end, log.end, log.end)
-        if self.term < self._pledged:
-            raise GreetingRefused("PLEDGED", pledged_text(self._pledged, self.term), again=True)
+        pledge, last = self._pledge, master.lineage.last
+        if pledge is not None and (last is None or not pledge.allows(last)):
+            raise GreetingRefused("PLEDGED", pledged_text(pledge, self.term), again=True)
         lineage = self._lineage.or_unknown(log)
         self.plan = decided = plan(lineage, log, master.lineage, master.log, self._replica_id)
         if decided.step is Step.REFUSE:
@@ -330,10 +332,10 @@ class SlaveGreeting:
             size, upper = 2 * size, begin
 
 
-def pledged_text(pledged: int, term: int) -> str:
+def pledged_text(pledge: Pledge, term: int) -> str:
     return (
-        f"this slave has promised to follow no term below {pledged}, for another broker was to become the"
-        f" master; this one's is {term}"
+        f"this slave has promised to follow no term below {pledge.epoch}, for {pledge.broker_addr} was to be"
+        f" its master; this one's is {term}"
     )
 
 

@@ -24,8 +24,8 @@ from typing import Any
 import orjson
 
 from haservice.errors import ProtocolError
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
-from haservice.replication.membership import REPLICAS_MAX, Members
+from haservice.replication.lineage import Epoch, Lineage, LogSpan, Mark
+from haservice.replication.membership import OVER_MAX, REPLICAS_MAX, Members
 
 VERSION = 1
 HELLO_OFFSET = -1
@@ -253,8 +253,10 @@ def encode_members(members: Members) -> dict[str, Any] | None:
         "number": members.number,
         "master": members.master,
         "needed": members.needed,
-        "since": members.since,
+        "since": members.since.end,
+        "sinceTerm": members.since.term,
         "replicas": dict(members.replicas),
+        "over": [encode_members(one) for one in members.over],
     }
 
 
@@ -275,9 +277,20 @@ def decode_members(said: object) -> Members:
         number=_number(said, "number"),
         master=_text(said, "master"),
         needed=needed,
-        since=_number(said, "since"),
+        since=Mark(_number(said, "sinceTerm", at_least=-1), _number(said, "since")),
+        over=_over(said),
         replicas={_text({"replica": one}, "replica"): _text(replicas, one) for one in replicas},
     )
+
+
+def _over(said: Mapping[str, Any]) -> tuple[Members, ...]:
+    over = said.get("over", [])
+    if not isinstance(over, list) or len(over) > OVER_MAX:
+        raise ProtocolError(f"a list of replicas stands over {OVER_MAX} others at most")
+    lists = tuple(decode_members(one) for one in over)
+    if any(one.over for one in lists):
+        raise ProtocolError("a list of replicas stands over one that stands over another")
+    return lists
 
 
 def _fitted(said: dict[str, Any]) -> bytes:
@@ -304,10 +317,11 @@ def _object(body: bytes, what: str) -> Mapping[str, Any]:
     return said
 
 
-def _number(said: Mapping[str, Any], name: str) -> int:
+def _number(said: Mapping[str, Any], name: str, at_least: int = 0) -> int:
     value = said.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise ProtocolError(f"{name} is {str(value)[:_WORDS_MAX]!r}, wanted is a whole number from 0 on")
+    if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value < 1 << 63:
+        wanted = f"wanted is a whole number from {at_least} on"
+        raise ProtocolError(f"{name} is {str(value)[:_WORDS_MAX]!r}, {wanted}")
     return value
 
 

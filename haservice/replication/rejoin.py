@@ -89,7 +89,7 @@ class Rejoin:
             self._log,
             state.lineage,
             flushes=self._flushes,
-            pledged=state.pledge.epoch if state.pledge is not None else -1,
+            pledge=state.pledge,
         )
 
     def carry_out(self, greeting: SlaveGreeting) -> None:
@@ -126,7 +126,7 @@ class Rejoin:
         """
         lineage, pledge = self._lineage.state.lineage, self._lineage.state.pledge
         if pledge is not None:
-            raise GreetingRefused("PLEDGED", pledged_text(pledge.epoch, UNKNOWN_EPOCH), again=True)
+            raise GreetingRefused("PLEDGED", pledged_text(pledge, UNKNOWN_EPOCH), again=True)
         self._lineage.update(
             lineage=Lineage() if span_of(self._log).is_empty else lineage.up_to(self._log.end),
             master_end=-1,

@@ -282,6 +282,7 @@ class HAService(Generic[T]):
             for one in connections
             if one.slave is not None and one.progress.state is MasterState.TRANSFER
         )
+        self._call_back()
 
     def regreet(self) -> None:
         """After a new term began on a running master: its slaves come back, and take the term over."""
@@ -332,16 +333,22 @@ class HAService(Generic[T]):
     def _list_with(self, slave: SlaveHello) -> Members:
         """The list of replicas that the slave is given.  Those that do not know it yet come back for it."""
         assert self._list is not None
-        listed, missing = self._list.with_slave(slave), self._list.missing
-        for connection in self._accept.connections if self._accept is not None else []:
-            if connection.slave is not None and connection.slave.replica_id in missing:
-                connection.shut_down()
+        listed = self._list.with_slave(slave)
+        self._call_back()
         return listed
+
+    def _call_back(self) -> None:
+        """Slaves that have to be given the present list dial again within a moment."""
+        assert self._list is not None
+        for one in self._accept.connections if self._accept is not None else []:
+            if one.slave is not None and self._list.has_to_hear(one.slave.replica_id, one.listed.version):
+                one.shut_down()
 
     def _joined(self, connection: HAConnection) -> None:
         """A slave has written down the list that it was given."""
         if self._list is not None and connection.slave is not None:
             self._list.known_to(connection.slave.replica_id, connection.listed.version)
+            self._call_back()
 
     def _why_taken(self, slave: SlaveHello, peer: str) -> str:
         """A replica id is no secret: at work from one address, it is nobody else's at another."""
