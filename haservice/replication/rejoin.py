@@ -26,7 +26,7 @@ from haservice.replication.greeting import (
     span_of,
 )
 from haservice.replication.hello import MasterHello
-from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage, LogSpan, Plan, Step
+from haservice.replication.lineage import Lineage, LogSpan, Plan, Step
 from haservice.replication.lineage_file import LineageFile
 
 logger = logging.getLogger(__name__)
@@ -86,12 +86,11 @@ class Rejoin:
         if pledge is None:
             return ""
         last = master.lineage.last if master is not None else None
-        term = last.number if last is not None else UNKNOWN_EPOCH
-        if term >= pledge.epoch:
+        if last is not None and pledge.allows(last):
             return ""
         return (
-            f"its term is {term}, and this slave has promised {pledge.broker_addr}, which was to become the"
-            f" master, to follow none below {pledge.epoch}"
+            f"its term is {last.number if last is not None else 'unknown'}, and this slave has promised"
+            f" {pledge.broker_addr}, which was to become the master, to follow none below {pledge.epoch}"
         )
 
     def greeting(self) -> SlaveGreeting:

@@ -278,14 +278,7 @@ class HAService(Generic[T]):
             for one in self._connections
             if one.slave is not None and one.progress.state is MasterState.TRANSFER
         )
-        self._give_list()
-
-    def _give_list(self) -> None:
-        """Slaves that do not know the present list come back for it, within a moment."""
-        missing = self._list.missing if self._list is not None else ()
-        for connection in self._connections:
-            if connection.slave is not None and connection.slave.replica_id in missing:
-                connection.shut_down()
+        self._call_back()
 
     @property
     def _connections(self) -> Sequence[HAConnection]:
@@ -341,13 +334,21 @@ class HAService(Generic[T]):
         """The list of replicas that the slave is given."""
         assert self._list is not None
         listed = self._list.with_slave(slave)
-        self._give_list()
+        self._call_back()
         return listed
+
+    def _call_back(self) -> None:
+        """Slaves that have to be given the present list dial again within a moment."""
+        assert self._list is not None
+        for one in self._connections:
+            if one.slave is not None and self._list.has_to_hear(one.slave.replica_id, one.listed.version):
+                one.shut_down()
 
     def _joined(self, connection: HAConnection) -> None:
         """A slave has written down the list that it was given."""
         if self._list is not None and connection.slave is not None:
             self._list.known_to(connection.slave.replica_id, connection.listed.version)
+            self._call_back()
 
     def _why_taken(self, slave: SlaveHello, peer: str) -> str:
         """A replica id is no secret: at work from one address, it is nobody else's at another."""

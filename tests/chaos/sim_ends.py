@@ -162,6 +162,7 @@ class MasterEnd:
             node.world.note("{} sends to {} from {}", node, self.peer, progress.sent)
             if self.replica_id:
                 node.members.known_to(self.replica_id, self.link.listed.version)
+                node.call_back()
         self.pump()
 
     def _greeted(self, _: HAConnection, answer: Answer) -> None:

@@ -254,17 +254,22 @@ class Node(Timed):
 
     def list_with(self, slave: SlaveHello) -> Members:
         listed = self.members.with_slave(slave)
-        for end in list(self.ends):
-            if end.replica_id in self.members.missing:
-                end.send_away()
+        self.call_back()
         return listed
+
+    def call_back(self) -> None:
+        """Slaves that have to be given the present list dial again."""
+        for end in self.following():
+            if self.members.has_to_hear(end.replica_id, end.link.listed.version):
+                end.send_away()
 
     def take_list(self, *, regreet: bool) -> None:
         if self.role.is_slave:
             return
         self.members.take((end.replica_id, end.link.listed.version) for end in self.following())
+        self.call_back()
         for end in list(self.ends):
-            if (regreet and end.link.called) or end.replica_id in self.members.missing:
+            if regreet and end.link.called:
                 end.send_away()
 
     def pulled_back(self, peer: Node) -> None:
