@@ -62,7 +62,7 @@ def _others(topology: Topology, candidate: Member) -> list[Member]:
 
 
 def _vote(one: Member) -> Vote:
-    return vote_of(one.replica_id, one.lineage, one.end or 0)
+    return vote_of(one.replica_id, one.lineage, one.end or 0, one.whole_from)
 
 
 def unheard(topology: Topology, candidate: Member) -> list[Member]:

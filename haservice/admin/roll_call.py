@@ -245,6 +245,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
         named={one.replica_id: one.broker_addr for one in body.replicas} | dict(replicas.replicas),
         seen={one.replica_id: one.seen_ms for one in body.replicas},
         replicas=replicas,
+        whole_from=body.whole_from,
         pledged=body.pledged,
         pledged_to=body.pledged_to,
         past=tuple(Epoch(one.epoch, one.start, one.master, one.began_ms, one.why) for one in body.past),

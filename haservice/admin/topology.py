@@ -69,6 +69,8 @@ class Member:
     """replica id → when it heard it last, in ms."""
     replicas: Members = field(default_factory=Members)
     """Who may hold an acknowledged message, by the newest list that it knows."""
+    whole_from: int = 0
+    """Below there it may have lost what it had acknowledged, while its log ends before."""
     pledged: int = -1
     """Of a slave: it follows no master of a term below this one; -1 where it has promised nothing."""
     pledged_to: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.broker.role_state import RoleState
 from haservice.broker.roles import RoleInForce
-from haservice.remoting.lineage_headers import EpochBody, LineageBody, MembersBody, ReplicaBody
+from haservice.remoting.lineage_headers import EpochBody, LineageBody, ListBody, MembersBody, ReplicaBody
 from haservice.replication.lineage import Epoch
 from haservice.replication.lineage_file import LineageFile, LineageState
 from haservice.replication.membership import Members
@@ -69,6 +69,7 @@ class Describe:
             promise=_promise(config),
             damaged=log.damaged_text,
             members=members_body(kept.members),
+            whole_from=kept.whole_from,
             pledged=pledge.epoch if pledge is not None else -1,
             pledged_to=pledge.broker_addr if pledge is not None else "",
             past=epoch_bodies(kept.past),
@@ -98,15 +99,19 @@ def epoch_bodies(epochs: Sequence[Epoch]) -> list[EpochBody]:
 def members_body(members: Members) -> MembersBody | None:
     if members == Members():
         return None
-    return MembersBody(
+    return MembersBody(*_list(members), over=[ListBody(*_list(one)) for one in members.over])
+
+
+def _list(members: Members) -> tuple[int, int, str, int, int, Mapping[str, str], int]:
+    since = members.since
+    return (
         members.epoch,
         members.number,
         members.master,
         members.needed,
-        members.since.end,
+        since.end,
         dict(members.replicas),
-        members.since.term,
-        [body for one in members.over if (body := members_body(one)) is not None],
+        since.term,
     )
 
 

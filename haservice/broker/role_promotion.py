@@ -134,9 +134,11 @@ class Counting:
         promotion, kept, addr = self.promotion, view.kept, state.who.broker_addr
         pledged = [one for one in result.heard if (one.pledged, one.pledged_to) == (self.epoch, addr)]
         members = max([kept.members, *map(members_of, pledged)], key=lambda one: one.version)
-        me = vote_of(kept.replica_id, kept.lineage, promotion.end)
+        me = vote_of(kept.replica_id, kept.lineage, promotion.end, kept.whole_from)
         why = _living_master(result.heard) or why_unsafe(
-            members, me, [vote_of(one.replica_id, lineage_of(one), one.log_end) for one in pledged]
+            members,
+            me,
+            [vote_of(one.replica_id, lineage_of(one), one.log_end, one.whole_from) for one in pledged],
         )
         if why and not promotion.header.force:
             refusals = "".join(f"; {one}" for one in result.refused)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from haservice.remoting.lineage_headers import LineageBody, MembersBody
+from haservice.remoting.lineage_headers import LineageBody, ListBody
 from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage_file import HandingOver, LineageState, Replica, RoleCommand
 from haservice.replication.membership import Members
@@ -170,6 +170,13 @@ class StartOfMaster:
         return self.may_have_lost_its_end and (self.sync_master or not self.flushes_at_once)
 
 
+def may_have_lost_what_it_acknowledged(
+    *, stopped_cleanly: bool, booted_anew: bool, flushes_at_once: bool
+) -> bool:
+    """Of a slave that starts: its reports speak of the page cache, unless it flushes before each."""
+    return not stopped_cleanly and booted_anew and not flushes_at_once
+
+
 def reason_for_new_term(state: LineageState, start: StartOfMaster) -> str:
     """Why a master that starts begins a new term; empty when it goes on in its last one."""
     last = state.lineage.last
@@ -241,6 +248,7 @@ def new_term(
         "replicas": none_in_sync(state),
         "handing_over": None,
         "pledge": None,
+        "whole_from": 0,
         **listed(state, number, log.end, addr, needed),
     }
 
@@ -385,10 +393,13 @@ def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBod
 
 def members_of(body: LineageBody) -> Members:
     """The list of replicas that a broker knows of."""
-    return _list_of(body.members) if body.members is not None else Members()
+    said = body.members
+    if said is None:
+        return Members()
+    return replace(_list_of(said), over=tuple(map(_list_of, said.over)))
 
 
-def _list_of(said: MembersBody) -> Members:
+def _list_of(said: ListBody) -> Members:
     return Members(
         said.epoch,
         said.number,
@@ -396,7 +407,6 @@ def _list_of(said: MembersBody) -> Members:
         max(1, said.needed),
         Mark(said.since_term, said.since),
         dict(said.replicas),
-        tuple(_list_of(one) for one in said.over),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from commitlog.store_lock import boot_id
+from haservice.bounds import OFFSET_MAX
 from haservice.broker.peers import Heard, Peers
 from haservice.broker.role_describe import Describe
 from haservice.broker.role_executor import RoleExecutor
@@ -29,6 +30,7 @@ from haservice.broker.roles import (
     as_in_file,
     command_that_counts,
     in_role,
+    may_have_lost_what_it_acknowledged,
     role_in_force,
 )
 from haservice.broker.security import Security
@@ -130,9 +132,18 @@ class Standing:
         return False
 
     def _open_slave(self) -> None:
-        log = self._store.log
-        lineage = self.lineage.state.lineage.or_unknown(LogSpan(log.start, log.end))
-        self.lineage.update(lineage=lineage, boot_id=boot_id(), handing_over=None)
+        log, state = self._store.log, self.lineage.state
+        lost = may_have_lost_what_it_acknowledged(
+            stopped_cleanly=self._store.recovery.clean,
+            booted_anew=self.lineage.booted_anew,
+            flushes_at_once=flushes_at_once(self.config),
+        )
+        self.lineage.update(
+            lineage=state.lineage.or_unknown(LogSpan(log.start, log.end)),
+            boot_id=boot_id(),
+            handing_over=None,
+            whole_from=OFFSET_MAX if lost else state.whole_from,
+        )
 
     def _open_master(self, heard: Heard) -> str:
         """The machine decides; only the file and the peers are there to act on."""

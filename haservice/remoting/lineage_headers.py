@@ -139,7 +139,7 @@ class ReplicaBody(JSONBody):
 
 
 @dataclass(frozen=True, slots=True)
-class MembersBody(JSONBody):
+class ListBody(JSONBody):
     """A list of replicas, as haservice.replication.membership has it: ids, and where clients reach them."""
 
     epoch: TermOrNone
@@ -148,8 +148,14 @@ class MembersBody(JSONBody):
     needed: Offset
     since: Offset
     replicas: Mapping[str, str]
-    since_term: int = -1
-    over: Sequence[MembersBody] = ()
+    since_term: TermOrNone = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MembersBody(ListBody):
+    """The newest one that a broker knows, and those of which one may be in effect instead."""
+
+    over: Sequence[ListBody] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +202,8 @@ class LineageBody(JSONBody):
     """Ranges of its log that it knows to be damaged, as `begin to end, begin to end`."""
     members: MembersBody | None = None
     """Who may hold an OK, by the newest list that it knows; None where it knows none."""
+    whole_from: Offset = 0
+    """Of a slave: below there it may have lost what it had acknowledged, until its log reaches that far again."""
     pledged: TermOrNone = -1
     """Of a slave: it follows no master of a term below this one; -1 where it has promised nothing."""
     pledged_to: str = ""

@@ -120,6 +120,8 @@ class LineageState:
     members: Members = field(default_factory=Members)
     """Who may hold an OK, by the newest list that this broker knows."""
     pledge: Pledge | None = None
+    whole_from: int = 0
+    """A slave's: below there it may have lost what it had acknowledged, until its log reaches that far again."""
     past: tuple[Epoch, ...] = ()
     """Terms that left no byte, in the order of their numbers: for people, nothing is decided by them."""
 
@@ -167,7 +169,9 @@ class LineageFile:
             pledge, last = self.state.pledge, lineage.last
             if pledge is not None and last is not None and pledge.allows(last):
                 pledge = None
-            return self._replace(lineage=lineage, pledge=pledge, **changes)
+            # What it may have lost, the master has: its log is whole again where the master's ends now.
+            whole_from = changes["master_end"] if self.state.whole_from else 0
+            return self._replace(lineage=lineage, pledge=pledge, whole_from=whole_from, **changes)
 
     def begin(self, epoch: Epoch) -> LineageState:
         """Adds a term to the epochs.  Raises OSError, or ValueError if it is no newer than those before."""
@@ -242,6 +246,7 @@ def encode_state(state: LineageState) -> bytes:
         },
     }
     said["members"] = encode_members(state.members)
+    said["wholeFrom"] = state.whole_from
     said["past"] = encode_terms(state.past)
     if state.pledge is not None:
         said["pledge"] = {
@@ -314,6 +319,7 @@ def decode_state(content: bytes) -> LineageState:
         if pledge is None
         else Pledge(_of(int, pledge["epoch"]), _of(str, pledge["replicaId"]), _of(str, pledge["brokerAddr"])),
         # Not in the files of our first versions.
+        whole_from=_of(int, said.get("wholeFrom", 0)),
         master_end=_of(int, said.get("masterEnd", -1)),
         master_heard_ms=_of(int, said.get("masterHeardMs", 0)),
     )

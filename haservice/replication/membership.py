@@ -190,16 +190,20 @@ class Vote:
     term: int
     end: int
     master: str = ""
+    is_whole: bool = True
+    """Whether all that it ever acknowledged is in its log; not after a power cut, until it is level again."""
 
     @property
     def mark(self) -> Mark:
         return Mark(self.term, self.end)
 
 
-def vote_of(replica_id: str, lineage: Lineage, end: int) -> Vote:
-    """Of a replica whose log ends there, by its terms."""
+def vote_of(replica_id: str, lineage: Lineage, end: int, whole_from: int = 0) -> Vote:
+    """Of a replica whose log ends there, by its terms; see LineageState.whole_from."""
     wrote = lineage.epoch_at(end - 1) if end else None
-    return Vote(replica_id, lineage.mark(end).term, end, wrote.master if wrote is not None else "")
+    return Vote(
+        replica_id, lineage.mark(end).term, end, wrote.master if wrote is not None else "", end >= whole_from
+    )
 
 
 def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
@@ -231,7 +235,9 @@ def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote]) -> str:
             f"its log ends at {me.end}, and messages up to {members.since.end} were acknowledged before the list"
             " of replicas was made"
         )
-    counted = slaves & {me.replica_id, *(one.replica_id for one in heard)}
+    if not me.is_whole:
+        return "its machine went down, and what it had acknowledged and not flushed may be lost here"
+    counted = slaves & {me.replica_id, *(one.replica_id for one in heard if one.is_whole)}
     if len(counted) >= members.wanted:
         return ""
     silent = ", ".join(_named(members, one) for one in sorted(slaves - counted))

@@ -22,11 +22,17 @@ from commitlog.log import wall_clock_ms
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.record import Message, encode_host, encode_properties
 from commitlog.store import Store
+from haservice.bounds import OFFSET_MAX
 from haservice.broker.durability import Durability, PutStatus
 from haservice.broker.peers import Heard
 from haservice.broker.role_describe import epoch_bodies, members_body
 from haservice.broker.role_state import Begin, RoleState, Tick, Who
-from haservice.broker.roles import RoleInForce, StartOfMaster, command_that_counts
+from haservice.broker.roles import (
+    RoleInForce,
+    StartOfMaster,
+    command_that_counts,
+    may_have_lost_what_it_acknowledged,
+)
 from haservice.remoting.headers import ExtHeader
 from haservice.remoting.lineage_headers import LineageBody, ReplicaBody
 from haservice.replication.greeting import Facts
@@ -237,6 +243,7 @@ class Node(Timed):
             changing=self.roles.changing,
             handing_over=self.roles.state.token,
             members=members_body(state.members),
+            whole_from=state.whole_from,
             pledged=state.pledge.epoch if state.pledge is not None else -1,
             pledged_to=state.pledge.broker_addr if state.pledge is not None else "",
             past=epoch_bodies(state.past),
@@ -495,7 +502,13 @@ class Node(Timed):
 
     def _start_slave(self) -> None:
         self._flush_due = self._dispatch_due = False
-        self.lineage.started()
+        lost = may_have_lost_what_it_acknowledged(
+            stopped_cleanly=self.store.recovery.clean,
+            booted_anew=self.lineage.booted_anew,
+            flushes_at_once=self.flushes,
+        )
+        whole_from = OFFSET_MAX if lost else self.lineage.state.whole_from
+        self.lineage.update(boot_id=self.lineage.boot, whole_from=whole_from)
         self.link = SlaveEnd(self)
         self.after(self.world.source.uniform(0.0, 0.05), self.link.look_up_master)
 
