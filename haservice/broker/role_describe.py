@@ -103,8 +103,10 @@ def members_body(members: Members) -> MembersBody | None:
         members.number,
         members.master,
         members.needed,
-        members.since,
+        members.since.end,
         dict(members.replicas),
+        members.since.term,
+        [body for one in members.over if (body := members_body(one)) is not None],
     )
 
 

@@ -263,7 +263,11 @@ class Told(_Targeted):
         assert self.target is not None
         # The id that it has now is free from its next registration on.
         newer = NewerMaster(
-            body.epoch, body.broker_addr, body.ha_addr, self.target.broker_id or self.target.file_broker_id
+            body.epoch,
+            body.broker_addr,
+            body.ha_addr,
+            self.target.broker_id or self.target.file_broker_id,
+            body.replica_id,
         )
         answer = SwitchoverBody(newer.broker_addr, newer.epoch, self.end)
         why = f"switched over to {newer.broker_addr}"

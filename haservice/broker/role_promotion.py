@@ -311,8 +311,9 @@ class AskingAfterPledge:
         promise = self.promise
         if result.replica_id != promise.replica_id or result.changing:
             return state.but(change=None), ()
-        if result.is_master and result.epoch >= promise.epoch:
-            return state.but(change=None), (SetMaster(result.broker_addr, result.ha_addr),)
+        if result.epoch >= promise.epoch:  # it was promoted, though it may have handed over since
+            told = (SetMaster(result.broker_addr, result.ha_addr),) if result.is_master else ()
+            return state.but(change=None), told
         text = f"the pledge is over, for it was not promoted epoch={promise.epoch} to={promise.broker_addr}"
         return state.but(change=Released()), (Say(Level.WARNING, text), Write({"pledge": None}))
 

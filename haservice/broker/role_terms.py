@@ -31,7 +31,7 @@ from haservice.broker.role_state import (
 from haservice.broker.roles import NewerMaster, RoleInForce, command_for, new_term, role_wanted, slave_id
 from haservice.remoting.lineage_headers import FollowHeader, ForgetHeader, PromoteHeader, SwitchoverBody
 from haservice.replication.lineage import LogSpan
-from haservice.replication.lineage_file import RoleCommand
+from haservice.replication.lineage_file import Pledge, RoleCommand
 from haservice.settings import BrokerRole
 
 
@@ -147,7 +147,12 @@ class Following:
             BrokerRole.SLAVE, broker_id, state.who.role, self.why, view.now_ms, self.newer.ha_addr
         )
         change = Following(self.newer, self.why, self.heard, self.ticket, self.answer, command)
-        return state.but(change=change), (Write({"command": command, "handing_over": None}),)
+        newer = self.newer
+        changes: dict[str, Any] = {"command": command, "handing_over": None}
+        if newer.replica_id:
+            # Our own last term may have left no byte, and would keep us from no older master than that one.
+            changes["pledge"] = Pledge(newer.epoch, newer.replica_id, newer.broker_addr)
+        return state.but(change=change), (Write(changes),)
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         if isinstance(result, Failed):
@@ -252,11 +257,14 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
         return state, (Refuse(ticket, f"replica {gone[:8]} is connected: stop it first"),)
     if gone not in kept.members.replicas and gone not in kept.replicas:
         return state, (Refuse(ticket, f"no replica {gone[:32]} is known"),)
-    last = kept.lineage.last
-    epoch = last.number if last is not None else 0
-    members = kept.members.forgotten(
-        epoch, view.log.end if not state.who.is_slave else kept.members.since, gone
-    )
+    if gone == kept.members.master:
+        return state, (Refuse(ticket, "that is the master that made the list: nobody waits for it"),)
+    if state.who.is_slave:
+        members = kept.members.written_off(gone)
+    else:
+        last = kept.lineage.last
+        epoch = last.number if last is not None else 0
+        members = kept.members.forgotten(epoch, kept.lineage.mark(view.log.end), gone)
     replicas = {one: replica for one, replica in kept.replicas.items() if one != gone}
     text = f"a replica is forgotten id={gone[:8]} addr={kept.members.replicas.get(gone, '')}"
     then: tuple[Action, ...] = (Say(Level.WARNING, text),)

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from haservice.remoting.lineage_headers import LineageBody
-from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch, Lineage, LogSpan
+from haservice.remoting.lineage_headers import LineageBody, MembersBody
+from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage_file import HandingOver, LineageState, Replica, RoleCommand
 from haservice.replication.membership import Members
 from haservice.settings import BrokerRole, NodeConfig
@@ -248,12 +248,9 @@ def new_term(
 def listed(state: LineageState, number: int, end: int, addr: str, needed: int) -> dict[str, Any]:
     """What is written of the list of replicas when we are the master: of term `number`, in a log that ends at
     `end`.
-
-    Of another one's list that he gave us it is not known that anybody else has it: it is what we go out from.
     """
-    members = state.members.in_term(number, end, state.replica_id, addr, needed)
-    ours = state.members.master == state.replica_id
-    return {"members": members, "in_effect": state.in_effect if ours else state.members}
+    since = state.lineage.mark(end)
+    return {"members": state.members.in_term(number, since, state.replica_id, addr, needed)}
 
 
 def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ...]:
@@ -317,6 +314,8 @@ class NewerMaster:
     broker_addr: str
     ha_addr: str
     file_broker_id: int = 0
+    replica_id: str = ""
+    """Of the master whose term it is; "" where only an operator's word says that there is one."""
 
 
 def lineage_of(body: LineageBody) -> Lineage:
@@ -346,13 +345,17 @@ def newer_masters(
         if term.number > last_number or overrules:
             found.append(((term.number, runs_it, one.is_master), one))
     found.sort(key=lambda item: item[0], reverse=True)
-    return [(_followed(rank[0], one), one) for rank, one in found]
+    return [(_followed(one), one) for _, one in found]
 
 
-def _followed(number: int, peer: LineageBody) -> NewerMaster:
+def _followed(peer: LineageBody) -> NewerMaster:
+    term = _newest_term(peer)
+    assert term is not None
     if peer.is_master:
-        return NewerMaster(number, peer.broker_addr, peer.ha_addr, peer.file_broker_id)
-    return NewerMaster(number, peer.master_addr, "")
+        return NewerMaster(
+            term.number, peer.broker_addr, peer.ha_addr, peer.file_broker_id, replica_id=term.master
+        )
+    return NewerMaster(term.number, peer.master_addr, "", replica_id=term.master)
 
 
 def is_member(members: Members, peer: LineageBody) -> bool:
@@ -382,10 +385,19 @@ def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBod
 
 def members_of(body: LineageBody) -> Members:
     """The list of replicas that a broker knows of."""
-    said = body.members
-    if said is None:
-        return Members()
-    return Members(said.epoch, said.number, said.master, max(1, said.needed), said.since, dict(said.replicas))
+    return _list_of(body.members) if body.members is not None else Members()
+
+
+def _list_of(said: MembersBody) -> Members:
+    return Members(
+        said.epoch,
+        said.number,
+        said.master,
+        max(1, said.needed),
+        Mark(said.since_term, said.since),
+        dict(said.replicas),
+        tuple(_list_of(one) for one in said.over),
+    )
 
 
 def highest_number(peers: Iterable[LineageBody]) -> int:

@@ -148,6 +148,8 @@ class MembersBody(JSONBody):
     needed: Offset
     since: Offset
     replicas: Mapping[str, str]
+    since_term: int = -1
+    over: Sequence[MembersBody] = ()
 
 
 @dataclass(frozen=True, slots=True)

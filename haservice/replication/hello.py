@@ -25,8 +25,8 @@ import orjson
 
 from haservice.bounds import INT_MAX, LONG_MAX, OFFSET_MAX, TERM_MAX
 from haservice.errors import ProtocolError
-from haservice.replication.lineage import EPOCHS_MAX, Epoch, Lineage, LogSpan
-from haservice.replication.membership import REPLICAS_MAX, Members
+from haservice.replication.lineage import EPOCHS_MAX, Epoch, Lineage, LogSpan, Mark
+from haservice.replication.membership import OVER_MAX, REPLICAS_MAX, Members
 
 VERSION = 1
 HELLO_OFFSET = -1
@@ -256,8 +256,10 @@ def encode_members(members: Members) -> dict[str, Any] | None:
         "number": members.number,
         "master": members.master,
         "needed": members.needed,
-        "since": members.since,
+        "since": members.since.end,
+        "sinceTerm": members.since.term,
         "replicas": dict(members.replicas),
+        "over": [encode_members(one) for one in members.over],
     }
 
 
@@ -278,9 +280,20 @@ def decode_members(said: object, term_max: int = TERM_MAX) -> Members:
         number=_number(said, "number"),
         master=_text(said, "master"),
         needed=needed,
-        since=_number(said, "since"),
+        since=Mark(_number(said, "sinceTerm", term_max, least=-1), _number(said, "since")),
+        over=_over(said, term_max),
         replicas={_text({"replica": one}, "replica"): _text(replicas, one) for one in replicas},
     )
+
+
+def _over(said: Mapping[str, Any], term_max: int) -> tuple[Members, ...]:
+    over = said.get("over", [])
+    if not isinstance(over, list) or len(over) > OVER_MAX:
+        raise ProtocolError(f"a list of replicas stands over {OVER_MAX} others at most")
+    lists = tuple(decode_members(one, term_max) for one in over)
+    if any(one.over for one in lists):
+        raise ProtocolError("a list of replicas stands over one that stands over another")
+    return lists
 
 
 def _fitted(said: dict[str, Any]) -> bytes:
@@ -307,11 +320,11 @@ def _object(body: bytes, what: str) -> Mapping[str, Any]:
     return said
 
 
-def _number(said: Mapping[str, Any], name: str, largest: int = OFFSET_MAX) -> int:
+def _number(said: Mapping[str, Any], name: str, largest: int = OFFSET_MAX, least: int = 0) -> int:
     value = said.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= largest:
         told = str(value)[:_WORDS_MAX]
-        raise ProtocolError(f"{name} is {told!r}, wanted is a whole number within 0 ... {largest}")
+        raise ProtocolError(f"{name} is {told!r}, wanted is a whole number within {least} ... {largest}")
     return value
 
 

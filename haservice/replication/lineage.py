@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 # The oldest terms are forgotten beyond it; a log that old begins anew.
 EPOCHS_MAX = 1000
@@ -54,6 +55,15 @@ class LogSpan:
     @property
     def is_empty(self) -> bool:
         return self.start >= self.end
+
+
+class Mark(NamedTuple):
+    """The term of a log's last byte, and where the log ends.  As in Raft the later term is the further one, and
+    in one term the longer log.
+    """
+
+    term: int = -1
+    end: int = 0
 
 
 class Step(enum.Enum):
@@ -106,14 +116,13 @@ class Lineage:
             return self
         return Lineage((Epoch(UNKNOWN_EPOCH, log.start, "", why="written before lineage was kept"),))
 
-    def newest_number(self, log_end: int, me: str) -> int:
-        """The highest number that was heard of, -1 if none.
+    def newest(self, log_end: int, me: str) -> Epoch | None:
+        """The newest term that was heard of.
 
         A term of `me` that begins at the log's end or beyond left no byte: it was given up, and does not
         count.
         """
-        counting = (one.number for one in self.epochs if one.start < log_end or one.master != me)
-        return max(counting, default=-1)
+        return next((one for one in reversed(self.epochs) if one.start < log_end or one.master != me), None)
 
     def begun(self, epoch: Epoch) -> Lineage:
         """With a new term.  Those that begin at its start or beyond wrote nothing that is left."""
@@ -129,6 +138,11 @@ class Lineage:
     def end_of(self, index: int, log_end: int) -> int:
         """Where the term at `index` ends, in a log that ends at `log_end`."""
         return self.epochs[index + 1].start if index + 1 < len(self.epochs) else log_end
+
+    def mark(self, end: int) -> Mark:
+        """Of a log that ends at `end`."""
+        wrote = self.epoch_at(end - 1) if end else None
+        return Mark(wrote.number if wrote is not None else -1, end)
 
     def epoch_at(self, offset: int) -> Epoch | None:
         """The term that wrote the byte at `offset`."""
@@ -158,19 +172,22 @@ def common_point(own: Lineage, own_end: int, theirs: Lineage, their_end: int) ->
 
 def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me: str = "") -> Plan:
     """What the slave (`own`, replica id `me`) has to do to follow the master (`theirs`)."""
-    if own_log.is_empty:
-        return Plan(Step.FROM_START, their_log.start)
     # As if the master had lost nothing: terms that begin beyond its end tell what it once held.
     agreed = common_point(own, own_log.end, theirs, _NO_END)
-    if agreed is None:
+    if agreed is None and not own_log.is_empty:
         return _refused(own_log, f"no term of a master is in both logs: {_both(own, theirs)}")
-    newest, their_newest = own.newest_number(own_log.end, me), theirs.newest_number(_NO_END, "")
-    if newest > their_newest:
-        return Plan(
-            Step.OLD_MASTER,
-            own_log.end,
-            f"we know of term {newest}, and the master's newest is {their_newest}: {_both(own, theirs)}",
-        )
+    newest, their_newest = own.newest(own_log.end, me), theirs.last
+    if newest is not None and their_newest is not None and newest.number == their_newest.number:
+        if newest.master != their_newest.master:
+            # Neither is the newer one, and what we have acknowledged in ours would be cut.
+            text = f"two masters have term {newest.number}, and we follow the other one: {_both(own, theirs)}"
+            return Plan(Step.OLD_MASTER, own_log.end, text)
+    elif newest is not None and (their_newest is None or newest.number > their_newest.number):
+        known = their_newest.number if their_newest is not None else -1
+        text = f"we know of term {newest.number}, and the master's newest is {known}: {_both(own, theirs)}"
+        return Plan(Step.OLD_MASTER, own_log.end, text)
+    if agreed is None or own_log.is_empty:
+        return Plan(Step.FROM_START, their_log.start)
     point = agreed.point
     lost = own_log.end - max(point, own_log.start)
     if point > their_log.end:

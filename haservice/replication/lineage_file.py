@@ -98,6 +98,10 @@ class Pledge:
     replica_id: str
     broker_addr: str
 
+    def allows(self, term: Epoch) -> bool:
+        """Whether the master of that term may be followed."""
+        return term.number > self.epoch or (term.number == self.epoch and term.master == self.replica_id)
+
 
 @dataclass(frozen=True, slots=True)
 class LineageState:
@@ -115,8 +119,6 @@ class LineageState:
     handing_over: HandingOver | None = None
     members: Members = field(default_factory=Members)
     """Who may hold an OK, by the newest list that this broker knows."""
-    in_effect: Members = field(default_factory=Members)
-    """A master's: the newest list that enough slaves knew."""
     pledge: Pledge | None = None
     past: tuple[Epoch, ...] = ()
     """Terms that left no byte, in the order of their numbers: for people, nothing is decided by them."""
@@ -163,7 +165,7 @@ class LineageFile:
         """
         with self._lock:
             pledge, last = self.state.pledge, lineage.last
-            if pledge is not None and last is not None and last.number >= pledge.epoch:
+            if pledge is not None and last is not None and pledge.allows(last):
                 pledge = None
             return self._replace(lineage=lineage, pledge=pledge, **changes)
 
@@ -240,7 +242,6 @@ def encode_state(state: LineageState) -> bytes:
         },
     }
     said["members"] = encode_members(state.members)
-    said["inEffect"] = encode_members(state.in_effect)
     said["past"] = encode_terms(state.past)
     if state.pledge is not None:
         said["pledge"] = {
@@ -276,7 +277,7 @@ def decode_state(content: bytes) -> LineageState:
         # What is written here was believed once, and a start that refuses it would help nobody.
         lineage = decode_epochs(said["epochs"], LONG_MAX)
         past = decode_terms(said.get("past", []), LONG_MAX)
-        members, in_effect = (decode_members(said.get(key), LONG_MAX) for key in ("members", "inEffect"))
+        members = decode_members(said.get("members"), LONG_MAX)
     except ProtocolError as error:
         raise ValueError(str(error)) from None
     command, handing, pledge = said.get("command"), said.get("handingOver"), said.get("pledge")
@@ -308,7 +309,6 @@ def decode_state(content: bytes) -> LineageState:
         if handing is None
         else HandingOver(_of(str, handing["brokerAddr"]), _of(str, handing["replicaId"])),
         members=members,
-        in_effect=in_effect,
         past=past,
         pledge=None
         if pledge is None

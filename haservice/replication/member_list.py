@@ -31,7 +31,9 @@ class MemberList:
         self._group = group
         self._log_end = log_end
         self._lock = threading.Lock()  # guards _membership, and writing what it decides
-        self._membership = Membership("", Members(), Members())
+        self._membership = Membership("", Members())
+        self._wanted = (-1, 0)
+        """The version below which a slave has a list by which it cannot be promoted though it may be."""
         self._news = News()
 
     def take(self, known: Iterable[tuple[str, tuple[int, int]]] = ()) -> None:
@@ -41,7 +43,7 @@ class MemberList:
         """
         with self._lock:
             state = self._lineage.state
-            self._membership = Membership(state.replica_id, state.members, state.in_effect)
+            self._membership = Membership(state.replica_id, state.members)
             for replica_id, version in known:
                 self._membership.known_to(replica_id, version)
             self._count()
@@ -54,7 +56,8 @@ class MemberList:
         with self._lock:
             membership, last = self._membership, self._lineage.state.lineage.last
             epoch = last.number if last is not None else UNKNOWN_EPOCH
-            listed = membership.listed.joined(epoch, self._log_end(), slave.replica_id, slave.broker_addr)
+            since = self._lineage.state.lineage.mark(self._log_end())
+            listed = membership.listed.joined(epoch, since, slave.replica_id, slave.broker_addr)
             if listed != membership.listed and len(listed.replicas) <= REPLICAS_MAX:
                 self._lineage.update(members=listed)
                 membership.list_anew(listed)
@@ -69,6 +72,10 @@ class MemberList:
             self._membership.known_to(replica_id, version)
             self._count()
 
+    def has_to_hear(self, replica_id: str, version: tuple[int, int]) -> bool:
+        """Whether a slave that was given the list of that version has to be given the present one soon."""
+        return version < self._wanted or replica_id in self.missing
+
     @property
     def missing(self) -> tuple[str, ...]:
         """Slaves that do not know the present list, before which those that it adds do not count."""
@@ -80,11 +87,13 @@ class MemberList:
     def _count(self) -> None:
         assert self._lock.locked()
         membership = self._membership
+        settled = membership.settled
         try:
-            if membership.in_effect != self._lineage.state.in_effect:
-                self._lineage.update(in_effect=membership.in_effect)
+            if settled is not None:
+                self._lineage.update(members=settled)
+                self._wanted = settled.version if membership.asks_too_much else self._wanted
+                membership.list_anew(settled)
         except OSError as error:
             if self._news.is_news():
                 logger.error("new slaves do not count yet, for the list cannot be written reason=%s", error)
-            return
         self._group.count_only(membership.counting, membership.needed)

@@ -9,21 +9,26 @@ all the others.  A replica stays on the list, however long it is away, until it 
     rule     who has heard the log ends of V - needed + 1 slaves, its own included, has heard of every OK
 
 For any `needed` slaves and any V - needed + 1 of V have one in common.  That holds as long as both sides mean
-the same list.  So another list is in effect, and the slaves that it adds count, only once as many slaves of
-the list before know it as an OK took there: no promotion can then miss it (as Raft changes one server at a
-time, with the rule above for its majority).  What was acknowledged under an older list lies below `since`: a
-slave whose log does not reach that far lacks some of it, and is no safe choice whatever it has heard.
+the same list.  So another list stands `over` the one before until it is in effect (as in Raft's joint
+consensus): meanwhile an OK, and a promotion, has to satisfy both.  It is in effect once as many slaves of the
+list before know it as an OK took there: no promotion can then miss it.  A master that was just promoted does
+not know which of the lists that it has heard of was in effect, so its first one stands over them all.  What
+was acknowledged under an older list lies below `since`: a slave whose log does not reach that far lacks some of
+it, and is no safe choice whatever it has heard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage
+from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage, Mark
 
 # More than any broker name has; what is forgotten makes room.
 REPLICAS_MAX = 64
+# So many masters in a row may have been promoted without that a list of theirs came into effect.
+OVER_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,12 @@ class Members:
     master: str = ""
     """The replica id of the master that made it."""
     needed: int = 1
-    since: int = 0
+    since: Mark = Mark()  # noqa: RUF009 - frozen
     """Where the master's log ended when it was made."""
     replicas: Mapping[str, str] = field(default_factory=dict)
     """Replica ids, the master's included, and where clients reach them."""
+    over: tuple[Members, ...] = ()
+    """Lists of which one may be in effect instead; empty when this one is."""
 
     @property
     def version(self) -> tuple[int, int]:
@@ -54,28 +61,54 @@ class Members:
         """How many slaves a promotion has to have heard, the promoted one included."""
         return max(1, len(self.slaves) - self.needed + 1)
 
-    def in_term(self, epoch: int, since: int, master: str, addr: str, needed: int) -> Members:
+    @property
+    def lists(self) -> tuple[Members, ...]:
+        """All that count while it is not in effect; itself if it is."""
+        return (*self.over, self)
+
+    def in_term(self, epoch: int, since: Mark, master: str, addr: str, needed: int) -> Members:
         """As the master of term `epoch` has it, whose log ends at `since`; itself if nothing is another."""
         replicas = _with(self.replicas, master, addr)
         if (self.master, self.needed, self.replicas) == (master, needed, replicas):
             return self
         return self._next(epoch, since, master=master, needed=needed, replicas=replicas)
 
-    def joined(self, epoch: int, since: int, replica_id: str, addr: str) -> Members:
+    def joined(self, epoch: int, since: Mark, replica_id: str, addr: str) -> Members:
         """With a slave; whoever was at its address before is no more, for its store is another one."""
         replicas = _with(self.replicas, replica_id, addr)
         return self if replicas == self.replicas else self._next(epoch, since, replicas=replicas)
 
-    def forgotten(self, epoch: int, since: int, replica_id: str) -> Members:
+    def forgotten(self, epoch: int, since: Mark, replica_id: str) -> Members:
         """Without a replica that is given up."""
         if replica_id not in self.replicas or replica_id == self.master:
             return self
-        replicas = {one: addr for one, addr in self.replicas.items() if one != replica_id}
-        return self._next(epoch, since, replicas=replicas)
+        return self._next(epoch, since, replicas=_without(self.replicas, replica_id))
 
-    def _next(self, epoch: int, since: int, **changes: object) -> Members:
-        number = self.number + 1 if epoch == self.epoch else 0
-        return replace(self, epoch=max(epoch, self.epoch), number=number, since=since, **changes)  # type: ignore[arg-type]
+    def written_off(self, replica_id: str) -> Members:
+        """As a slave has it whose operator gives a replica up: the same list, but nobody asks for that one."""
+        return replace(
+            self,
+            replicas=_without(self.replicas, replica_id),
+            over=tuple(one.written_off(replica_id) for one in self.over),
+        )
+
+    def taken_effect(self) -> Members:
+        """The same list, over no other one any more: a version of its own, so that slaves can be told."""
+        return replace(self, number=self.number + 1, over=())
+
+    def _next(self, epoch: int, since: Mark, **changes: Any) -> Members:
+        newer = replace(self, epoch=max(epoch, self.epoch), since=since, **changes)
+        number = self.number + 1 if newer.epoch == self.epoch else 0
+        return replace(newer, number=number, over=self._under(newer))
+
+    def _under(self, newer: Members) -> tuple[Members, ...]:
+        """What a newer one stands over.  A master's own that were not in effect yet are passed over: whoever
+        knows them knows that they stood over the same.
+        """
+        if not self.replicas:
+            return ()
+        alone = replace(self, over=())
+        return (self.over or (alone,)) if newer.master == self.master else (*self.over, alone)[-OVER_MAX:]
 
 
 def _with(replicas: Mapping[str, str], replica_id: str, addr: str) -> Mapping[str, str]:
@@ -83,76 +116,90 @@ def _with(replicas: Mapping[str, str], replica_id: str, addr: str) -> Mapping[st
     return {**kept, replica_id: addr or replicas.get(replica_id, "")}
 
 
-class Membership:
-    """A master's: the list that it gives out, and the one that is in effect."""
+def _without(replicas: Mapping[str, str], replica_id: str) -> Mapping[str, str]:
+    return {one: addr for one, addr in replicas.items() if one != replica_id}
 
-    def __init__(self, me: str, listed: Members, in_effect: Members) -> None:
-        """`in_effect` is what the file says: the newest list that was known to enough slaves."""
+
+class Membership:
+    """A master's: the list that it gives out, and whose acknowledgements count by it."""
+
+    def __init__(self, me: str, listed: Members) -> None:
         self._me = me
         self.listed = listed
-        self.in_effect = in_effect
         self._known: dict[str, tuple[int, int]] = {me: listed.version}
-        self._take_effect()
 
     @property
     def counting(self) -> frozenset[str]:
-        """Slaves whose acknowledgements count."""
-        return self.in_effect.slaves & self.listed.slaves
+        """Slaves whose acknowledgements count: while one list gives way to another, those on both."""
+        return frozenset.intersection(*(one.slaves for one in self.listed.lists))
 
     @property
     def needed(self) -> int:
         """Acknowledgements that an OK takes: while one list gives way to another, those that both want."""
-        return max(self.listed.needed, self.in_effect.needed)
+        return max(one.needed for one in self.listed.lists)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Slaves of the list before that do not know the present one yet; empty once that is in effect."""
-        if self.in_effect == self.listed:
-            return ()
-        asked = self.in_effect.slaves & frozenset(self.listed.replicas)
+        """Slaves of the lists before that do not know the present one yet; empty once that is in effect."""
+        asked = frozenset(one for before in self.listed.over for one in self._asked(before))
         return tuple(sorted(one for one in asked if not self._knows(one)))
 
-    def list_anew(self, listed: Members) -> bool:
-        """Another list is written down; whether it is in effect at once."""
+    @property
+    def asks_too_much(self) -> bool:
+        """Whether a promotion by the list needs replicas, as long as it stands over others, that it does not need
+        once it is in effect.
+        """
+        listed = self.listed
+        return any(
+            one.slaves - frozenset(listed.replicas) or one.needed < listed.needed for one in listed.over
+        )
+
+    @property
+    def settled(self) -> Members | None:
+        """What is to be written down, and listed anew, once enough know the list; None before, and after."""
+        over = self.listed.over
+        return self.listed.taken_effect() if over and all(map(self._is_superseded, over)) else None
+
+    def list_anew(self, listed: Members) -> None:
+        """Another list is written down."""
         self.listed = listed
         self._known[self._me] = listed.version
-        return self._take_effect()
 
-    def known_to(self, replica_id: str, version: tuple[int, int]) -> bool:
-        """A slave has written down the list of that version; whether one is in effect now that was not."""
+    def known_to(self, replica_id: str, version: tuple[int, int]) -> None:
+        """A slave has written down the list of that version."""
         self._known[replica_id] = max(version, self._known.get(replica_id, version))
-        return self._take_effect()
 
     def _knows(self, replica_id: str) -> bool:
         return self._known.get(replica_id, (-1, 0)) >= self.listed.version
 
-    def _take_effect(self) -> bool:
-        before = self.in_effect
-        if before == self.listed:
-            return False
-        asked = before.slaves & frozenset(self.listed.replicas)
-        if sum(map(self._knows, asked)) < min(before.needed, len(asked)):
-            return False
-        self.in_effect = self.listed
-        return True
+    def _asked(self, before: Members) -> frozenset[str]:
+        return before.slaves & frozenset(self.listed.replicas)
+
+    def _is_superseded(self, before: Members) -> bool:
+        asked = self._asked(before)
+        return sum(map(self._knows, asked)) >= min(before.needed, len(asked))
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one slave says when it is asked before a promotion: where its log ends, and its last byte's term.
-
-    As in Raft the later term is the further one, and in one term the longer log.
+    """What one slave says when it is asked before a promotion: where its log ends, and its last byte's term,
+    which was `master`'s.
     """
 
     replica_id: str
     term: int
     end: int
+    master: str = ""
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.term, self.end)
 
 
 def vote_of(replica_id: str, lineage: Lineage, end: int) -> Vote:
     """Of a replica whose log ends there, by its terms."""
     wrote = lineage.epoch_at(end - 1) if end else None
-    return Vote(replica_id, wrote.number if wrote is not None else -1, end)
+    return Vote(replica_id, *lineage.mark(end), wrote.master if wrote is not None else "")
 
 
 def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
@@ -161,20 +208,28 @@ def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
     `members` is the newest list that any of them knows, `heard` are the others that answered, and promised to
     follow no older master.
     """
-    slaves = members.slaves
-    further = [one for one in heard if (one.term, one.end) > (me.term, me.end)]
+    further = [one for one in heard if one.mark > me.mark]
     if further:
-        best = max(further, key=lambda one: (one.term, one.end))
+        best = max(further, key=lambda one: one.mark)
         who, better = (_named(members, one.replica_id) for one in (me, best))
         return f"{better} has the log up to {best.end}, {who} up to {me.end}"
-    if not slaves:
-        return ""
+    if any(one.term == me.term and one.master != me.master for one in heard):
+        return f"two masters had term {me.term}, and of both there is something left"
+    if not members.replicas:
+        return "no master has told it who else holds its messages, so nobody knows what it lacks"
+    if len(members.over) >= OVER_MAX:
+        return f"{OVER_MAX} masters in a row were promoted before enough slaves knew of the one before"
+    return next(filter(None, (_why_unsafe_by(one, me, heard) for one in reversed(members.lists))), "")
+
+
+def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote]) -> str:
+    slaves = members.slaves
     if me.replica_id not in slaves:
         return "it is not on its master's list of replicas, so it may lack what they were told OK for"
-    if me.end < members.since:
+    if me.mark < members.since:
         return (
-            f"its log ends at {me.end}, and messages up to {members.since} were acknowledged before the list of"
-            " replicas was made"
+            f"its log ends at {me.end}, and messages up to {members.since.end} were acknowledged before the list"
+            " of replicas was made"
         )
     counted = slaves & {me.replica_id, *(one.replica_id for one in heard)}
     if len(counted) >= members.wanted:

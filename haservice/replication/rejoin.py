@@ -87,7 +87,7 @@ class Rejoin:
             return ""
         last = master.lineage.last if master is not None else None
         term = last.number if last is not None else UNKNOWN_EPOCH
-        if term >= pledge.epoch:
+        if last is not None and pledge.allows(last):
             return ""
         return (
             f"its term is {term}, and this slave has promised {pledge.broker_addr}, which was to become the"

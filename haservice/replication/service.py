@@ -282,10 +282,11 @@ class HAService(Generic[T]):
 
     def _give_list(self) -> None:
         """Slaves that do not know the present list come back for it, within a moment."""
-        missing = self._list.missing if self._list is not None else ()
-        for connection in self._connections:
-            if connection.slave is not None and connection.slave.replica_id in missing:
-                connection.shut_down()
+        listing = self._list
+        assert listing is not None
+        for one in self._connections:
+            if one.slave is not None and listing.has_to_hear(one.slave.replica_id, one.listed.version):
+                one.shut_down()
 
     @property
     def _connections(self) -> Sequence[HAConnection]:
@@ -348,6 +349,7 @@ class HAService(Generic[T]):
         """A slave has written down the list that it was given."""
         if self._list is not None and connection.slave is not None:
             self._list.known_to(connection.slave.replica_id, connection.listed.version)
+            self._give_list()
 
     def _why_taken(self, slave: SlaveHello, peer: str) -> str:
         """A replica id is no secret: at work from one address, it is nobody else's at another."""

@@ -135,7 +135,11 @@ def test_a_log_that_is_older_than_its_lineage_is_of_epoch_0() -> None:
     [
         # Without a byte: all there is.
         (lineage(), (0, 0), lineage("1@0A"), (128, 900), Step.FROM_START, 128, 0),
-        (lineage("3@0B"), (64, 64), lineage("1@0A"), (0, 0), Step.FROM_START, 0, 0),
+        (lineage("3@0B"), (64, 64), lineage("3@0B", "4@9A"), (0, 99), Step.FROM_START, 0, 0),
+        # It has followed a newer master, who had no byte either.
+        (lineage("3@0B"), (64, 64), lineage("1@0A"), (0, 0), Step.OLD_MASTER, 64, 0),
+        # Two masters of one number: who follows one does not cut what it has acknowledged for the other.
+        (lineage("1@0A", "2@500B"), (0, 800), lineage("1@0A", "2@600A"), (0, 900), Step.OLD_MASTER, 800, 0),
         # Behind, level.
         (lineage("1@0A"), (0, 500), lineage("1@0A", "2@700A"), (0, 900), Step.CONTINUE, 500, 0),
         (lineage("1@0A"), (0, 900), lineage("1@0A"), (0, 900), Step.CONTINUE, 900, 0),
@@ -176,7 +180,8 @@ def test_what_a_slave_has_to_do(
     """C is the slave."""
     decided = plan(own, LogSpan(*own_log), theirs, LogSpan(*their_log), "C")
     assert (decided.step, decided.position, decided.lost_bytes) == (step, position, lost)
-    assert bool(decided.reason) == (step not in (Step.CONTINUE,) and not LogSpan(*own_log).is_empty)
+    says_nothing = step is Step.CONTINUE or (step is Step.FROM_START and LogSpan(*own_log).is_empty)
+    assert bool(decided.reason) is not says_nothing
 
 
 # -- against the bytes ------------------------------------------------------------------------------
