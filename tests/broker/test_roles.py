@@ -10,13 +10,14 @@ import pytest
 
 from haservice.broker.roles import (
     PROMOTION_STEP,
+    NewerMaster,
     NoNumberLeft,
     StartOfMaster,
     as_in_file,
     command_for,
     command_that_counts,
     in_role,
-    newer_master,
+    newer_masters,
     next_number,
     none_in_sync,
     reason_for_new_term,
@@ -285,6 +286,14 @@ def peer(
         "flushed": end, "epochs": tuple(EpochBody(*one) for one in epochs), **changes,
     }  # fmt: skip
     return LineageBody(**values)
+
+
+def newer_master(
+    own_id: str, own: Lineage, peers: list[LineageBody], *, starting: bool = False
+) -> NewerMaster | None:
+    """Whom a master gives way to first, if it can prove it."""
+    found = newer_masters(own_id, own, peers, starting=starting)
+    return found[0][0] if found else None
 
 
 MINE = Lineage((Epoch(1, 0, OTHER), Epoch(2, 500, ME)))
