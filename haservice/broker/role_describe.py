@@ -10,7 +10,7 @@ from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.broker.role_state import RoleState
 from haservice.broker.roles import RoleInForce
-from haservice.remoting.lineage_headers import EpochBody, LineageBody, MembersBody, ReplicaBody
+from haservice.remoting.lineage_headers import EpochBody, LineageBody, ListBody, MembersBody, ReplicaBody
 from haservice.replication.lineage import Epoch
 from haservice.replication.lineage_file import LineageFile, LineageState
 from haservice.replication.membership import Members
@@ -98,16 +98,14 @@ def epoch_bodies(epochs: Sequence[Epoch]) -> list[EpochBody]:
 def members_body(members: Members) -> MembersBody | None:
     if members == Members():
         return None
-    return MembersBody(
-        members.epoch,
-        members.number,
-        members.master,
-        members.needed,
-        members.since.end,
-        dict(members.replicas),
-        members.since.term,
-        [body for one in members.over if (body := members_body(one)) is not None],
-    )
+    return MembersBody(*_list(members), [ListBody(*_list(one)) for one in members.over])
+
+
+def _list(members: Members) -> tuple[int, int, str, int, int, dict[str, str], int]:
+    """The fields of a ListBody."""
+    since = members.since
+    replicas = dict(members.replicas)
+    return members.epoch, members.number, members.master, members.needed, since.end, replicas, since.term
 
 
 def _replicas(state: LineageState, slaves: Sequence[SlaveStatus]) -> list[ReplicaBody]:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from haservice.remoting.lineage_headers import LineageBody, MembersBody
+from haservice.remoting.lineage_headers import LineageBody, ListBody
 from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage_file import HandingOver, LineageState, Replica, RoleCommand
 from haservice.replication.membership import Members
@@ -385,10 +385,13 @@ def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBod
 
 def members_of(body: LineageBody) -> Members:
     """The list of replicas that a broker knows of."""
-    return _list_of(body.members) if body.members is not None else Members()
+    said = body.members
+    if said is None:
+        return Members()
+    return replace(_list_of(said), over=tuple(map(_list_of, said.over)))
 
 
-def _list_of(said: MembersBody) -> Members:
+def _list_of(said: ListBody) -> Members:
     return Members(
         said.epoch,
         said.number,
@@ -396,7 +399,6 @@ def _list_of(said: MembersBody) -> Members:
         max(1, said.needed),
         Mark(said.since_term, said.since),
         dict(said.replicas),
-        tuple(_list_of(one) for one in said.over),
     )
 
 

@@ -139,7 +139,7 @@ class ReplicaBody(JSONBody):
 
 
 @dataclass(frozen=True, slots=True)
-class MembersBody(JSONBody):
+class ListBody(JSONBody):
     """A list of replicas, as haservice.replication.membership has it: ids, and where clients reach them."""
 
     epoch: TermOrNone
@@ -148,8 +148,14 @@ class MembersBody(JSONBody):
     needed: Offset
     since: Offset
     replicas: Mapping[str, str]
-    since_term: int = -1
-    over: Sequence[MembersBody] = ()
+    since_term: TermOrNone = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MembersBody(ListBody):
+    """The newest one, and those over which it stands."""
+
+    over: Sequence[ListBody] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from haservice.replication.hello import (
     digest,
 )
 from haservice.replication.lineage import Lineage, LogSpan, Plan, Step, plan
-from haservice.replication.lineage_file import Pledge
 from haservice.replication.membership import Members
 from haservice.replication.protocol import REPORT, REPORT_NOT_YET, peer_frame, slave_hello_block
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_describe import _epochs, _members
+from haservice.broker.role_describe import epoch_bodies, members_body
 from haservice.broker.role_machine import step
 from haservice.broker.role_state import (
     Action,
@@ -155,8 +155,8 @@ class Replica:
         kept, role = self.file.state, self.state.who.role
         return LineageBody(
             "C", "broker-a", self.addr, self.addr, role.broker_id, role.file_broker_id, role.role.value,
-            self.name, 1, 0, len(self.log), len(self.log), _epochs(kept.lineage.epochs),
-            changing=self.state.changing, members=_members(kept.members),
+            self.name, 1, 0, len(self.log), len(self.log), epoch_bodies(kept.lineage.epochs),
+            changing=self.state.changing, members=members_body(kept.members),
         )  # fmt: skip
 
     # -- the machine --------------------------------------------------------------------------------
