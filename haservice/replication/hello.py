@@ -281,18 +281,18 @@ def decode_members(said: object, term_max: int = TERM_MAX) -> Members:
         master=_text(said, "master"),
         needed=needed,
         since=Mark(_number(said, "sinceTerm", term_max, -1), _number(said, "since")),
-        over=_over(said),
+        over=_over(said, term_max),
         replicas={_text({"replica": one}, "replica"): _text(replicas, one) for one in replicas},
     )
 
 
-def _over(said: Mapping[str, Any]) -> tuple[Members, ...]:
+def _over(said: Mapping[str, Any], term_max: int) -> tuple[Members, ...]:
     over = said.get("over", [])
     if not isinstance(over, list) or len(over) > OVER_MAX:
         raise ProtocolError(f"a list of replicas stands over {OVER_MAX} others at most")
     if any(isinstance(one, Mapping) and one.get("over") for one in over):
         raise ProtocolError("a list of replicas stands over one that stands over another")
-    return tuple(decode_members(one) for one in over)
+    return tuple(decode_members(one, term_max) for one in over)
 
 
 def _fitted(said: dict[str, Any]) -> bytes:

@@ -68,16 +68,18 @@ from haservice.replication.lineage import Epoch, Lineage, LogSpan
 from haservice.replication.lineage_file import HandingOver, LineageState, Pledge, Replica
 from tests.broker.test_role_machine import PROMOTED, TARGET, at
 from tests.broker.test_roles import ME, OTHER, peer
-from tests.support.role_driver import listed, master, slave
+from tests.support.role_driver import ADDR, listed, master, slave
 
 END = 1000
 NO = Failed("no")
 NEWER = peer(OTHER, (1, 0, ME), (1000, 800, OTHER), role="SYNC_MASTER")
 AHEAD = peer("s", (1, 0, ME), end=END + 500)
+VOTER = peer("s", (1, 0, "m"), end=END, pledged=1000, pledged_to=ADDR)
+ASKS = peer(OTHER, (1, 0, "m"), changing=True)
 # What each action may come to.
 RESULTS: Mapping[type, tuple[Result, ...]] = {
     Ask: (Heard(), Heard([TARGET]), Heard([NEWER, TARGET]), Heard([AHEAD])),
-    AskOne: (NO, Failed("no", answered=True), TARGET, peer(OTHER, (1, 0, "m"))),
+    AskOne: (NO, Failed("no", answered=True), TARGET, peer(OTHER, (1, 0, "m")), ASKS),
     Prove: (Done(), NO),
     Flush: (End(END), NO),
     Write: (Done(), NO),
@@ -85,7 +87,7 @@ RESULTS: Mapping[type, tuple[Result, ...]] = {
     Copy: (Done(), NO),
     StopLink: (End(END), End(END - 10), NO),
     Confirm: (Done(), NO),
-    GatherPledges: (Votes([]), Votes([peer("s", (1, 0, "m"), end=END)]), Votes([AHEAD], ["x: refused"])),
+    GatherPledges: (Votes([]), Votes([VOTER]), Votes([AHEAD], ["x: refused"])),
     LookAtSlaves: (Slaves([]), Slaves([at("s")]), Slaves([at("s"), at("x", END + 1)])),
     AwaitLevel: (End(END), NO),
     SendPromote: (PROMOTED, NO, Lost("no answer")),
@@ -146,7 +148,7 @@ def kept_by(state: RoleState) -> LineageState:
     return LineageState(
         ME,
         lineage=Lineage((Epoch(1, 0, writer),)),
-        members=listed("s", by=ME) if writer == ME else listed(ME, "s", by="m"),
+        members=listed("s", by=ME) if writer == ME else listed(ME, "s", OTHER, by="m"),
         replicas=WAITING,
         handing_over=HandingOver("s:10911", "s") if state.doubt else None,
     )

@@ -25,6 +25,7 @@ from haservice.broker.role_state import (
     FindOut,
     GatherPledges,
     Hint,
+    LeaveMaster,
     Lost,
     Prove,
     Pull,
@@ -525,7 +526,7 @@ def candidate(*slaves: str, needed: int = 1, **said: Any) -> Driver:
 
 
 def voter(name: str, end: int = 1000) -> LineageBody:
-    return peer(name, (1, 0, "m"), end=end)
+    return peer(name, (1, 0, "m"), end=end, pledged=1000, pledged_to=ADDR)
 
 
 def test_a_slave_becomes_the_master_by_the_pledges_of_the_others() -> None:
@@ -599,22 +600,48 @@ ASKED = PledgeHeader(1000, OTHER, f"{OTHER}:10911")
 PROMISE = Pledge(1000, OTHER, f"{OTHER}:10911")
 
 
-def test_a_pledge_is_written_then_the_link_goes_down_then_it_is_answered() -> None:
-    world = candidate("s")
+ASKS = peer(OTHER, (1, 0, "m"), changing=True)
+
+
+def voting(**said: Any) -> Driver:
+    """A slave on whose list the candidate is, which says that it asks for this."""
+    return candidate("s", OTHER, **{"AskOne": ASKS, **said})
+
+
+def test_a_pledge_is_written_then_the_link_is_left_then_it_is_answered() -> None:
+    world = voting()
     assert isinstance(world.ask(ASKED), Answer)
     assert [type(action) for action, _ in world.done if not isinstance(action, Say)] == [
-        Write, StopLink, Answer, Turn,
+        AskOne, Write, LeaveMaster, Answer,
     ]  # fmt: skip
-    assert world.kept.pledge == PROMISE
+    assert (world.kept.pledge, world.turned) == (PROMISE, False)
 
 
-def test_a_pledge_that_cannot_be_kept_is_none() -> None:
-    world = candidate("s", Write=NO_ROOM)
+def test_a_pledge_that_cannot_be_written_is_none() -> None:
+    world = voting(Write=NO_ROOM)
     assert "No space left" in reason(world.ask(ASKED))
-    assert (world.turned, world.did(StopLink)) == (False, [])
-    world = candidate("s", StopLink=Failed("it does not end"))
-    assert "it does not end" in reason(world.ask(ASKED))
-    assert world.turned
+    assert (world.kept.pledge, world.did(LeaveMaster), world.state.change) == (None, [], None)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (Failed("it is silent"), "it is silent"),
+        (peer(OTHER, (1, 0, "m")), "does not ask for this"),
+        (peer("x", (1, 0, "m"), changing=True), "does not ask for this"),
+    ],
+)
+def test_a_pledge_that_its_candidate_does_not_ask_for_is_none(word: object, said: str) -> None:
+    world = voting(AskOne=word)
+    assert said in reason(world.ask(ASKED))
+    assert world.wrote == []
+
+
+def test_nobody_pledges_himself_to_a_stranger() -> None:
+    assert "is not on the list" in reason(candidate("s", AskOne=ASKS).ask(ASKED))
+
+
+S_ASKS = peer("s", (1, 0, "m"), changing=True)
 
 
 @pytest.mark.parametrize(
@@ -631,12 +658,18 @@ def test_a_pledge_that_cannot_be_kept_is_none() -> None:
 def test_nobody_pledges_himself_twice_for_one_number(
     pledge: Pledge | None, header: PledgeHeader, taken: bool
 ) -> None:
-    answer = candidate("s").keep(pledge=pledge).ask(header)
+    asks = ASKS if header.replica_id == OTHER else S_ASKS
+    answer = voting(AskOne=asks).keep(pledge=pledge).ask(header)
     assert isinstance(answer, Answer) is taken
 
 
-def test_a_master_pledges_nothing() -> None:
-    assert "is the master of term 1" in reason(Driver(master()).ask(ASKED))
+def test_a_master_pledges_nothing_but_says_that_it_lives() -> None:
+    world = Driver(master())
+    assert isinstance(world.ask(ASKED), Answer)
+    assert (world.wrote, world.kept.pledge) == ([], None)
+    living = peer("m", (1, 0, "m"), role="SYNC_MASTER")
+    asking = candidate("s", GatherPledges=Votes([voter("s"), living]))
+    assert "takes messages" in reason(asking.ask(PromoteHeader("SYNC_MASTER")))
 
 
 def pledged(word: object) -> Driver:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from haservice.broker.role_describe import members_body
 from haservice.broker.roles import (
     PROMOTION_STEP,
     NewerMaster,
@@ -17,6 +18,7 @@ from haservice.broker.roles import (
     command_for,
     command_that_counts,
     in_role,
+    members_of,
     newer_masters,
     next_number,
     none_in_sync,
@@ -30,8 +32,9 @@ from haservice.broker.roles import (
     with_new_term,
 )
 from haservice.remoting.lineage_headers import EpochBody, LineageBody
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
+from haservice.replication.lineage import Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage_file import HandingOver, LineageState, Replica, RoleCommand
+from haservice.replication.membership import Members
 from haservice.settings import BrokerRole, NodeConfig
 from tests.support.brokers import node_config
 
@@ -395,3 +398,11 @@ def test_the_broker_id_of_a_master_that_steps_down(
     own_file_id: int, master_id: int, taken: set[int], expected: int
 ) -> None:
     assert slave_id(own_file_id, master_id, taken) == expected
+
+
+def test_a_list_of_replicas_and_those_that_it_stands_over_are_told_whole() -> None:
+    before = Members(1, 0, ME, 2, Mark(-1, 0), {ME: "me:1", "a": "a:1"})
+    listed = before.joined(1, Mark(1, 700), "b", "b:1")
+    body = peer(ME, (1, 0, ME), members=members_body(listed))
+    assert members_of(LineageBody.decode(body.encode())) == listed
+    assert members_of(peer(ME, (1, 0, ME))) == Members()

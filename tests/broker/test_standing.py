@@ -12,7 +12,7 @@ from haservice.broker.node import BrokerNode
 from haservice.errors import RequestError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import ResponseCode
-from haservice.remoting.lineage_headers import FollowHeader, PromoteHeader
+from haservice.remoting.lineage_headers import FollowHeader, LineageBody, PromoteHeader
 from haservice.replication.lineage import Epoch, Lineage
 from haservice.replication.lineage_file import LineageFile, RoleCommand
 from haservice.settings import BrokerRole
@@ -38,11 +38,12 @@ def test_a_master_without_a_number_for_its_term_is_held_until_an_operator_says_s
     file.update(lineage=Lineage((Epoch(1, 0, own), Epoch(999, 1 << 20, own))))
     for _ in range(2):  # a clean stop does not make it forget
         node = start()
-        assert "no number is left below 1000" in node.standing.keeper.held
+        assert "no number is left below 1000" in node.standing.state.held
         assert send(client, addr_of(node), "Topic", b"early").code == ResponseCode.SERVICE_NOT_AVAILABLE
         node.stop()
     node = start()
-    body = node.standing.changes.promote(PromoteHeader(min_epoch=1000, why="by hand"))
+    body = node.standing.ask(PromoteHeader(min_epoch=1000, why="by hand"))
+    assert isinstance(body, LineageBody)
     assert (body.epoch, body.held) == (1000, "")
     assert send(client, addr_of(node), "Topic", b"late").code == ResponseCode.SUCCESS
 
@@ -58,13 +59,13 @@ def test_a_master_whose_role_cannot_be_written_takes_nothing_and_tries_again(
 
     monkeypatch.setattr(lineage, "update", no_room)
     with pytest.raises(RequestError, match=r"cannot be written.*nothing is taken"):
-        node.standing.changes.follow(FollowHeader("127.0.0.1:1", "127.0.0.1:2", 1000))
+        node.standing.ask(FollowHeader("127.0.0.1:1", "127.0.0.1:2", 1000))
     assert node.restart is None
     assert send(client, addr_of(node), "Topic", b"body").code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert "cannot be written" in node.standing.changes.describe().held
+    assert "cannot be written" in node.standing.describe().held
 
     monkeypatch.undo()
-    node.standing.keeper.wake()
+    node.standing.executor.wake()
     wait_until(lambda: node.restart is not None, "the role is written, and the broker turns")
     command = LineageFile(node.config.log.root).state.command
     assert command is not None

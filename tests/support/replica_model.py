@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_describe import _epochs, _members
+from haservice.broker.role_describe import epoch_bodies, members_body
 from haservice.broker.role_machine import step
 from haservice.broker.role_state import (
     Action,
@@ -36,6 +36,7 @@ from haservice.broker.role_state import (
     Failed,
     Flush,
     GatherPledges,
+    LeaveMaster,
     LookAtSlaves,
     Prove,
     Refuse,
@@ -153,10 +154,13 @@ class Replica:
 
     def body(self) -> LineageBody:
         kept, role = self.file.state, self.state.who.role
+        pledge = kept.pledge
         return LineageBody(
             "C", "broker-a", self.addr, self.addr, role.broker_id, role.file_broker_id, role.role.value,
-            self.name, 1, 0, len(self.log), len(self.log), _epochs(kept.lineage.epochs),
-            changing=self.state.changing, members=_members(kept.members),
+            self.name, 1, 0, len(self.log), len(self.log), epoch_bodies(kept.lineage.epochs),
+            changing=self.state.changing,
+            pledged=pledge.epoch if pledge is not None else -1,
+            pledged_to=pledge.broker_addr if pledge is not None else "", members=members_body(kept.members),
         )  # fmt: skip
 
     # -- the machine --------------------------------------------------------------------------------
@@ -190,6 +194,9 @@ class Replica:
             return Heard([one.body() for one in self.world.replicas.values() if one is not self])
         if isinstance(action, LookAtSlaves | AwaitLevel | SendPromote | Confirm):
             return self._hand_over(action)
+        if isinstance(action, LeaveMaster):
+            self.world.leave(self)
+            return None
         if isinstance(action, StopLink | Flush):
             self.world.leave(self)
             return End(len(self.log))
