@@ -16,6 +16,7 @@ from haservice.remoting.lineage_headers import (
     FollowHeader,
     ForgetHeader,
     LineageBody,
+    MembersBody,
     PromoteHeader,
     ReadLogHeader,
     ReadLogResponseHeader,
@@ -58,6 +59,8 @@ class Fake:
             **(more or {}),
         }
         self.addr = serve(handlers)
+        # As A gives it to its one slave.
+        self.own_list = MembersBody(1, 0, A, 1, 0, {A: "", replica_id: self.addr})
         self.said = LineageBody(
             cluster_name="C",
             broker_name=NAME,
@@ -72,6 +75,7 @@ class Fake:
             log_end=end,
             flushed=end,
             epochs=tuple(EpochBody(*one) for one in epochs),
+            members=self.own_list,
         )
         self.say(**said)
 
@@ -131,6 +135,11 @@ class Names:
         self.fakes = fakes
         self.on_asked: Callable[[], object] = lambda: None
         self.listed = listed or {}
+        # A's list, unless the test says what each knows.
+        replicas = {A: self.listed.get(0, ""), **{one.said.replica_id: one.addr for one in fakes}}
+        for fake in fakes:
+            if fake.said.members == fake.own_list:
+                fake.say(members=MembersBody(1, 0, A, 1, 0, replicas))
         handlers = {RequestCode.GET_BROKER_CLUSTER_INFO: self.table}
         if term is not None:  # a stock one knows no such request
             handlers[RequestCode.GET_LINEAGE] = body(TermBody(NAME, *term).encode())

@@ -46,7 +46,7 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
         (made("a", "b"), vote("a"), [vote("b")], ""),
         (made("a", "b", "c", needed=2), vote("a"), [vote("c", 90)], ""),
         (made("a", "b"), vote("a"), [], "b:1 may have acknowledged messages that no other broker has"),
-        (made("a", "b"), vote("a"), [vote("b", 101)], "b:1 has the log up to 101, this broker up to 100"),
+        (made("a", "b"), vote("a"), [vote("b", 101)], "b:1 has the log up to 101, a:1 up to 100"),
         # As in Raft the later term is the further one, however short.
         (made("a", "b"), vote("a"), [vote("b", 50, term=2)], "b:1 has the log up to 50"),
         (made("a", "b"), vote("a", 50, term=2), [vote("b")], ""),
