@@ -79,8 +79,8 @@ def heard_text(topology: Topology, candidate: Member) -> str:
         return ""
     heard = slaves & {candidate.replica_id, *(one.replica_id for one in _others(topology, candidate))}
     return (
-        f"{len(heard)} of {len(slaves)} slaves are heard, and {wanted} are enough to know of every message that"
-        " was acknowledged."
+        f"{len(heard)} of {len(slaves)} slaves {'is' if len(heard) == 1 else 'are'} heard, and {wanted}"
+        f" {'is' if wanted == 1 else 'are'} enough to know of every message that was acknowledged."
     )
 
 

@@ -97,7 +97,7 @@ def test_who_is_silent_cannot_hold_an_ok_alone_where_two_slaves_have_to_hold_it(
     three = Three(serve, needed=2)
     done = three.failover()
     assert done.exit_code == 0, done.output
-    assert "1 of 2 slaves are heard, and 1 are enough" in done.stderr
+    assert "1 of 2 slaves is heard, and 1 is enough" in done.stderr
     assert not PromoteHeader.decode(three.b.ext(RequestCode.PROMOTE)).force
     assert json.loads(done.stdout)["unsafe"] is None
 
