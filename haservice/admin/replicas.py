@@ -87,10 +87,10 @@ def heard_text(topology: Topology, candidate: Member) -> str:
 def way_out(topology: Topology, candidate: Member) -> list[str]:
     """What helps where too few are heard, a line each."""
     silent = unheard(topology, candidate)
-    if not silent:
-        return []
     named = [one.where for one in silent]
     missing = topology.replicas.wanted - (len(topology.replicas.slaves) - len(silent))
+    if missing <= 0:
+        return []  # enough are heard: it is what these have that makes it unsafe
     which = " and ".join(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
     lines = [f"start {which}, and say this again"]
     for one in silent:
