@@ -27,9 +27,6 @@ from commitlog.seal import sealed, unsealed, with_bit_back
 
 logger = logging.getLogger(__name__)
 
-# A file and its sums are written at once; a clock that is set between the two is no person.
-EDITED_S = 60.0
-
 T = TypeVar("T")
 
 
@@ -113,7 +110,7 @@ class PersistedFile:
         """
         if not sums or crc32(content) == sums[0] or (path != self.path and crc32(content) in sums):
             return content
-        for fixed in () if self._is_edited(path) else (with_bit_back(content, known) for known in sums):
+        for fixed in (with_bit_back(content, known) for known in sums):
             if fixed is not None:
                 logger.error("a bit of a stored file had flipped, it is turned back path=%s", path)
                 _replace(self._files, path, fixed, mode=0o666)
@@ -121,14 +118,6 @@ class PersistedFile:
         if crc32(content) not in sums:
             logger.warning("stored file is not what was written last, somebody changed it path=%s", path)
         return content
-
-    def _is_edited(self, path: Path) -> bool:
-        """Whether it was written well after its sums were: by a person, for rot leaves the times as they are."""
-        try:
-            sums_s = self._files.modified_s(self._beside(".crc"))
-            return self._files.modified_s(path) > sums_s + EDITED_S
-        except OSError:
-            return False
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)

@@ -60,7 +60,7 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
         before = gather(admin, where, namesrv)
         show_list(report, "before", before)
         gone = replica_to_forget(before, named)
-        told = who_is_told(before)
+        told = who_is_told(before, gone)
         who = replica_text(before, gone)
         report.line(f"{who} is given up: what only it has is lost, acknowledged or not.")
         report.line("A promotion has to hear of it no more, and a master that is held for it waits no more.")
@@ -118,8 +118,8 @@ def replica_to_forget(topology: Topology, named: str) -> str:
     return gone
 
 
-def who_is_told(topology: Topology) -> Sequence[Member]:
-    """The master, or all who answer.  Raises click.ClickException for two masters, and for nobody."""
+def who_is_told(topology: Topology, gone: str) -> Sequence[Member]:
+    """The master, or all who answer and know the replica.  Raises click.ClickException for two masters."""
     masters = [one for one in topology.masters if one.is_ours]
     if len(masters) > 1:
         refuse(
@@ -127,10 +127,7 @@ def who_is_told(topology: Topology) -> Sequence[Member]:
         )
     if not masters:
         check_told(topology)
-    told = masters or topology.ours
-    if not told:
-        refuse(f"nobody of {topology.name} answers that keeps a list of replicas", topology.members)
-    return told
+    return [one for one in masters or topology.ours if gone in one.named]
 
 
 def wait_until_known(admin: Admin, before: Topology, gone: str, namesrv: Sequence[str]) -> Topology:

@@ -37,7 +37,7 @@ class Term:
 
 
 def _addrs(addrs: Iterable[str]) -> str:
-    return ", ".join(map(shown_addr, addrs))
+    return ", ".join(map(shown_addr, addrs)) or "-"
 
 
 COLUMNS = (

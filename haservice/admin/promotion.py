@@ -347,8 +347,10 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     assert candidate is not None
     check_at_rest(topology)
     for master in topology.masters:
-        if master.held or (master.is_ours and (master.epoch or 0) < topology.last_epoch):
+        if master.held or (master.is_ours and (master.epoch or 0) < topology.heard_epoch):
             continue  # it takes nothing, or gives way to a newer term by itself
+        if master is candidate and (master.epoch or 0) < topology.registered.epoch:
+            continue  # no nameserver takes it for the master until it begins a newer term
         if master is candidate:
             raise click.ClickException(
                 f"{shown_addr(to)} is the master of {name} already, and takes messages"

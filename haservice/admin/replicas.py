@@ -79,18 +79,18 @@ def heard_text(topology: Topology, candidate: Member) -> str:
         return ""
     heard = slaves & {candidate.replica_id, *(one.replica_id for one in _others(topology, candidate))}
     return (
-        f"{len(heard)} of {len(slaves)} slaves are heard, and {wanted} are enough to know of every message that"
-        " was acknowledged."
+        f"{len(heard)} of {len(slaves)} slaves {'is' if len(heard) == 1 else 'are'} heard, and {wanted}"
+        f" {'is' if wanted == 1 else 'are'} enough to know of every message that was acknowledged."
     )
 
 
 def way_out(topology: Topology, candidate: Member) -> list[str]:
     """What helps where too few are heard, a line each."""
     silent = unheard(topology, candidate)
-    if not silent:
-        return []
     named = [one.where for one in silent]
     missing = topology.replicas.wanted - (len(topology.replicas.slaves) - len(silent))
+    if missing <= 0:
+        return []  # enough are heard: it is what these have that makes it unsafe
     which = " and ".join(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
     lines = [f"start {which}, and say this again"]
     for one in silent:

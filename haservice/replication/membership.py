@@ -241,9 +241,10 @@ def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote]) -> str:
     if len(counted) >= members.wanted:
         return ""
     silent = ", ".join(_named(members, one) for one in sorted(slaves - counted))
+    are = "is" if len(counted) == 1 else "are"
     return (
-        f"SEND_OK takes {members.needed} of {len(slaves)} slaves, so {members.wanted} have to be heard, and"
-        f" {len(counted)} are: {silent} may have acknowledged messages that no other broker has"
+        f"SEND_OK takes {members.needed} of {len(slaves)} slaves, so {members.wanted} of them have to be heard, and"
+        f" {len(counted)} {are}: {silent} may have acknowledged messages that no other broker has"
     )
 
 

@@ -576,6 +576,26 @@ def test_a_master_whose_term_is_over_keeps_nobody_from_being_promoted(serve: Ser
     assert json.loads(result.stdout)["lostBytes"] == 0
 
 
+def test_a_master_that_no_nameserver_takes_can_be_chosen_by_force(serve: Serve) -> None:
+    """A nameserver knows of a newer term than its own; nobody proves that one, so it does not step down."""
+    gone = dead()
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    names = Names(serve, master, term=(1000, gone))
+    arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", master.addr, "--yes")
+    refused = run(*arguments)
+    assert refused.exit_code == 1
+    assert f"the nameserver knows of epoch 1000, of {gone}" in refused.stderr
+    assert master.told == []
+    assert run(*arguments, "--force").exit_code == 0
+    assert PromoteHeader.decode(master.ext(RequestCode.PROMOTE)).min_epoch == 1001
+    # Its slave is not promoted over it for a nameserver's word, or for a pledge that came to nothing.
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, pledged=1000, pledged_to=gone)
+    master.say(epochs=(EpochBody(3, 0, A),))
+    names.fakes = (master, slave)
+    refused = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--force")
+    assert (refused.exit_code, slave.told) == (1, [])
+
+
 def test_a_held_master_can_be_chosen_and_begins_a_further_epoch(serve: Serve) -> None:
     gone = dead()
     held = Fake(

@@ -97,7 +97,7 @@ def test_who_is_silent_cannot_hold_an_ok_alone_where_two_slaves_have_to_hold_it(
     three = Three(serve, needed=2)
     done = three.failover()
     assert done.exit_code == 0, done.output
-    assert "1 of 2 slaves are heard, and 1 are enough" in done.stderr
+    assert "1 of 2 slaves is heard, and 1 is enough" in done.stderr
     assert not PromoteHeader.decode(three.b.ext(RequestCode.PROMOTE)).force
     assert json.loads(done.stdout)["unsafe"] is None
 
@@ -158,6 +158,17 @@ def test_a_stock_slave_is_on_no_list_and_may_hold_acknowledged_messages_as_well(
     assert f"NOTE: {silent} is registered, silent, and on no list" in three.failover().stderr
 
 
+def test_where_enough_are_heard_nobody_is_told_to_start_the_silent_one(serve: Serve) -> None:
+    three = Three(serve, b_end=400, c_end=500, needed=2)
+    lost = dead()
+    for one in three.there:
+        one.say(members=listed({A: three.gone, B: three.b.addr, C: three.c_addr, D: lost}, 2))
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert f"{three.c_addr} has the log up to 500" in refused.stderr
+    assert f"start {lost}" not in refused.stderr
+
+
 # -- forget ----------------------------------------------------------------------------------------
 
 
@@ -176,6 +187,18 @@ def test_forgotten_it_keeps_no_failover_waiting(serve: Serve, by_id: bool) -> No
     assert C not in [row["replicaId"] for row in shown["after"]]
     assert "what only it has is lost" in done.stderr
     assert three.failover().exit_code == 0
+
+
+def test_a_broker_that_does_not_know_the_replica_is_not_told_to_forget_it(serve: Serve) -> None:
+    """Its list is an older one."""
+    three = Three(serve, c_end=500)
+    lost = dead()
+    three.b.say(members=listed({A: three.gone, B: three.b.addr, C: three.c_addr, D: lost}, number=2))
+    done = three.forget(D)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["told"] == [three.b.addr]
+    assert three.c is not None
+    assert three.c.told == []
 
 
 def test_where_there_is_a_master_only_that_is_told(serve: Serve) -> None:

@@ -11,8 +11,10 @@ import pytest
 from haservice.admin.calls import Admin
 from haservice.admin.pair import ScratchPair
 from haservice.errors import RemotingError
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.lineage_headers import LineageBody
 from tests.admin.asking import run
-from tests.cluster.support import numbered, read, send_ok, start_with_topic
+from tests.cluster.support import numbered, read, send_ok, start_with_topic, wait_level
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -61,6 +63,7 @@ def test_a_silent_slave_that_acknowledged_alone_is_not_passed_over_without_force
     ask = admin(pair)
     third = start_three(pair, ask)
     send_ok(pair.master_addr, numbered(0, 50))
+    wait_level(pair, ask)
     kill(pair, "broker-a-s")
     send_ok(pair.master_addr, numbered(50, 150))
     kill(pair, "broker-a", THIRD)
@@ -130,6 +133,10 @@ def test_a_dead_broker_is_shown_until_it_is_forgotten_on_purpose(make_pair: Make
     done = typed(pair, "forget", "-b", "broker-a", "--replica", third, "--yes")
     assert done["told"] == [pair.master_addr]
     assert {row["brokerAddr"] for row in done["after"]} == {pair.master_addr, pair.slave_addr}
+    for addr in (pair.master_addr, pair.slave_addr):  # its slave has the new list as well, should it die now
+        body = ask.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody)
+        assert body.members is not None
+        assert third not in body.members.replicas.values()
     assert typed(pair, "haStatus")
     assert typed(pair, "history", "-b", "broker-a")
     send_ok(pair.master_addr, numbered(0, 20))
