@@ -135,7 +135,9 @@ class Counting:
         pledged = [one for one in result.heard if (one.pledged, one.pledged_to) == (self.epoch, addr)]
         members = max([kept.members, *map(members_of, pledged)], key=lambda one: one.version)
         me = vote_of(kept.replica_id, kept.lineage, promotion.end, kept.whole_from)
-        why = _living_master(result.heard) or why_unsafe(
+        last = kept.lineage.last
+        newest = last.number if last is not None else -1
+        why = _living_master(result.heard, newest) or why_unsafe(
             members,
             me,
             [vote_of(one.replica_id, lineage_of(one), one.log_end, one.whole_from) for one in pledged],
@@ -147,10 +149,10 @@ class Counting:
         return _write(state, promotion, view, kept, self.epoch)
 
 
-def _living_master(heard: Sequence[LineageBody]) -> str:
-    """Who is not dead, after all."""
+def _living_master(heard: Sequence[LineageBody], newest: int) -> str:
+    """Who is not dead, after all; one of an older term than we know gives way by itself."""
     for one in heard:
-        if one.is_master and not one.held:
+        if one.is_master and not one.held and one.epoch >= newest:
             return (
                 f"{one.broker_addr} is the master of term {one.epoch} and takes messages: mqadmin switchover loses"
                 " nothing"
