@@ -139,7 +139,7 @@ class Names:
         replicas = {A: self.listed.get(0, ""), **{one.said.replica_id: one.addr for one in fakes}}
         for fake in fakes:
             if fake.said.members == fake.own_list:
-                fake.say(members=MembersBody(1, 0, A, 1, 0, replicas))
+                fake.say(members=MembersBody(1, 1, A, 1, 0, replicas))
         handlers = {RequestCode.GET_BROKER_CLUSTER_INFO: self.table}
         if term is not None:  # a stock one knows no such request
             handlers[RequestCode.GET_LINEAGE] = body(TermBody(NAME, *term).encode())
