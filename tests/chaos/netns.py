@@ -70,6 +70,7 @@ def run_in(ns: str | None, work: Callable[[], T], cancel: Callable[[], None] = l
     """
     results: list[T] = []
     errors: list[BaseException] = []
+    over = threading.Event()  # Thread.join() takes a thread for ended once a signal has interrupted it
 
     def body() -> None:
         try:
@@ -78,14 +79,16 @@ def run_in(ns: str | None, work: Callable[[], T], cancel: Callable[[], None] = l
             results.append(work())
         except BaseException as error:
             errors.append(error)
+        finally:
+            over.set()
 
     thread = threading.Thread(target=body, name=f"in-{ns or 'here'}")
     thread.start()
     try:
-        thread.join()
+        over.wait()
     except BaseException:
         cancel()
-        thread.join()
+        over.wait()
         raise
     if errors:
         raise errors[0]

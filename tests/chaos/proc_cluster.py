@@ -98,7 +98,7 @@ class Shape(NamedTuple):
     settings: tuple[tuple[str, str], ...] = ()
     """Of every broker."""
     clients: tuple[str, ...] = ()
-    """Names of further clients, see proc_kinds.CLIENTS."""
+    """Topics of further clients, see proc_kinds.clients_of()."""
 
     @property
     def hosts(self) -> int:

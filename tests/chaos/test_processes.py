@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.chaos import processes
@@ -29,6 +31,7 @@ from tests.chaos.proc_round import MakeClients, Outcome, Play
 from tests.chaos.processes import shape_of
 from tests.chaos.proxy import PADDING, LinkProxy, Reports
 from tests.chaos.report import Report
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -130,6 +133,26 @@ def test_a_run_that_was_interrupted_goes_on_behind_what_it_has_played(tmp_path: 
     again.close()
     assert again.totals[processes.LAYER]["rounds"] == 0
     assert Report.load(tmp_path).rounds[processes.LAYER] == dict.fromkeys((1, 2, 3), "classic")
+
+
+def test_rounds_that_are_interrupted_leave_no_process_and_no_file(tmp_path: Path) -> None:
+    def brokers() -> list[int]:
+        lines = [(one.pid, one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
+        return [pid for pid, words in lines if any(str(tmp_path) in word for word in words)]
+
+    words = [sys.executable, "-m", "tests.chaos.proc_pool", "0", "1", "one-end", "1", "2"]
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    played = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(brokers()) > 2, "name server and brokers run")
+        played.terminate()
+        assert played.wait(60) == 128 + signal.SIGTERM
+        assert brokers() == []
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        played.kill()
+        for pid in brokers():
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_flushes_fail_while_a_file_says_so(tmp_path: Path) -> None:
