@@ -47,9 +47,10 @@ def with_listed(topology: Topology) -> Topology:
 def unsafe(topology: Topology, candidate: Member) -> str:
     """Why its promotion may lose an acknowledged message, as the broker itself judges it; "" if it cannot.
 
-    A master that is chosen goes on with what it has: for that nobody pledges anything.
+    A master that is chosen goes on with what it has: for that nobody pledges anything.  Where nobody keeps a list
+    of replicas, as brokers before 0.5 do not, only what is known of the logs tells; a newer one refuses by itself.
     """
-    if candidate.is_master:
+    if candidate.is_master or not topology.replicas.replicas:
         return ""
     return why_unsafe(
         topology.replicas, _vote(candidate), [_vote(one) for one in _others(topology, candidate)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -11,13 +11,13 @@ from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.lineage_headers import LineageBody, PledgeHeader
+from haservice.replication.lineage_file import Pledge
 from haservice.replication.protocol import MasterState
 from haservice.settings import BrokerRole
 from tests.support.brokers import addr_of, send
 from tests.support.waiting import wait_until
 
 Start = Callable[..., BrokerNode]
-NOBODY = PledgeHeader(1000, "c" * 32, "127.0.0.1:1")
 
 
 def slave_of(start: Start, master: BrokerNode, name: str = "b") -> BrokerNode:
@@ -32,57 +32,42 @@ def follows(master: BrokerNode, slave: BrokerNode) -> bool:
     )
 
 
-def pledge(slave: BrokerNode, header: PledgeHeader) -> LineageBody:
-    """It answers, and is about to begin its next life."""
-    body = slave.standing.ask(header)
-    assert isinstance(body, LineageBody)
-    wait_until(lambda: slave.restart is not None, "it turns")
-    return body
-
-
 def test_a_pledged_slave_follows_no_older_master_until_the_candidate_says_it_is_none(
-    start: Start, client: BlockingClient, caplog: pytest.LogCaptureFixture
+    start: Start, client: BlockingClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    master = start(role=BrokerRole.SYNC_MASTER, replication={"in_sync_replicas": 2})
+    master = start(role=BrokerRole.SYNC_MASTER)
     slave = slave_of(start, master)
     wait_until(lambda: follows(master, slave), "the slave follows")
     assert send(client, addr_of(master), "Topic", b"body").code == ResponseCode.SUCCESS
     candidate = slave_of(start, master, "c")
-    asked = PledgeHeader(1000, candidate.standing.lineage.state.replica_id, addr_of(candidate))
+    addr, replica_id = addr_of(candidate), candidate.standing.lineage.state.replica_id
 
-    body = pledge(slave, asked)
-    assert (body.pledged, body.pledged_to) == (1000, addr_of(candidate))
-    assert body.log_end == master.store.log.end
-    wait_until(lambda: not follows(master, slave), "its link is down")
-    slave.stop()
-    candidate.stop()
+    def on_list() -> bool:
+        return addr in slave.standing.lineage.state.members.replicas.values()
 
-    def said() -> int:
-        return caplog.text.count("promised to follow no term below 1000")
+    wait_until(on_list, "the slave was told of the other one")
+    with monkeypatch.context() as asking:
+        says = replace(candidate.standing.describe(), changing=True)
+        asking.setattr(slave.standing.peers, "ask_one", lambda _: says)
+        body = slave.standing.ask(PledgeHeader(1000, replica_id, addr))
+        assert isinstance(body, LineageBody)
+        assert (body.pledged, body.pledged_to, body.log_end) == (1000, addr, master.store.log.end)
+        wait_until(lambda: not follows(master, slave), "its link is down")
+        candidate.stop()
+        slave.stop()
 
+    def refused() -> int:
+        return caplog.text.count("to follow none below 1000")
+
+    before = refused()
     slave = slave_of(start, master)  # a new life, and its candidate is silent
-    wait_until(said, "it refuses the older master")
+    wait_until(lambda: refused() > before, "it refuses the older master")
     slave.standing.executor.wake()
-    before = said()
-    assert not follows(master, slave)
-    kept = slave.standing.lineage.state.pledge
-    assert kept is not None
-    assert (kept.epoch, before) == (1000, said())
     assert send(client, addr_of(master), "Topic", b"body").code != ResponseCode.SUCCESS
-    slave.stop()
+    assert not follows(master, slave)
+    assert slave.standing.lineage.state.pledge == Pledge(1000, replica_id, addr)
 
-    port: dict[str, Any] = {"port": candidate.config.remoting.listen_port}
-    start("c", role=BrokerRole.SLAVE, **port)  # it is there again, and no master
-    slave = slave_of(start, master)
+    start("c", role=BrokerRole.SLAVE, port=candidate.config.remoting.listen_port)  # back, and no master
+    slave.standing.executor.wake()
     wait_until(lambda: slave.standing.lineage.state.pledge is None, "the pledge is over")
     wait_until(lambda: follows(master, slave), "it follows its master again")
-
-
-def test_a_slave_that_gave_its_pledge_to_nobody_who_lives_stays_pledged(start: Start) -> None:
-    master = start(role=BrokerRole.SYNC_MASTER)
-    slave = slave_of(start, master)
-    wait_until(lambda: follows(master, slave), "the slave follows")
-    pledge(slave, NOBODY)
-    assert slave.standing.lineage.state.pledge is not None
-    with pytest.raises(Exception, match="is turning"):
-        slave.standing.ask(NOBODY)
