@@ -213,7 +213,7 @@ class RoleHands:
         return End(self.store.log.end)
 
     def _write(self, action: Write) -> Done:
-        self.lineage.update(**action.changes)
+        self.lineage.update(listed=action.listed, **action.changes)
         return Done()
 
     def _pull(self, action: Pull) -> Pulled:

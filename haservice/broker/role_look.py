@@ -89,9 +89,9 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
     begun, waiting, undecided = start_of_master(
         kept, start, view.now_ms, addr=state.who.broker_addr, needed=state.who.needed
     )
-    if waiting or undecided:
+    if waiting or undecided or state.undecided:
         undecided = undecided and f"{undecided}: {state.who.failover}"
-        state = state.but(waiting=waiting, undecided=undecided)
+        state = state.but(waiting=waiting, undecided=state.undecided or undecided)
     else:
         # In a new term of ours nothing is in doubt only if it was not before.
         changes = {
@@ -156,6 +156,16 @@ class Proving:
         rest = replace(self, claims=self.claims[1:], doubts=(*self.doubts, doubt))
         return rest.begin(state, view)
 
+    def _not_to_itself(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
+        """A broker whose lineage file is lost is another replica by now, and was that master itself."""
+        if self.start is not None:
+            why = (
+                f"this broker was the master of term {newer.epoch}, and what it knew of its terms and replicas is lost:"
+                f" mqadmin failover makes a broker with all messages the master, or this one: {state.who.failover}"
+            )
+            state = state.but(undecided=why)
+        return replace(self, claims=self.claims[1:]).begin(state, view)
+
     def _nobody(self, state: RoleState, view: View) -> Step:
         said = tuple(
             Say(Level.ERROR, f"a newer term is not believed reason={one}", ("unproven", one))
@@ -168,6 +178,8 @@ class Proving:
         return after, (*said, *actions)
 
     def _give_way(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
+        if newer.broker_addr == state.who.broker_addr:
+            return self._not_to_itself(state, newer, view)
         why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of term {newer.epoch}"
         return Following(newer, why, self.heard).begin(state.but(unproven=""), view)
 

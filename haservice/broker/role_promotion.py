@@ -47,7 +47,8 @@ from haservice.broker.role_state import (
     Votes,
     Write,
 )
-from haservice.broker.roles import command_for, lineage_of, members_of, new_term, next_number, role_wanted
+from haservice.broker.role_votes import newest_list, others_of, pledged_to, votes_of
+from haservice.broker.roles import command_for, new_term, next_number, role_wanted
 from haservice.remoting.lineage_headers import LineageBody, PledgeHeader, PromoteHeader, ReinitHeader
 from haservice.replication.lineage import Lineage, LogSpan
 from haservice.replication.lineage_file import LineageState, Pledge
@@ -107,10 +108,8 @@ class LinkDown:
             return state.but(change=change), (Confirm(header.confirm_addr, header.token),)
         kept = view.kept
         epoch = next_number(_highest(kept), max(header.min_epoch - 1, state.heard), promoted=True)
-        others = {addr for one, addr in kept.members.replicas.items() if one != kept.replica_id}
-        others |= {one.broker_addr for one in kept.replicas.values()}
+        addrs = others_of(kept, state.who.broker_addr)
         asked = PledgeHeader(epoch, kept.replica_id, state.who.broker_addr)
-        addrs = tuple(sorted(others - {"", state.who.broker_addr}))
         return state.but(change=Counting(promotion, epoch)), (GatherPledges(addrs, asked),)
 
 
@@ -131,17 +130,13 @@ class Counting:
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Votes), result
-        promotion, kept, addr = self.promotion, view.kept, state.who.broker_addr
-        pledged = [one for one in result.heard if (one.pledged, one.pledged_to) == (self.epoch, addr)]
-        members = max([kept.members, *map(members_of, pledged)], key=lambda one: one.version)
+        promotion, kept = self.promotion, view.kept
+        pledged = pledged_to(result.heard, self.epoch, state.who.broker_addr)
+        members = newest_list(kept.members, pledged)
         me = vote_of(kept.replica_id, kept.lineage, promotion.end, kept.whole_from)
         last = kept.lineage.last
         newest = last.number if last is not None else -1
-        why = _living_master(result.heard, newest) or why_unsafe(
-            members,
-            me,
-            [vote_of(one.replica_id, lineage_of(one), one.log_end, one.whole_from) for one in pledged],
-        )
+        why = _living_master(result.heard, newest) or why_unsafe(members, me, votes_of(pledged))
         if why and not promotion.header.force:
             refusals = "".join(f"; {one}" for one in result.refused)
             return give_up(state, promotion, f"{why}{refusals}")

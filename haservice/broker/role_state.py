@@ -29,6 +29,7 @@ from haservice.remoting.lineage_headers import (
 )
 from haservice.replication.lineage import LogSpan
 from haservice.replication.lineage_file import LineageState, Replica
+from haservice.replication.membership import Members
 from haservice.replication.status import SlaveStatus
 
 # More slaves that are ahead, or addresses to ask, are not remembered at a time.
@@ -307,9 +308,12 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Replaces fields of the lineage file, durably.  → Done or Failed"""
+    """Replaces fields of the lineage file, durably; not if its list of replicas is another one than `listed` by
+    then, where that was looked at.  → Done or Failed
+    """
 
     changes: Mapping[str, Any]
+    listed: Members | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from haservice.broker.peers import Heard
@@ -16,6 +16,7 @@ from haservice.broker.role_state import (
     End,
     Failed,
     Flush,
+    GatherPledges,
     Level,
     Refuse,
     Result,
@@ -26,12 +27,29 @@ from haservice.broker.role_state import (
     TakeList,
     Turn,
     View,
+    Votes,
     Write,
 )
-from haservice.broker.roles import NewerMaster, RoleInForce, command_for, new_term, role_wanted, slave_id
-from haservice.remoting.lineage_headers import FollowHeader, ForgetHeader, PromoteHeader, SwitchoverBody
+from haservice.broker.role_votes import newest_list, others_of, pledged_to, votes_of
+from haservice.broker.roles import (
+    NewerMaster,
+    RoleInForce,
+    command_for,
+    new_term,
+    next_number,
+    role_wanted,
+    slave_id,
+)
+from haservice.remoting.lineage_headers import (
+    FollowHeader,
+    ForgetHeader,
+    PledgeHeader,
+    PromoteHeader,
+    SwitchoverBody,
+)
 from haservice.replication.lineage import LogSpan
 from haservice.replication.lineage_file import Pledge, RoleCommand
+from haservice.replication.membership import vote_of, why_unsafe_to_go_on
 from haservice.settings import BrokerRole
 
 
@@ -97,7 +115,8 @@ class NewTerm:
             )
         except ValueError as error:
             return self._failed(state, str(error))
-        return state, (Write({**changes, **self.changes, "boot_id": view.boot_id}),)
+        written = {**changes, **self.changes, "boot_id": view.boot_id}
+        return state, (Write(written, listed=view.kept.members),)
 
     def _failed(self, state: RoleState, reason: str) -> Step:
         """What held this master before holds it still: that is in the state, and was never let go."""
@@ -120,11 +139,42 @@ def further_term(state: RoleState, ticket: int, header: PromoteHeader, view: Vie
     wanted = role_wanted(header.role, view.kept, now) if header.role else now.role
     if isinstance(wanted, str):
         return state, (Refuse(ticket, wanted),)
-    if wanted is now.role:
-        return NewTerm(why, True, header.min_epoch, ticket).begin(state, view)
-    command = command_for(wanted, 0, now, why, view.now_ms)
-    changes = {"command": command}
-    return NewTerm(why, True, header.min_epoch, ticket, changes, now.by(command)).begin(state, view)
+    term = NewTerm(why, True, header.min_epoch, ticket)
+    if wanted is not now.role:
+        command = command_for(wanted, 0, now, why, view.now_ms)
+        term = replace(term, changes={"command": command}, role=now.by(command))
+    if header.force:
+        return term.begin(state, view)
+    kept = view.kept
+    epoch = next_number(number, max(header.min_epoch - 1, state.heard), promoted=True)
+    asked = PledgeHeader(epoch, kept.replica_id, state.who.broker_addr)
+    change = Recounting(term, epoch, state.held or "slaves are asked whether there is a newer master")
+    return state.but(change=change), (GatherPledges(others_of(kept, state.who.broker_addr), asked),)
+
+
+@dataclass(frozen=True, slots=True)
+class Recounting:
+    """A master that is to go on in a further term asks its slaves for their pledges, as one that becomes it does:
+    if too few answer, a newer one may be there, and have given OKs that it knows nothing of.
+    """
+
+    term: NewTerm
+    epoch: int
+    hold: str
+    token: str = ""
+    is_look: bool = False
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        assert isinstance(result, Votes), result
+        kept = view.kept
+        pledged = pledged_to(result.heard, self.epoch, state.who.broker_addr)
+        me = vote_of(kept.replica_id, kept.lineage, view.log.end)
+        why = why_unsafe_to_go_on(newest_list(kept.members, pledged), me, votes_of(pledged))
+        if not why:
+            return replace(self.term, min_epoch=self.epoch).begin(state, view)
+        assert self.term.ticket is not None
+        refusals = "".join(f"; {one}" for one in result.refused)
+        return state.but(change=None), (Refuse(self.term.ticket, f"{why}{refusals}"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,4 +321,4 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
     if not state.who.is_slave:
         then = (*then, TakeList(regreet=False))
     change = Writing(ticket, "that it is forgotten", then, forgets=gone)
-    return state.but(change=change), (Write({"members": members, "replicas": replicas}),)
+    return state.but(change=change), (Write({"members": members, "replicas": replicas}, listed=kept.members),)

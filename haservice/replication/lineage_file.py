@@ -103,6 +103,10 @@ class Pledge:
         return term.number > self.epoch or (term.number == self.epoch and term.master == self.replica_id)
 
 
+class ListChanged(OSError):
+    """Two wanted to write another list of replicas at a time; the second one has to look again."""
+
+
 @dataclass(frozen=True, slots=True)
 class LineageState:
     """Everything in the file."""
@@ -156,9 +160,14 @@ class LineageFile:
             # Who wrote it may have died before its name was durable, and what is read here is acted upon.
             files.sync_directory(self._file.path.parent)
 
-    def update(self, **changes: Any) -> LineageState:
-        """Replaces fields of the state, and writes it.  Raises OSError, with nothing changed."""
+    def update(self, *, listed: Members | None = None, **changes: Any) -> LineageState:
+        """Replaces fields of the state, and writes it.  Raises OSError, with nothing changed.
+
+        `listed` is the list of replicas that the changes were made from: ListChanged if it is another one by now.
+        """
         with self._lock:
+            if listed is not None and listed != self.state.members:
+                raise ListChanged("the list of replicas has changed just now; try again")
             return self._replace(**changes)
 
     def followed(self, lineage: Lineage, **changes: Any) -> LineageState:

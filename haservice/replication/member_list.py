@@ -59,7 +59,7 @@ class MemberList:
             since = self._lineage.state.lineage.mark(self._log_end())
             listed = membership.listed.joined(epoch, since, slave.replica_id, slave.broker_addr)
             if listed != membership.listed and len(listed.replicas) <= REPLICAS_MAX:
-                self._lineage.update(members=listed)
+                self._lineage.update(members=listed, listed=membership.listed)
                 membership.list_anew(listed)
             if not slave.keeps_list:  # one of an older version: it counts as it did there
                 membership.known_to(slave.replica_id, membership.listed.version)
@@ -90,7 +90,7 @@ class MemberList:
         settled = membership.settled
         try:
             if settled is not None:
-                self._lineage.update(members=settled)
+                self._lineage.update(members=settled, listed=membership.listed)
                 self._wanted = settled.version if membership.asks_too_much else self._wanted
                 membership.list_anew(settled)
         except OSError as error:

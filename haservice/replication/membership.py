@@ -226,6 +226,24 @@ def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
     return next(filter(None, (_why_unsafe_by(one, me, heard) for one in reversed(members.lists))), "")
 
 
+def why_unsafe_to_go_on(members: Members, me: Vote, heard: Collection[Vote]) -> str:
+    """As why_unsafe(), of a master that is to go on in a further term: what OKs it gave itself it has, but its
+    slaves may have made another one the master since.
+    """
+    further = [one for one in heard if one.mark > me.mark]
+    if further:
+        best = max(further, key=lambda one: one.mark)
+        return f"{_named(members, best.replica_id)} has the log up to {best.end}, this master up to {me.end}"
+    for one in reversed(members.lists):
+        slaves = one.slaves - {me.replica_id}
+        counted = slaves & {vote.replica_id for vote in heard}
+        if slaves and len(counted) < one.wanted - (me.replica_id in one.slaves):
+            return _too_few(
+                one, counted, slaves - counted, "follow a newer master, and have acknowledged to it"
+            )
+    return ""
+
+
 def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote]) -> str:
     slaves = members.slaves
     if me.replica_id not in slaves:
@@ -240,11 +258,16 @@ def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote]) -> str:
     counted = slaves & {me.replica_id, *(one.replica_id for one in heard if one.is_whole)}
     if len(counted) >= members.wanted:
         return ""
-    silent = ", ".join(_named(members, one) for one in sorted(slaves - counted))
+    may = "have acknowledged messages that no other broker has"
+    return _too_few(members, counted, slaves - counted, may)
+
+
+def _too_few(members: Members, counted: Collection[str], silent: Collection[str], may: str) -> str:
+    named = ", ".join(_named(members, one) for one in sorted(silent))
     are = "is" if len(counted) == 1 else "are"
     return (
-        f"SEND_OK takes {members.needed} of {len(slaves)} slaves, so {members.wanted} of them have to be heard, and"
-        f" {len(counted)} {are}: {silent} may have acknowledged messages that no other broker has"
+        f"SEND_OK takes {members.needed} of {len(members.slaves)} slaves, so {members.wanted} of them have to be"
+        f" heard, and {len(counted)} {are}: {named} may {may}"
     )
 
 

@@ -290,7 +290,7 @@ def test_another_broker_at_the_slaves_address_does_not_end_a_doubt() -> None:
     world = in_doubt(peer("new", (1, 0, ME), end=1000, broker_addr="s:10911")).tell(Tick())
     assert (world.state.held, world.kept.handing_over) == (DOUBT, IN_DOUBT)
     # An operator can: a further term of ours is above whatever that one had.
-    assert isinstance(world.ask(PromoteHeader(min_epoch=2)), Answer)
+    assert isinstance(world.ask(PromoteHeader(min_epoch=2, force=True)), Answer)
     assert (world.state.held, world.kept.handing_over) == ("", None)
 
 
@@ -315,7 +315,7 @@ def test_a_hold_belongs_to_who_asked_for_it() -> None:
     """In doubt after a switchover, its disk full for a moment: the term that cannot begin lets nothing go."""
     world = in_doubt()
     world.said["Write"] = NO_ROOM
-    assert "cannot be written" in reason(world.ask(PromoteHeader(min_epoch=2)))
+    assert "cannot be written" in reason(world.ask(PromoteHeader(min_epoch=2, force=True)))
     assert (world.state.held, world.turned) == (DOUBT, False)
     assert "No space left" in reason(world.ask(FollowHeader("t:10911", "t:10912", 1000)))
     assert world.state.held
@@ -324,7 +324,7 @@ def test_a_hold_belongs_to_who_asked_for_it() -> None:
 def test_a_master_without_a_number_for_its_term_waits_for_an_operator() -> None:
     world = Driver(master(undecided="no number is left"), Ask=Heard([follower(1000)])).tell(Tick())
     assert (world.wrote, world.state.held, world.state.must_begin_anew) == ([], "no number is left", True)
-    assert isinstance(world.ask(PromoteHeader(min_epoch=1000)), Answer)
+    assert isinstance(world.ask(PromoteHeader(min_epoch=1000, force=True)), Answer)
     assert (world.state.held, world.kept.lineage.epochs[-1].number) == ("", 1000)
 
 
@@ -358,6 +358,14 @@ def test_a_master_that_was_handing_over_starts_in_doubt() -> None:
     assert ("s:10911" in world.state.held, world.kept.handing_over) == (True, IN_DOUBT)
     sure = Driver(master()).keep(handing_over=IN_DOUBT).tell(Begin(Heard([follower(1000)]), start()))
     assert (sure.state.held, sure.kept.handing_over) == ("", None)
+
+
+def test_a_master_that_lost_what_it_was_does_not_follow_itself() -> None:
+    """Its lineage file is gone, and a slave names the master at its own address, who was another replica."""
+    before = peer("s", (7, 0, "who it was"), end=1000, master_addr=ADDR)
+    world = Driver(master()).keep(members=listed(ME, "s")).tell(Begin(Heard([before]), start()))
+    assert "what it knew of its terms and replicas is lost" in world.state.held
+    assert (world.turned, world.wrote) == (False, [])
 
 
 def test_an_empty_master_gives_way_without_a_proof_and_one_with_messages_does_not() -> None:
@@ -549,6 +557,37 @@ def test_a_promotion_that_is_not_safe_wants_force_and_says_what_is_not_known() -
     assert (world.wrote, world.turned) == ([], True)
     forced = candidate("s", GatherPledges=votes)
     assert isinstance(forced.ask(PromoteHeader("SYNC_MASTER", force=True)), Answer)
+
+
+def test_a_slave_that_lost_its_end_in_a_power_cut_is_no_safe_choice() -> None:
+    said = reason(candidate(GatherPledges=Votes([])).keep(whole_from=1001).ask(PromoteHeader("SYNC_MASTER")))
+    assert "had acknowledged and not flushed may be lost" in said
+
+
+def test_nobody_is_promoted_beside_a_master_that_lives() -> None:
+    lives = peer("m", (1, 0, "m"), end=1000, role="SYNC_MASTER")
+    world = candidate("s", GatherPledges=Votes([voter("s"), lives]))
+    assert "takes messages: mqadmin switchover loses nothing" in reason(
+        world.ask(PromoteHeader("SYNC_MASTER"))
+    )
+
+
+def going_on(**said: Any) -> Driver:
+    """A master with two slaves, s and t, of which each may hold an OK."""
+    return Driver(master(), Epoch(1, 0, ME), **said).keep(members=listed(ME, "s", "t", by=ME))
+
+
+def test_a_master_that_is_to_go_on_asks_whether_there_is_a_newer_one() -> None:
+    pledged = [peer(one, (1, 0, ME), end=900, pledged=1000, pledged_to=ADDR) for one in "st"]
+    world = going_on(GatherPledges=Votes(pledged))
+    assert isinstance(world.ask(PromoteHeader(min_epoch=2)), Answer)
+    assert world.kept.lineage.epochs[-1].number == 1000
+    alone = going_on(GatherPledges=Votes(pledged[:1], ["t:10911: Connection refused"]))
+    assert "t:10911 may follow a newer master" in reason(alone.ask(PromoteHeader(min_epoch=2)))
+    assert (alone.wrote, alone.state.held) == ([], "")
+    forced = going_on(GatherPledges=Votes([]))
+    assert isinstance(forced.ask(PromoteHeader(min_epoch=2, force=True)), Answer)
+    assert forced.did(GatherPledges) == []
 
 
 def test_a_slave_that_another_one_is_ahead_of_is_not_promoted() -> None:

@@ -307,7 +307,7 @@ class RoleDriver:
 
     def _write(self, action: Write) -> Done:
         node, changes = self.node, action.changes
-        node.lineage.update(**changes)
+        node.lineage.update(listed=action.listed, **changes)
         if "lineage" in changes and (last := changes["lineage"].last) is not None:
             node.world.note("{} begins term {} at {}: {}", node, last.number, last.start, last.why)
             if last.number % 1000 == 0 and last.master == node.lineage.state.replica_id:

@@ -458,7 +458,7 @@ def test_an_old_master_stays_out_though_the_newer_one_is_gone(make_pair: MakePai
     wait_until(lambda: "whose master is" in ask.runtime_info(pair.master_addr)["notRegistered"], "it is told")
     assert in_route(ask) == {}
     assert is_role(ask, pair.master_addr, "ASYNC_MASTER")
-    assert promote(ask, pair.master_addr, why="there is nobody else", min_epoch=1001).epoch == 2000
+    assert promote(ask, pair.master_addr, why="nobody else", min_epoch=1001, force=True).epoch == 2000
     wait_until(lambda: in_route(ask) == {0: pair.master_addr}, "the route leads to the chosen one")
     send_ok(pair.master_addr, numbered(100, 150))
 

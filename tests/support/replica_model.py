@@ -85,7 +85,8 @@ class File:
     def __init__(self, state: LineageState) -> None:
         self.state = state
 
-    def update(self, **changes: Any) -> None:
+    def update(self, *, listed: Members | None = None, **changes: Any) -> None:
+        assert listed is None or listed == self.state.members, "nothing happens at the same time here"
         self.state = replace(self.state, **changes)
 
 
