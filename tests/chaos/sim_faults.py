@@ -37,6 +37,9 @@ WEIGHTS = {
     "failover": 4,
     "switchover": 3,
     "step of a role change": 3,
+    "master and a slave apart": 3,
+    "slave paused": 2,
+    "restarts in doubt": 2,
     "slave replaced": 1,
 }
 JUMPS_MS = (-365 * 86_400_000, -3_600_000, -5_000, 700, 5_000, 3_600_000, 365 * 86_400_000)
@@ -244,6 +247,41 @@ class Faults:
             world.source.choice(
                 (lambda: self._failover("failover"), lambda: self._switchover("switchover"))
             )()
+
+    def _master_and_a_slave_apart(self, what: str) -> None:
+        """The operator and the other slaves reach the master no more; one slave reaches both sides, or the
+        master's only.  Clients are on the master's side.  Somebody makes another one the master.
+        """
+        world = self.world
+        master = world.nodes.get(world.registered)
+        slaves = [one for one in world.nodes.values() if one is not master]
+        if master is None or not master.up or len(slaves) < 2:
+            return
+        near = world.source.choice(slaves)
+        far = ["hub", *(one.name for one in slaves if one is not near)]
+        apart = [master.name] if world.source.random() < 0.7 else [master.name, near.name]
+        pairs = [(one, other) for one in apart for other in far]
+        self._block(what, f"{master} with {near}", [*pairs, *((other, one) for one, other in pairs)])
+        world.later(world.source.uniform(0.1, 1.0), self._fail_over, master)
+
+    def _slave_paused(self, what: str) -> None:
+        """One of the slaves stands still while the others go on, long enough for a change of roles."""
+        slaves = [one for one in self.world.nodes.values() if one.up and one.role.is_slave]
+        if slaves:
+            node, seconds = self.world.source.choice(slaves), self.world.source.uniform(2.0, 6.0)
+            node.frozen_until_s = max(node.frozen_until_s, self.world.clock.now_s + seconds)
+            self._fault(what, node.name, seconds, lambda: None)
+
+    def _restarts_in_doubt(self, what: str) -> None:
+        """A change of roles is asked for, and whoever is in the middle of it a moment later is killed."""
+        self.operator.switch_over()
+        self.world.later(self.world.source.uniform(0.01, 0.3), self._kill_who_changes, what)
+
+    def _kill_who_changes(self, what: str) -> None:
+        for node in self.world.nodes.values():
+            if not self.stopped and node.up and (node.roles.changing or node.roles.state.held):
+                node.crash()
+                self._fault(what, node.name, self._seconds(), self._restart(node))
 
     def _around(self, node: Node, clients: Sequence[str]) -> list[tuple[str, str]]:
         others = [name for name in (*self.world.nodes, "hub", *clients) if name != node.name]

@@ -19,11 +19,14 @@ import pytest
 from commitlog.errors import LogNotWritable
 from commitlog.log import CommitLog
 from commitlog.segment import Segment
+from haservice.broker import role_promotion
 from haservice.replication import greeting
 from haservice.replication.lineage import Plan, Step
+from haservice.replication.membership import Members, Membership
 from haservice.replication.progress import AckTable, Advance, SlaveProgress
 from haservice.replication.protocol import REPORT, Run
 from haservice.replication.read_mark import HighWaterMark
+from haservice.replication.rejoin import Rejoin
 from haservice.replication.slave_actions import Action, Send
 from haservice.replication.slave_session import SlaveSession
 from haservice.settings import BrokerRole
@@ -200,3 +203,29 @@ def test_modes_of_all_kinds_are_drawn() -> None:
     assert {mode.slaves for mode in modes} == {1, 2, 3}
     assert {mode.master_role for mode in modes} == {BrokerRole.ASYNC_MASTER, BrokerRole.SYNC_MASTER}
     assert {mode.in_sync_replicas for mode in modes} == {1, 2, 3}
+
+
+@pytest.mark.timeout(300)
+def test_a_promotion_that_counts_nobody_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ours: a slave that acknowledged alone was silent, and another one was promoted."""
+    monkeypatch.setattr(role_promotion, "why_unsafe", lambda *_: "")
+    outcome = first_failure(tmp_path, broke(Violation.LOST, Violation.WRONG_OK))
+    assert any("without force" in verdict.text for verdict in outcome.verdicts)
+
+
+@pytest.mark.timeout(300)
+def test_a_pledge_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ours: a master that was cut off went on answering OK, by slaves that had heard of its successor."""
+    monkeypatch.setattr(Rejoin, "objection", lambda self, master: "")
+    first_failure(tmp_path, broke(Violation.LOST, Violation.WRONG_OK))
+
+
+@pytest.mark.timeout(300)
+def test_a_new_slave_that_counts_before_others_know_of_it_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Raft's dissertation: two majorities that do not meet."""
+    monkeypatch.setattr(Membership, "counting", property(lambda self: self.listed.slaves))
+    monkeypatch.setattr(Membership, "needed", property(lambda self: self.listed.needed))
+    monkeypatch.setattr(Members, "_under", lambda self, newer: ())
+    first_failure(tmp_path, broke(Violation.LOST, Violation.WRONG_OK))

@@ -59,7 +59,12 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
         (Members(), vote("a"), [], "no master has told it"),
         # After a power cut, with ASYNC_FLUSH: what was acknowledged may be gone.
         (made("a"), replace(vote("a"), is_whole=False), [], "had acknowledged and not flushed may be lost"),
-        (made("a", "b"), vote("a"), [replace(vote("b"), is_whole=False)], "2 of them have to be heard, and 1 is"),
+        (
+            made("a", "b"),
+            vote("a"),
+            [replace(vote("b"), is_whole=False)],
+            "2 of them have to be heard, and 1 is",
+        ),
         # What was acknowledged by an older list lies below.
         (made("a", since=Mark(1, 100)), vote("a"), [], ""),
         (made("a", since=Mark(1, 101)), vote("a"), [], "messages up to 101 were acknowledged before"),
