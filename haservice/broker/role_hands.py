@@ -18,7 +18,6 @@ from commitlog.errors import CommitLogError
 from commitlog.log import wall_clock_ms
 from commitlog.retention import DISK_HOLDER
 from commitlog.store import Store
-from commitlog.store_lock import boot_id
 from haservice.broker.peers import Heard, Peers, lineage_at, with_client
 from haservice.broker.refill import SIZE_BYTES, compare_logs, is_unfinished, pull_back
 from haservice.broker.role_state import (
@@ -122,7 +121,7 @@ class RoleHands:
             log=LogSpan(log.start, log.end),
             now_ms=wall_clock_ms(),
             now_s=time.monotonic(),
-            boot_id=boot_id(),
+            boot_id=self.lineage.boot,
             followers=self._followers(),
             unwritable=log.writable_but_for(HOLDER, DISK_HOLDER) or "",
             asked=asked,

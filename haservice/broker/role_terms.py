@@ -28,6 +28,7 @@ from haservice.broker.role_state import (
     Turn,
     View,
     Votes,
+    Who,
     Write,
 )
 from haservice.broker.role_votes import newest_list, others_of, pledged_to, votes_of
@@ -192,7 +193,7 @@ class Following:
     is_look: bool = False
 
     def begin(self, state: RoleState, view: View) -> Step:
-        broker_id = _free_slave_id(state.who.role, self.newer, self.heard)
+        broker_id = _free_slave_id(state.who, self.newer, self.heard, view)
         command = command_for(
             BrokerRole.SLAVE, broker_id, state.who.role, self.why, view.now_ms, self.newer.ha_addr
         )
@@ -252,11 +253,21 @@ def follow(state: RoleState, ticket: int, header: FollowHeader, view: View) -> S
     return state.but(change=LookingForPlace(ticket, header)), (Ask((header.master_addr,)),)
 
 
-def _free_slave_id(role: RoleInForce, newer: NewerMaster, heard: Heard) -> int:
-    """The broker id that a master takes when it follows `newer`."""
+def _free_slave_id(who: Who, newer: NewerMaster, heard: Heard, view: View) -> int:
+    """The broker id that a master takes when it follows `newer`.
+
+    Others of the list of replicas that have none yet may choose now as well, unheard: our address has a rank among
+    theirs, so that each takes another one.
+    """
     taken = {number for number, addr in heard.taken_ids.items() if addr != newer.broker_addr}
     taken |= {one.broker_id for one in heard.peers if one.broker_addr != newer.broker_addr}
-    return slave_id(role.file_broker_id, newer.file_broker_id, taken)
+    have_one = {addr for number, addr in heard.taken_ids.items() if number > 0}
+    have_one |= {one.broker_addr for one in heard.peers if one.broker_id > 0}
+    listed = {who.broker_addr, newer.broker_addr, *view.kept.members.replicas.values()}
+    before_us = {one for one in listed - have_one - {newer.broker_addr} if one < who.broker_addr}
+    return slave_id(
+        who.role.file_broker_id, newer.file_broker_id, taken, replicas=len(listed), rank=len(before_us)
+    )
 
 
 @dataclass(frozen=True, slots=True)

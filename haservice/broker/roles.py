@@ -12,6 +12,7 @@ when, is role_keeper.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -422,16 +423,21 @@ def was_not_promoted(handing: HandingOver, peer: LineageBody) -> bool:
     return peer.replica_id == handing.replica_id and not peer.is_master and not peer.changing
 
 
-def slave_id(own_file_id: int, master_id: int, taken: Collection[int]) -> int:
+def slave_id(
+    own_file_id: int, master_id: int, taken: Collection[int], *, replicas: int = 2, rank: int = 0
+) -> int:
     """The broker id of a master that steps down: as a slave it needs one above 0 that no other broker has.
 
-    Its own file's, if that is a slave's; else `master_id`, which the new master had and has left; else the
-    smallest.
+    Its own file's, if that is a slave's; else, of a pair, `master_id`, which the new master had and has left, or
+    the smallest.  Of more `replicas` some may choose at the same time, or want the ids of their files, which are
+    those below `replicas`: it takes the free one above that our `rank` among those who have none comes to.
     """
-    for one in (own_file_id, master_id):
+    of_pair = replicas <= 2
+    for one in (own_file_id, master_id if of_pair else 0):
         if one > 0 and one not in taken:
             return one
-    return next(one for one in range(1, len(taken) + 2) if one not in taken)
+    free = (one for one in itertools.count(1 if of_pair else replicas) if one not in taken)
+    return next(itertools.islice(free, rank, None))
 
 
 def command_for(

@@ -17,7 +17,6 @@ from typing import Any
 
 from commitlog.log import wall_clock_ms
 from commitlog.store import Store
-from commitlog.store_lock import boot_id
 from haservice.bounds import OFFSET_MAX
 from haservice.broker.peers import Heard, Peers
 from haservice.broker.role_describe import Describe
@@ -90,7 +89,7 @@ class Standing:
         """
         self._store = store
         config = self.config
-        self.lineage = LineageFile(config.log.root)
+        self.lineage = LineageFile(config.log.root, log_path=config.log.log_path)
         if self.lineage.state.command != self._known:
             raise ConfigError(config.source, 0, "brokerRole", "the role was changed just now; start again")
         self.peers = Peers(
@@ -140,7 +139,7 @@ class Standing:
         )
         self.lineage.update(
             lineage=state.lineage.or_unknown(LogSpan(log.start, log.end)),
-            boot_id=boot_id(),
+            boot_id=self.lineage.boot,
             handing_over=None,
             whole_from=OFFSET_MAX if lost else state.whole_from,
         )

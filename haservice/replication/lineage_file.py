@@ -1,7 +1,8 @@
 """LineageFile: what a broker must not forget about its log, in `lineage/state.json` beside it.
 
     replicaId     who we are: made up at the first start, and never changed
-    bootId        of the machine at the last start: another one means that unflushed pages are lost
+    bootId        of the machine, and the mount of its disk, at the last start, see commitlog/storage_id.py:
+                  another one means that unflushed pages are lost
     epochs        the terms of our log, see lineage.py
     masterRole    the brokerRole of the master that we followed last
     masterEnd     the furthest end of its log that we heard of since our last term is what it is, and when
@@ -31,7 +32,7 @@ import orjson
 
 from commitlog.files import Files, OSFiles
 from commitlog.seal import differ_in_a_bit, with_bit_back
-from commitlog.store_lock import boot_id
+from commitlog.storage_id import is_same_storage, storage_id
 from haservice.bounds import LONG_MAX
 from haservice.errors import ProtocolError
 from haservice.persisted_file import PersistedFile
@@ -133,8 +134,9 @@ class LineageState:
 class LineageFile:
     """The state and its file.  Any thread may read `state`; `update` replaces it, durably."""
 
-    def __init__(self, root: Path, files: Files | None = None) -> None:
-        """Reads the file below the store's root, or makes one.  `files` is how the disk is reached.
+    def __init__(self, root: Path, files: Files | None = None, log_path: Path | None = None) -> None:
+        """Reads the file below the store's root, or makes one.  `files` is how the disk is reached, `log_path` where
+        the log lies: commitlog below the root when None.
 
         A file that does not parse is told in the log, and counts as none.  Raises OSError.
         """
@@ -152,8 +154,10 @@ class LineageFile:
             )
         self.is_new = state is None
         self.state = state if state is not None else LineageState(uuid.uuid4().hex)
-        self.booted_anew = self.state.boot_id != boot_id()
-        """Whether the machine was started since the last start of this broker."""
+        self.boot = storage_id(log_path if log_path is not None else root / "commitlog")
+        """The machine's present boot, and the mount of the log's disk."""
+        self.booted_anew = not is_same_storage(self.state.boot_id, self.boot)
+        """Whether the machine was started, or the log's disk mounted, since the last start of this broker."""
         if self.is_new:
             self._write(self.state)
         else:
@@ -210,8 +214,8 @@ class LineageFile:
                 self._replace(master_end=end, master_heard_ms=heard_ms)
 
     def started(self) -> None:
-        """Notes the machine's present boot: from the next start on, booted_anew counts from here."""
-        self.update(boot_id=boot_id())
+        """Notes the present boot and mount: from the next start on, booted_anew counts from here."""
+        self.update(boot_id=self.boot)
 
     def _replace(self, **changes: Any) -> LineageState:
         assert self._lock.locked()

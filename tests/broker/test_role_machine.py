@@ -43,9 +43,10 @@ from haservice.broker.role_state import (
     Tick,
     Turn,
     Votes,
+    Who,
     Write,
 )
-from haservice.broker.roles import NewerMaster, StartOfMaster
+from haservice.broker.roles import NewerMaster, RoleInForce, StartOfMaster
 from haservice.remoting.lineage_headers import (
     EpochBody,
     FollowHeader,
@@ -58,7 +59,9 @@ from haservice.remoting.lineage_headers import (
 )
 from haservice.replication.lineage import Epoch, Lineage, LogSpan
 from haservice.replication.lineage_file import HandingOver, Pledge, Replica
+from haservice.replication.membership import Members
 from haservice.replication.status import SlaveStatus
+from haservice.settings import BrokerRole
 from tests.broker.test_roles import ME, OTHER, peer
 from tests.support.role_driver import ADDR, Driver, listed, master, slave
 
@@ -745,11 +748,36 @@ def test_a_candidate_that_was_promoted_and_has_handed_over_since_releases_nobody
 # -- following, forgetting, beginning anew ----------------------------------------------------------
 
 
+def id_taken(me: str, file_id: int, heard: Heard) -> int:
+    """What the old master `me` of ours and other:10911, both of a list of three, follows NEWER as."""
+    who = Who(RoleInForce(BrokerRole.SYNC_MASTER, 0, BrokerRole.SYNC_MASTER, file_id), f"{me}:10911", "x:1")
+    members = Members(1, 0, "a", replicas={one: f"{one}:10911" for one in ("a", "b", OTHER)})
+    world = Driver(RoleState(who), Ask=heard, Prove=Done()).keep(members=members).tell(Tick())
+    command = world.kept.command
+    return command.broker_id if command is not None else file_id
+
+
+def test_two_old_masters_that_step_down_at_the_same_time_take_two_broker_ids() -> None:
+    """After two failovers soon after each other; the name server flipped between two brokers of one id."""
+    unheard = Heard([NEWER])
+    assert id_taken("a", 0, unheard) != id_taken("b", 0, unheard)
+    assert id_taken("a", 0, unheard) != id_taken("b", 1, unheard)
+    assert id_taken("a", 1, unheard) != id_taken("b", 0, unheard)
+    # Each hears the other, who is a master still, for itself and for the name server.
+    others = {one: peer(one, (1, 0, ME), role="SYNC_MASTER") for one in ("a", "b")}
+    beside_b = Heard([NEWER, others["b"]], {0: "b:10911"})
+    beside_a = Heard([NEWER, others["a"]], {0: "b:10911"})
+    assert id_taken("a", 0, beside_b) != id_taken("b", 0, beside_a)
+    # One was faster.
+    first = id_taken("b", 0, unheard)
+    assert id_taken("a", 0, Heard([NEWER], {first: "b:10911"})) != first
+
+
 def test_a_master_that_is_told_to_follow_takes_a_free_id_and_turns() -> None:
     world = Driver(master(), Ask=Heard([NEWER], {1: "x:1"}))
     answer = world.ask(FollowHeader(NEWER.broker_addr, NEWER.ha_addr, 1000))
     assert isinstance(answer, Answer)
-    assert (answer.role and answer.role.broker_id, world.turned) == (2, True)
+    assert (answer.role and answer.role.broker_id, world.turned) == (3, True)
     assert "is no newer one" in reason(Driver(master()).ask(FollowHeader("x:1", "x:2", 1)))
 
 

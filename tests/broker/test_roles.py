@@ -400,6 +400,24 @@ def test_the_broker_id_of_a_master_that_steps_down(
     assert slave_id(own_file_id, master_id, taken) == expected
 
 
+@pytest.mark.parametrize(
+    ("own_file_id", "taken", "rank", "expected"),
+    [
+        (0, set(), 0, 3),  # 1 and 2 are those of the others' files
+        (0, set(), 1, 4),
+        (0, {3}, 1, 5),
+        (0, {1, 2, 4}, 0, 3),
+        (1, set(), 1, 1),
+        (1, {1}, 0, 3),
+        (1, {1}, 1, 4),
+    ],
+)
+def test_of_three_brokers_those_that_step_down_take_ids_that_no_other_can_take(
+    own_file_id: int, taken: set[int], rank: int, expected: int
+) -> None:
+    assert slave_id(own_file_id, 2, taken, replicas=3, rank=rank) == expected
+
+
 def test_a_list_of_replicas_and_those_that_it_stands_over_are_told_whole() -> None:
     before = Members(1, 0, ME, 2, Mark(-1, 0), {ME: "me:1", "a": "a:1"})
     listed = before.joined(1, Mark(1, 700), "b", "b:1")

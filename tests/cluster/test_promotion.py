@@ -27,6 +27,7 @@ from haservice.remoting.lineage_headers import (
     SwitchoverHeader,
 )
 from haservice.replication.lineage_file import HandingOver, LineageFile
+from tests.chaos.power_disk import Disk, NoDisks
 from tests.cluster.support import (
     QUEUES,
     TOPIC,
@@ -586,6 +587,42 @@ def lose_half(pair: ScratchPair, ask: Admin, count: int) -> int:
         pair.processes[name].kill()
     cut_power(pair.store("broker-a"), keeps=end // 2, end=end)
     return end
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    try:
+        made = Disk(tmp_path / "disk")
+    except NoDisks as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+def test_a_master_whose_disk_was_mounted_again_after_an_error_waits_for_its_slave_as_after_a_power_cut(
+    disk: Disk, make_pair: MakePair, admin: Ask
+) -> None:
+    """What was not flushed is lost, though the machine was never down; its slave may have it."""
+    pair = make_pair("SYNC_MASTER")
+    disk.store.mkdir()
+    pair.store("broker-a").symlink_to(disk.store)
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    wait_until(lambda: knows_replica_in_sync(ask, pair.master_addr), "the master knows its slave in sync")
+    disk.turn_read_only()
+    for name in ("broker-a", "broker-a-s"):
+        pair.processes[name].kill()
+    disk.power_on()
+    pair.start_master()
+    found = lineage(ask, pair.master_addr)
+    assert found is not None
+    assert pair.slave_addr in found.held
+    assert "not heard yet" in found.held
+    pair.start_slave()
+    wait_level(ask, pair.master_addr, pair.slave_addr)
+    assert_equal_logs(pair, ask, pair.master_addr)
+    assert read(ask, pair.master_addr) == numbered(0, 100)
 
 
 def test_the_log_is_read_by_its_bytes(make_pair: MakePair, admin: Ask) -> None:

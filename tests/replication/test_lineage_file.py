@@ -91,15 +91,28 @@ def test_a_term_that_is_no_newer_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_whether_the_machine_was_started_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage_file, "boot_id", lambda: "monday")
+    monkeypatch.setattr(lineage_file, "storage_id", lambda _: "monday")
     LineageFile(tmp_path).started()
     assert not LineageFile(tmp_path).booted_anew
-    monkeypatch.setattr(lineage_file, "boot_id", lambda: "tuesday")
+    monkeypatch.setattr(lineage_file, "storage_id", lambda _: "tuesday")
     file = LineageFile(tmp_path)
     assert file.booted_anew
     assert LineageFile(tmp_path).booted_anew  # until a start says that it took note
     file.started()
     assert not LineageFile(tmp_path).booted_anew
+
+
+def test_a_file_of_an_older_version_is_not_taken_for_another_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those have the boot alone, and nothing of the mount."""
+    LineageFile(tmp_path).update(boot_id="monday")
+    monkeypatch.setattr(lineage_file, "storage_id", lambda _: "monday@7:0/ext4:5")
+    file = LineageFile(tmp_path)
+    assert not file.booted_anew
+    file.started()
+    monkeypatch.setattr(lineage_file, "storage_id", lambda _: "monday@7:0/ext4:6")
+    assert LineageFile(tmp_path).booted_anew
 
 
 def test_who_was_seen_longest_ago_is_forgotten_first(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""The identity of a store's disk: another boot, or another mount, has lost what was not flushed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commitlog import storage_id as under_test
+from commitlog.storage_id import is_same_storage, mount_of, storage_id
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ("monday@7:0/ext4:5", "monday@7:0/ext4:5", True),
+        ("monday@7:0/ext4:5", "tuesday@7:0/ext4:5", False),
+        ("monday@7:0/ext4:5", "monday@7:0/ext4:6", False),  # mounted again
+        ("monday@7:0/ext4:5", "monday@7:1/ext4:5", False),  # copied to another disk
+        ("monday", "monday@7:0/ext4:5", True),  # an older version's file
+        ("monday", "tuesday@7:0/ext4:5", False),
+        ("monday@7:0/ext4:5", "monday", True),  # a system that tells mounts no more
+        ("", "monday@7:0/ext4:5", False),  # never started
+        ("", "", True),
+    ],
+)
+def test_what_is_not_flushed_outlives_neither_a_boot_nor_a_mount(before: str, now: str, same: bool) -> None:
+    assert is_same_storage(before, now) is same
+
+
+def test_the_boot_alone_counts_where_nothing_tells_of_mounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(under_test, "_superblock", lambda number: "")
+    monkeypatch.setattr(under_test, "_mount_id", lambda directory: "")
+    monkeypatch.setattr(under_test, "boot_id", lambda: "monday")
+    assert (mount_of(tmp_path), storage_id(tmp_path)) == ("", "monday")
+    assert storage_id(tmp_path / "missing") == "monday"
+
+
+def test_the_mount_counts_where_the_file_system_has_no_place_in_sysfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(under_test, "_SYS", tmp_path)
+    assert "/mount:" in mount_of(tmp_path)
+    assert mount_of(tmp_path) == mount_of(tmp_path)
+    assert mount_of(tmp_path) != mount_of(Path("/proc"))
