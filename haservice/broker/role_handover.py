@@ -27,6 +27,7 @@ from haservice.broker.role_state import (
     Ask,
     AskOne,
     AwaitLevel,
+    Change,
     Done,
     End,
     Failed,
@@ -71,16 +72,10 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _Stage(Change):
     """One of them; from Levelling on `hold` and `token` are set."""
 
     over: HandOver
-    hold: str = ""
-    token: str = ""
-
-    @property
-    def is_look(self) -> bool:
-        return False
 
 
 def hand_over(state: RoleState, ticket: int, header: SwitchoverHeader, view: View) -> Step:
@@ -143,7 +138,8 @@ class Checking(_Stage):
             if target.changing or target.is_master:
                 troubles.append(f"{target.broker_addr} is changing its role, or has: it is {target.role}")
                 continue
-            change = Levelling(over, f"switching over to {slave.broker_addr}", over.token, target)
+            why = f"switching over to {slave.broker_addr}"
+            change = Levelling(over, target, hold=why, token=over.token)
             patience_s = max(0.0, over.until_s - view.now_s)
             return state.but(change=change), (AwaitLevel(slave.replica_id, slave.broker_addr, patience_s),)
         silent = [one for one in over.slaves if one.replica_id not in said]

@@ -7,18 +7,20 @@ own bytes (role_state.Prove).  What a name server says, or somebody at the HA po
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from haservice.broker.peers import Heard
 from haservice.broker.role_state import (
     Action,
     Begin,
+    Change,
     Done,
     End,
     Failed,
     Flush,
     Level,
+    Looking,
     Prove,
     Pull,
     Pulled,
@@ -50,12 +52,8 @@ Claims = Sequence[tuple[NewerMaster, LineageBody]]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Look(Looking):
     """Everybody is asked."""
-
-    hold: str = ""
-    token: str = ""
-    is_look: bool = True
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Heard), result
@@ -106,13 +104,10 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class Starting(Change):
     """What the start has come to is written, if the log is."""
 
     changes: Mapping[str, Any]
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         if isinstance(result, Failed):
@@ -125,7 +120,7 @@ class Starting:
 
 
 @dataclass(frozen=True, slots=True)
-class Proving:
+class Proving(Looking):
     """Those who say that there is a newer term prove it, one after the other."""
 
     claims: Claims
@@ -133,9 +128,6 @@ class Proving:
     doubts: tuple[str, ...] = ()
     start: StartOfMaster | None = None
     """Of a master that starts: what comes next if nobody proves anything."""
-    hold: str = ""
-    token: str = ""
-    is_look: bool = True
 
     def begin(self, state: RoleState, view: View) -> Step:
         if not self.claims:
@@ -230,13 +222,10 @@ def _told(state: RoleState, heard: Heard, view: View) -> list[Action]:
 
 
 @dataclass(frozen=True, slots=True)
-class TakingBack:
+class TakingBack(Looking):
     """It is known that nobody was promoted; that is written."""
 
     heard: Heard
-    hold: str = ""
-    token: str = ""
-    is_look: bool = True
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         # Where it cannot be written the next start asks the slave once more.
@@ -290,15 +279,13 @@ def _ahead_up_to(peer: LineageBody, view: View) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Refill:
+class Refill(Looking):
     """What a replica has is taken back, a piece at a time; between two pieces others get their turn."""
 
     peer: LineageBody
     position: int
     heard: Heard
-    hold: str = "a slave holds what this master has lost, it is taken back"
-    token: str = ""
-    is_look: bool = True
+    hold: str = field(default="a slave holds what this master has lost, it is taken back", kw_only=True)
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Pulled), result

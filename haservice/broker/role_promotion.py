@@ -26,6 +26,7 @@ from haservice.broker.role_state import (
     Action,
     Answer,
     AskOne,
+    Change,
     Confirm,
     Copy,
     Done,
@@ -35,6 +36,7 @@ from haservice.broker.role_state import (
     GatherPledges,
     LeaveMaster,
     Level,
+    Looking,
     Refuse,
     Result,
     RoleState,
@@ -59,16 +61,13 @@ from haservice.settings import BrokerRole
 
 
 @dataclass(frozen=True, slots=True)
-class Promotion:
+class Promotion(Change):
     """A slave becomes the master.  `end` is where its log ends once its link is down."""
 
     ticket: int
     header: PromoteHeader
     role: BrokerRole
     end: int = -1
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def begin(self, state: RoleState) -> Step:
         return state.but(change=self), (Copy(from_living=self._is_planned),)
@@ -86,13 +85,10 @@ class Promotion:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkDown:
+class LinkDown(Change):
     """The link is to be down, and the log to end with a whole record."""
 
     promotion: Promotion
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         header = self.promotion.header
@@ -119,14 +115,11 @@ def _highest(kept: LineageState) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Counting:
+class Counting(Change):
     """The others pledge themselves, and enough of them have to."""
 
     promotion: Promotion
     epoch: int
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Votes), result
@@ -156,13 +149,10 @@ def _living_master(heard: Sequence[LineageBody], newest: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class Agreed(Change):
     """The master that hands over says that it still does, for it may have given up meanwhile."""
 
     promotion: Promotion
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         if isinstance(result, Failed):
@@ -193,14 +183,11 @@ def _write(state: RoleState, promotion: Promotion, view: View, kept: LineageStat
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Written(Change):
     """Term and role are written in one; then it turns."""
 
     promotion: Promotion
     why: str
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         if isinstance(result, Failed):
@@ -234,14 +221,11 @@ def promote(state: RoleState, ticket: int, header: PromoteHeader, view: View) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Verifying:
+class Verifying(Change):
     """Whether the request is the candidate's: it has to say, where our master knew it, that it changes its role."""
 
     ticket: int
     header: PledgeHeader
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         header = self.header
@@ -257,16 +241,13 @@ class Verifying:
 
 
 @dataclass(frozen=True, slots=True)
-class Pledging:
+class Pledging(Change):
     """The promise is written: from here on no older master is followed, and none gets an acknowledgement of
     more than the answer says that this log has.
     """
 
     ticket: int
     header: PledgeHeader
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         state = state.but(change=None)
@@ -296,13 +277,10 @@ def pledge(state: RoleState, ticket: int, header: PledgeHeader, view: View) -> S
 
 
 @dataclass(frozen=True, slots=True)
-class AskingAfterPledge:
+class AskingAfterPledge(Looking):
     """The candidate is asked what became of it."""
 
     promise: Pledge
-    hold: str = ""
-    token: str = ""
-    is_look: bool = True
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         if not isinstance(result, LineageBody):
@@ -318,12 +296,8 @@ class AskingAfterPledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class Released(Looking):
     """That is written; if it cannot be, the candidate is asked again."""
-
-    hold: str = ""
-    token: str = ""
-    is_look: bool = True
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         return state.but(change=None), ()
@@ -341,14 +315,11 @@ def ask_after_pledge(state: RoleState, view: View) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Emptying:
+class Emptying(Change):
     """Link down, log and queues away, the terms away; then it turns, and takes everything anew."""
 
     keep: bool
     steps_done: int = 0
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         if self.steps_done == 0:

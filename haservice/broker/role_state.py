@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from haservice.broker.peers import Heard
 from haservice.broker.roles import NewerMaster, RoleInForce, StartOfMaster
@@ -75,23 +75,32 @@ class View:
     """Whether somebody waits for his turn to ask for something."""
 
 
-class Change(Protocol):
-    """One change of role that is under way, or one look at the peers.  It waits for one result."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One step of a change of role that is under way, or of a look at the peers: it waits for one result."""
 
-    @property
-    def hold(self) -> str:
-        """Why nothing is taken meanwhile; "" if that goes on."""
-
-    @property
-    def token(self) -> str:
-        """Of a switchover whose slave may still become the master; else ""."""
+    hold: str = ""
+    """Why nothing is taken meanwhile; "" if that goes on."""
+    token: str = ""
+    """Of a switchover whose slave may still become the master; else ""."""
 
     @property
     def is_look(self) -> bool:
         """Whether it only looks: then nobody needs to be told that another change is under way."""
+        return False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         """What follows from the result of its last action."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking(Change):
+    """One that only looks."""
+
+    @property
+    def is_look(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)

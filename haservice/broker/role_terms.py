@@ -12,6 +12,7 @@ from haservice.broker.role_state import (
     Answer,
     AnswerWith,
     Ask,
+    Change,
     Done,
     End,
     Failed,
@@ -55,7 +56,7 @@ from haservice.settings import BrokerRole
 
 
 @dataclass(frozen=True, slots=True)
-class NewTerm:
+class NewTerm(Change):
     """A running master begins a term at its log's end, which stands still meanwhile: flush, write."""
 
     why: str
@@ -66,9 +67,7 @@ class NewTerm:
     """What is written beside: a command, where the role becomes another one."""
     role: RoleInForce | None = None
     """The role that it is to be in by that command."""
-    hold: str = "a new term begins"
-    token: str = ""
-    is_look: bool = False
+    hold: str = field(default="a new term begins", kw_only=True)
 
     def begin(self, state: RoleState, view: View) -> Step:
         return state.but(change=self), (Flush(),)
@@ -149,21 +148,19 @@ def further_term(state: RoleState, ticket: int, header: PromoteHeader, view: Vie
     kept = view.kept
     epoch = next_number(number, max(header.min_epoch - 1, state.heard), promoted=True)
     asked = PledgeHeader(epoch, kept.replica_id, state.who.broker_addr)
-    change = Recounting(term, epoch, state.held or "slaves are asked whether there is a newer master")
+    change = Recounting(term, epoch, hold=state.held or "slaves are asked whether there is a newer master")
     return state.but(change=change), (GatherPledges(others_of(kept, state.who.broker_addr), asked),)
 
 
 @dataclass(frozen=True, slots=True)
-class Recounting:
+class Recounting(Change):
     """A master that is to go on in a further term asks its slaves for their pledges, as one that becomes it does:
     if too few answer, a newer one may be there, and have given OKs that it knows nothing of.
     """
 
     term: NewTerm
     epoch: int
-    hold: str
-    token: str = ""
-    is_look: bool = False
+    hold: str = field(kw_only=True)
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Votes), result
@@ -179,7 +176,7 @@ class Recounting:
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class Following(Change):
     """A master becomes a slave: that is written, then it turns.  Nothing is taken from the first moment on."""
 
     newer: NewerMaster
@@ -188,9 +185,7 @@ class Following:
     ticket: int | None = None
     answer: SwitchoverBody | None = None
     command: RoleCommand | None = None
-    hold: str = "this broker becomes a slave"
-    token: str = ""
-    is_look: bool = False
+    hold: str = field(default="this broker becomes a slave", kw_only=True)
 
     def begin(self, state: RoleState, view: View) -> Step:
         broker_id = _free_slave_id(state.who, self.newer, self.heard, view)
@@ -226,14 +221,11 @@ class Following:
 
 
 @dataclass(frozen=True, slots=True)
-class LookingForPlace:
+class LookingForPlace(Change):
     """A master was told to follow: which broker ids are free is asked first."""
 
     ticket: int
     header: FollowHeader
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Heard), result
@@ -271,16 +263,13 @@ def _free_slave_id(who: Who, newer: NewerMaster, heard: Heard, view: View) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class Writing(Change):
     """One thing is written, then who asked is answered."""
 
     ticket: int
     what: str
     then: tuple[Action, ...] = ()
     forgets: str = ""
-    hold: str = ""
-    token: str = ""
-    is_look: bool = False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         state = state.but(change=None)

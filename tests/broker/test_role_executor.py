@@ -37,7 +37,7 @@ from tests.broker.test_roles import ME, peer
 from tests.support.role_driver import Driver, master
 from tests.support.waiting import PATIENCE_S, wait_until
 
-FURTHER = PromoteHeader(min_epoch=2)
+FURTHER = PromoteHeader(min_epoch=2, force=True)
 
 
 class Hands:
