@@ -6,6 +6,7 @@ A pull that finds nothing new is held under its (topic, queue) until one of thes
     mark        the high-water mark has moved, for pulls that wait below the queue's end
     deadline    its time is up; it is then answered "nothing new"
     close       its connection ended; it is dropped
+    stop        the broker ends; it is refused, and so are those that come after
 
 Master and slave wake alike.  An attempt that still finds nothing keeps the pull held until its own
 deadline, so waking once too often costs a look and never an answer.
@@ -65,19 +66,27 @@ class HeldPull:
 
     `attempt(final)` looks again; True means that it was answered, or will be without us.  With `final`
     it answers whatever it finds.  It does not raise.  `below_mark` says that the queue has messages
-    which are not readable yet, so that the mark is what the pull waits for.
+    which are not readable yet, so that the mark is what the pull waits for.  `refuse()` answers that the
+    broker ends, unless it was answered before.
     """
 
-    __slots__ = ("attempt", "below_mark", "codes", "connection", "key", "tick", "wanted")
+    __slots__ = ("attempt", "below_mark", "codes", "connection", "key", "refuse", "tick", "wanted")
 
     def __init__(
-        self, connection: Peer, key: QueueKey, wanted: int, codes: TagCodes, attempt: Callable[[bool], bool]
+        self,
+        connection: Peer,
+        key: QueueKey,
+        wanted: int,
+        codes: TagCodes,
+        attempt: Callable[[bool], bool],
+        refuse: Callable[[], None],
     ) -> None:
         self.connection = connection
         self.key = key
         self.wanted = wanted
         self.codes = codes
         self.attempt = attempt
+        self.refuse = refuse
         self.below_mark = False
         self.tick = 0
 
@@ -105,6 +114,7 @@ class LongPolling:
         self._order: list[int] = []
         self._timer: Any = None
         self._timer_tick = 0
+        self._stopped = False
 
     def __len__(self) -> int:
         return self._count
@@ -117,6 +127,9 @@ class LongPolling:
         Looks once more after it was put in place, so an arrival between the caller's read and now is
         not lost.
         """
+        if self._stopped:
+            pull.refuse()
+            return True
         if self._count >= self._held_max or seconds <= 0 or pull.connection.closed:
             return False
         if len(self._connections.get(pull.connection, ())) >= HELD_PER_CONNECTION_MAX:
@@ -158,11 +171,18 @@ class LongPolling:
                     pull.attempt(True)
         self._arm()
 
-    def close(self) -> None:
-        """Drops all pulls unanswered, as a broker that ends does."""
+    def stop(self) -> None:
+        """Refuses all pulls, those that come from now on as well: their connections are closed next.
+
+        A stock client asks again 3 s after an error.  It does not look at a connection's end: of a pull
+        without an answer it hears after its timeout of 30 s.  "Nothing new" would make it ask again at once, on
+        the connection that closes, where it gets no answer.
+        """
+        self._stopped = True
         for pulls in list(self._queues.values()):
             for pull in list(pulls):
                 self._remove(pull)
+                pull.refuse()
         self._connections.clear()
         if self._timer is not None:
             self._timer.cancel()

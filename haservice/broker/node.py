@@ -445,7 +445,7 @@ class BrokerNode:
 
     def _settle_sends(self, settled: threading.Event) -> None:
         self.durability.settle_all()
-        self.long_polling.close()
+        self.long_polling.stop()
         settled.set()
 
     def _gauges(self) -> Mapping[str, str]:

@@ -105,7 +105,11 @@ class Story:
                 self.answers[name] = "nothing"
             return name in self.answers
 
-        pull = HeldPull(peer or Peer(), key, wanted, tag_codes(tags), attempt)
+        def refuse() -> None:
+            assert name not in self.answers, "answered twice"
+            self.answers[name] = "refused"
+
+        pull = HeldPull(peer or Peer(), key, wanted, tag_codes(tags), attempt, refuse)
         pull.below_mark = below_mark
         return self.polling.hold(pull, seconds)
 
@@ -302,7 +306,7 @@ def test_the_mark_may_move_after_any_look(look: int | None) -> None:
             move_mark()
         return found
 
-    pull = HeldPull(Peer(), ("T", 0), 0, None, attempt)
+    pull = HeldPull(Peer(), ("T", 0), 0, None, attempt, lambda: None)
     assert story.polling.hold(pull, 15)
     if look is None:
         move_mark()
@@ -310,15 +314,18 @@ def test_the_mark_may_move_after_any_look(look: int | None) -> None:
     assert len(story.polling) == 0
 
 
-def test_closing_drops_everything_unanswered() -> None:
+def test_a_broker_that_stops_refuses_what_is_held_and_what_comes_after() -> None:
+    """A stock client waits 30 s for a pull that is not answered, though the connection is closed."""
     story = Story()
     story.hold("a")
     story.hold("b", queue=1)
-    story.polling.close()
+    story.polling.stop()
     assert len(story.polling) == 0
     assert story.timers.pending == []
     assert story.arrive(1) == 0
-    assert story.answers == {}
+    assert story.hold("late", queue=2)
+    assert story.answers == {"a": "refused", "b": "refused", "late": "refused"}
+    assert len(story.polling) == 0
 
 
 def test_an_arrival_is_never_lost_between_two_threads() -> None:

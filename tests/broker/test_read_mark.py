@@ -114,6 +114,19 @@ def test_a_strict_master_that_starts_alone_shows_nothing_until_a_slave_has_it(
         assert pull(client, node, 0).code == ResponseCode.SUCCESS, "what was readable stays so"
 
 
+def test_a_broker_that_stops_answers_the_pulls_that_it_holds(tmp_path: Path, client: BlockingClient) -> None:
+    """A stock client does not look at the end of a connection, and hung for 33 s after a clean restart."""
+    with ThreadPoolExecutor(1) as other:
+        with started(tmp_path) as node:
+            send(client, addr_of(node), "T", b"read before")
+            wait_until(lambda: pull(client, node, 0).code == ResponseCode.SUCCESS, "it is read")
+            held = other.submit(pull, client, node, 1, 90_000)
+            wait_until(lambda: len(node.long_polling) == 1, "the pull is held")
+        answer = held.result()
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "shutting down" in answer.remark
+
+
 @pytest.mark.parametrize("role", [BrokerRole.ASYNC_MASTER, BrokerRole.SYNC_MASTER])
 @pytest.mark.parametrize("mode", [ReadMark.IN_SYNC, ReadMark.OFF])
 def test_with_sync_flush_a_message_is_read_when_it_is_flushed_and_not_before(

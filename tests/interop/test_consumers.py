@@ -244,6 +244,25 @@ def test_offsets_survive_a_restart_of_the_broker(
     wait_until(lambda: after.bodies() == [b"new"], "only what is new is consumed", 30)
 
 
+def test_a_broker_that_is_restarted_is_asked_again_soon(
+    cluster: Cluster, java: JavaDriver, producer: Producer
+) -> None:
+    """A client hears of a pull that is not answered after 30 s, whatever becomes of its connection."""
+
+    def all_are_held() -> bool:
+        """Those of the group's retry topic as well."""
+        return int(runtime(cluster.near)["heldPulls"]) > QUEUES
+
+    topic = make_topic(java, cluster, "AskedAgain", cluster.near)
+    with java.push(cluster.namesrv, "asked-again-group", topic) as push:
+        send(producer, topic, "0", "1", "2", "3")
+        wait_until(lambda: push.count() == 4, "all is consumed")
+        wait_until(all_are_held, "every queue is asked for")
+        cluster.near.stop()
+        cluster.near.start()
+        wait_until(all_are_held, "every queue is asked for again, and not only after 30 s", 20)
+
+
 # Lite pull and pull
 
 

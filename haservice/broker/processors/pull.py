@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 FLAG_COMMIT_OFFSET = 0x1
 FLAG_SUSPEND = 0x2
 
+# To held pulls, in the end.
+STOPPING = "the broker is shutting down"
 
 # Nothing at the wanted offset.
 _OUTSIDE = frozenset(
@@ -207,9 +209,12 @@ class PullProcessor:
         def attempt(final: bool) -> bool:
             return self._attempt(held, pull, future, final)
 
-        held = HeldPull(
-            pull.connection, (header.topic, header.queue_id), header.queue_offset, pull.codes, attempt
-        )
+        def refuse() -> None:
+            if not future.done():
+                future.set_result(pull.command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, STOPPING))
+
+        key = (header.topic, header.queue_id)
+        held = HeldPull(pull.connection, key, header.queue_offset, pull.codes, attempt, refuse)
         held.below_mark = scan.below_mark
         # What may be held for long keeps none of the bytes that came with it.
         pull.command.ext = {}
