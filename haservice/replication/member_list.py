@@ -34,6 +34,10 @@ class MemberList:
         self._membership = Membership("", Members())
         self._wanted = (-1, 0)
         """The version below which a slave has a list by which it cannot be promoted though it may be."""
+        self._newcomers: frozenset[str] = frozenset()
+        """Slaves that are on no list before the one that was settled last: by what they were given first, which
+        stands over those, none of them can be promoted."""
+        self._settled = (-1, 0)
         self._news = News()
 
     def take(self, known: Iterable[tuple[str, tuple[int, int]]] = ()) -> None:
@@ -74,7 +78,8 @@ class MemberList:
 
     def has_to_hear(self, replica_id: str, version: tuple[int, int]) -> bool:
         """Whether a slave that was given the list of that version has to be given the present one soon."""
-        return version < self._wanted or replica_id in self.missing
+        is_new = replica_id in self._newcomers and version < self._settled
+        return version < self._wanted or is_new or replica_id in self.missing
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -91,6 +96,7 @@ class MemberList:
         try:
             if settled is not None:
                 self._lineage.update(members=settled, listed=membership.listed)
+                self._newcomers, self._settled = membership.newcomers, settled.version
                 self._wanted = settled.version if membership.asks_too_much else self._wanted
                 membership.list_anew(settled)
         except OSError as error:

@@ -155,6 +155,11 @@ class Membership:
         )
 
     @property
+    def newcomers(self) -> frozenset[str]:
+        """Slaves that one of the lists before does not know."""
+        return frozenset(one for before in self.listed.over for one in self.listed.slaves - before.slaves)
+
+    @property
     def settled(self) -> Members | None:
         """What is to be written down, and listed anew, once enough know the list; None before, and after."""
         over = self.listed.over
