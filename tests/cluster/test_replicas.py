@@ -139,6 +139,8 @@ def test_a_dead_broker_is_shown_until_it_is_forgotten_on_purpose(make_pair: Make
         assert third not in body.members.replicas.values()
     assert typed(pair, "haStatus")
     assert typed(pair, "history", "-b", "broker-a")
+    # Slaves dial again for a new list, and once more when it is in effect.
+    wait_until(lambda: in_sync(ask, pair.master_addr) == {pair.slave_addr}, "the slave has it")
     send_ok(pair.master_addr, numbered(0, 20))
     # It was not lost after all, and is on the list again.
     pair.start_second_slave()
