@@ -16,25 +16,18 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Protocol
 
-from haservice.broker.role_machine import step, why_busy
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Action,
     Answer,
     AnswerWith,
-    Asked,
-    Event,
-    Hint,
     Refuse,
     Result,
-    RoleState,
-    SlaveAhead,
-    Tick,
     Turn,
-    View,
     Without,
     WithResult,
-    refused,
 )
+from haservice.broker.role_machine import step, why_busy
+from haservice.broker.role_state import Asked, Event, Hint, RoleState, SlaveAhead, Tick, View, refused
 from haservice.remoting.headers import ExtHeader
 from haservice.remoting.json_body import JSONBody
 

@@ -23,11 +23,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Ask,
     AskOne,
     AwaitLevel,
-    Change,
     Done,
     End,
     Failed,
@@ -37,14 +36,12 @@ from haservice.broker.role_state import (
     Lost,
     Refuse,
     Result,
-    RoleState,
     Say,
     SendPromote,
     Slaves,
-    Step,
-    View,
     Write,
 )
+from haservice.broker.role_state import Change, RoleState, Step, View
 from haservice.broker.role_terms import Following
 from haservice.broker.roles import NewerMaster
 from haservice.remoting.lineage_headers import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader

@@ -20,7 +20,7 @@ from commitlog.retention import DISK_HOLDER
 from commitlog.store import Store
 from haservice.broker.peers import Heard, Peers, lineage_at, with_client
 from haservice.broker.refill import SIZE_BYTES, compare_logs, is_unfinished, pull_back
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Answer,
     Ask,
     AskOne,
@@ -49,12 +49,12 @@ from haservice.broker.role_state import (
     TakeList,
     TellFollow,
     Turn,
-    View,
     Votes,
     Without,
     WithResult,
     Write,
 )
+from haservice.broker.role_state import View
 from haservice.broker.roles import lineage_of
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, ProtocolError, RemotingError, RemotingTimeout

@@ -11,27 +11,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Action,
-    Begin,
-    Change,
     Done,
     End,
     Failed,
     Flush,
     Level,
-    Looking,
     Prove,
     Pull,
     Pulled,
     Result,
-    RoleState,
     Say,
-    Step,
     TellFollow,
-    View,
     Write,
 )
+from haservice.broker.role_state import Begin, Change, Looking, RoleState, Step, View
 from haservice.broker.role_terms import Following, NewTerm
 from haservice.broker.roles import (
     NewerMaster,

@@ -15,18 +15,17 @@ actions out in their order and gives it each result: role_executor.py in a broke
 
 from __future__ import annotations
 
+from haservice.broker.role_actions import Ask, Refuse
 from haservice.broker.role_handover import hand_over
 from haservice.broker.role_look import Look, begin
 from haservice.broker.role_promotion import ask_after_pledge, empty, pledge, promote
 from haservice.broker.role_state import (
     AHEAD_MAX,
     SUSPECTS_MAX,
-    Ask,
     Asked,
     Begin,
     Event,
     Hint,
-    Refuse,
     RoleState,
     SlaveAhead,
     Step,

@@ -22,11 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Action,
     Answer,
     AskOne,
-    Change,
     Confirm,
     Copy,
     Done,
@@ -36,19 +35,16 @@ from haservice.broker.role_state import (
     GatherPledges,
     LeaveMaster,
     Level,
-    Looking,
     Refuse,
     Result,
-    RoleState,
     Say,
     SetMaster,
-    Step,
     StopLink,
     Turn,
-    View,
     Votes,
     Write,
 )
+from haservice.broker.role_state import Change, Looking, RoleState, Step, View
 from haservice.broker.role_votes import newest_list, others_of, pledged_to, votes_of
 from haservice.broker.roles import command_for, new_term, next_number, role_wanted
 from haservice.remoting.lineage_headers import LineageBody, PledgeHeader, PromoteHeader, ReinitHeader

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Action,
     Answer,
     AnswerWith,
     Ask,
-    Change,
     Done,
     End,
     Failed,
@@ -21,17 +20,14 @@ from haservice.broker.role_state import (
     Level,
     Refuse,
     Result,
-    RoleState,
     Say,
     SetMaster,
-    Step,
     TakeList,
     Turn,
-    View,
     Votes,
-    Who,
     Write,
 )
+from haservice.broker.role_state import Change, RoleState, Step, View, Who
 from haservice.broker.role_votes import newest_list, others_of, pledged_to, votes_of
 from haservice.broker.roles import (
     NewerMaster,

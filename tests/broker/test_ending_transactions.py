@@ -418,7 +418,10 @@ def test_nothing_counts_as_open_while_queues_lack_what_a_crash_left_in_the_log(s
         peer.send_half()
     assert len(halves_of(node)) == 1
     behind = SimpleNamespace(
-        log=node.store.log, queues=node.store.queues, dispatcher=SimpleNamespace(position=0)
+        log=node.store.log,
+        queues=node.store.queues,
+        mender=node.store.mender,
+        dispatcher=SimpleNamespace(position=0),
     )
     asked: list[Question] = []
 

@@ -9,8 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_executor import EVENTS_MAX, RoleExecutor
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Answer,
     Ask,
     Done,
@@ -19,14 +18,12 @@ from haservice.broker.role_state import (
     Pull,
     Pulled,
     Result,
-    RoleState,
-    SlaveAhead,
-    Tick,
-    View,
     Without,
     WithResult,
     Write,
 )
+from haservice.broker.role_executor import EVENTS_MAX, RoleExecutor
+from haservice.broker.role_state import RoleState, SlaveAhead, Tick, View
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
 from haservice.remoting.json_body import JSONBody

@@ -13,27 +13,22 @@ from dataclasses import dataclass, field
 import pytest
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_machine import step, why_busy
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Action,
     Answer,
     AnswerWith,
     Ask,
-    Asked,
     AskOne,
     AwaitLevel,
-    Begin,
     Confirm,
     Copy,
     Done,
     Empty,
     End,
-    Event,
     Failed,
     FindOut,
     Flush,
     GatherPledges,
-    Hint,
     LookAtSlaves,
     Lost,
     Prove,
@@ -41,18 +36,16 @@ from haservice.broker.role_state import (
     Pulled,
     Refuse,
     Result,
-    RoleState,
     SendPromote,
-    SlaveAhead,
     Slaves,
     StopLink,
-    Tick,
     Turn,
-    View,
     Votes,
     WithResult,
     Write,
 )
+from haservice.broker.role_machine import step, why_busy
+from haservice.broker.role_state import Asked, Begin, Event, Hint, RoleState, SlaveAhead, Tick, View
 from haservice.broker.role_terms import NewTerm
 from haservice.broker.roles import NewerMaster, StartOfMaster
 from haservice.remoting.headers import ExtHeader

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_machine import why_busy
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Answer,
     AnswerWith,
     Ask,
     AskOne,
     AwaitLevel,
-    Begin,
     Confirm,
     Copy,
     Done,
@@ -24,28 +22,25 @@ from haservice.broker.role_state import (
     Failed,
     FindOut,
     GatherPledges,
-    Hint,
     LeaveMaster,
     Lost,
     Prove,
     Pull,
     Pulled,
     Refuse,
-    RoleState,
     Say,
     SendPromote,
     SetMaster,
-    SlaveAhead,
     Slaves,
     StopLink,
     TakeList,
     TellFollow,
-    Tick,
     Turn,
     Votes,
-    Who,
     Write,
 )
+from haservice.broker.role_machine import why_busy
+from haservice.broker.role_state import Begin, Hint, RoleState, SlaveAhead, Tick, Who
 from haservice.broker.roles import NewerMaster, RoleInForce, StartOfMaster
 from haservice.remoting.lineage_headers import (
     EpochBody,

@@ -21,23 +21,18 @@ from commitlog.log import wall_clock_ms
 from commitlog.retention import DISK_HOLDER
 from haservice.broker import refill
 from haservice.broker.peers import Heard
-from haservice.broker.role_hands import DOUBT_SECONDS, HOLDER, PLEDGE_SECONDS
-from haservice.broker.role_machine import step, why_busy
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Action,
     Answer,
     AnswerWith,
     Ask,
-    Asked,
     AskOne,
     AwaitLevel,
-    Begin,
     Confirm,
     Copy,
     Done,
     Empty,
     End,
-    Event,
     Failed,
     FindOut,
     Flush,
@@ -50,7 +45,6 @@ from haservice.broker.role_state import (
     Pulled,
     Refuse,
     Result,
-    RoleState,
     Say,
     SendPromote,
     SetMaster,
@@ -59,11 +53,13 @@ from haservice.broker.role_state import (
     TakeList,
     TellFollow,
     Turn,
-    View,
     Votes,
     WithResult,
     Write,
 )
+from haservice.broker.role_hands import DOUBT_SECONDS, HOLDER, PLEDGE_SECONDS
+from haservice.broker.role_machine import step, why_busy
+from haservice.broker.role_state import Asked, Begin, Event, RoleState, View
 from haservice.broker.roles import lineage_of
 from haservice.errors import AnswerError, HAServiceError, RemotingUnreachable
 from haservice.persisted_file import PersistedFile

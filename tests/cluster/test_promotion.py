@@ -546,7 +546,7 @@ def test_an_operator_lets_a_held_master_go_on(make_pair: MakePair, admin: Ask) -
     ask = admin(pair)
     lose_half(pair, ask, 100)
     pair.start_master()
-    body = promote(ask, pair.master_addr, min_epoch=2, why="the slave is lost for good")
+    body = promote(ask, pair.master_addr, min_epoch=2, why="the slave is lost for good", force=True)
     assert (body.epoch, body.held) == (1000, "")
     assert {one.status for one in send(pair.master_addr, numbered(500, 510))} == {"SLAVE_NOT_AVAILABLE"}
 

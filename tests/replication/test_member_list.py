@@ -120,6 +120,16 @@ def test_a_slave_that_joins_is_told_once(tmp_path: Path) -> None:
     assert not master.list.has_to_hear("a", given.version)
 
 
+def test_a_slave_that_joined_is_told_once_more_when_the_list_is_in_effect(tmp_path: Path) -> None:
+    """What it was given first stands over a list that it is not on: by that it could never be promoted."""
+    master = Master(tmp_path, "a")
+    given = master.joins("b")
+    master.list.known_to("a", given.version)
+    assert master.list.has_to_hear("b", given.version)
+    settled = master.list._lineage.state.members
+    assert (settled.over, master.list.has_to_hear("b", settled.version)) == ((), False)
+
+
 def test_a_list_that_is_full_takes_nobody(tmp_path: Path) -> None:
     master = Master(tmp_path, *(f"s{number}" for number in range(REPLICAS_MAX - 1)))
     assert "one" not in master.joins("one").replicas

@@ -18,21 +18,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_describe import epoch_bodies, members_body
-from haservice.broker.role_machine import step
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Action,
     Answer,
     AnswerWith,
     Ask,
-    Asked,
     AskOne,
     AwaitLevel,
     Confirm,
     Copy,
     Done,
     End,
-    Event,
     Failed,
     Flush,
     GatherPledges,
@@ -40,18 +36,17 @@ from haservice.broker.role_state import (
     LookAtSlaves,
     Prove,
     Refuse,
-    RoleState,
     SendPromote,
     Slaves,
     StopLink,
     TakeList,
-    Tick,
     Turn,
-    View,
     Votes,
-    Who,
     Write,
 )
+from haservice.broker.role_describe import epoch_bodies, members_body
+from haservice.broker.role_machine import step
+from haservice.broker.role_state import Asked, Event, RoleState, Tick, View, Who
 from haservice.broker.roles import RoleInForce, StartOfMaster, command_that_counts, start_of_master
 from haservice.remoting.headers import ExtHeader
 from haservice.remoting.lineage_headers import (

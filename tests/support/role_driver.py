@@ -16,31 +16,27 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from haservice.broker.peers import Heard
-from haservice.broker.role_machine import step, why_busy
-from haservice.broker.role_state import (
+from haservice.broker.role_actions import (
     Action,
     Answer,
     AnswerWith,
-    Asked,
     Done,
     End,
-    Event,
     Failed,
     Flush,
     Pull,
     Pulled,
     Refuse,
     Result,
-    RoleState,
     Slaves,
     StopLink,
     Turn,
-    View,
     Votes,
-    Who,
     WithResult,
     Write,
 )
+from haservice.broker.role_machine import step, why_busy
+from haservice.broker.role_state import Asked, Event, RoleState, View, Who
 from haservice.broker.roles import RoleInForce
 from haservice.remoting.headers import ExtHeader
 from haservice.replication.lineage import Epoch, Lineage, LogSpan
