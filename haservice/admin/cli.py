@@ -114,6 +114,7 @@ def main(tls: bool, tls_config: Path | None) -> None:
       -b ADDR   one broker
       -c NAME   every broker of a cluster (needs a nameserver)
     To brokers with access control requests are signed with the keys of $ROCKETMQ_HOME/conf/tools.yml.
+
     \b
     First steps:
       mqadmin clusterList -n 127.0.0.1:9876

@@ -64,7 +64,7 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
         who = replica_text(before, gone)
         report.line(f"{who} is given up: what only it has is lost, acknowledged or not.")
         report.line("A promotion has to hear of it no more, and a master that is held for it waits no more.")
-        report.line(f"Told: {', '.join(one.where for one in told)}.")
+        report.line(f"It is told to {', '.join(one.where for one in told)}.")
         report.go_on()
         for one in told:
             with report.telling(admin, before.name, one):

@@ -84,7 +84,7 @@ DISPATCH_SECONDS = 30.0
 DISPATCH_LOOK_SECONDS = 0.05
 CONFIRM_SECONDS = 2.0
 # A slave that pledges itself writes before it answers.
-PLEDGE_SECONDS = 3.0
+PLEDGE_SECONDS = 2.0
 TELL_SECONDS = 1.0
 LEVEL_LOOK_SECONDS = 0.002
 # How long a lost answer is asked after before the master stays without taking anything.

@@ -300,7 +300,7 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
     if gone == kept.replica_id:
         return state, (Refuse(ticket, "that is this broker itself"),)
     if gone in view.followers:
-        return state, (Refuse(ticket, f"replica {gone[:8]} is connected: stop it first"),)
+        return state, (Refuse(ticket, f"replica {gone[:8]} is connected at the HA port: stop it first"),)
     if gone not in kept.members.replicas and gone not in kept.replicas:
         return state, (Refuse(ticket, f"no replica {gone[:32]} is known"),)
     if gone == kept.members.master:

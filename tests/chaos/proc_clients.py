@@ -131,10 +131,17 @@ class History:
         if self.pulls:
             await asyncio.wait(set(self.pulls), timeout=2 * PULL_S)
 
-    def replaced_by(self, name: str) -> None:
-        """A failover: what only the old master had, was never acknowledged, and may be gone."""
-        self._replaced = name
+    def replaced_by(self, name: str) -> str | None:
+        """A failover: what only the old master had, was never acknowledged, and may be gone.
+
+        Gives the master that replaced another one before, for goes_on_with() if this one does not.
+        """
+        before, self._replaced = self._replaced, name
         self.void("failover")
+        return before
+
+    def goes_on_with(self, name: str | None) -> None:
+        self._replaced = name
 
     def void(self, why: str) -> None:
         if self._exposed:

@@ -56,15 +56,17 @@ def _name(cluster: Cluster) -> list[str]:
 async def _change(scene: Scene, span: Span, new: Node, words: Sequence[str]) -> bool:
     """Whether the command went through.  What it says is written down."""
     cluster, history = scene.cluster, scene.history
+    # It takes messages before the command has seen the others follow.
+    before = history.replaced_by(new.name)
     code, said = await mqadmin(
         cluster, words[0], *_name(cluster), *words[1:], "--timeout", str(TIMEOUT_S), "--yes"
     )
     last = (said.strip().splitlines() or [""])[-1]
     if code:
+        history.goes_on_with(before)
         why = f"{words[0]} refused: {last}"
         history.add(RoleChanged(history.now_s, new.name, "slave", why=why))
         return False
-    history.replaced_by(new.name)
     body = await cluster.lineage(new)
     epoch = -1 if body is None else body.epoch
     history.add(RoleChanged(history.now_s, new.name, "master", epoch, why=f"{words[0]} by command"))

@@ -17,7 +17,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from haservice.errors import RemotingError, RemotingUnreachable
+from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.lineage_headers import (
     FollowHeader,
@@ -357,7 +357,7 @@ async def _told(cluster: Cluster, node: Node, follow: FollowHeader) -> None:
 
     async def takes_it() -> bool:
         nonlocal told
-        with contextlib.suppress(RemotingUnreachable):
+        with contextlib.suppress(RemotingError):  # the new master tells it, too, and one at a time is heard
             await cluster.call(node.addr, RequestCode.FOLLOW, follow, PROMOTE_S)
             told = True
         return told
