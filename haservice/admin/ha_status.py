@@ -334,11 +334,11 @@ def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
 
 
 def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
-    """Whether all answered; standard error says why one did not."""
+    """Whether all are there that are asked, or are on a list of replicas; standard error says why one is not."""
     show(table_of(seen, wall_clock_ms()), output_format)
     failures = [one.failure for one in seen if one.failure is not None]
     say_failures(failures)
-    return not failures
+    return not failures and not silent_notes(seen)
 
 
 @command("haStatus")
@@ -368,8 +368,8 @@ def ha_status(
     Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
     SEND_OK while a slave is in sync; why one is not stands under State.  Epoch counts the terms of masters,
     see mqadmin history; Lineage says whether the two compared theirs, which stock peers cannot.  Who is on
-    the list of replicas is shown, registered or not, until mqadmin forget takes it off.  When a broker does
-    not answer, the exit code is 1.
+    the list of replicas is shown, registered or not, until mqadmin forget takes it off.  When a broker, or
+    a replica on the list, is not there, the exit code is 1.
     """
     with Admin(namesrv) as admin:
         if interval_s is None:
