@@ -28,10 +28,20 @@ def start_three(pair: ScratchPair, ask: Admin) -> str:
     """All of them, with both slaves in sync; the address of the third."""
     start_with_topic(pair, ask)
     pair.start_second_slave()
+    wait_until(lambda: knows_all(ask, pair.addr(THIRD)), "the third has the list that is in effect")
     wait_until(
         lambda: in_sync(ask, pair.master_addr) == {pair.slave_addr, pair.addr(THIRD)}, "both are in sync"
     )
     return pair.addr(THIRD)
+
+
+def knows_all(ask: Admin, addr: str) -> bool:
+    """Whether the list that it has stands over no other one: it dials no more for another."""
+    try:
+        members = ask.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody).members
+    except RemotingError:
+        return False
+    return members is not None and len(members.replicas) == 3 and not members.over
 
 
 def in_sync(ask: Admin, master: str) -> set[str | None]:
