@@ -24,17 +24,15 @@ from typing import Any, Protocol
 from commitlog.damage import Fence
 from commitlog.errors import CommitLogError, CorruptRecord
 from commitlog.index_file import Put
-from commitlog.message_keys import KeyHasher, last_value, tags_code
-from commitlog.record import (
+from commitlog.kernel.keys import KeyHasher, last_value, tags_code
+from commitlog.kernel.layout import (
     BLANK_MAGIC,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
     SYS_TRANSACTION_ROLLBACK,
-    is_topic,
-    parse_head,
-    record_size,
 )
+from commitlog.kernel.records import is_topic, parse_head, record_size
 
 logger = logging.getLogger(__name__)
 

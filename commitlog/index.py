@@ -19,7 +19,7 @@ from pathlib import Path
 from commitlog.descriptors import Descriptors
 from commitlog.files import NOT_OPENED, Files
 from commitlog.index_file import IndexFile, Put, index_hash
-from commitlog.record import java_hash
+from commitlog.kernel.records import java_hash
 
 logger = logging.getLogger(__name__)
 

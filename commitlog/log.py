@@ -19,18 +19,15 @@ from commitlog.errors import (
     SegmentCrossed,
 )
 from commitlog.files import Buffer, Files, OSFiles
-from commitlog.options import LogOptions
-from commitlog.record import (
+from commitlog.kernel.layout import (
     BLANK_BYTES,
     RECORD_OVERHEAD_MAX,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
-    Message,
-    encode,
-    encode_batch,
-    stamp,
 )
+from commitlog.kernel.records import Message, encode, encode_batch, stamp
+from commitlog.options import LogOptions
 from commitlog.recovery import recover
 from commitlog.segments import Segments
 from commitlog.writable_log import WritableLog, wall_clock_ms

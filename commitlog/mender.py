@@ -18,10 +18,10 @@ from collections.abc import Callable
 from commitlog.consume_queue import ConsumeQueue, ConsumeQueues
 from commitlog.errors import BadEntry, CommitLogError, CorruptRecord, OffsetNotFound
 from commitlog.expected import Expected
+from commitlog.kernel.records import check, parse_head
 from commitlog.queue_files import PRE_BLANK, UNIT
 from commitlog.readable_log import ReadableLog
 from commitlog.readable_queue import Entry
-from commitlog.record import check, parse_head
 from commitlog.tail import Held, walk_towards
 from commitlog.writable_log import WritableLog
 

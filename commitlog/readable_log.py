@@ -14,15 +14,8 @@ from collections.abc import Callable
 
 from commitlog.damage import Fence, Fences
 from commitlog.errors import CorruptRecord, OffsetNotFound, StoreUnreadable
-from commitlog.record import (
-    BLANK,
-    BLANK_BYTES,
-    BLANK_MAGIC,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
-    check,
-    parse_head,
-)
+from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2
+from commitlog.kernel.records import check, parse_head
 from commitlog.segment import Segment, Window
 from commitlog.segments import Segments
 from commitlog.waiters import Followers

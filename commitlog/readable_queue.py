@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from commitlog.errors import CommitLogError
+from commitlog.kernel.records import store_timestamp_ms
 from commitlog.queue_files import UNIT, UNIT_BYTES, QueueFiles
-from commitlog.record import store_timestamp_ms
 
 PRE_BLANK_SIZE = 0x7FFFFFFF
 _NOWHERE = 1 << 63

@@ -27,7 +27,9 @@ from pathlib import Path
 from commitlog.damage import FENCES_MAX, Fence
 from commitlog.errors import StoreUnreadable
 from commitlog.files import Files
-from commitlog.record import BLANK_BYTES, MAGICS_BYTES, RECORD_BYTES_MIN, store_timestamp_ms
+from commitlog.kernel.layout import BLANK_BYTES, MAGICS_BYTES, RECORD_BYTES_MIN
+from commitlog.kernel.records import store_timestamp_ms
+from commitlog.kernel.scan import walk
 from commitlog.segment import Segment
 from commitlog.segments import Segments
 from commitlog.tail import (
@@ -39,7 +41,6 @@ from commitlog.tail import (
     leftover,
     records_behind,
 )
-from commitlog.walk import walk
 
 # After a clean stop this many segments at the end are looked at; after a crash at least that many.
 CLEAN_SEGMENTS = 3

@@ -24,12 +24,12 @@ from typing import Protocol
 from commitlog.damage import Fence
 from commitlog.errors import OffsetNotFound
 from commitlog.files import Files
-from commitlog.record import record_size
+from commitlog.kernel.records import record_size
+from commitlog.kernel.scan import walk
 from commitlog.segment import Segment
 from commitlog.segments import Segments
 from commitlog.tail import damage_at, walk_towards
 from commitlog.waiters import Signal
-from commitlog.walk import walk
 
 logger = logging.getLogger(__name__)
 

@@ -31,12 +31,12 @@ from commitlog.files import Files, OSFiles
 from commitlog.flush import Flusher, QueueFlusher
 from commitlog.index import IndexFiles
 from commitlog.index_mender import IndexMender
+from commitlog.kernel.records import check
 from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.mender import Mender
 from commitlog.options import LogOptions
 from commitlog.positions import Durable
 from commitlog.readable_queue import Entry, stored_ms
-from commitlog.record import check
 from commitlog.recovery import RecoveryReport, recover
 from commitlog.retention import Retention
 from commitlog.scrub import Scrub

@@ -13,16 +13,10 @@ from pathlib import Path
 from commitlog.damage import Fence
 from commitlog.errors import CorruptRecord
 from commitlog.files import Files
-from commitlog.record import (
-    MAGICS_BYTES,
-    RECORD_BYTES_MIN,
-    check,
-    parse_head,
-    record_size,
-    store_timestamp_ms,
-)
+from commitlog.kernel.layout import MAGICS_BYTES, RECORD_BYTES_MIN
+from commitlog.kernel.records import check, parse_head, record_size, store_timestamp_ms
+from commitlog.kernel.scan import walk
 from commitlog.segment import NAME_DIGITS, Segment
-from commitlog.walk import walk
 
 # Both magics of records begin with it.
 _MAGICS_BEGIN = MAGICS_BYTES[0][:3]

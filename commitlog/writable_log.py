@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from commitlog.damage import Fences
 from commitlog.errors import CorruptRecord, LogNotWritable, NotDamaged, OffsetNotFound, StoreUnreadable
 from commitlog.files import NOT_OPENED, Buffer, Files, OSFiles
+from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
 from commitlog.options import LogOptions
 from commitlog.readable_log import ReadableLog
-from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC
 from commitlog.segment import Segment
 from commitlog.segments import Segments
 from commitlog.tail import whole_records

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import click
 
+from commitlog.kernel.records import Message, encode, encode_host, encode_properties
 from commitlog.options import FlushDiskType, LogOptions
-from commitlog.record import Message, encode, encode_host, encode_properties
 from commitlog.store import Store
 
 STORE_HOST = encode_host("127.0.0.1", 10911)

@@ -26,8 +26,8 @@ from typing import NamedTuple
 import click
 import psutil
 
+from commitlog.kernel.records import Message, encode_host, encode_properties
 from commitlog.options import LogOptions
-from commitlog.record import Message, encode_host, encode_properties
 from commitlog.store import Store
 from haservice.admin.bare_copy import bare_copy
 from haservice.admin.pair import ScratchPair

@@ -20,8 +20,8 @@ from typing import Any
 
 import click
 
-from commitlog import record
 from commitlog.errors import CorruptRecord
+from commitlog.kernel import layout, records
 from haservice.admin.options import CONTEXT, format_option
 from haservice.admin.output import echo, echo_line, human_bytes, local_time, preview, to_json_line
 from haservice.admin.reading import message_fields
@@ -36,7 +36,7 @@ LINE = "{:<16} {:>9}  {:<24} {:>6} {:>12}  {:<23}  {:<20} {}"
 @dataclass(frozen=True, slots=True)
 class Record:
     offset: int
-    message: record.StoredMessage
+    message: records.StoredMessage
     trouble: str | None
 
 
@@ -75,19 +75,19 @@ def scan(view: bytes | memoryview, base: int = 0) -> Iterator[Found]:
     end = len(view)
     position = 0
     while position < end:
-        if not any(view[position : position + record.BLANK_BYTES]):
+        if not any(view[position : position + layout.BLANK_BYTES]):
             yield from _rest_of_zeros(view, position, base)
             return
         try:
-            head = record.parse_head(view, position, end - position)
+            head = records.parse_head(view, position, end - position)
             if head is None:
                 raise CorruptRecord(position, "the file ends before the record does")
-            if head.magic == record.BLANK_MAGIC:
+            if head.magic == layout.BLANK_MAGIC:
                 if head.size != end - position:
                     raise CorruptRecord(position, f"a blank of {head.size} bytes, left are {end - position}")
                 yield Blank(base + position, head.size)
                 return
-            message = record.decode(view, position)
+            message = records.decode(view, position)
         except CorruptRecord as error:
             yield Torn(base + position, _last_byte(view, position) - position, error.reason)
             return
@@ -95,7 +95,7 @@ def scan(view: bytes | memoryview, base: int = 0) -> Iterator[Found]:
         position += head.size
 
 
-def _trouble(message: record.StoredMessage, offset: int) -> str | None:
+def _trouble(message: records.StoredMessage, offset: int) -> str | None:
     """What recovery would hold against a record whose fields add up."""
     if not message.crc_ok:
         return "body CRC does not match"
@@ -135,7 +135,7 @@ def as_line(found: Found) -> str:
     """One line of the table."""
     match found:
         case Record(offset, message, trouble):
-            keys = record.decode_properties(message.properties).get("KEYS", "-")
+            keys = records.decode_properties(message.properties).get("KEYS", "-")
             line = LINE.format(
                 offset,
                 message.size,

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from commitlog import record
+from commitlog.kernel import layout, records
 from commitlog.log import wall_clock_ms
 from haservice.admin.calls import TOOLS_GROUP, Admin
 from haservice.admin.explain import ACL_REFUSAL, advise
@@ -358,10 +358,10 @@ def _places(queues: list[Queue]) -> list[str]:
     return sorted({f"{queue.broker_name} at {queue.addr}" for queue in queues})
 
 
-def _read_line(queue: Queue, message: record.StoredMessage, output_format: str) -> str:
+def _read_line(queue: Queue, message: records.StoredMessage, output_format: str) -> str:
     if output_format == "json":
         return to_json_line({"brokerName": queue.broker_name, **message_fields(message)})
-    properties = record.decode_properties(message.properties)
+    properties = records.decode_properties(message.properties)
     return READ_LINE.format(
         queue.broker_name,
         message.queue_id,
@@ -377,14 +377,14 @@ def _read_line(queue: Queue, message: record.StoredMessage, output_format: str) 
 # -- once more -----------------------------------------------------------------------------------------
 
 
-def resend(admin: Admin, message: record.StoredMessage, output_format: str) -> None:
+def resend(admin: Admin, message: records.StoredMessage, output_format: str) -> None:
     """Sends a stored message again, to any queue of its topic, with its properties and so its unique key."""
     body = body_of(message)
-    if message.sys_flag & record.SYS_COMPRESSED and body == message.body:
+    if message.sys_flag & layout.SYS_COMPRESSED and body == message.body:
         raise click.ClickException(f"{message.message_id} is compressed in a way that cannot be undone here")
     queues = writable_queues(admin, message.topic, None, None)
     _send_body(
-        message.topic, queues, Outgoing(body, record.decode_properties(message.properties)), output_format
+        message.topic, queues, Outgoing(body, records.decode_properties(message.properties)), output_format
     )
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import click
 
-from commitlog.record import StoredMessage
+from commitlog.kernel.records import StoredMessage
 from haservice.admin.calls import TOOLS_GROUP, Admin
 from haservice.admin.options import (
     command,

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from commitlog import record
-from commitlog.record import StoredMessage
+from commitlog.kernel import records
+from commitlog.kernel.records import StoredMessage
 from haservice.admin.calls import TOOLS_GROUP, Admin, readable_addr
 from haservice.admin.each import ask_each
 from haservice.admin.explain import said_by_system
@@ -114,7 +114,7 @@ def query_message_by_id(
             if group is not None and client_id is not None:
                 consume_directly(admin, broker or addr, group, client_id, message_id, output_format)
                 continue
-            message = record.decode(admin.view(broker or addr, physical_offset))
+            message = records.decode(admin.view(broker or addr, physical_offset))
             if send_again:
                 resend(admin, message, output_format)
             else:
@@ -124,7 +124,7 @@ def query_message_by_id(
 def _place(message_id: str) -> tuple[str, int]:
     """The broker's address and the physical offset."""
     try:
-        host, port, physical_offset = record.parse_message_id(message_id)
+        host, port, physical_offset = records.parse_message_id(message_id)
     except ValueError:
         raise click.ClickException(
             f"{message_id!r} is no offset message id: 32 or 56 hexadecimal digits, as sendMessage shows"
@@ -250,12 +250,12 @@ def not_found(topic: str, what: str) -> click.ClickException:
 
 def has_key(message: StoredMessage, key: str, unique: bool) -> bool:
     """The index holds hashes only, so a broker may answer with messages of other keys."""
-    properties = record.decode_properties(message.properties)
+    properties = records.decode_properties(message.properties)
     return properties.get("UNIQ_KEY") == key or (not unique and key in properties.get("KEYS", "").split(" "))
 
 
 def unique_key(message: StoredMessage) -> str | None:
-    return record.decode_properties(message.properties).get("UNIQ_KEY")
+    return records.decode_properties(message.properties).get("UNIQ_KEY")
 
 
 def show_message(admin: Admin, message: StoredMessage, output_format: str, *, asks: bool) -> None:

@@ -24,8 +24,8 @@ from typing import NoReturn
 import click
 
 from commitlog.errors import CommitLogError
+from commitlog.kernel.records import decode_properties
 from commitlog.log import wall_clock_ms
-from commitlog.record import decode_properties
 from haservice.admin import ha_look, ha_status
 from haservice.admin.calls import Admin
 from haservice.admin.explain import explain

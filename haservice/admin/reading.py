@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from commitlog import record
+from commitlog.kernel import layout, records
 from haservice.admin.calls import Admin
 from haservice.admin.explain import ACL_REFUSAL
 from haservice.admin.output import echo
@@ -34,7 +34,7 @@ def from_queue(
     begin_ms: int | None = None,
     end_ms: int | None = None,
     expression: str = "*",
-) -> Iterator[record.StoredMessage]:
+) -> Iterator[records.StoredMessage]:
     """The messages of one queue, from `offset` (or a time, or the first) to its end as it is now, or a time.
 
     Of a tag expression the broker sends what may match; what comes from here does.
@@ -81,23 +81,23 @@ def wanted_tags(expression: str) -> frozenset[str]:
     return frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
 
 
-def tag_of(message: record.StoredMessage) -> str | None:
-    return record.decode_properties(message.properties).get("TAGS")
+def tag_of(message: records.StoredMessage) -> str | None:
+    return records.decode_properties(message.properties).get("TAGS")
 
 
-def decode_all(records: bytes | memoryview) -> Iterator[record.StoredMessage]:
+def decode_all(records: bytes | memoryview) -> Iterator[records.StoredMessage]:
     """The messages of a pull's body, one behind the other.  Raises CorruptRecord."""
     position = 0
     while position < len(records):
-        message = record.decode(records, position)
+        message = records.decode(records, position)
         yield message
         position += message.size
 
 
-def body_of(message: record.StoredMessage) -> bytes:
+def body_of(message: records.StoredMessage) -> bytes:
     """The body as its producer had it, where it can be told: zlib is opened, other kinds are left."""
     if (
-        not message.sys_flag & record.SYS_COMPRESSED
+        not message.sys_flag & layout.SYS_COMPRESSED
         or message.sys_flag & SYS_COMPRESSION_MASK not in ZLIB_KINDS
     ):
         return message.body
@@ -108,11 +108,11 @@ def body_of(message: record.StoredMessage) -> bytes:
 
 
 def host_text(host: bytes) -> str:
-    ip, port = record.decode_host(host)
+    ip, port = records.decode_host(host)
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def message_fields(message: record.StoredMessage) -> dict[str, Any]:
+def message_fields(message: records.StoredMessage) -> dict[str, Any]:
     """A message for a program, under the names of stock tools; a body that is no text goes as base64."""
     body = body_of(message)
     try:
@@ -133,6 +133,6 @@ def message_fields(message: record.StoredMessage) -> dict[str, Any]:
         "reconsumeTimes": message.reconsume_times,
         "flag": message.flag,
         "sysFlag": message.sys_flag,
-        "properties": record.decode_properties(message.properties),
+        "properties": records.decode_properties(message.properties),
         **shown,
     }

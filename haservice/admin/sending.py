@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
+from commitlog.kernel.records import encode_properties
 from commitlog.log import wall_clock_ms
-from commitlog.record import encode_properties
 from haservice.admin.access import access
 from haservice.errors import HAServiceError, RemotingError, RemotingTimeout
 from haservice.remoting.client import RemotingClient

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import click
 
+from commitlog.kernel.records import StoredMessage
 from commitlog.log import wall_clock_ms
-from commitlog.record import StoredMessage
 from haservice.admin.calls import Admin
 from haservice.admin.options import command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, local_second, show

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from commitlog.record import StoredMessage, decode_properties
+from commitlog.kernel.records import StoredMessage, decode_properties
 from haservice.admin.calls import Admin
 from haservice.admin.group_calls import consume_stats, consumer_connection
 from haservice.admin.reading import host_text

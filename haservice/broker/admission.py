@@ -13,13 +13,13 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from commitlog.record import (
+from commitlog.kernel.layout import (
     PROPERTIES_BYTES_MAX,
     SYS_MULTI_TAGS,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
-    Message,
 )
+from commitlog.kernel.records import Message
 from haservice.broker.groups import GroupConfig
 from haservice.broker.redirect import (
     DLQ_QUEUE_NUMS,

@@ -29,8 +29,9 @@ from typing import Protocol
 from commitlog.consume_queue import Entry
 from commitlog.dispatch import Arrival
 from commitlog.errors import CommitLogError, CorruptRecord, MessageIllegal, OffsetNotFound
+from commitlog.kernel.layout import RECORD_BYTES_MIN
+from commitlog.kernel.records import Message, StoredMessage, decode
 from commitlog.log import Appended, wall_clock_ms
-from commitlog.record import RECORD_BYTES_MIN, Message, StoredMessage, decode
 from haservice.broker.delay_levels import BATCH_MESSAGES, due, queue_of
 from haservice.broker.delay_offsets import DelayOffsets
 from haservice.broker.redirect import restored

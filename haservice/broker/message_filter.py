@@ -10,7 +10,7 @@ group's expression for the topic that it came from.  Rules and codes: broker-flo
 
 from __future__ import annotations
 
-from commitlog.record import decode_properties
+from commitlog.kernel.records import decode_properties
 from haservice.broker.consumer_filters import ConsumerFilters, compiled
 from haservice.broker.consumers import ClientTable, Subscription
 from haservice.broker.groups import GroupConfig

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from commitlog.record import StoredMessage, decode_properties
+from commitlog.kernel.records import StoredMessage, decode_properties
 from haservice.access.files import AclFiles
 from haservice.access.guard import COMPLAINT_INTERVAL_S, address_of
 from haservice.access.rules import PUB, SUB, Account, AclRefused

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from commitlog.dispatch import Arrival, parse_delay_levels
-from commitlog.record import encode_host
+from commitlog.kernel.records import encode_host
 from commitlog.store import Store
 from haservice.broker.consumers import ClientTable
 from haservice.broker.delay_delivery import DelayDelivery

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from commitlog.errors import CommitLogError
+from commitlog.kernel.records import Message, encode_properties
 from commitlog.log import wall_clock_ms
-from commitlog.record import Message, encode_properties
 from haservice.broker.topics import OFFSET_MOVED_TOPIC
 from haservice.news import News
 from haservice.remoting.bodies import MessageQueue

@@ -22,7 +22,8 @@ import psutil
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import BadEntry, CorruptRecord, OffsetNotFound
-from commitlog.record import RECORD_BYTES_MIN, parse_head
+from commitlog.kernel.layout import RECORD_BYTES_MIN
+from commitlog.kernel.records import parse_head
 from haservice.broker.sound_read import Places, places_of, read_sound
 from haservice.broker.tag_filter import TagCodes, lets_through
 from haservice.news import News

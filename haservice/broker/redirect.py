@@ -14,13 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from commitlog.record import (
-    SYS_TRANSACTION_MASK,
-    Message,
-    StoredMessage,
-    decode_properties,
-    encode_properties,
-)
+from commitlog.kernel.layout import SYS_TRANSACTION_MASK
+from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
 from haservice.broker.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 
 DLQ_PREFIX = "%DLQ%"

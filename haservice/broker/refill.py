@@ -20,15 +20,15 @@ from typing import NamedTuple, Protocol
 
 from commitlog.errors import CommitLogError
 from commitlog.files import Buffer
-from commitlog.record import (
+from commitlog.kernel.layout import (
     BLANK_MAGIC,
     MAGICS_BYTES,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
-    parse_head,
 )
-from commitlog.walk import walk
+from commitlog.kernel.records import parse_head
+from commitlog.kernel.scan import walk
 from haservice.errors import ProtocolError, RemotingError
 from haservice.news import News
 from haservice.remoting.lineage_headers import READ_BYTES_MAX

@@ -14,15 +14,8 @@ from isal.isal_zlib import crc32
 
 from commitlog.consume_queue import Entry
 from commitlog.errors import BadEntry, CorruptRecord, OffsetNotFound
-from commitlog.record import (
-    CRC_MASK,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
-    RECORD_BYTES_MIN,
-    SYS_HOSTS_V6,
-    check,
-    parse_head,
-)
+from commitlog.kernel.layout import CRC_MASK, MESSAGE_MAGIC, MESSAGE_MAGIC_V2, RECORD_BYTES_MIN, SYS_HOSTS_V6
+from commitlog.kernel.records import check, parse_head
 
 # Of a record with IPv4 hosts: size, magic, CRC, queue id, queue offset, physical offset, sys flag, body size.
 _HEAD = struct.Struct(">iiii4xqqi44xi")

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from commitlog.consume_queue import Entry
 from commitlog.errors import CommitLogError
-from commitlog.record import store_timestamp_ms
+from commitlog.kernel.records import store_timestamp_ms
 
 # What of a record is read to learn its store time; a whole one is never shorter.
 HEAD_BYTES = 91

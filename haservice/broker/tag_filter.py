@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from commitlog.record import java_hash
+from commitlog.kernel.records import java_hash
 
 TAG = "TAG"
 SQL92 = "SQL92"

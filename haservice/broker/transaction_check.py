@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from commitlog.consume_queue import ConsumeQueue
 from commitlog.errors import CommitLogError, CorruptRecord, MessageIllegal, OffsetNotFound
-from commitlog.log import Appended, wall_clock_ms
-from commitlog.record import (
+from commitlog.kernel.records import (
     StoredMessage,
     decode,
     decode_properties,
@@ -30,6 +29,7 @@ from commitlog.record import (
     offset_message_id,
     stamp,
 )
+from commitlog.log import Appended, wall_clock_ms
 from commitlog.store import Store
 from haservice.broker.consumer_offsets import ConsumerOffsets
 from haservice.broker.redirect import restored

@@ -35,15 +35,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from commitlog.record import (
-    SYS_TRANSACTION_COMMIT,
-    SYS_TRANSACTION_MASK,
-    SYS_TRANSACTION_ROLLBACK,
-    Message,
-    StoredMessage,
-    decode_properties,
-    encode_properties,
-)
+from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_ROLLBACK
+from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
 from haservice.broker.redirect import CHECK_TIMES, ORIGINAL, REAL_TOPIC, restored
 from haservice.broker.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from haservice.settings import NodeConfig

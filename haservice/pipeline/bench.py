@@ -39,8 +39,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from commitlog.kernel.layout import BLANK_MAGIC
+from commitlog.kernel.records import Message, decode, encode_host, encode_properties, parse_head
 from commitlog.options import LogOptions
-from commitlog.record import BLANK_MAGIC, Message, decode, encode_host, encode_properties, parse_head
 from commitlog.store import Store
 from haservice.pipeline.bulk import WINDOW_BYTES
 from haservice.pipeline.log_source import LogReader, LogSource

@@ -4,7 +4,7 @@
 
 No record is touched by Python alone but for its sum, where bodyCrcOk is asked for.  Bodies, topics and
 properties are taken by Arrow from the window's own bytes, between begin and end offsets.  What makes a record
-sound, and what its fields are, is commitlog.record's to say; a test compares the two row for row.
+sound, and what its fields are, is commitlog.kernel.records's to say; a test compares the two row for row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from commitlog.record import (
+from commitlog.kernel.layout import (
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,
@@ -26,8 +26,8 @@ from commitlog.record import (
     RECORD_BYTES_MIN,
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
-    decode_host,
 )
+from commitlog.kernel.records import decode_host
 from haservice.pipeline import loops
 from haservice.pipeline.loops import LAYOUT, V6_BYTES, Flags, Ints
 from haservice.pipeline.properties import Properties

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql.datasource import InputPartition
 
-from commitlog.record import RECORD_BYTES_MIN
+from commitlog.kernel.layout import RECORD_BYTES_MIN
 from haservice.pipeline.bulk import ROWS_MAX, WINDOW_BYTES, Records, Window, sound_at
 from haservice.pipeline.options import offsets_of
 from haservice.pipeline.scan import Damage, judge

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from commitlog.record import SYS_COMPRESSED
+from commitlog.kernel.layout import SYS_COMPRESSED
 from haservice.pipeline.bulk import Records
 from haservice.pipeline.counting import BODY_BYTES, STORE_BYTES
 from haservice.pipeline.loops import Ints

@@ -3,7 +3,7 @@
     queue entries   topic, queueId, queueOffset, physicalOffset, storeSize, tagsCode
     index entries   keyHash, physicalOffset, position, storeMs       position: which of the message's keys
 
-Which records get entries, which keys, which tags code: commitlog.dispatch and commitlog.message_keys.  Hashes
+Which records get entries, which keys, which tags code: commitlog.dispatch and commitlog.kernel.keys.  Hashes
 are Java's String.hashCode, here of whole Arrow columns at once.
 """
 
@@ -18,13 +18,13 @@ import pyspark.sql.functions as F
 
 from commitlog.dispatch import SCHEDULE_TOPIC, parse_delay_levels
 from commitlog.index_file import index_hash
-from commitlog.record import (
+from commitlog.kernel.layout import (
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
     SYS_TRANSACTION_ROLLBACK,
-    java_hash,
 )
+from commitlog.kernel.records import java_hash
 from haservice.pipeline.tasks import by_arrow
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TypedDict
 
-from commitlog.record import RECORD_BYTES_MIN
+from commitlog.kernel.layout import RECORD_BYTES_MIN
 from haservice.pipeline.scan import edge_or_blank, last_record
 from haservice.pipeline.store_view import OpenSegment, StoreView
 

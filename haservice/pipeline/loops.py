@@ -9,7 +9,7 @@
 
 A layout is an array of a row for each of the LAYOUT, a column for each record: places in the window, and the
 size.  `data` is always bytes that cannot be written, so that each loop is compiled once.  What makes a record
-sound is commitlog.record's to say, a topic's text aside, which is not looked at here.
+sound is commitlog.kernel.records's to say, a topic's text aside, which is not looked at here.
 
 Compiling takes some seconds on a machine's first use.  It is kept in __pycache__, else in the user's cache
 directory (numba's NUMBA_CACHE_DIR says another); where neither can be written, and of a package that is run
@@ -27,7 +27,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.record import (
+from commitlog.kernel.layout import (
     HEADS,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,

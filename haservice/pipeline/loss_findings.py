@@ -21,11 +21,7 @@ import pyspark.sql.functions as F
 from pyspark.sql import Window
 
 from commitlog.dispatch import SCHEDULE_TOPIC
-from commitlog.record import (
-    SYS_TRANSACTION_COMMIT,
-    SYS_TRANSACTION_MASK,
-    SYS_TRANSACTION_NONE,
-)
+from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
 from haservice.pipeline.derived import read_log
 from haservice.pipeline.ledger import line_numbers, readable
 

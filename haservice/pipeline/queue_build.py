@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyspark.sql.functions as F
 from pyspark.sql import Window
 
+from commitlog.kernel.records import is_topic
 from commitlog.queue_files import NAME_DIGITS, PRE_BLANK, UNIT_BYTES
-from commitlog.record import is_topic
 from haservice.errors import HAServiceError
 from haservice.pipeline.tasks import by_task
 

@@ -22,7 +22,7 @@ import click
 import pyspark.sql.functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from commitlog.record import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
+from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
 from haservice.admin.options import addresses_callback, time_option
 from haservice.admin.output import Column, Table, human_bytes
 from haservice.admin.sending import SEND_OK, STORED

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyspark.sql.functions as F
 
-from commitlog.record import BLANK_BYTES
+from commitlog.kernel.layout import BLANK_BYTES
 from haservice.errors import HAServiceError
 from haservice.pipeline.scan import RECORD_BYTES_MAX, Damage, edge, pieces
 from haservice.pipeline.store_view import OpenSegment, SegmentGone, StoreView

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from commitlog.errors import CorruptRecord
-from commitlog.record import (
+from commitlog.kernel.layout import (
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,
@@ -32,8 +32,8 @@ from commitlog.record import (
     RECORD_OVERHEAD_MAX,
     SYS_FLAG_LOW_AT,
     SYS_HOSTS_V6,
-    parse_head,
 )
+from commitlog.kernel.records import parse_head
 from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window, candidates, is_blank, sound_run
 from haservice.pipeline.loops import Ints
 

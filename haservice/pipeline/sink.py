@@ -52,7 +52,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from commitlog.record import SYS_COMPRESSED
+from commitlog.kernel.layout import SYS_COMPRESSED
 from haservice.admin.reading import SYS_COMPRESSION_MASK
 from haservice.admin.sending import (
     NO_ANSWER,

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
-from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC
+from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
 from commitlog.seal import is_sound_line
 from commitlog.store_lock import boot_id, is_locked
 from haservice.errors import HAServiceError

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
-from commitlog.record import encode_host
+from commitlog.kernel.records import encode_host
 from haservice.errors import ProtocolError, RemotingClosed, RequestError
 from haservice.news import News
 from haservice.remoting.codes import ResponseCode

@@ -34,7 +34,7 @@ from isal.isal_zlib import crc32
 
 from commitlog.errors import CorruptRecord
 from commitlog.files import Buffer
-from commitlog.record import (
+from commitlog.kernel.layout import (
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,

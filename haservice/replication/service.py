@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from commitlog.errors import CommitLogError
+from commitlog.kernel.layout import PATCH, PATCH_AT, RECORD_BYTES_MIN
+from commitlog.kernel.records import store_timestamp_ms
 from commitlog.log import wall_clock_ms
-from commitlog.record import PATCH, PATCH_AT, RECORD_BYTES_MIN, store_timestamp_ms
 from haservice.deadline import Deadline
 from haservice.news import News
 from haservice.replication.absent import AbsentSlaves

@@ -8,14 +8,14 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from commitlog import record
+from commitlog.kernel import records
 from haservice.admin.cli import main
 from haservice.remoting.bodies import BrokerData, QueueData, TopicRouteData
 from haservice.remoting.command import RemotingCommand
 from tests.admin.conftest import Answers
 
 Serve = Callable[[Answers], str]
-STORE_HOST = record.encode_host("127.0.0.1", 10911)
+STORE_HOST = records.encode_host("127.0.0.1", 10911)
 
 
 def run(*arguments: str, stdin: str | io.BufferedReader | None = None) -> Result:
@@ -53,6 +53,6 @@ def route(addr: str, perm: int = 6) -> TopicRouteData:
 
 
 def stored(queue_offset: int, data: bytes) -> bytes:
-    made = record.encode(record.Message("T", 1, data, record.encode_properties({"TAGS": "x"})), STORE_HOST)
-    record.stamp(made, queue_offset, 1000 * queue_offset, 1_700_000_000_000)
+    made = records.encode(records.Message("T", 1, data, records.encode_properties({"TAGS": "x"})), STORE_HOST)
+    records.stamp(made, queue_offset, 1000 * queue_offset, 1_700_000_000_000)
     return bytes(made)

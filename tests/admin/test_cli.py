@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from commitlog import record
+from commitlog.kernel import records
 from haservice.admin import calls, sending
 from haservice.admin.cli import main
 from haservice.admin.pair import free_port_block
@@ -291,7 +291,7 @@ def test_one_message_is_sent_to_a_queue_of_the_route(serve: Serve) -> None:
     assert "SEND_OK" in result.output
     assert sends.bodies == [b"hello"]
     (header,) = sends.headers
-    properties = record.decode_properties(header.properties.encode())
+    properties = records.decode_properties(header.properties.encode())
     assert (header.topic, header.queue_id) == ("T", 1)
     assert (properties["KEYS"], properties["TAGS"], len(properties["UNIQ_KEY"])) == ("k1 k2", "tag", 32)
 
@@ -523,7 +523,7 @@ def test_the_slave_is_read_while_the_master_is_frozen(serve: Serve, monkeypatch:
 def test_a_message_is_found_by_its_id(serve: Serve, bodies: Path) -> None:
     broker = serve({RequestCode.VIEW_MESSAGE_BY_ID: body(stored(4, b"found me"))})
     host, _, port = broker.partition(":")
-    message_id = record.offset_message_id(record.encode_host(host, int(port)), 4000)
+    message_id = records.offset_message_id(records.encode_host(host, int(port)), 4000)
     result = run("queryMsgById", "-i", message_id)
     lines = result.stdout.splitlines()
     assert "Queue Offset:        4" in lines

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from commitlog import record
+from commitlog.kernel import layout, records
 from haservice.admin.log_dump import Blank, Record, Torn, Unwritten, base_offset, dump_log, scan
 
-STORE_HOST = record.encode_host("127.0.0.1", 10911)
+STORE_HOST = records.encode_host("127.0.0.1", 10911)
 SEGMENT_BYTES = 4096
 
 
 def one(offset: int, body: bytes, queue_offset: int = 0, topic: str = "T") -> bytes:
-    properties = record.encode_properties({"KEYS": "k1 k2", "TAGS": "a"})
-    made = record.encode(record.Message(topic, 3, body, properties), STORE_HOST)
-    record.stamp(made, queue_offset, offset, 1_700_000_000_123)
+    properties = records.encode_properties({"KEYS": "k1 k2", "TAGS": "a"})
+    made = records.encode(records.Message(topic, 3, body, properties), STORE_HOST)
+    records.stamp(made, queue_offset, offset, 1_700_000_000_123)
     return bytes(made)
 
 
@@ -43,7 +43,7 @@ def test_records_and_the_unwritten_rest_are_found() -> None:
 def test_a_blank_ends_the_segment() -> None:
     view = segment(b"one")
     end = len(one(0, b"one"))
-    record.BLANK.pack_into(view, end, SEGMENT_BYTES - end, record.BLANK_MAGIC)
+    layout.BLANK.pack_into(view, end, SEGMENT_BYTES - end, layout.BLANK_MAGIC)
     view[-1] = 7  # undefined bytes follow a blank
     assert list(scan(memoryview(view)))[-1] == Blank(end, SEGMENT_BYTES - end)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog import record
+from commitlog.kernel import records
 from haservice.admin.printing import line_of
 from haservice.admin.queries import has_key
 from haservice.admin.reading import wanted_tags
@@ -24,10 +24,10 @@ from tests.admin.asking import STORE_HOST, Serve, body, route, run
 
 
 def message(number: int, **properties: str) -> bytes:
-    made = record.encode(
-        record.Message("T", 1, f"body {number}".encode(), record.encode_properties(properties)), STORE_HOST
+    made = records.encode(
+        records.Message("T", 1, f"body {number}".encode(), records.encode_properties(properties)), STORE_HOST
     )
-    record.stamp(made, number, 1000 * number, 1_700_000_000_000 + number)
+    records.stamp(made, number, 1000 * number, 1_700_000_000_000 + number)
     return bytes(made)
 
 
@@ -97,7 +97,7 @@ def test_a_body_is_saved_to_a_new_file_or_else_the_message_is_shown_without(
 
 
 def test_a_line_of_a_message_shows_its_properties_as_java_does() -> None:
-    line = line_of(record.decode(message(1, a="0", KEYS="k")), "utf-8", True, "table")
+    line = line_of(records.decode(message(1, a="0", KEYS="k")), "utf-8", True, "table")
     assert "properties={a=0, KEYS=k}] BODY: body 1" in line
 
 
@@ -106,7 +106,7 @@ def test_a_line_of_a_message_shows_its_properties_as_java_does() -> None:
     [("a", False, True), ("b", False, True), ("U", False, True), ("a", True, False), ("U", True, True)],
 )
 def test_which_key_a_message_has(key: str, unique: bool, found: bool) -> None:
-    assert has_key(record.decode(message(0, KEYS="a b", UNIQ_KEY="U")), key, unique) is found
+    assert has_key(records.decode(message(0, KEYS="a b", UNIQ_KEY="U")), key, unique) is found
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_which_key_a_message_has(key: str, unique: bool, found: bool) -> None:
 def test_whether_a_group_takes_a_message_follows_its_tags(tags: tuple[str, ...] | None, takes: bool) -> None:
     table = {} if tags is None else {"T": SubscriptionData("T", tags_set=tags)}
     members = ConsumerConnection((), table)
-    assert wanted(members, record.decode(message(0, TAGS="A"))) is takes
+    assert wanted(members, records.decode(message(0, TAGS="A"))) is takes
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,6 @@ def test_a_half_message_is_put_back_by_the_broker_in_its_id(serve: Serve) -> Non
         return request.answer()
 
     host, port = serve({RequestCode.RESUME_CHECK_HALF_MESSAGE: answer}).split(":")
-    message_id = record.offset_message_id(record.encode_host(host, int(port)), 4096)
+    message_id = records.offset_message_id(records.encode_host(host, int(port)), 4096)
     assert run("resumeCheckHalfMessage", "-i", message_id).exit_code == 0
     assert ResumeHalfMessageHeader.decode(asked[0].ext).msg_id == message_id

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from commitlog.record import java_hash
+from commitlog.kernel.records import java_hash
 from haservice.broker.consumers import ClientTable, Subscription, subscription_of
 from haservice.remoting.bodies import (
     ConsumerData,

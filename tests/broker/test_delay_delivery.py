@@ -16,10 +16,10 @@ import pytest
 from commitlog.consume_queue import Entry
 from commitlog.dispatch import parse_delay_levels
 from commitlog.errors import CommitLogError, LogNotWritable
+from commitlog.kernel.records import Message, StoredMessage, decode, decode_properties
 from commitlog.log import Appended, wall_clock_ms
 from commitlog.options import DELAY_LEVELS
 from commitlog.queue_files import PRE_BLANK, UNIT
-from commitlog.record import Message, StoredMessage, decode, decode_properties
 from commitlog.store import Store
 from haservice.broker.delay_delivery import CLOCK_LOOK_S, IDLE_S, DelayDelivery
 from haservice.broker.delay_levels import BATCH_BYTES, BATCH_MESSAGES, due

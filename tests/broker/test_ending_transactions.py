@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from commitlog.errors import LogNotWritable
-from commitlog.record import Message, decode_properties
+from commitlog.kernel.records import Message, decode_properties
 from commitlog.store import Store
 from haservice.broker.node import BrokerNode
 from haservice.broker.redirect import CHECK_TIMES

@@ -13,7 +13,7 @@ import pytest
 
 from commitlog.errors import StoreUnreadable
 from commitlog.files import OSFiles
-from commitlog.record import decode, record_size
+from commitlog.kernel.records import decode, record_size
 from commitlog.seal import is_sound_line, sealed, sealed_line, unsealed
 from commitlog.unfinished import Emptying, Rewinding, Unfinished
 from haservice.broker.node import BrokerNode

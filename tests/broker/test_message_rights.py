@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commitlog.record import decode, encode_properties
+from commitlog.kernel.records import decode, encode_properties
 from haservice.broker import message_rights
 from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient

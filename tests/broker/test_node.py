@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from commitlog.errors import StoreLocked
+from commitlog.kernel.records import decode
 from commitlog.options import FlushDiskType
-from commitlog.record import decode
 from haservice.admin.pair import free_port_block
 from haservice.broker.node import BrokerNode
 from haservice.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from commitlog.errors import LogNotWritable
-from commitlog.record import Message, decode_properties, encode_host
+from commitlog.kernel.records import Message, decode_properties, encode_host
 from haservice.broker.offset_moved import OffsetMoved, OffsetMovedEvents
 
 MOVED = OffsetMoved("G", "T", 3, 99, 7)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.record import Message, encode_properties
+from commitlog.kernel.records import Message, encode_properties
 from haservice.broker.groups import GroupConfig
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.reader import ReadLimits

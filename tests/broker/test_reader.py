@@ -8,7 +8,8 @@ import pytest
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import CorruptRecord
-from commitlog.record import MESSAGE_MAGIC, Message, body_crc, encode, encode_host, java_hash, stamp
+from commitlog.kernel.layout import MESSAGE_MAGIC
+from commitlog.kernel.records import Message, body_crc, encode, encode_host, java_hash, stamp
 from haservice.broker.reader import PullStatus, QueueReader, ReadLimits, Scan
 from haservice.broker.tag_filter import TagCodes
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from commitlog.files import Buffer
+from commitlog.kernel.layout import SYS_TRANSACTION_PREPARED
 from commitlog.log import CommitLog
-from commitlog.record import SYS_TRANSACTION_PREPARED
 from haservice.broker.refill import (
     Repairer,
     compare_logs,

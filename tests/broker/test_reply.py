@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from commitlog.record import decode_properties, encode_properties
+from commitlog.kernel.records import decode_properties, encode_properties
 from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode

@@ -11,18 +11,10 @@ from typing import Any
 import pytest
 
 from commitlog.errors import LogNotWritable
+from commitlog.kernel.layout import SYS_BORN_HOST_V6, SYS_MULTI_TAGS, SYS_TRANSACTION_PREPARED
+from commitlog.kernel.records import StoredMessage, decode, decode_properties, encode_host, parse_message_id
 from commitlog.log import CommitLog
 from commitlog.options import LogOptions
-from commitlog.record import (
-    SYS_BORN_HOST_V6,
-    SYS_MULTI_TAGS,
-    SYS_TRANSACTION_PREPARED,
-    StoredMessage,
-    decode,
-    decode_properties,
-    encode_host,
-    parse_message_id,
-)
 from haservice.broker.admission import Admission, Limits
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import GroupConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.record import StoredMessage, decode, decode_properties
+from commitlog.kernel.records import StoredMessage, decode, decode_properties
 from haservice.broker.node import BrokerNode
 from haservice.remoting.bodies import DelayOffsetWrapper, KVTable, SubscriptionGroupConfig, TopicConfig
 from haservice.remoting.client import BlockingClient

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.record import (
+from commitlog.kernel.records import (
     Message,
     StoredMessage,
     decode,

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from commitlog.errors import CommitLogError
-from commitlog.message_keys import tags_code
+from commitlog.kernel.keys import tags_code
+from commitlog.kernel.layout import BLANK_MAGIC
+from commitlog.kernel.records import Message, check, decode_properties, parse_head
 from commitlog.options import LogOptions
-from commitlog.record import BLANK_MAGIC, Message, check, decode_properties, parse_head
 from commitlog.store import Store
 from tests.chaos.disk import MemoryDisk
 from tests.chaos.disk_states import Loss

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 import haservice.replication.lineage_file as lineage_module
-from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC, encode, stamp
+from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
+from commitlog.kernel.records import encode, stamp
 from commitlog.store import Store
 from haservice.persisted_file import PersistedFile
 from haservice.replication.lineage import Epoch

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from commitlog.message_keys import has_key
-from commitlog.record import decode
+from commitlog.kernel.keys import has_key
+from commitlog.kernel.records import decode
 from commitlog.store import Store
 from haservice.persisted_file import PersistedFile
 from tests.chaos.crash_stories import ROOT, open_store

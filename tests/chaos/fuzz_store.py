@@ -18,9 +18,9 @@ from commitlog.dispatch import Dispatcher
 from commitlog.errors import CommitLogError, CorruptRecord, StoreUnreadable
 from commitlog.index import IndexFiles
 from commitlog.index_file import file_bytes
+from commitlog.kernel.records import check
 from commitlog.log import CommitLog
 from commitlog.queue_files import UNIT, UNIT_BYTES, valid_units
-from commitlog.record import check
 from commitlog.recovery import recover
 from commitlog.segment import segment_name
 from commitlog.segments import Segments

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
-from commitlog.record import (
-    BLANK,
-    BLANK_BYTES,
-    BLANK_MAGIC,
-    MESSAGE_MAGIC_V2,
+from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC_V2
+from commitlog.kernel.records import (
     Message,
     check,
     decode,
@@ -25,7 +22,7 @@ from commitlog.record import (
     parse_message_id,
     stamp,
 )
-from commitlog.walk import walk
+from commitlog.kernel.scan import walk
 from haservice.errors import ProtocolError
 from haservice.replication.frame_check import TOPIC, RecordCheck
 from haservice.replication.hello import MasterHello, SlaveHello, Verdict, decode_epochs, encode_epochs

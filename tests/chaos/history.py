@@ -27,15 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from commitlog.record import (
-    BLANK,
-    BLANK_BYTES,
-    BLANK_MAGIC,
-    StoredMessage,
-    body_crc,
-    decode,
-    decode_properties,
-)
+from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
+from commitlog.kernel.records import StoredMessage, body_crc, decode, decode_properties
 
 # Logs are compared by digests of so many bytes.
 PIECE_BYTES = 4096

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 
-from commitlog.record import decode, decode_properties, parse_message_id
+from commitlog.kernel.records import decode, decode_properties, parse_message_id
 from haservice.admin.calls import PULL_WITH_SUBSCRIPTION
 from haservice.admin.sending import STATUS_BY_CODE, Outgoing, send_command
 from haservice.errors import ProtocolError, RemotingError

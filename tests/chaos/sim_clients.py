@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from commitlog.record import body_crc, decode
+from commitlog.kernel.records import body_crc, decode
 from haservice.admin.roll_call import member_of
 from haservice.admin.topology import Member, Registered, Topology
 from haservice.remoting.json_body import JSONBody

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commitlog.errors import CommitLogError
+from commitlog.kernel.records import Message, encode_host, encode_properties
 from commitlog.log import wall_clock_ms
 from commitlog.options import FlushDiskType, LogOptions
-from commitlog.record import Message, encode_host, encode_properties
 from commitlog.store import Store
 from haservice.bounds import OFFSET_MAX
 from haservice.broker.durability import Durability, PutStatus

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.record import Message, body_crc, encode, encode_properties, stamp
+from commitlog.kernel.records import Message, body_crc, encode, encode_properties, stamp
 from tests.chaos.checker import HANG_S, Violation, check, median_recovery_s, timeline
 from tests.chaos.history import (
     OK,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from commitlog.record import body_crc, encode_properties
+from commitlog.kernel.records import body_crc, encode_properties
 from haservice.admin.sending import GROUP, STATUS_BY_CODE, unique_key
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.kernel.layout import BLANK_MAGIC
+from commitlog.kernel.records import decode, encode_host
 from commitlog.options import LogOptions
-from commitlog.record import BLANK_MAGIC, decode, encode_host
 from commitlog.store import Store
 from haservice.admin.calls import Admin
 from haservice.admin.pair import ScratchPair

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commitlog.record import Message, encode, encode_host, stamp
+from commitlog.kernel.records import Message, encode, encode_host, stamp
 from haservice.admin.calls import Admin
 from haservice.admin.pair import ScratchPair
 from haservice.remoting.headers import CreateTopicHeader

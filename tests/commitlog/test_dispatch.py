@@ -16,9 +16,10 @@ from commitlog.dispatch import Dispatcher, parse_delay_levels
 from commitlog.errors import CorruptRecord
 from commitlog.files import OSFiles
 from commitlog.index import IndexFiles
+from commitlog.kernel.layout import BLANK_MAGIC
+from commitlog.kernel.records import Message, encode, stamp
 from commitlog.log import CommitLog
 from commitlog.options import DELAY_LEVELS
-from commitlog.record import BLANK_MAGIC, Message, encode, stamp
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, batch_body, message, open_log
 from tests.support.waiting import wait_until

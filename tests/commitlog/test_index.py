@@ -12,8 +12,8 @@ from commitlog.errors import SegmentSizeMismatch
 from commitlog.files import OSFiles
 from commitlog.index import IndexFiles, index_name
 from commitlog.index_file import ENTRY, HEADER, SLOT, file_bytes, index_hash
-from commitlog.message_keys import KeyHasher, last_value, tags_code
-from commitlog.record import encode_properties, java_hash
+from commitlog.kernel.keys import KeyHasher, last_value, tags_code
+from commitlog.kernel.records import encode_properties, java_hash
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import STORE_MS, Clock
 

@@ -21,8 +21,8 @@ from commitlog.errors import (
     SegmentSizeMismatch,
     StoreUnreadable,
 )
+from commitlog.kernel.records import Message
 from commitlog.log import Appended
-from commitlog.record import Message
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import (
     SEGMENT_BYTES,

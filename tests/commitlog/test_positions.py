@@ -12,11 +12,11 @@ import pytest
 from commitlog.errors import CorruptRecord
 from commitlog.files import OSFiles
 from commitlog.index_file import file_bytes
+from commitlog.kernel.records import check, decode, parse_head
+from commitlog.kernel.scan import walk
 from commitlog.positions import SLOT_BYTES, Durable, Positions
-from commitlog.record import check, decode, parse_head
 from commitlog.segment import segment_name
 from commitlog.store import Store
-from commitlog.walk import walk
 from tests.commitlog.power import PowerFiles
 from tests.commitlog.test_going_back import dispatched, feed
 from tests.commitlog.test_record import stored

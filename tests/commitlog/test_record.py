@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
-from commitlog.record import (
-    BLANK,
-    BLANK_MAGIC,
-    MESSAGE_MAGIC_V2,
+from commitlog.kernel.layout import BLANK, BLANK_MAGIC, MESSAGE_MAGIC_V2
+from commitlog.kernel.records import (
     Message,
     body_crc,
     check,
@@ -31,7 +29,7 @@ from commitlog.record import (
     stamp,
     store_timestamp_ms,
 )
-from commitlog.walk import walk
+from commitlog.kernel.scan import walk
 from tests.support.messages import BORN_HOST, BORN_MS, STORE_HOST, batch_body, message
 
 PROPERTIES = (

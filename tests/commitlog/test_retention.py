@@ -15,9 +15,9 @@ from commitlog.dispatch import Dispatcher
 from commitlog.errors import LogNotWritable
 from commitlog.files import DiskUsage, OSFiles
 from commitlog.index import IndexFiles
+from commitlog.kernel.records import decode
 from commitlog.log import CommitLog
 from commitlog.options import DELAY_LEVELS
-from commitlog.record import decode
 from commitlog.retention import Facts, Retention, Rules, choose, disk_full, parse_hours
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import Clock, log_options, message, open_log

@@ -16,8 +16,9 @@ import pytest
 
 from commitlog.errors import CommitLogError, StoreLocked, StoreUnreadable
 from commitlog.files import Files
+from commitlog.kernel.layout import MESSAGE_MAGIC_V2
+from commitlog.kernel.records import encode, stamp
 from commitlog.options import FlushDiskType
-from commitlog.record import MESSAGE_MAGIC_V2, encode, stamp
 from commitlog.store import Store
 from tests.support.failing_files import Crash, FailingFiles
 from tests.support.messages import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.kernel.records import Message, decode, decode_properties, encode_host
 from commitlog.options import LogOptions
-from commitlog.record import Message, decode, decode_properties, encode_host
 from commitlog.store import Store
 
 pytestmark = pytest.mark.compat

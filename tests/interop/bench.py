@@ -25,8 +25,8 @@ from typing import NamedTuple
 import click
 import psutil
 
+from commitlog.kernel.records import Message, encode_host
 from commitlog.options import LogOptions
-from commitlog.record import Message, encode_host
 from commitlog.store import Store
 from haservice.admin.bench_replication import private_mb
 from haservice.remoting.bodies import KVTable

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from commitlog.record import StoredMessage, decode, decode_properties, record_size
+from commitlog.kernel.records import StoredMessage, decode, decode_properties, record_size
 from haservice.remoting.bodies import DelayOffsetWrapper
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.command import RemotingCommand

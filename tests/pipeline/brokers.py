@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from commitlog.record import StoredMessage, decode_properties, encode_properties
+from commitlog.kernel.records import StoredMessage, decode_properties, encode_properties
 from haservice.broker.node import BrokerNode
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies import BrokerData, QueueData, TopicRouteData

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from commitlog.dispatch import SCHEDULE_TOPIC
+from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
+from commitlog.kernel.records import Message, StoredMessage
 from commitlog.options import LogOptions
-from commitlog.record import (
-    SYS_TRANSACTION_COMMIT,
-    SYS_TRANSACTION_PREPARED,
-    SYS_TRANSACTION_ROLLBACK,
-    Message,
-    StoredMessage,
-)
 from commitlog.store import Store
 from tests.support.messages import BORN_MS, STORE_HOST, Clock, log_options, message, records_of
 

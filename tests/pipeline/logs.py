@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from commitlog.record import (
+from commitlog.kernel.layout import (
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,
@@ -17,12 +17,8 @@ from commitlog.record import (
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
-    Message,
-    decode,
-    encode,
-    encode_host,
-    stamp,
 )
+from commitlog.kernel.records import Message, decode, encode, encode_host, stamp
 from tests.support.messages import BORN_HOST, BORN_MS, STORE_HOST, STORE_MS
 
 V6_HOST = encode_host("2001:db8::7", 40_123)

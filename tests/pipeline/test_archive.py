@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from commitlog.record import StoredMessage, decode_properties
+from commitlog.kernel.records import StoredMessage, decode_properties
 from commitlog.store import Store
 from tests.pipeline.filled import SEGMENT_BYTES, any_message, close, copied, fill, flip, options
 from tests.support.messages import STORE_HOST, STORE_MS, Clock

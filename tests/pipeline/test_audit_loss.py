@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commitlog.record import StoredMessage, decode_properties
+from commitlog.kernel.records import StoredMessage, decode_properties
 from commitlog.store import Store
 from tests.pipeline.filled import close, copied, flip, options
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, message

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from commitlog.record import BLANK_MAGIC, StoredMessage
+from commitlog.kernel.layout import BLANK_MAGIC
+from commitlog.kernel.records import StoredMessage
 from commitlog.store import Store
 from tests.pipeline.filled import DAY_MS, SEGMENT_BYTES, any_message, close, copied, fill, flip, options
 from tests.support.messages import STORE_HOST, STORE_MS, Clock

@@ -25,8 +25,8 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from commitlog.errors import CorruptRecord
-from commitlog.record import (
-    SYS_COMPRESSED,
+from commitlog.kernel.layout import SYS_COMPRESSED
+from commitlog.kernel.records import (
     Message,
     StoredMessage,
     decode,

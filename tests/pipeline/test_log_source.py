@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import LongType, StructField, StructType
 
-from commitlog.record import StoredMessage, decode_properties
+from commitlog.kernel.records import StoredMessage, decode_properties
 from commitlog.store import Store
 from haservice.errors import ConfigError
 from haservice.pipeline import log_source, reading

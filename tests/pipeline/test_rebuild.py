@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlog.index_file import index_hash
-from commitlog.record import encode, java_hash, stamp
+from commitlog.kernel.records import encode, java_hash, stamp
 from commitlog.store import Store
 from commitlog.store_lock import StoreLock
 from tests.pipeline.filled import close, copied, derived_files, fill, flip, options

@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
-from commitlog.record import Message
+from commitlog.kernel.records import Message
 from commitlog.store import Store
 from commitlog.store_lock import boot_id
 from haservice.pipeline.store_view import ENTRY, SegmentGone, StoreView

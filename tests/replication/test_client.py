@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from commitlog.errors import LogNotWritable
+from commitlog.kernel.records import Message
 from commitlog.log import CommitLog
-from commitlog.record import Message
 from haservice.replication.client import HAClient
 from haservice.replication.dial import parse_address
 from haservice.replication.protocol import BODY_BYTES_MAX

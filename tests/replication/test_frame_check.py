@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog import record as record_module
 from commitlog.errors import CorruptRecord
-from commitlog.record import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC_V2, Message, encode, stamp
+from commitlog.kernel import layout as layout_module
+from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC_V2
+from commitlog.kernel.records import Message, encode, stamp
 from haservice.errors import ProtocolError
 from haservice.replication.frame_check import TOPIC, BadRecord, RecordCheck, first_bytes
 from tests.support.messages import batch_body, message, open_log, whole_log
@@ -533,7 +534,7 @@ def test_what_a_stock_broker_wrote_is_taken(tmp_path: Path, kind: str, frame_byt
 
 
 def test_a_topic_is_what_the_dispatcher_takes_for_one() -> None:
-    assert TOPIC.pattern == record_module._TOPIC.pattern
+    assert TOPIC.pattern == layout_module.TOPIC.pattern
 
 
 def test_the_first_bytes_of_a_run() -> None:

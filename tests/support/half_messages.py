@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from commitlog.kernel.records import StoredMessage, decode, encode_properties, parse_message_id
 from commitlog.log import wall_clock_ms
-from commitlog.record import StoredMessage, decode, encode_properties, parse_message_id
 from haservice.broker.node import BrokerNode
 from haservice.broker.topics import HALF_TOPIC, OP_HALF_TOPIC
 from haservice.remoting.codes import RequestCode

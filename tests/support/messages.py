@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from commitlog.files import Files
+from commitlog.kernel.records import Message, StoredMessage, decode, encode_host, encode_properties
 from commitlog.log import CommitLog
 from commitlog.options import LogOptions
-from commitlog.record import Message, StoredMessage, decode, encode_host, encode_properties
 
 STORE_HOST = encode_host("192.168.1.9", 10911)
 BORN_HOST = encode_host("10.1.2.3", 54321)

@@ -15,8 +15,15 @@ from typing import Any
 
 import orjson
 
+from commitlog.kernel.records import (
+    Message,
+    StoredMessage,
+    decode,
+    encode_host,
+    encode_properties,
+    record_size,
+)
 from commitlog.options import LogOptions
-from commitlog.record import Message, StoredMessage, decode, encode_host, encode_properties, record_size
 from commitlog.store import Store
 from haservice.broker.consumer_filters import ConsumerFilters
 from haservice.broker.consumer_offsets import ConsumerOffsets

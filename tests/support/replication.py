@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from commitlog.kernel.records import Message
 from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.options import LogOptions
-from commitlog.record import Message
 from haservice.deadline import Deadline
 from haservice.replication.protocol import REPORT, REPORT_NOT_YET, TRANSFER_HEADER
 from haservice.replication.service import HAService

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
-from commitlog.record import store_timestamp_ms
+from commitlog.kernel.records import store_timestamp_ms
 from haservice.broker import store_view
 from haservice.broker.stats import Stats
 from haservice.remoting.bodies import (

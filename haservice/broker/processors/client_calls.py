@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from commitlog.record import parse_message_id
+from commitlog.kernel.records import parse_message_id
 from haservice.broker.consumers import Client, ClientTable
 from haservice.broker.processors.query import Records, record_at
 from haservice.errors import RemotingTimeout, RemotingUnreachable, RequestError

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
-from commitlog.record import store_timestamp_ms
+from commitlog.kernel.records import store_timestamp_ms
 from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.groups import GROUP_LENGTH_MAX
 from haservice.broker.reader import Log, Queue, QueueReader

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from commitlog.errors import CommitLogError
 from commitlog.index_file import Put
-from commitlog.message_keys import KeyHasher, has_key
-from commitlog.record import decode, parse_head
+from commitlog.kernel.keys import KeyHasher, has_key
+from commitlog.kernel.records import decode, parse_head
 from haservice.broker.message_rights import Caller, MessageRights
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode

@@ -16,8 +16,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
+from commitlog.kernel.records import (
+    Message,
+    decode_host,
+    decode_properties,
+    encode_properties,
+    offset_message_id,
+)
 from commitlog.log import Appended, wall_clock_ms
-from commitlog.record import Message, decode_host, decode_properties, encode_properties, offset_message_id
 from haservice.broker.admission import Admission
 from haservice.broker.consumers import ClientTable
 from haservice.broker.processors.send import Gates, trace_of

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
+from commitlog.kernel.records import Message
 from commitlog.log import Appended, BatchAppended, wall_clock_ms
-from commitlog.record import Message
 from haservice.broker.admission import Admission
 from haservice.broker.durability import Durability, PutStatus
 from haservice.broker.redirect import Redirected

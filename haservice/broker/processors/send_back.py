@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
+from commitlog.kernel.records import Message, decode
 from commitlog.log import Appended
-from commitlog.record import Message, decode
 from haservice.broker.durability import Durability, PutStatus
 from haservice.broker.groups import GroupConfig
 from haservice.broker.message_rights import Caller, MessageRights

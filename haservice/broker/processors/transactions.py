@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
+from commitlog.kernel.records import Message, StoredMessage, decode, decode_properties, parse_message_id
 from commitlog.log import Appended, wall_clock_ms
-from commitlog.record import Message, StoredMessage, decode, decode_properties, parse_message_id
 from haservice.broker.consumers import ClientTable
 from haservice.broker.durability import Durability
 from haservice.broker.message_rights import Caller, MessageRights

@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import mul
 
 from commitlog.index_file import Put, index_hash
-from commitlog.record import java_hash
+from commitlog.kernel.records import java_hash
 
 _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000

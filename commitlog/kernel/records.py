@@ -1,34 +1,10 @@
-"""One stored message: layout, encode, decode, checks.  Pure: no file, no clock, no lock.
+"""One stored message: encode, decode, checks; in Python, and the reference for every faster way of it.
 
-    field              bytes  at (IPv4)   notes
-    total size           4        0       the whole record
-    magic                4        4       MESSAGE_MAGIC, or BLANK_MAGIC: undefined up to the segment's end
-    body crc             4        8       CRC-32 of the stored body, top bit cleared; 0 for an empty body
-    queue id             4       12
-    flag                 4       16       the application's
-    queue offset         8       20       set by stamp()
-    physical offset      8       28       set by stamp(): where this record begins in the log
-    sys flag             4       36       SYS_* below
-    born timestamp       8       40       ms, the producer's clock
-    born host          8 | 20    48       ip, then a port of 4 bytes; 20 with SYS_BORN_HOST_V6
-    store timestamp      8       56       ms, the broker's clock; set by stamp()
-    store host         8 | 20    64       20 with SYS_STORE_HOST_V6
-    reconsume times      4       72
-    prepared offset      8       76       of a transaction's half message, else 0
-    body size            4       84
-    body                 n       88
-    topic size           1     88 + n     2 bytes in MESSAGE_MAGIC_V2 (5.1+; read, never written)
-    topic                t     89 + n     UTF-8
-    properties size      2     89 + n + t
-    properties           p     91 + n + t name 01 value 02 name 01 value, UTF-8
-
-Integers are big-endian and signed, as Java writes them.  The authority is RocketMQ 4.9.8: CommitLog,
-MessageExtEncoder, MessageDecoder.
+Pure: no file, no clock, no lock.  The layout is layout.py's.
 """
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 import sys
@@ -42,59 +18,34 @@ from zlib import crc32
 
 from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
 from commitlog.files import Buffer
+from commitlog.kernel.layout import (
+    BLANK,
+    BLANK_BYTES,
+    BLANK_MAGIC,
+    BODY_AT,
+    CRC_MASK,
+    FULL,
+    FULL_BY_SIZES,
+    HEADS,
+    MESSAGE_MAGIC,
+    MESSAGE_MAGIC_V2,
+    PATCH,
+    PATCH_AT,
+    PROPERTIES_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    STORE_TIMESTAMP_AT,
+    SYS_BORN_HOST_V6,
+    SYS_FLAG_LOW_AT,
+    SYS_HOSTS_V6,
+    TOPIC,
+    TOPIC_BYTES_MAX,
+)
 
-MESSAGE_MAGIC = -626843481
-MESSAGE_MAGIC_V2 = -626843477
-BLANK_MAGIC = -875286124
-MAGICS_BYTES = (struct.pack(">i", MESSAGE_MAGIC), struct.pack(">i", MESSAGE_MAGIC_V2))
-
-SYS_COMPRESSED = 0x1
-SYS_MULTI_TAGS = 0x2
-SYS_TRANSACTION_MASK = 0xC
-SYS_TRANSACTION_NONE = 0x0
-SYS_TRANSACTION_PREPARED = 0x4
-SYS_TRANSACTION_COMMIT = 0x8
-SYS_TRANSACTION_ROLLBACK = 0xC
-SYS_BORN_HOST_V6 = 0x10
-SYS_STORE_HOST_V6 = 0x20
-
-# Kept free at the end of every segment, so that a blank fits.
-BLANK_BYTES = 8
-TOPIC_BYTES_MAX = 127
-PROPERTIES_BYTES_MAX = 32767
-# A record may be this much longer than the largest body (4.9.4+).
-RECORD_OVERHEAD_MAX = 65536
-
-BLANK = struct.Struct(">ii")
-PATCH = struct.Struct(">qq")
-PATCH_AT = 20
 _TIMESTAMP = struct.Struct(">q")
-_TIMESTAMP_AT = {0: 56, SYS_BORN_HOST_V6: 68}
 _SIZE_MAGIC = BLANK
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
-CRC_MASK = 0x7FFFFFFF
-SYS_FLAG_LOW_AT = 39
-SYS_HOSTS_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
-_KINDS = (0, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6, SYS_HOSTS_V6)
-
-
-def _host_sizes(kind: int) -> tuple[int, int]:
-    return 20 if kind & SYS_BORN_HOST_V6 else 8, 20 if kind & SYS_STORE_HOST_V6 else 8
-
-
-# Everything before the body, by the kind of its hosts: all fields, and those that a dispatcher wants.
-_FULL = {kind: struct.Struct(">iiIiiqqiq{}sq{}siqi".format(*_host_sizes(kind))) for kind in _KINDS}
-_FULL_BY_SIZES = {_host_sizes(kind): (kind, _FULL[kind]) for kind in _KINDS}
-HEADS = {kind: struct.Struct(">12xi4xqqi8x{}xq{}x12xi".format(*_host_sizes(kind))) for kind in _KINDS}
-_BODY_AT = {kind: _FULL[kind].size for kind in _KINDS}
-RECORD_BYTES_MIN = _FULL[0].size + 1 + 2
-assert _FULL[0].size == 88
-assert all(HEADS[kind].size == _FULL[kind].size for kind in _KINDS)
-
 NO_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
-
-_TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
 
 # The fields of a batch's element before its body: size, magic, crc, flag, body size.
 _ELEMENT = struct.Struct(">iiiii")
@@ -204,7 +155,7 @@ def encode(message: Message, store_host: bytes) -> bytearray:
         raise MessageIllegal("properties contain a NUL, by which recovery tells a torn record")
     body = message.body
     born_host = message.born_host
-    kind, layout = _FULL_BY_SIZES[len(born_host), len(store_host)]
+    kind, layout = FULL_BY_SIZES[len(born_host), len(store_host)]
     body_bytes = len(body)
     head = layout.pack(
         layout.size + body_bytes + len(topic) + 2 + len(properties),
@@ -232,7 +183,7 @@ def stamp(
     """Fills in what only the append knows, in the record that begins at `at`."""
     PATCH.pack_into(record, at + PATCH_AT, queue_offset, physical_offset)
     born_kind = record[at + SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
-    _TIMESTAMP.pack_into(record, at + _TIMESTAMP_AT[born_kind], store_timestamp_ms)
+    _TIMESTAMP.pack_into(record, at + STORE_TIMESTAMP_AT[born_kind], store_timestamp_ms)
 
 
 def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
@@ -393,7 +344,7 @@ def decode(view: Buffer, position: int = 0) -> StoredMessage:
         raise IncompleteRecord(position, f"only {len(view) - position} bytes of it are there")
     if head.magic == BLANK_MAGIC:
         raise CorruptRecord(position, f"a blank of {head.size} bytes, not a message")
-    layout = _FULL[head.sys_flag & SYS_HOSTS_V6]
+    layout = FULL[head.sys_flag & SYS_HOSTS_V6]
     fields = layout.unpack_from(view, position)
     body_at = position + layout.size
     body = bytes(view[body_at : body_at + fields[-1]])
@@ -414,7 +365,7 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
         place = f"topic {head.topic[:200]!r} queue {head.queue_id} offset {head.queue_offset}"
         raise CorruptRecord(position, f"{place} cannot be a place in a queue")
     if crc:
-        body_at = position + _BODY_AT[head.sys_flag & SYS_HOSTS_V6]
+        body_at = position + BODY_AT[head.sys_flag & SYS_HOSTS_V6]
         (body_bytes,) = _INT.unpack_from(view, body_at - 4)
         (expected,) = _INT.unpack_from(view, position + 8)
         if body_crc(view[body_at : body_at + body_bytes]) != expected:
@@ -425,13 +376,13 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
 @lru_cache(maxsize=4096)
 def is_topic(name: bytes) -> bool:
     """Whether it can be a topic, which becomes a path: the letters of RocketMQ's TopicValidator."""
-    return _TOPIC.fullmatch(name) is not None
+    return TOPIC.fullmatch(name) is not None
 
 
 def store_timestamp_ms(view: Buffer, position: int = 0) -> int:
     """When the record at `position` was stored; the record is known to be whole."""
     born_kind = view[position + SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
-    (timestamp_ms,) = _TIMESTAMP.unpack_from(view, position + _TIMESTAMP_AT[born_kind])
+    (timestamp_ms,) = _TIMESTAMP.unpack_from(view, position + STORE_TIMESTAMP_AT[born_kind])
     return int(timestamp_ms)
 
 

@@ -1,6 +1,7 @@
 """Going over the records of a log, fast, up to the first place that holds none.  Pure.
 
-What makes a place hold none is recovery's matter; here it is only found, and said.
+What makes a place hold none is recovery's matter; here it is only found, and said.  The native build goes over
+what is ordinary; from where it stops, this goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from zlib import crc32
 
 from commitlog.errors import CorruptRecord
 from commitlog.files import Buffer
-from commitlog.record import (
+from commitlog.kernel import native
+from commitlog.kernel.layout import (
     BLANK_BYTES,
     BLANK_MAGIC,
     CRC_MASK,
@@ -19,11 +21,8 @@ from commitlog.record import (
     MESSAGE_MAGIC,
     RECORD_BYTES_MIN,
     SYS_HOSTS_V6,
-    check,
-    is_topic,
-    parse_head,
-    record_size,
 )
+from commitlog.kernel.records import check, is_topic, parse_head, record_size
 
 # Of a record with IPv4 hosts, what is looked at: size, magic, CRC, queue id and offset, physical offset, sys
 # flag, store timestamp, body size.
@@ -33,6 +32,8 @@ assert HEADS[0].size == _HEAD_BYTES
 _HEAD_BYTES_MAX = HEADS[SYS_HOSTS_V6].size
 # Topic and properties size, by the topic's length.
 _TAILS = tuple(struct.Struct(f">{size}sh").unpack_from for size in range(256))
+# Behind every offset.
+NOWHERE = (1 << 63) - 1
 # The least that a disk or a file system loses of a file.
 _SECTOR_BYTES = 512
 
@@ -77,6 +78,11 @@ def walk(
     file_shift = shift - segment_start
     room_end = position + room
     last, count = -1, 0
+    if native.core is not None:
+        scan_end = min(end, room_end)
+        position, count, last = native.core.scan(
+            view, position, offset, scan_end, crc, NOWHERE if torn_from_ms is None else torn_from
+        )
     fields = _FIELDS.unpack_from
     tails = _TAILS
     topics: set[bytes] = set()  # of this walk, found good
@@ -106,7 +112,7 @@ def walk(
             if not is_topic(topic):
                 break
             topics.add(topic)
-        if crc and body_bytes and crc32(view[body_at:topic_at]) & CRC_MASK != expected:
+        if crc and crc32(view[body_at:topic_at]) & CRC_MASK != expected:
             break
         if (
             torn_from_ms is not None

@@ -1,0 +1,30 @@
+"""Which build is in force: the compiled kernel, or the Python reference alone.
+
+    from commitlog.kernel import native
+    if native.core is not None: native.core.scan(...)
+
+HASERVICE_PURE=1 in the environment forces the reference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import Any
+
+PURE = "HASERVICE_PURE"
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    if os.environ.get(PURE, "") not in ("", "0"):
+        return None, f"python ({PURE} is set)"
+    try:
+        return importlib.import_module("commitlog.kernel._native"), "native"
+    except ImportError as error:
+        return None, f"python (the native kernel is not there: {error})"
+
+
+core: Any
+core, build = _load()
+"""The compiled module or None, and the words for it that `mqadmin brokerStatus` shows."""
