@@ -173,14 +173,14 @@ def dump_log(file: Path, limit: int | None, topic: str | None, output_format: st
                 "#Offset", "#Size", "#Topic", "#Queue", "#QueueOffset", "#StoreTime", "#Keys", "#Body"
             )
         )
-    shown = records = 0
+    shown = seen = 0
     with file.open("rb") as opened:
         if not file.stat().st_size:
             raise click.ClickException(f"{file}: empty, a segment is never")
         with mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
             for found in scan(view, base_offset(file)):
                 if isinstance(found, Record):
-                    records += 1
+                    seen += 1
                     if topic is not None and found.message.topic != topic:
                         continue
                     shown += 1
@@ -188,4 +188,4 @@ def dump_log(file: Path, limit: int | None, topic: str | None, output_format: st
                 if shown == limit:
                     break
     if output_format == "table":
-        echo(f"{shown} of {records} records read" if shown != records else f"{records} records")
+        echo(f"{shown} of {seen} records read" if shown != seen else f"{seen} records")

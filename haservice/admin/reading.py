@@ -85,11 +85,11 @@ def tag_of(message: records.StoredMessage) -> str | None:
     return records.decode_properties(message.properties).get("TAGS")
 
 
-def decode_all(records: bytes | memoryview) -> Iterator[records.StoredMessage]:
+def decode_all(body: bytes | memoryview) -> Iterator[records.StoredMessage]:
     """The messages of a pull's body, one behind the other.  Raises CorruptRecord."""
     position = 0
-    while position < len(records):
-        message = records.decode(records, position)
+    while position < len(body):
+        message = records.decode(body, position)
         yield message
         position += message.size
 
