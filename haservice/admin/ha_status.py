@@ -115,7 +115,7 @@ def shown_lineage(said: str) -> str:
 
 
 def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
-    """Every link of these brokers.  Pure."""
+    """Every link of these brokers, and what a person has to know of each of them.  Pure."""
     table = Table(COLUMNS)
     ends = {one.broker.name: one.log_end for one in seen if not one.is_slave and one.log_end is not None}
     for one in seen:
@@ -133,7 +133,7 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
                 one.next_segment_not_made or None,
                 *place_of(one),
             )
-    table.notes = [*(note for one in seen for note in notes_of(one)), *silent_notes(seen)]
+    table.notes = [note for one in seen for note in notes_of(one)]
     return table
 
 
@@ -335,10 +335,12 @@ def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
 
 def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
     """Whether all are there that are asked, or are on a list of replicas; standard error says why one is not."""
-    show(table_of(seen, wall_clock_ms()), output_format)
+    table, silent = table_of(seen, wall_clock_ms()), silent_notes(seen)
+    table.notes = [*table.notes, *silent]
+    show(table, output_format)
     failures = [one.failure for one in seen if one.failure is not None]
     say_failures(failures)
-    return not failures and not silent_notes(seen)
+    return not failures and not silent
 
 
 @command("haStatus")
