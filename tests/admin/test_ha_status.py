@@ -247,6 +247,23 @@ def test_a_thread_that_has_failed_is_told_below_the_lines() -> None:
     assert "ha-client: ValueError: none" in note
 
 
+def test_two_slaves_with_one_broker_id_are_both_named_with_what_to_do() -> None:
+    """A nameserver keeps the last one that registered: the other is asked as it is on the list of replicas."""
+
+    def has_id(one: Seen, addr: str, broker_id: int) -> Seen:
+        said = replace(lineage_of(one.role), broker_id=broker_id, replica_id=addr)
+        return replace(one, lineage=said, broker=one.broker._replace(addr=addr))
+
+    there = [master(), has_id(slave(), "10.0.0.2:10911", 1)]
+    (note,) = table_of([*there, has_id(slave(), "10.0.0.3:10911", 1)], NOW_MS).notes
+    assert "broker-a: 10.0.0.2:10911 and 10.0.0.3:10911 have the same brokerId=1" in note
+    assert "Give each its own brokerId, and start it again" in note
+    assert table_of([*there, has_id(slave(), "10.0.0.3:10911", 2)], NOW_MS).notes == []
+    # A stock slave has the id that it is registered with.
+    stock = Seen(SLAVE._replace(addr="10.0.0.4:10911"), "SLAVE", 4000)
+    assert "10.0.0.4:10911" in table_of([*there, stock], NOW_MS).notes[0]
+
+
 # -- the list of replicas --------------------------------------------------------------------------
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
