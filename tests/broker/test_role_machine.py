@@ -808,7 +808,7 @@ def test_a_forgotten_replica_is_waited_for_no_more() -> None:
 def test_what_cannot_be_forgotten_is_said() -> None:
     world = Driver(master())
     world.followers = frozenset({"s"})
-    assert "is connected" in reason(world.ask(ForgetHeader("s")))
+    assert "still holds a connection" in reason(world.ask(ForgetHeader("s")))
     assert "broker itself" in reason(world.ask(ForgetHeader(ME)))
     assert "no replica x" in reason(world.ask(ForgetHeader("x")))
     assert "the master that made the list" in reason(candidate().ask(ForgetHeader("m")))
