@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import click
 
+from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.options import command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, local_second, shown_addr
+from haservice.admin.output import Column, Table, human_seconds, shown_addr
 from haservice.admin.replicas import named_replicas, replica_text
 from haservice.admin.role_steps import (
     LOOK_AGAIN_S,
@@ -23,7 +24,7 @@ from haservice.admin.role_steps import (
     yes_option,
 )
 from haservice.admin.roll_call import gather
-from haservice.admin.topology import SHORT_ID, Member, Topology
+from haservice.admin.topology import SHORT_ID, Member, Topology, last_seen_text
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.lineage_headers import ForgetHeader
@@ -61,6 +62,7 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
         show_list(report, "before", before)
         gone = replica_to_forget(before, named)
         told = who_is_told(before, gone)
+        check_not_connected(admin, before, gone, told)
         who = replica_text(before, gone)
         report.line(f"{who} is given up: what only it has is lost, acknowledged or not.")
         report.line("A promotion has to hear of it no more, and a master that is held for it waits no more.")
@@ -130,6 +132,21 @@ def who_is_told(topology: Topology, gone: str) -> Sequence[Member]:
     return [one for one in masters or topology.ours if gone in one.named]
 
 
+def check_not_connected(admin: Admin, topology: Topology, gone: str, told: Sequence[Member]) -> None:
+    """Raises click.ClickException where a connection of it still stands: its process is frozen, or cut off."""
+    for one in told:
+        status = admin.ha_status(one.addr)
+        if status is None or all(link.replica_id != gone for link in status.ha_connection_info):
+            continue
+        seen_ms = one.seen.get(gone, 0)
+        ago = human_seconds(max(0, wall_clock_ms() - seen_ms) / 1000)
+        heard = f", and was heard {ago} ago" if seen_ms else ""
+        raise click.ClickException(
+            f"{replica_text(topology, gone)} does not answer, but still holds a connection to {one.where}{heard}\n"
+            "  its process runs, frozen perhaps: stop it first, then forget it"
+        )
+
+
 def wait_until_known(admin: Admin, before: Topology, gone: str, namesrv: Sequence[str]) -> Topology:
     """Who is there, once nobody who answers has it on his list; after KNOWN_S at the latest."""
     deadline = Deadline(KNOWN_S)
@@ -151,18 +168,22 @@ COLUMNS = (
     Column("#Addr", "brokerAddr", lambda value: "-" if value is None else shown_addr(value)),
     Column("#Replica", "replicaId", lambda value: value[:SHORT_ID]),
     Column("#Part", "part"),
-    Column("#Last Seen", "lastSeenMs", local_second),
+    Column("#Last Seen", "lastSeenMs", last_seen_text),
     Column("#State", "state"),
 )
 
 
-def list_of(topology: Topology) -> Table:
-    """A line for each replica on the list: a master and slaves as the list has them, and what they say now.  Pure."""
+def list_of(topology: Topology, now_ms: int) -> Table:
+    """A line for each replica on the list: a master and slaves as the list has them, and what they say now.  Who
+    answers was seen at `now_ms`.  Pure.
+    """
     replicas, table = topology.replicas, Table(COLUMNS)
     members = {one.replica_id or one.listed_as: one for one in topology.members}
     for replica_id, addr in sorted(replicas.replicas.items(), key=lambda item: item[1]):
         one = members.get(replica_id)
-        seen_ms = max((other.seen.get(replica_id, 0) for other in topology.ours), default=0)
+        seen_ms = topology.seen_ms(replica_id)
+        if one is not None and one.answers:
+            seen_ms = now_ms
         table.add(
             addr or None,
             replica_id,
@@ -174,7 +195,7 @@ def list_of(topology: Topology) -> Table:
 
 
 def show_list(report: Report, key: str, topology: Topology) -> None:
-    report.table(key, f"replicas of {topology.name} {key}", list_of(topology))
+    report.table(key, f"replicas of {topology.name} {key}", list_of(topology, wall_clock_ms()))
 
 
 COMMANDS = (forget,)

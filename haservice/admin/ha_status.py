@@ -21,20 +21,21 @@ import click
 from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.each import say_failures
-from haservice.admin.ha_look import Seen, lists_of, take
+from haservice.admin.ha_look import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.admin.output import (
     Column,
     Table,
+    and_text,
     echo,
     human_bytes,
     human_rate,
     human_seconds,
-    local_second,
     show,
     shown_addr,
 )
-from haservice.admin.topology import SHORT_ID, damage_text
+from haservice.admin.topology import SHORT_ID, damage_text, last_seen_text
+from haservice.broker.roles import last_heard
 from haservice.errors import RemotingError
 from haservice.remoting.bodies import (
     HAAbsentInfo,
@@ -115,7 +116,7 @@ def shown_lineage(said: str) -> str:
 
 
 def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
-    """Every link of these brokers.  Pure."""
+    """Every link of these brokers, and what a person has to know of each of them.  Pure."""
     table = Table(COLUMNS)
     ends = {one.broker.name: one.log_end for one in seen if not one.is_slave and one.log_end is not None}
     for one in seen:
@@ -133,7 +134,7 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
                 one.next_segment_not_made or None,
                 *place_of(one),
             )
-    table.notes = [*(note for one in seen for note in notes_of(one)), *silent_notes(seen)]
+    table.notes = [*(note for one in seen for note in notes_of(one)), *shared_id_notes(seen)]
     return table
 
 
@@ -158,7 +159,7 @@ def replicas_of(said: LineageBody) -> list[dict[str, Any]]:
     """Its list of replicas: who may hold an acknowledged message."""
     if said.members is None:
         return []
-    seen = {one.replica_id: one.seen_ms for one in said.replicas}
+    seen = last_heard(said)
     return [
         {
             "replicaId": replica_id,
@@ -216,6 +217,21 @@ def notes_of(one: Seen) -> list[str]:
     return notes
 
 
+def shared_id_notes(seen: Sequence[Seen]) -> list[str]:
+    """A line for each brokerId that several slaves of one name have: a nameserver keeps one address of each id."""
+    at: dict[tuple[str, int], list[str]] = {}
+    for one in seen:
+        broker_id = one.lineage.broker_id if one.lineage is not None else one.broker.broker_id
+        if one.failure is None and one.is_slave and 0 < broker_id < UNKNOWN_ID:
+            at.setdefault((one.broker.name, broker_id), []).append(one.broker.addr)
+    return [
+        f"{name}: {and_text(sorted(map(shown_addr, addrs)))} have the same brokerId={broker_id}: nameservers list"
+        " one of them at a time, and clients do not find the others.  Give each its own brokerId, and start it again."
+        for (name, broker_id), addrs in at.items()
+        if len(addrs) > 1
+    ]
+
+
 def silent_notes(seen: Sequence[Seen]) -> list[str]:
     """A line for each slave on a list that was asked and is not there, or that its master has not connected."""
     answering = {one.lineage.replica_id for one in seen if one.lineage is not None}
@@ -233,7 +249,7 @@ def silent_notes(seen: Sequence[Seen]) -> list[str]:
 
 def _silent_note(name: str, replica_id: str, addr: str, seen_ms: int) -> str:
     who = f"{shown_addr(addr)} ({replica_id[:SHORT_ID]})" if addr else f"replica {replica_id[:SHORT_ID]}"
-    seen = f", last seen {local_second(seen_ms)}" if seen_ms else ""
+    seen = f", last seen {last_seen_text(seen_ms)}"
     return (
         f"{name}: {who} is on the list of replicas and not there{seen}: it may hold acknowledged messages that"
         f" nobody else has.  Start it; if it is lost for good: mqadmin forget -b {name} --replica"
@@ -242,8 +258,8 @@ def _silent_note(name: str, replica_id: str, addr: str, seen_ms: int) -> str:
 
 
 def _seen_ms(seen: Iterable[Seen], replica_id: str) -> int:
-    known = (one.lineage.replicas for one in seen if one.lineage is not None)
-    return max((each.seen_ms for all in known for each in all if each.replica_id == replica_id), default=0)
+    known = (last_heard(one.lineage) for one in seen if one.lineage is not None)
+    return max((heard.get(replica_id, 0) for heard in known), default=0)
 
 
 def links_of(one: Seen, seen: Iterable[Seen], master_end: int | None, now_ms: int) -> list[Link]:
@@ -335,10 +351,12 @@ def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
 
 def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
     """Whether all are there that are asked, or are on a list of replicas; standard error says why one is not."""
-    show(table_of(seen, wall_clock_ms()), output_format)
+    table, silent = table_of(seen, wall_clock_ms()), silent_notes(seen)
+    table.notes = [*table.notes, *silent]
+    show(table, output_format)
     failures = [one.failure for one in seen if one.failure is not None]
     say_failures(failures)
-    return not failures and not silent_notes(seen)
+    return not failures and not silent
 
 
 @command("haStatus")

@@ -15,7 +15,8 @@ from haservice.admin.topology import SHORT_ID, Member, Topology
 from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch
 
 BEFORE_LINEAGE = "before lineage was kept"
-EMPTY = "no byte of it is left"
+UNWRITTEN = "nothing was written in it"
+CUT = "no byte of it is left"
 
 
 @dataclass(slots=True)
@@ -28,6 +29,8 @@ class Term:
     epoch: Epoch
     ends: dict[str, int] = field(default_factory=dict)
     is_empty: bool = False
+    is_unwritten: bool = False
+    """Of an empty one: whether it is known that nothing was written in it."""
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -69,7 +72,8 @@ def terms_of(members: Iterable[Member]) -> list[Term]:
         for epoch in one.lineage.epochs:
             found.setdefault(Term(epoch).key, Term(epoch))
         for epoch in one.past:
-            found.setdefault(Term(epoch).key, Term(epoch, is_empty=True))
+            term = found.setdefault(Term(epoch).key, Term(epoch, is_empty=True))
+            term.is_unwritten = term.is_unwritten or epoch.unwritten
     return [found[key] for key in sorted(found)]
 
 
@@ -97,7 +101,8 @@ def table_of(terms: Iterable[Term], addrs: Mapping[str, str]) -> Table:
 def _why(term: Term) -> str | None:
     epoch = term.epoch
     why = epoch.why or (BEFORE_LINEAGE if epoch.number == UNKNOWN_EPOCH else "")
-    return "; ".join(text for text in (why, EMPTY if term.is_empty else "") if text) or None
+    empty = UNWRITTEN if term.is_unwritten else CUT
+    return "; ".join(text for text in (why, empty if term.is_empty else "") if text) or None
 
 
 @command("history")
@@ -109,8 +114,8 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
 
     One line for each epoch, the term of one master: from which offset of the log on, up to where, and which
     brokers have it.  With -b NAME those of all brokers of the name, with -b ADDR those of one.  Two lines
-    with the same number, or a line that a broker lacks, show where logs parted.  An epoch in which nothing
-    was written, or whose messages were cut, is shown with "no byte of it is left".
+    with the same number, or a line that a broker lacks, show where logs parted.  An epoch that left no byte
+    is shown with "nothing was written in it" where its master says so, else with "no byte of it is left".
 
     \b
       mqadmin history -n 127.0.0.1:9876 -b broker-a

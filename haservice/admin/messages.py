@@ -24,7 +24,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import echo, echo_line, human_bytes, local_time, preview, to_json_line
+from haservice.admin.output import counted, echo, echo_line, human_bytes, local_time, preview, to_json_line
 from haservice.admin.reading import as_far_as_sound, body_of, from_queue, message_fields
 from haservice.admin.sending import (
     IN_FLIGHT,
@@ -170,7 +170,9 @@ def _send_body(
 
 
 def say_advice(tally: Tally, queues: Sequence[Queue]) -> None:
-    """What mends it where no message can be sent: nobody there, only TLS, or keys that are missing."""
+    """What mends it where no message can be sent: nobody there, only TLS, or keys that are missing; and what
+    an answer says that is no SEND_OK.
+    """
     addr = queues[0].addr
     for status, remark in tally.remarks.items():
         advice = None
@@ -178,6 +180,8 @@ def say_advice(tally: Tally, queues: Sequence[Queue]) -> None:
             advice = advise(RemotingUnreachable(addr, remark or ""))
         elif ACL_REFUSAL in (remark or ""):
             advice = advise(AnswerError(addr, ResponseCode.SYSTEM_ERROR, remark))
+        elif status in STORED:
+            advice = advise(AnswerError(addr, ResponseCode[status], remark))
         if advice:
             echo(f"  {advice}", err=True)
 
@@ -278,7 +282,7 @@ def report(tally: Tally, output_format: str) -> None:
         echo_line(f"{status:<24} {count:>10}" + (f"  {remark}" if remark else ""))
     stored = sum(tally.statuses[status] for status in STORED)
     echo(
-        f"{stored} of {tally.sent} messages stored, {human_bytes(tally.body_bytes)} of bodies, "
+        f"{stored} of {counted(tally.sent, 'message')} stored, {human_bytes(tally.body_bytes)} of bodies, "
         f"in {tally.seconds:.2f} s: {rate:,.0f} messages/s"
     )
     if tally.stopped:
@@ -348,7 +352,7 @@ def consume_message(
                     if shown == count:
                         break
     if output_format == "table":
-        echo(f"{shown} messages from {', '.join(_places(queues))}")
+        echo(f"{counted(shown, 'message')} from {', '.join(_places(queues))}")
     if damaged:
         sys.exit(1)
 

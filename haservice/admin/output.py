@@ -209,6 +209,16 @@ def shown_addr(addr: str) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else addr
 
 
+def and_text(names: Sequence[str]) -> str:
+    """A; A and B; A, B and C."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def counted(count: int, what: str) -> str:
+    """1 message, 2 messages."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def preview(body: bytes | memoryview, limit: int = SHOWN_TEXT_MAX) -> str:
     """The start of a body on one line: text where it is text, else hex; "…" when there is more."""
     start = bytes(body[: limit * 4])

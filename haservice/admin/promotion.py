@@ -23,7 +23,7 @@ from haservice.admin.options import (
     format_option,
     namesrv_option,
 )
-from haservice.admin.output import human_bytes, human_seconds, shown_addr
+from haservice.admin.output import and_text, human_bytes, human_seconds, shown_addr
 from haservice.admin.replicas import heard_text, stock_ahead, unheard, unlisted_notes, unsafe, way_out
 from haservice.admin.role_steps import (
     LOOK_AGAIN_S,
@@ -111,7 +111,7 @@ def switchover(
         new_master, epoch = done.new_master, done.epoch
         became = wait_for_master(admin, before.name, new_master, epoch, namesrv, timeout_s)
         took_s = time.monotonic() - started
-        alone = not became or wait_for_followers(admin, before, new_master, report)
+        alone = not became or wait_for_followers(admin, before, new_master, epoch, report)
         show_after(admin, before, namesrv, report)
         report.line(
             f"{shown_addr(new_master)} is the master of {before.name} since offset {done.logged_end}, "
@@ -155,7 +155,7 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
             f"  mqadmin failover -b {name} --to ADDR makes a slave the master after a death"
         )
     if len(masters) > 1:
-        both = " and ".join(shown_addr(one.addr) for one in masters)
+        both = and_text([shown_addr(one.addr) for one in masters])
         raise click.ClickException(
             f"{name} has {len(masters)} masters: {both}\n"
             "  stop the one with the older epoch; it comes back as a slave by itself"
@@ -304,7 +304,7 @@ def failover(
         took_s = time.monotonic() - started
         # Told earlier they would dial while it turns, and then wait before they dial again.
         failures = follow(admin, before, candidate, promoted, epoch, report)
-        alone = not became or wait_for_followers(admin, before, candidate.addr, report)
+        alone = not became or wait_for_followers(admin, before, candidate.addr, epoch, report)
         show_after(admin, before, namesrv, report, (to,))
         report.line(
             f"{shown_addr(candidate.addr)} is the master of {before.name}, epoch {epoch}: "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from haservice.admin.options import address
-from haservice.admin.output import shown_addr
+from haservice.admin.output import and_text, shown_addr
 from haservice.admin.topology import SHORT_ID, Member, Topology
 from haservice.remoting.bodies import MASTER_ID
 from haservice.replication.membership import Vote, vote_of, why_unsafe
@@ -27,7 +27,7 @@ def with_listed(topology: Topology) -> Topology:
     for replica_id, addr in topology.replicas.replicas.items():
         if replica_id in answering:
             continue
-        seen_ms = max((one.seen.get(replica_id, 0) for one in topology.ours), default=0)
+        seen_ms = topology.seen_ms(replica_id)
         there = topology.member(addr)
         if there is not None and not there.answers:
             members[there.addr] = replace(there, listed_as=replica_id, seen_ms=seen_ms)
@@ -92,7 +92,7 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
     missing = topology.replicas.wanted - (len(topology.replicas.slaves) - len(silent))
     if missing <= 0:
         return []  # enough are heard: it is what these have that makes it unsafe
-    which = " and ".join(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
+    which = and_text(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
     lines = [f"start {which}, and say this again"]
     for one in silent:
         forget = f"mqadmin forget -b {topology.name} --replica {shown_addr(one.addr) if one.addr else one.listed_as}"

@@ -13,7 +13,7 @@ import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.explain import explain
-from haservice.admin.output import Table, echo, shown_addr, to_json
+from haservice.admin.output import Table, and_text, echo, shown_addr, to_json
 from haservice.admin.roll_call import ask, gather, table_at
 from haservice.admin.topology import Member, Topology, table_of
 from haservice.deadline import Deadline
@@ -176,27 +176,39 @@ def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence
     return ""
 
 
-def wait_for_followers(admin: Admin, before: Topology, addr: str, report: Report) -> bool:
-    """Until the others that answered before follow the master at `addr`; no longer than FOLLOW_S.
+def wait_for_followers(admin: Admin, before: Topology, addr: str, epoch: int, report: Report) -> bool:
+    """Until the others that answered before follow the master at `addr` in its epoch; no longer than FOLLOW_S.
 
     Says who does, and who does not by then; whether none of these is a master.
     """
     deadline, master = Deadline(FOLLOW_S), before.member(addr) or Member(addr)
-    waiting, following = [one for one in before.ours if not one.is_at(addr)], list[Member]()
+    waiting, seen = {one.addr for one in before.ours if not one.is_at(addr)}, dict[str, Member]()
     while waiting:
-        now = [ask(admin, one.addr) for one in waiting]
-        following += [one for one in now if _follows(one, master)]
-        waiting = [one for one in now if not _follows(one, master)]
+        seen |= {one: ask(admin, one) for one in waiting}
+        waiting = {one for one in waiting if not (_follows(seen[one], master) and _is_in(seen[one], epoch))}
         if deadline.expired:
             break
         if waiting:
             time.sleep(LOOK_AGAIN_S)
+    others = sorted(seen.values(), key=lambda one: one.addr)
+    following = [one for one in others if _follows(one, master)]
     if following:
-        named = " and ".join(sorted(one.where for one in following))
+        named = and_text([one.where for one in following])
         report.line(f"{named} {'follows' if len(following) == 1 else 'follow'} {shown_addr(addr)}.")
-    for one in waiting:
-        report.line(f"Not following yet: {shown_addr(one.addr)}: {one.state}")
-    return not any(one.is_master for one in waiting)
+    for one in others:
+        if one not in following:
+            report.line(f"Not following yet: {one.where}: {one.state}")
+        elif not _is_in(one, epoch):
+            report.line(
+                f"Not in epoch {epoch} yet: {one.where} has epoch {'-' if one.epoch is None else one.epoch},"
+                f" and its log ends at {one.end}"
+            )
+    return not any(one.is_master for one in others if one not in following)
+
+
+def _is_in(one: Member, epoch: int) -> bool:
+    """Whether it has taken that epoch, or a later one: until then its line of the table shows the old one."""
+    return one.epoch is not None and one.epoch >= epoch
 
 
 def _follows(one: Member, master: Member) -> bool:

@@ -9,9 +9,10 @@ asked what it knows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 import click
 
@@ -22,7 +23,7 @@ from haservice.admin.output import echo, echo_line, shown_addr
 from haservice.admin.replicas import with_listed
 from haservice.admin.topology import Count, Loss, Member, Registered, Topology
 from haservice.broker.refill import Fetch, edge_at_or_below, whole_records
-from haservice.broker.roles import lineage_of, members_of
+from haservice.broker.roles import last_heard, lineage_of, members_of
 from haservice.errors import AnswerError, ProtocolError, RemotingClosed, RemotingError, RemotingTimeout
 from haservice.remoting.bodies import MASTER_ID, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -58,7 +59,7 @@ def gather(
         wanted.insert(0, address(where))
     found: dict[str, Member] = {}
     with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
-        listed = listed_addrs(admin, name, namesrv, pool, required=not wanted)
+        listed, names = listed_addrs(admin, name, namesrv, pool, required=not wanted)
         registered = max(
             pool.map(lambda place: registered_at(admin, place, name), namesrv), default=Registered()
         )
@@ -73,6 +74,9 @@ def gather(
         masters = [addr for addr, one in found.items() if one.is_ours and one.is_master]
         again = pool.map(lambda addr: ask(admin, addr, listed.get(addr)), masters)
         found |= {one.addr: one for one in again if one.answers}
+    if not listed and names is not None and not any(one.name == name for one in found.values()):
+        besides = [found[addr] for addr in wanted if addr in found]
+        raise unknown_name(name, namesrv or admin.nameservers, names, besides)
     # An address that another name has now was this one's once; who asked for it is told by the caller.
     members = [one for one in found.values() if one.name in ("", name) or one.addr in wanted]
     topology = Topology(name, tuple(_distinct(members)), registered)
@@ -104,6 +108,20 @@ def _distinct(members: Sequence[Member]) -> list[Member]:
     return list(found.values())
 
 
+def unknown_name(
+    name: str, namesrv: Sequence[str], names: Iterable[str], asked: Iterable[Member]
+) -> click.ClickException:
+    """That no nameserver knows it; `asked` were asked besides, and none of them has it."""
+    them = ", ".join(map(shown_addr, namesrv))
+    lines = [
+        f"no broker {name!r} at {them}; known there: "
+        f"{', '.join(sorted(names)) or 'none: no broker has registered yet'}"
+    ]
+    lines += [f"{one.where}: {f'is of {one.name}' if one.name else one.state}" for one in asked]
+    lines.append("-b ADDR asks a broker by its address, host:port, and those of its name that it knows")
+    return click.ClickException("\n  ".join(lines))
+
+
 def name_at(admin: Admin, addr: str, hint: str) -> str:
     """The brokerName of the broker at an address.  Raises click.ClickException."""
     first = ask(admin, addr)
@@ -118,10 +136,17 @@ def _named_by(one: Member) -> list[str]:
     return [addr for addr in (*one.named.values(), one.master_addr) if addr]
 
 
+class Listed(NamedTuple):
+    """What the nameservers list: address → broker id of one name, and all names; None if no nameserver says."""
+
+    addrs: Mapping[str, int]
+    names: frozenset[str] | None
+
+
 def listed_addrs(
     admin: Admin, name: str, namesrv: Sequence[str], pool: ThreadPoolExecutor, *, required: bool
-) -> dict[str, int]:
-    """address → broker id of a name, by all nameservers that answer."""
+) -> Listed:
+    """A name's brokers, by all nameservers that answer.  Raises RemotingError where one has to, and none does."""
     if required:
         namesrv = admin.nameservers  # or a UsageError that says what to do
     tables = dict(zip(namesrv, pool.map(lambda addr: table_at(admin, addr), namesrv), strict=True))
@@ -135,16 +160,9 @@ def listed_addrs(
         if name in table
         for broker_id, addr in table[name].broker_addrs.items()
     }
-    if required and not found:
-        if not known:
-            raise failures[0]
-        names = ", ".join(sorted({one for table in known for one in table}))
-        raise click.ClickException(
-            f"no broker {name!r} at {';'.join(namesrv)}; it knows "
-            f"{names or 'none: no broker has registered yet'}\n"
-            "  -b ADDR asks a broker by its address, host:port, and those of its name that it knows"
-        )
-    return found
+    if required and not found and not known:
+        raise failures[0]
+    return Listed(found, frozenset(one for table in known for one in table) if known else None)
 
 
 def table_at(admin: Admin, namesrv: str) -> ClusterInfo | RemotingError | ProtocolError:
@@ -243,12 +261,14 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
         damaged=body.damaged,
         master_role=body.master_role,
         named={one.replica_id: one.broker_addr for one in body.replicas} | dict(replicas.replicas),
-        seen={one.replica_id: one.seen_ms for one in body.replicas},
+        seen=last_heard(body),
         replicas=replicas,
         whole_from=body.whole_from,
         pledged=body.pledged,
         pledged_to=body.pledged_to,
-        past=tuple(Epoch(one.epoch, one.start, one.master, one.began_ms, one.why) for one in body.past),
+        past=tuple(
+            Epoch(one.epoch, one.start, one.master, one.began_ms, one.why, one.unwritten) for one in body.past
+        ),
         unproven=body.unproven,
     )
 

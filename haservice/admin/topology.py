@@ -138,7 +138,7 @@ class Member:
     def state(self) -> str:
         """For people: what matters most of it."""
         if self.trouble:
-            seen = f", last seen {local_second(self.seen_ms)}" if self.seen_ms else ""
+            seen = f", last seen {last_seen_text(self.seen_ms)}" if self.listed_as else ""
             return f"lives, but {self.trouble}" if self.lives else f"no answer: {self.trouble}{seen}"
         if not self.is_ours:
             return STOCK
@@ -157,6 +157,10 @@ class Member:
         """What it cannot give, or has not got of its master beside the log: to be added to its state."""
         copied = f"; topics, groups and offsets not copied: {self.not_copied}" if self.not_copied else ""
         return f"; damaged{copied}" if self.damaged else copied
+
+
+def last_seen_text(seen_ms: int | None) -> str:
+    return local_second(seen_ms) if seen_ms else "not known"
 
 
 def damage_text(who: str, ranges: str) -> str:
@@ -278,6 +282,10 @@ class Topology:
         for one in self.members:
             found.update(one.named)
         return found | {one.replica_id: one.addr for one in self.ours}
+
+    def seen_ms(self, replica_id: str) -> int:
+        """When anybody who answers heard a replica last; 0 if nobody knows."""
+        return max((one.seen.get(replica_id, 0) for one in self.ours), default=0)
 
     def member(self, addr: str) -> Member | None:
         return next((one for one in self.members if one.is_at(addr)), None)

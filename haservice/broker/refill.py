@@ -29,9 +29,11 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.records import parse_head
 from commitlog.kernel.scan import walk
+from haservice.broker.roles import lineage_of
 from haservice.errors import ProtocolError, RemotingError
 from haservice.news import News
-from haservice.remoting.lineage_headers import READ_BYTES_MAX
+from haservice.remoting.lineage_headers import READ_BYTES_MAX, LineageBody
+from haservice.replication.lineage import Lineage, LogSpan, common_point
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +180,19 @@ def is_unfinished(head: bytes, left: int) -> bool:
     return len(head) >= SIZE_BYTES and int.from_bytes(head[:SIZE_BYTES], "big", signed=True) > left
 
 
+def ends_unfinished(fetch: Fetch, addr: str, offset: int, end: int) -> bool:
+    """Whether `addr`, whose log ends at `end`, has no more than the beginning of a record at `offset`: then
+    nobody was told OK.  False when that cannot be read.
+    """
+    left, head = end - offset, b""
+    if left >= SIZE_BYTES:
+        try:
+            head = fetch(addr, offset, SIZE_BYTES)
+        except (RemotingError, ProtocolError):
+            return False
+    return is_unfinished(head, left)
+
+
 def edge_at_or_below(fetch: Fetch, addr: str, start: int, offset: int, segment_bytes: int) -> int:
     """Where the record or blank begins that has the byte at `offset`, in the log of `addr`, whose first byte
     is at `start`.  A slave's log may end amid a record, for what it was sent follows no edges.
@@ -268,6 +283,21 @@ def queue_ends(records: bytes) -> dict[tuple[str, int], int]:
             ends[head.topic, head.queue_id] = head.queue_offset + 1
         position += head.size
     return ends
+
+
+def span_to_prove(own: Lineage, log: LogSpan, peer: LineageBody) -> LogSpan:
+    """The bytes that our log, of the lineage `own`, and the peer's both hold, by what it says of itself:
+    those that compare_logs() is to find alike before more of what it says is believed.
+
+    Raises ProtocolError when there are none, ValueError for terms that do not rise.
+    """
+    common = common_point(own, log.end, lineage_of(peer), peer.log_end)
+    if common is None:
+        raise ProtocolError("no term of ours is in its log")
+    span = LogSpan(max(log.start, peer.log_start), common.point)
+    if span.is_empty:
+        raise ProtocolError("it has no byte of ours")
+    return span
 
 
 def compare_logs(log: ReadableLog, fetch: Fetch, addr: str, floor: int, point: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.broker.role_state import RoleState
 from haservice.broker.roles import RoleInForce
@@ -93,7 +92,9 @@ def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHe
 
 
 def epoch_bodies(epochs: Sequence[Epoch]) -> list[EpochBody]:
-    return [EpochBody(one.number, one.start, one.master, one.began_ms, one.why) for one in epochs]
+    return [
+        EpochBody(one.number, one.start, one.master, one.began_ms, one.why, one.unwritten) for one in epochs
+    ]
 
 
 def members_body(members: Members) -> MembersBody | None:
@@ -124,6 +125,6 @@ def _replicas(state: LineageState, slaves: Sequence[SlaveStatus]) -> list[Replic
     for slave in slaves:
         if slave.replica_id:
             found[slave.replica_id] = ReplicaBody(
-                slave.replica_id, slave.broker_addr, slave.ack, wall_clock_ms(), slave.in_sync
+                slave.replica_id, slave.broker_addr, slave.ack, slave.heard_ms, slave.in_sync
             )
     return list(found.values())

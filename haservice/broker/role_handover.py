@@ -18,9 +18,8 @@ then nothing is taken, and as to whom it is handed over is in the lineage file, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from haservice.broker.peers import Heard
 from haservice.broker.role_actions import (
@@ -70,7 +69,7 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class _Stage(Change):
-    """One of them; from Levelling on `hold` and `token` are set."""
+    """One of them; `hold` and `token` are set from Levelling to Told."""
 
     over: HandOver
 
@@ -172,18 +171,12 @@ class Complaining(_Stage):
 class _Targeted(_Stage):
     """A stage that has its slave, and where our log ends once that is known."""
 
-    target: LineageBody | None = None
+    target: LineageBody
     end: int = -1
 
     @property
     def addr(self) -> str:
-        assert self.target is not None
         return self.target.broker_addr
-
-    def _next(self, kind: Callable[..., Any], **changes: Any) -> Any:
-        """The stage that follows, with what this one knows."""
-        known = {"hold": self.hold, "token": self.token, "target": self.target, "end": self.end}
-        return kind(self.over, **{**known, **changes})
 
 
 class Levelling(_Targeted):
@@ -195,9 +188,9 @@ class Levelling(_Targeted):
         if isinstance(result, Failed):
             return self.over.undone(state, result.reason)
         assert isinstance(result, End), result
-        assert self.target is not None
         handing = HandingOver(self.addr, self.target.replica_id)
-        return state.but(change=self._next(Noted, end=result.offset)), (Write({"handing_over": handing}),)
+        change = Noted(self.over, self.target, result.offset, hold=self.hold, token=self.token)
+        return state.but(change=change), (Write({"handing_over": handing}),)
 
 
 class Noted(_Targeted):
@@ -218,9 +211,8 @@ class Noted(_Targeted):
             token=self.token,
         )
         seconds = max(self.over.until_s - view.now_s, PROMOTE_SECONDS_MIN)
-        return state.but(change=self._next(Told, epoch=header.min_epoch)), (
-            SendPromote(self.addr, header, seconds),
-        )
+        change = Told(self.over, self.target, self.end, header.min_epoch, hold=self.hold, token=self.token)
+        return state.but(change=change), (SendPromote(self.addr, header, seconds),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +223,12 @@ class Told(_Targeted):
     asking: str = ""
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
-        assert self.target is not None
         if isinstance(result, LineageBody):
             return self._promoted(state, result, view)
         if isinstance(result, Failed):
             # Known for certain: taken again at once, and written when it can be.
-            change = self._next(
-                Voiding, hold="", token="", why=f"{self.addr} was not promoted: {result.reason}"
-            )
-            return state.but(change=change), (Write({"handing_over": None}),)
+            voiding = Voiding(self.over, f"{self.addr} was not promoted: {result.reason}")
+            return state.but(change=voiding), (Write({"handing_over": None}),)
         assert isinstance(result, Lost), result
         if self.asking:
             return self._doubt(state)
@@ -253,7 +242,6 @@ class Told(_Targeted):
         return state.but(change=change), (Say(Level.WARNING, text), find_out)
 
     def _promoted(self, state: RoleState, body: LineageBody, view: View) -> Step:
-        assert self.target is not None
         # The id that it has now is free from its next registration on.
         newer = NewerMaster(
             body.epoch,
@@ -276,10 +264,10 @@ class Told(_Targeted):
 
 
 @dataclass(frozen=True, slots=True)
-class Voiding(_Targeted):
+class Voiding(_Stage):
     """That nobody is handed over to any more is written; if it cannot be, the next start asks the slave."""
 
-    why: str = ""
+    why: str
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         after, actions = self.over.undone(state, self.why)

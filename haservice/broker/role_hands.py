@@ -19,7 +19,14 @@ from commitlog.log import wall_clock_ms
 from commitlog.retention import DISK_HOLDER
 from commitlog.store import Store
 from haservice.broker.peers import Heard, Peers, lineage_at, with_client
-from haservice.broker.refill import SIZE_BYTES, compare_logs, is_unfinished, pull_back
+from haservice.broker.refill import (
+    SIZE_BYTES,
+    compare_logs,
+    ends_unfinished,
+    is_unfinished,
+    pull_back,
+    span_to_prove,
+)
 from haservice.broker.role_actions import (
     Answer,
     Ask,
@@ -55,7 +62,6 @@ from haservice.broker.role_actions import (
     Write,
 )
 from haservice.broker.role_state import View
-from haservice.broker.roles import lineage_of
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, ProtocolError, RemotingError, RemotingTimeout
 from haservice.news import News
@@ -63,7 +69,7 @@ from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.lineage_headers import LineageBody
-from haservice.replication.lineage import LogSpan, common_point
+from haservice.replication.lineage import LogSpan
 from haservice.replication.lineage_file import LineageFile
 from haservice.replication.protocol import MasterState
 from haservice.replication.service import HAService
@@ -192,19 +198,12 @@ class RoleHands:
         except (RemotingError, ValueError) as error:
             return Failed(str(error).removeprefix(f"{addr}: "))
 
-    def _prove(self, action: Prove) -> Result:
+    def _prove(self, action: Prove) -> Done:
         """A stranger has our terms from anybody's mouth, but our bytes only if it holds our log."""
         peer, log = action.peer, self.store.log
-        kept = self.lineage.state.lineage
-        common = common_point(kept, log.end, lineage_of(peer), peer.log_end)
-        if common is None:
-            return Failed("no term of ours is in its log")
-        floor = max(log.start, peer.log_start)
-        point = min(common.point, log.end, peer.log_end)
-        if point <= floor:
-            return Failed("it has no byte of ours")
+        span = span_to_prove(self.lineage.state.lineage, LogSpan(log.start, log.end), peer)
         with self.peers.reading() as fetch:
-            compare_logs(log, fetch, peer.broker_addr, floor, point)
+            compare_logs(log, fetch, peer.broker_addr, span.start, span.end)
         return Done()
 
     def _flush(self, action: Flush) -> End:
@@ -227,18 +226,10 @@ class RoleHands:
                 peer_start=peer.log_start,
                 holder=HOLDER,
             )
-        unfinished = bool(outcome.failure) and self._is_unfinished(peer.broker_addr, outcome.end, action.end)
-        return Pulled(outcome.end, "" if unfinished else outcome.failure, outcome.more)
-
-    def _is_unfinished(self, addr: str, offset: int, end: int) -> bool:
-        """Whether the peer has no more than the beginning of a record at `offset`: nobody was told OK."""
-        left, head = end - offset, b""
-        if left >= SIZE_BYTES:
-            try:
-                head = self.peers.read_log(addr, offset, SIZE_BYTES)
-            except (RemotingError, ProtocolError):
-                return False
-        return is_unfinished(head, left)
+        failure = outcome.failure
+        if failure and ends_unfinished(self.peers.read_log, peer.broker_addr, outcome.end, action.end):
+            failure = ""
+        return Pulled(outcome.end, failure, outcome.more)
 
     def _copy(self, action: Copy) -> Result:
         seconds = COPY_SECONDS if action.from_living else COPY_FROM_LOST_SECONDS

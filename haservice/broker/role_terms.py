@@ -300,7 +300,8 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
     if gone == kept.replica_id:
         return state, (Refuse(ticket, "that is this broker itself"),)
     if gone in view.followers:
-        return state, (Refuse(ticket, f"replica {gone[:8]} is connected at the HA port: stop it first"),)
+        why = f"replica {gone[:8]} still holds a connection to the HA port: stop it first, then forget it"
+        return state, (Refuse(ticket, why),)
     if gone not in kept.members.replicas and gone not in kept.replicas:
         return state, (Refuse(ticket, f"no replica {gone[:32]} is known"),)
     if gone == kept.members.master:

@@ -392,6 +392,14 @@ def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBod
     return None
 
 
+def last_heard(body: LineageBody) -> dict[str, int]:
+    """replica id → when that broker heard it last, in ms: its slaves, and, of a slave, its master."""
+    heard = {one.replica_id: one.seen_ms for one in body.replicas}
+    if body.epochs and body.master_heard_ms and (master := body.epochs[-1].master):
+        heard[master] = max(heard.get(master, 0), body.master_heard_ms)
+    return heard
+
+
 def members_of(body: LineageBody) -> Members:
     """The list of replicas that a broker knows of."""
     said = body.members

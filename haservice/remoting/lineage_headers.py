@@ -125,6 +125,7 @@ class EpochBody(JSONBody):
     master: str
     began_ms: int = 0
     why: str = ""
+    unwritten: bool = False
 
 
 @dataclass(frozen=True, slots=True)

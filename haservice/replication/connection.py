@@ -114,6 +114,8 @@ class HAConnection:
         self._linger_s = linger_s
         self.progress = SlaveProgress(identity, peer)
         self.connected_s = time.monotonic()
+        self.heard_s = self.connected_s
+        """When its last byte came."""
         self.rate = RateMeter(self.connected_s)
         self._transport = transport
         self._greeting = greeting
@@ -176,6 +178,7 @@ class HAConnection:
                 raise SlowSlave(f"said nothing for {patience_s:g} s") from error
             if not data:
                 return
+            self.heard_s = time.monotonic()
             reports = reader.feed(data)
             waiting = progress.state is MasterState.WAIT_REPORT
             if waiting:

@@ -212,6 +212,7 @@ def encode_terms(terms: Sequence[Epoch]) -> list[dict[str, Any]]:
             "master": one.master,
             "beganMs": one.began_ms,
             "why": one.why,
+            **({"unwritten": True} if one.unwritten else {}),
         }
         for one in terms
     ]
@@ -243,6 +244,7 @@ def decode_terms(said: object, term_max: int = TERM_MAX) -> tuple[Epoch, ...]:
                 _text(one, "master"),
                 began_ms if type(began_ms) is int and 0 <= began_ms <= LONG_MAX else 0,
                 _words(one.get("why")),
+                one.get("unwritten") is True,
             )
         )
     return tuple(epochs)

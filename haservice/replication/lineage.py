@@ -35,6 +35,8 @@ class Epoch:
     master: str
     began_ms: int = 0
     why: str = ""
+    unwritten: bool = False
+    """Of a term that is over: whether its own master says that it wrote nothing in it."""
 
     @property
     def term(self) -> tuple[int, int, str]:

@@ -134,6 +134,9 @@ class LineageState:
 class LineageFile:
     """The state and its file.  Any thread may read `state`; `update` replaces it, durably."""
 
+    _in_doubt: tuple[Epoch, ...] = ()
+    """Terms of which bytes may have been lost when the machine went down."""
+
     def __init__(self, root: Path, files: Files | None = None, log_path: Path | None = None) -> None:
         """Reads the file below the store's root, or makes one.  `files` is how the disk is reached, `log_path` where
         the log lies: commitlog below the root when None.
@@ -158,6 +161,8 @@ class LineageFile:
         """The machine's present boot, and the mount of the log's disk."""
         self.booted_anew = not is_same_storage(self.state.boot_id, self.boot)
         """Whether the machine was started, or the log's disk mounted, since the last start of this broker."""
+        if self.booted_anew:
+            self._in_doubt = self.state.lineage.epochs
         if self.is_new:
             self._write(self.state)
         else:
@@ -174,14 +179,21 @@ class LineageFile:
                 raise ListChanged("the list of replicas has changed just now; try again")
             return self._replace(**changes)
 
-    def followed(self, lineage: Lineage, **changes: Any) -> LineageState:
+    def followed(self, lineage: Lineage, *, cut: bool = False, **changes: Any) -> LineageState:
         """As update(), of a slave that follows a master with this lineage: a pledge to one of its terms, or of an
-        older one, is over.  Another one may be given at the same time, and stands.  Raises OSError.
+        older one, is over.  Another one may be given at the same time, and stands.  `cut`: bytes of ours had to
+        go first.  Raises OSError.
         """
         with self._lock:
             pledge, last = self.state.pledge, lineage.last
             if pledge is not None and last is not None and pledge.allows(last):
                 pledge = None
+            if (
+                not cut
+                and _left_nothing(self.state, lineage)
+                and self.state.lineage.last not in self._in_doubt
+            ):
+                changes["past"] = _past(self.state, lineage, own_unwritten=True)
             # What it may have lost, the master has: its log is whole again where the master's ends now.
             whole_from = changes["master_end"] if self.state.whole_from else 0
             return self._replace(lineage=lineage, pledge=pledge, whole_from=whole_from, **changes)
@@ -201,8 +213,7 @@ class LineageFile:
             known = {**self.state.replicas, **replicas}
             gone_ms = max((one.seen_ms for one in replicas.values()), default=0) - FORGET_MS
             known = {name: one for name, one in known.items() if one.in_sync or one.seen_ms > gone_ms}
-            newest = sorted(known.items(), key=lambda item: item[1].seen_ms)[-REPLICAS_MAX:]
-            self._replace(replicas=dict(newest))
+            self._replace(replicas=_newest(known))
 
     def heard_master(self, lineage: Lineage, end: int, heard_ms: int) -> None:
         """Its log goes up to `end`, as was heard in this lineage; of another one it says nothing.
@@ -221,7 +232,8 @@ class LineageFile:
         assert self._lock.locked()
         if changes.get("lineage", self.state.lineage) != self.state.lineage:
             past = _past(self.state, changes["lineage"])
-            changes = {"master_end": -1, "master_heard_ms": 0, "past": past, **changes}
+            left = _with_last_master(self.state, changes.get("replicas", self.state.replicas))
+            changes = {"master_end": -1, "master_heard_ms": 0, "past": past, **changes, "replicas": left}
         state = replace(self.state, **changes)
         if state != self.state:
             self._write(state)
@@ -232,10 +244,36 @@ class LineageFile:
         self._file.save(lambda: encode_state(state))
 
 
-def _past(state: LineageState, lineage: Lineage) -> tuple[Epoch, ...]:
+def _newest(replicas: Mapping[str, Replica]) -> dict[str, Replica]:
+    return dict(sorted(replicas.items(), key=lambda item: item[1].seen_ms)[-REPLICAS_MAX:])
+
+
+def _with_last_master(state: LineageState, replicas: Mapping[str, Replica]) -> Mapping[str, Replica]:
+    """With the master that was followed so far: when it was heard last is not to be lost with its term."""
+    last, heard_ms = state.lineage.last, state.master_heard_ms
+    if last is None or last.master in ("", state.replica_id) or not heard_ms:
+        return replicas
+    known = replicas.get(last.master, Replica("", -1, 0, in_sync=False))
+    if known.seen_ms >= heard_ms:
+        return replicas
+    addr = state.members.replicas.get(last.master, "") or known.broker_addr
+    return _newest({**replicas, last.master: replace(known, broker_addr=addr, seen_ms=heard_ms)})
+
+
+def _left_nothing(state: LineageState, lineage: Lineage) -> bool:
+    """Whether our own last term ended where it began: there the next one in `lineage` begins."""
+    own = state.lineage.last
+    if own is None or own.master != state.replica_id:
+        return False
+    return any(one.number > own.number and one.start == own.start for one in lineage.epochs)
+
+
+def _past(state: LineageState, lineage: Lineage, *, own_unwritten: bool = False) -> tuple[Epoch, ...]:
     """The terms that were known and are in `lineage` no more, or never were."""
     present = {one.term for one in lineage.epochs}
     known = {one.term: one for one in (*state.past, *state.lineage.epochs)}
+    if own_unwritten and (own := state.lineage.last) is not None:
+        known[own.term] = replace(own, unwritten=True)
     gone = [one for term, one in known.items() if term not in present and one.number > UNKNOWN_EPOCH]
     return tuple(sorted(gone, key=lambda one: one.number)[-EPOCHS_MAX:])
 

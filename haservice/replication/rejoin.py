@@ -120,6 +120,7 @@ class Rejoin:
             master_end=master.log.end,
             master_heard_ms=wall_clock_ms(),
             members=greeting.members,
+            cut=plan.lost_bytes > 0,
         )
 
     def follow_stock(self) -> None:

@@ -368,7 +368,9 @@ class HAService(Generic[T]):
         """Before the slave gets its answer."""
         slave = self._believed(connection.secured, answer.slave)
         if answer.outcome is Outcome.ACCEPTED and self._recorder is not None:
-            self._recorder.greeted(slave.replica_id, self._replica(slave, slave.position))
+            self._recorder.greeted(
+                slave.replica_id, self._replica(slave, slave.position, self._heard_ms(connection))
+            )
             for outcome in Outcome:
                 self._refusals.ended((slave.replica_id, outcome))
         elif self._refusals.is_news((slave.replica_id, answer.outcome)):
@@ -385,10 +387,13 @@ class HAService(Generic[T]):
             self._on_ahead(slave)
         self._on_heard(slave, answer.outcome)
 
-    def _replica(self, slave: SlaveHello, offset: int) -> Replica:
+    def _replica(self, slave: SlaveHello, offset: int, heard_ms: int) -> Replica:
         """As it is to be written down when it may go on from `offset`: in sync if it may be."""
         in_sync = self._log.end - offset < self._fallbehind_max_bytes
-        return Replica(slave.broker_addr, offset, self._clock_ms(), in_sync)
+        return Replica(slave.broker_addr, offset, heard_ms, in_sync)
+
+    def _heard_ms(self, connection: HAConnection) -> int:
+        return self._clock_ms() - int((time.monotonic() - connection.heard_s) * 1000)
 
     def _replicas(self) -> dict[str, Replica]:
         """Of ours, which follow now."""
@@ -398,13 +403,12 @@ class HAService(Generic[T]):
             slave, progress = connection.slave, connection.progress
             if slave is None:
                 continue
-            slave = self._believed(connection.secured, slave)
+            slave, heard_ms = self._believed(connection.secured, slave), self._heard_ms(connection)
             if progress.state is MasterState.TRANSFER:
-                one = replace(
-                    self._replica(slave, progress.reported), in_sync=not self._lack(connection, end, now_s)
-                )
+                lack = self._lack(connection, end, now_s)
+                one = replace(self._replica(slave, progress.reported, heard_ms), in_sync=not lack)
             else:
-                one = self._replica(slave, slave.position)
+                one = self._replica(slave, slave.position, heard_ms)
             replicas[slave.replica_id] = one
         return replicas
 
@@ -414,7 +418,7 @@ class HAService(Generic[T]):
         if connection.slave is not None and self._recorder is not None:
             reported = connection.progress.reported
             offset = reported if reported >= 0 else connection.slave.position
-            self._recorder.left(connection.slave.replica_id, offset, self._clock_ms())
+            self._recorder.left(connection.slave.replica_id, offset, self._heard_ms(connection))
         self._absent.ended(connection, error)
 
     # -- status -------------------------------------------------------------------------------------
@@ -459,6 +463,7 @@ class HAService(Generic[T]):
             reason=lack,
             replica_id=connection.slave.replica_id if connection.slave is not None else "",
             broker_addr=connection.slave.broker_addr if connection.slave is not None else "",
+            heard_ms=self._heard_ms(connection),
         )
 
     def _lag_s(self, position: int, end: int, now_s: float) -> float:

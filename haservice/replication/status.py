@@ -34,6 +34,8 @@ class SlaveStatus:
     """Who it is by its own word, after an accepted greeting; "" of a stock slave."""
     broker_addr: str = ""
     """Where clients reach it; "" of a stock slave."""
+    heard_ms: int = 0
+    """When it was last heard: a slave that stands still stays connected for a while."""
 
 
 @dataclass(frozen=True, slots=True)

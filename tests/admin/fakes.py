@@ -46,10 +46,12 @@ class Fake:
     ) -> None:
         self.told: list[tuple[int, dict[str, str]]] = []
         self.log: CommitLog | None = None
+        self.takes_epochs = True
         self.refuses: dict[int, str] = {}
+        self.on_asked: Callable[[Fake], object] = lambda fake: None
         self.on_told: Callable[[Fake, RemotingCommand], None] = lambda fake, request: None
         handlers = {
-            RequestCode.GET_LINEAGE: lambda request: request.answer(body=self.said.encode()),
+            RequestCode.GET_LINEAGE: self.say_who,
             RequestCode.READ_LOG: self.read,
             RequestCode.PROMOTE: self.promote,
             RequestCode.FOLLOW: self.tell,
@@ -79,6 +81,10 @@ class Fake:
         )
         self.say(**said)
 
+    def say_who(self, request: RemotingCommand) -> RemotingCommand:
+        self.on_asked(self)
+        return request.answer(body=self.said.encode())
+
     def say(self, **said: Any) -> None:
         self.said = replace(self.said, **said)
 
@@ -94,7 +100,11 @@ class Fake:
         if request.code in self.refuses:
             return request.answer(ResponseCode.SYSTEM_ERROR, self.refuses[request.code])
         if request.code == RequestCode.FOLLOW:
-            self.say(master_addr=FollowHeader.decode(request.ext).master_addr)
+            header = FollowHeader.decode(request.ext)
+            self.say(master_addr=header.master_addr)
+            if self.takes_epochs:
+                kept = tuple(one for one in self.said.epochs if one.epoch < header.epoch)
+                self.say(epochs=(*kept, EpochBody(header.epoch, self.said.log_end, "")))
         if request.code == RequestCode.FORGET and self.said.members is not None:
             gone = ForgetHeader.decode(request.ext).replica_id
             left = {one: addr for one, addr in self.said.members.replicas.items() if one != gone}

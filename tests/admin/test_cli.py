@@ -316,6 +316,21 @@ def test_a_status_that_is_not_ok_is_shown_and_makes_the_exit_code_1(
     assert "told why" in result.output
 
 
+@pytest.mark.parametrize("by_file", [False, True])
+def test_what_a_status_that_is_not_ok_means_is_told_of_one_message_and_of_a_file(
+    serve: Serve, tmp_path: Path, by_file: bool
+) -> None:
+    broker = serve({RequestCode.SEND_MESSAGE_V2: Sends(int(ResponseCode.SLAVE_NOT_AVAILABLE))})
+    file = tmp_path / "lines.txt"
+    file.write_text("hello")
+    what = [str(file)] if by_file else ["-p", "hello"]
+    result = run("sendMessage", "-b", broker, "-t", "T", *what)
+    assert result.exit_code == 1
+    assert "stored on the master only" in result.stderr
+    assert "mqadmin haStatus says why" in result.stderr
+    assert ("1 of 1 message stored" in result.output) is by_file
+
+
 def test_each_line_of_a_file_is_a_message(serve: Serve, tmp_path: Path) -> None:
     sends = Sends()
     broker = serve({RequestCode.SEND_MESSAGE_V2: sends})
@@ -517,7 +532,7 @@ def test_the_slave_is_read_while_the_master_is_frozen(serve: Serve, monkeypatch:
     assert result.exit_code == 0, result.output
     assert f"{frozen}: no answer" in result.stderr
     assert f"reading broker-a 1 at {slave} instead" in result.stderr
-    assert result.stdout.endswith(f"1 messages from broker-a at {slave}\n")
+    assert result.stdout.endswith(f"1 message from broker-a at {slave}\n")
 
 
 def test_a_message_is_found_by_its_id(serve: Serve, bodies: Path) -> None:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from haservice.admin.calls import Broker
 from haservice.admin.ha_look import Seen, unregistered
-from haservice.admin.ha_status import NO_SLAVE, SAME_LOG, STOCK, STOCK_PEER, table_of
+from haservice.admin.ha_status import (
+    NO_SLAVE,
+    SAME_LOG,
+    STOCK,
+    STOCK_PEER,
+    show_seen,
+    silent_notes,
+    table_of,
+)
 from haservice.errors import RemotingUnreachable
 from haservice.remoting.bodies import (
     HAAbsentInfo,
@@ -237,6 +247,23 @@ def test_a_thread_that_has_failed_is_told_below_the_lines() -> None:
     assert "ha-client: ValueError: none" in note
 
 
+def test_two_slaves_with_one_broker_id_are_both_named_with_what_to_do() -> None:
+    """A nameserver keeps the last one that registered: the other is asked as it is on the list of replicas."""
+
+    def has_id(one: Seen, addr: str, broker_id: int) -> Seen:
+        said = replace(lineage_of(one.role), broker_id=broker_id, replica_id=addr)
+        return replace(one, lineage=said, broker=one.broker._replace(addr=addr))
+
+    there = [master(), has_id(slave(), "10.0.0.2:10911", 1)]
+    (note,) = table_of([*there, has_id(slave(), "10.0.0.3:10911", 1)], NOW_MS).notes
+    assert "broker-a: 10.0.0.2:10911 and 10.0.0.3:10911 have the same brokerId=1" in note
+    assert "Give each its own brokerId, and start it again" in note
+    assert table_of([*there, has_id(slave(), "10.0.0.3:10911", 2)], NOW_MS).notes == []
+    # A stock slave has the id that it is registered with.
+    stock = Seen(SLAVE._replace(addr="10.0.0.4:10911"), "SLAVE", 4000)
+    assert "10.0.0.4:10911" in table_of([*there, stock], NOW_MS).notes[0]
+
+
 # -- the list of replicas --------------------------------------------------------------------------
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -266,20 +293,32 @@ def test_who_is_on_the_list_and_not_there_is_told_until_it_is_forgotten() -> Non
     there = [with_list(master(greeted(B)), A), with_list(slave(), B)]
     gone = Seen(Broker("C", "broker-a", 1 << 31, LOST), "SLAVE", failure=RemotingUnreachable(LOST, "refused"))
     for seen in ([*there, gone], there[:1]):  # all of a cluster, or the master alone
-        table = table_of(seen, NOW_MS)
-        (note,) = table.notes
+        (note,) = silent_notes(seen)
         assert f"{LOST} ({C[:8]}) is on the list of replicas and not there, last seen 2023-11-1" in note
         assert f"mqadmin forget -b broker-a --replica {LOST}" in note
-        row = table.objects()[0]
+        row = rows(*seen)[0]
         assert row["replicaId"] == A
         assert [(one["replicaId"], one["isMaster"], one["lastSeenMs"]) for one in row["replicas"]] == [
             (A, True, None),
             (B, False, None),
             (C, False, NOW_MS),
         ]
-    assert table_of([with_list(master(greeted(B), greeted(C)), A)], NOW_MS).notes == []
+    assert silent_notes([with_list(master(greeted(B), greeted(C)), A)]) == []
     # A slave that is asked alone does not know who is there.
-    assert table_of(there[1:], NOW_MS).notes == []
+    assert silent_notes(there[1:]) == []
+
+
+def test_who_is_missing_is_told_once_below_what_the_brokers_say_and_not_all_are_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = replace(with_list(master(greeted(B)), A), failed_threads="ha-client: ValueError: none")
+    assert not show_seen([asked], "table")
+    below = capsys.readouterr().out.partition("\n\n")[2].splitlines()
+    assert [("a thread of it has failed" in line, "not there" in line) for line in below] == [
+        (True, False),
+        (False, True),
+    ]
+    assert show_seen([replace(asked, status=master(greeted(B), greeted(C)).status)], "table")
 
 
 def test_a_term_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> None:

@@ -129,3 +129,12 @@ def test_an_example_has_the_port_of_what_is_asked_for() -> None:
         options.addresses("127.0.0.1")
     with pytest.raises(click.BadParameter, match=r"127\.0\.0\.1:10911"):
         options.address("127.0.0.1")
+
+
+def test_names_and_counts_in_a_sentence() -> None:
+    assert [output.and_text("ABC"[:size]) for size in range(4)] == ["", "A", "A and B", "A, B and C"]
+    assert [output.counted(count, "message") for count in (0, 1, 2)] == [
+        "0 messages",
+        "1 message",
+        "2 messages",
+    ]

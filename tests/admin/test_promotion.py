@@ -232,6 +232,48 @@ def test_failover_promotes_a_level_slave_and_tells_the_others_whom_to_follow(ser
     assert (after[slave.addr]["role"], after[slave.addr]["epoch"]) == ("SYNC_MASTER", 4)
 
 
+def followers(serve: Serve, count: int = 1) -> tuple[Names, Fake, list[Fake]]:
+    """A master has died; a slave that is to be the next, and others that follow it, but take its epoch later."""
+    gone = dead()
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
+    others = [
+        Fake(serve, f"{number}" * 32, "SLAVE", 400, (3, 0, A), master_end=500, master_addr=gone)
+        for number in range(count)
+    ]
+    for one in others:
+        one.takes_epochs = False
+    return Names(serve, slave, *others, listed={0: gone}), slave, others
+
+
+def test_the_table_after_a_failover_waits_for_the_epochs_of_those_who_follow(serve: Serve) -> None:
+    names, slave, (other,) = followers(serve)
+    asked = itertools.count(1)
+
+    def take(fake: Fake) -> None:
+        if fake.told and next(asked) == 6:
+            fake.say(epochs=(EpochBody(3, 0, A), EpochBody(4, 400, B)))
+
+    other.on_asked = take
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "-f", "json")
+    assert result.exit_code == 0, result.output
+    after = {row["brokerAddr"]: row["epoch"] for row in json.loads(result.stdout)["after"]}
+    assert after[other.addr] == 4
+    assert "Not in epoch" not in result.stderr
+
+
+def test_who_follows_and_has_not_taken_the_epoch_in_time_is_named(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role_steps, "FOLLOW_S", 0.2)
+    names, slave, others = followers(serve, 3)
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes")
+    assert result.exit_code == 0, result.output
+    first, second, third = sorted(one.addr for one in others)
+    assert f"{first}, {second} and {third} follow {slave.addr}." in result.output
+    for addr in (first, second, third):
+        assert f"Not in epoch 4 yet: {addr} has epoch 3, and its log ends at 400" in result.output
+
+
 def test_failover_that_loses_messages_says_how_many_and_wants_force(serve: Serve, log: CommitLog) -> None:
     gone = dead()
     # Amid the sixth message: what a slave was sent follows no edges, and the sixth is lost as a whole.

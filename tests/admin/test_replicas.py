@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from commitlog.log import wall_clock_ms
+from haservice.remoting.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.lineage_headers import (
     EpochBody,
@@ -15,7 +18,7 @@ from haservice.remoting.lineage_headers import (
     PromoteHeader,
     ReplicaBody,
 )
-from tests.admin.asking import Serve, run
+from tests.admin.asking import Serve, body, run
 from tests.admin.fakes import NAME, A, B, C, Fake, Names, dead
 from tests.admin.test_promotion import stock_broker
 
@@ -169,6 +172,44 @@ def test_where_enough_are_heard_nobody_is_told_to_start_the_silent_one(serve: Se
     assert f"start {lost}" not in refused.stderr
 
 
+def test_a_dead_master_was_seen_when_its_slaves_heard_it_last(serve: Serve) -> None:
+    """It was put on their lists of replicas long before, when it was a slave itself."""
+    three = Three(serve)
+    three.b.say(master_heard_ms=SEEN_MS + 5000, replicas=(ReplicaBody(A, three.gone, 400, SEEN_MS),))
+    for result in (three.failover(), three.forget(three.c_addr)):
+        shown = {row["brokerAddr"]: row for row in json.loads(result.stdout)["before"]}
+        assert shown[three.gone]["lastSeenMs"] == SEEN_MS + 5000
+        assert shown[three.c_addr]["lastSeenMs"] is None
+        assert shown[three.c_addr]["state"].endswith("last seen not known")
+
+
+def test_the_list_shows_who_answers_as_seen_and_says_of_whom_nobody_knows(serve: Serve) -> None:
+    three = Three(serve)
+    three.b.say(replicas=())
+    result = run("forget", "-n", three.names.addr, "-b", NAME, "--replica", three.c_addr, stdin="n\n")
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.startswith("127.")}
+    assert "  not known  " in lines[three.gone]
+    assert "not known" not in lines[three.b.addr]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_failover_of_a_name_that_nobody_has_says_which_there_are(serve: Serve, known: bool) -> None:
+    three = Three(serve)
+    to = three.b.addr if known else dead()
+    result = run("failover", "-n", three.names.addr, "-b", "nosuch", "--to", to, "--yes")
+    assert result.exit_code == 1
+    assert f"no broker 'nosuch' at {three.names.addr}; known there: {NAME}\n" in result.stderr
+    assert f"{to}: {f'is of {NAME}' if known else 'no answer'}" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_name_that_the_nameserver_has_dropped_can_still_fail_over(serve: Serve) -> None:
+    three = Three(serve, needed=2)
+    three.names.fakes = ()
+    three.b.on_told = lambda fake, request: setattr(three.names, "fakes", (fake,))
+    assert three.failover().exit_code == 0
+
+
 # -- forget ----------------------------------------------------------------------------------------
 
 
@@ -220,6 +261,26 @@ def test_where_there_is_a_master_only_that_is_told(serve: Serve) -> None:
     assert (master.codes, slave.codes) == ([RequestCode.FORGET], [])
 
 
+def test_a_frozen_replica_is_not_forgotten_while_its_connection_stands(serve: Serve) -> None:
+    """Nobody answers there, but its process comes back with the next signal."""
+    frozen = dead()
+    link = HAConnectionRuntimeInfo("127.0.0.1:40000", 500, 0, True, replica_id=C, broker_addr=frozen)
+    status = body(HARuntimeInfo(True, 500, 1, (link,)).encode())
+    more = {RequestCode.GET_BROKER_HA_STATUS: status}
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), more=more)
+    heard_ms = wall_clock_ms() - 4500
+    master.say(members=listed({A: master.addr, C: frozen}), replicas=(ReplicaBody(C, frozen, 500, heard_ms),))
+    names = Names(serve, master)
+    refused = run("forget", "-n", names.addr, "-b", NAME, "--replica", frozen, "--yes")
+    assert refused.exit_code == 1
+    assert re.search(
+        rf"does not answer, but still holds a connection to {master.addr}, and was heard \d+\.\d s ago\n",
+        refused.stderr,
+    )
+    assert "stop it first, then forget it" in refused.stderr
+    assert master.told == []
+
+
 def test_who_is_to_be_forgotten_has_to_be_one_and_on_the_list(serve: Serve) -> None:
     three = Three(serve)
     members = listed({A: three.gone, B: three.b.addr, "cc0" + C[3:]: "c:1", "cc1" + C[3:]: ""})
@@ -268,6 +329,13 @@ def test_history_tells_terms_that_left_no_byte_and_marks_them(serve: Serve) -> N
     # The dead master stays until it is forgotten, and so does the exit code.
     assert result.exit_code == 1
     assert f"Not shown: {three.gone}" in result.stderr
+    # Its own master knows that nothing was written in it.
+    three.b.say(past=(past, EpochBody(1, 300, B, unwritten=True)))
+    rows = json.loads(run("history", "-n", three.names.addr, "-b", NAME, "-f", "json").stdout)
+    assert [row["why"] for row in rows[:2]] == [
+        "nothing was written in it",
+        "switchover from b; no byte of it is left",
+    ]
     # What one broker has bytes of is no empty term because another one cut it.
     three.b.say(past=(EpochBody(3, 0, A),))
     rows = json.loads(run("history", "-n", three.names.addr, "-b", NAME, "-f", "json").stdout)

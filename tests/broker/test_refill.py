@@ -18,13 +18,18 @@ from haservice.broker.refill import (
     Repairer,
     compare_logs,
     edge_at_or_below,
+    ends_unfinished,
     pull_back,
     queue_ends,
+    span_to_prove,
     whole_records,
 )
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, ProtocolError, RemotingUnreachable
+from haservice.remoting.lineage_headers import LineageBody
+from haservice.replication.lineage import Epoch, Lineage, LogSpan
 from haservice.service import Service
+from tests.broker import test_roles as roles
 from tests.support.messages import SEGMENT_BYTES, message, open_log, records_of, whole_log
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -174,6 +179,46 @@ def test_taking_a_tail_back_ends_where_appends_are_let_go_and_no_queue_number_is
     )
 
 
+OURS = Lineage((Epoch(1, 0, roles.ME), Epoch(2, 500, roles.OTHER)))
+ONE, TWO = (1, 0, roles.ME), (2, 500, roles.OTHER)
+
+
+@pytest.mark.parametrize(
+    ("log", "peer", "span"),
+    [
+        (LogSpan(0, 800), roles.peer("s", ONE, TWO, end=800), LogSpan(0, 800)),
+        # No further than either of the two goes.
+        (LogSpan(0, 800), roles.peer("s", ONE, TWO, end=700), LogSpan(0, 700)),
+        (LogSpan(0, 800), roles.peer("s", ONE, TWO, end=900), LogSpan(0, 800)),
+        # Nor beyond the last term that both have.
+        (LogSpan(0, 800), roles.peer("s", ONE, (3, 600, "s"), end=900), LogSpan(0, 500)),
+        (LogSpan(0, 800), roles.peer("s", ONE, (3, 400, "s"), end=900), LogSpan(0, 400)),
+        # From where the later of the two begins.
+        (LogSpan(100, 800), roles.peer("s", ONE, TWO, end=800), LogSpan(100, 800)),
+        (LogSpan(100, 800), roles.peer("s", ONE, TWO, end=800, log_start=300), LogSpan(300, 800)),
+    ],
+)
+def test_a_peer_proves_what_both_logs_hold_of_the_terms_of_both(
+    log: LogSpan, peer: LineageBody, span: LogSpan
+) -> None:
+    assert span_to_prove(OURS, log, peer) == span
+
+
+@pytest.mark.parametrize(
+    ("log", "peer", "reason"),
+    [
+        (LogSpan(0, 800), roles.peer("s", (3, 0, "s"), end=900), "no term of ours is in its log"),
+        (LogSpan(0, 800), roles.peer("s", end=0), "no term of ours is in its log"),
+        (LogSpan(0, 800), roles.peer("s", ONE, end=0), "it has no byte of ours"),
+        (LogSpan(500, 800), roles.peer("s", ONE, (3, 500, "s"), end=900), "it has no byte of ours"),
+        (LogSpan(0, 800), roles.peer("s", ONE, TWO, end=900, log_start=800), "it has no byte of ours"),
+    ],
+)
+def test_a_peer_without_a_byte_of_ours_proves_nothing(log: LogSpan, peer: LineageBody, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        span_to_prove(OURS, log, peer)
+
+
 def test_only_who_has_our_bytes_is_believed(tmp_path: Path) -> None:
     ours, peer = filled(tmp_path / "ours", 20), filled(tmp_path / "peer", 30)
     compare_logs(ours, Peers(peer=peer), PEER, 0, ours.end)
@@ -190,6 +235,35 @@ def test_of_a_record_that_the_slave_has_in_part_nothing_is_taken(tmp_path: Path)
     done = pull_back(held, Peers(peer=peer), PEER, held.end, peer.end - 5, holder=HOLDER)
     assert done == (edges(peer)[8], 6, "", False)
     assert held.end == edges(peer)[8]
+
+
+@pytest.mark.parametrize(
+    ("left", "unfinished"),
+    [(0, True), (3, True), (4, True), (100, True), (-1, True), (None, False)],
+)
+def test_a_record_is_unfinished_as_long_as_a_byte_of_it_is_missing(
+    tmp_path: Path, left: int | None, unfinished: bool
+) -> None:
+    """`left` bytes of it are there; of its last one, counted from its end, if below 0; None for all."""
+    peer = filled(tmp_path / "peer", 9)
+    begin, end = edges(peer)[6:8]
+    there = end if left is None else begin + left if left >= 0 else end + left
+    assert ends_unfinished(Peers(peer=peer), PEER, begin, there) is unfinished
+
+
+def test_no_byte_is_asked_for_where_not_even_the_size_of_a_record_is(tmp_path: Path) -> None:
+    peers = Peers(peer=filled(tmp_path / "peer", 1))
+    assert ends_unfinished(peers, PEER, 0, 3)
+    assert peers.asked == []
+
+
+def test_a_record_that_cannot_be_read_is_not_called_unfinished(tmp_path: Path) -> None:
+    """Then what the peer has beyond would be given up for lost."""
+    peer = filled(tmp_path / "peer", 2)
+    assert not ends_unfinished(Peers(peer=peer), OTHER, 0, 10)
+    peers = Peers(peer=peer)
+    peers.spoil = lambda addr, offset, data: b""
+    assert not ends_unfinished(peers, PEER, 0, 10)
 
 
 def test_a_record_whose_bits_rotted_on_the_way_ends_the_pull_before_it(tmp_path: Path) -> None:

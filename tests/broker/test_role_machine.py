@@ -416,6 +416,19 @@ def test_the_slave_is_told_where_the_log_ends_and_whom_to_ask() -> None:
     assert world.kept.pledge == Pledge(1000, "s", TARGET.broker_addr)
 
 
+def test_the_slave_may_ask_back_by_the_token_that_it_was_told_while_its_answer_is_awaited() -> None:
+    tokens = []
+
+    def promote(action: SendPromote) -> LineageBody:
+        tokens.append((action.header.token, world.state.token))
+        return PROMOTED
+
+    world = switching(SendPromote=promote)
+    switch(world)
+    ((told, known),) = tokens
+    assert told == known != ""
+
+
 def test_a_slave_that_is_not_who_it_says_is_passed_over() -> None:
     """It is nearer, and nobody answers as that replica where it says that clients reach it."""
     both = Slaves([at("s"), at("x", 1001)])
@@ -795,7 +808,7 @@ def test_a_forgotten_replica_is_waited_for_no_more() -> None:
 def test_what_cannot_be_forgotten_is_said() -> None:
     world = Driver(master())
     world.followers = frozenset({"s"})
-    assert "is connected" in reason(world.ask(ForgetHeader("s")))
+    assert "still holds a connection" in reason(world.ask(ForgetHeader("s")))
     assert "broker itself" in reason(world.ask(ForgetHeader(ME)))
     assert "no replica x" in reason(world.ask(ForgetHeader("x")))
     assert "the master that made the list" in reason(candidate().ask(ForgetHeader("m")))

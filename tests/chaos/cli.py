@@ -11,6 +11,7 @@
 
 A layer is a module with `run(rounds, seed, report)`; it is imported when it is to run, so that one whose
 libraries or rights are missing stops no other.  The exit code is 1 if a promise was broken or a run failed.
+SIGTERM and Ctrl-C end a run early: what it has played is told, and the page says how much that was.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from tests.chaos.early import ending_on_sigterm, heed_interrupts, reason
 from tests.chaos.report import Ran, Report
 
 
@@ -112,14 +114,18 @@ def run_layer(name: str, run: Run, report: Report) -> None:
     began_s = time.monotonic()
     report.progress(name, 0, rounds)
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    report.ran(Ran(name, at, commit(), machine(), command_line()))
+    report.ran(Ran(name, at, commit(), machine(), command_line(), run.seed, rounds=rounds))
+    early = ""
     try:
         module.run(rounds, run.seed, report, **run.options)
-    except Exception as error:
-        report.failure(name, run.seed, f"the layer itself failed: {type(error).__name__}: {error}")
+    except BaseException as error:
+        early = reason(error)
+        if isinstance(error, Exception):
+            report.failure(name, run.seed, f"the layer itself failed: {type(error).__name__}: {error}")
         raise
     finally:
         report.add(name, "seconds", round(time.monotonic() - began_s))
+        report.over(name, early)
 
 
 def commit() -> str:
@@ -148,6 +154,11 @@ def summary(report: Report) -> list[str]:
         broken = ", ".join(f"{count} {name}" for name, count in report.violations[layer].items() if count)
         failed = f"{report.failed[layer]} seeds failed" if report.failed[layer] else ""
         lines.append(f"{layer}: {counts or 'nothing counted'}; {broken or failed or 'no promise broken'}")
+    for run in report.runs:
+        if run.early:
+            lines.append(
+                f"{run.layer}: ended early by {run.early}, {run.done:,} of {run.rounds:,} rounds ran"
+            )
     for failure in report.failures:
         lines += [
             f"\n{failure.layer} seed {failure.seed} FAILED: {failure.text}",
@@ -162,19 +173,26 @@ def summary(report: Report) -> list[str]:
 def _run(context: click.Context, names: list[str]) -> None:
     run: Run = context.obj
     report = Report(run.directory, progress=Progress(), jobs=run.jobs)
-    try:
-        for name in names:
-            run_layer(name, run, report)
-    finally:
-        report.close()
-        for line in summary(report):
-            click.echo(line)
-        if run.directory is not None:
-            _page(Report.load(run.directory), run.directory)
+    heed_interrupts()
+    with ending_on_sigterm():
+        try:
+            for name in names:
+                run_layer(name, run, report)
+        finally:
+            _told(report, run.directory)
     if not report.ok:
         context.exit(1)
     if not report.layers:
         raise click.ClickException("nothing ran")
+
+
+def _told(report: Report, directory: Path | None) -> None:
+    """A summary here, and the page of all that the directory has."""
+    report.close()
+    for line in summary(report):
+        click.echo(line)
+    if directory is not None:
+        _page(Report.load(directory), directory)
 
 
 def _page(report: Report, directory: Path) -> None:

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from tests.chaos.crash_stories import MasterStory, RecoveryStory, ReplicaStory, 
 from tests.chaos.crash_stories_moves import RejoinStory, SmallFilesStory
 from tests.chaos.disk import MemoryDisk, in_memory
 from tests.chaos.disk_states import Loss
+from tests.chaos.early import workers
 
 if TYPE_CHECKING:
     from tests.chaos.report import Report
@@ -170,7 +171,7 @@ def run(rounds: int, seed: int, report: Report) -> None:
     """Looks at `rounds` states; every story has its share.  Story after story, with up to `report.jobs`."""
     share = -(-rounds // len(STORIES))
     tally = Tally()
-    with ProcessPoolExecutor(report.jobs) as pool:
+    with workers(report.jobs) as pool:
         parts = [
             pool.submit(explore, [name], share, seed, states_per_story=STATES_PER_STORY) for name in STORIES
         ]

@@ -21,13 +21,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tests.chaos.early import workers
 from tests.chaos.fuzz_mutate import Mutator
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def run(rounds: int, seed: int, report: Report) -> None:
     """`rounds` cases, shared among all targets, and some stories of the machine of logs and acks."""
     cases, seconds = 0, 0.0
     names = shares(targets(), rounds)
-    with ProcessPoolExecutor(report.jobs) as pool:
+    with workers(report.jobs) as pool:
         parts = {pool.submit(_fuzz_named, name, share, seed): name for name, share in names.items()}
         machine = pool.submit(_run_machine, max(1, rounds // CASES_PER_STORY), seed)
         for part in as_completed(parts):

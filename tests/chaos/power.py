@@ -13,12 +13,14 @@ import contextlib
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.chaos import history as histories
+from tests.chaos.early import ending_on_sigterm
 from tests.chaos.power_disk import Disk, NoDisks
 from tests.chaos.power_faults import Machines
-from tests.chaos.proc_cluster import Cluster, NotSoInTime, Shape, ending_on_sigterm
+from tests.chaos.proc_cluster import Cluster, NotSoInTime, Shape
 from tests.chaos.proc_faults import LINK_FAULTS
 from tests.chaos.proc_round import ALL_FAULTS, Play
 from tests.chaos.processes import Teller
@@ -59,8 +61,9 @@ def run(rounds: int, seed: int, report: Report) -> None:
         while seeds:
             group = seeds[0] // ROUNDS_A_CLUSTER
             some = [one for one in seeds if one // ROUNDS_A_CLUSTER == group]
+            root = Path(tempfile.mkdtemp(prefix=f"seed-{some[0]}-", dir=directory))
             with ending_on_sigterm():
-                played = asyncio.run(play(directory / f"seed-{some[0]}", some, teller))
+                played = asyncio.run(play(root, some, teller))
             seeds = seeds[played:]
     except NoDisks as error:
         print(f"{LAYER}: left out, {error}")
@@ -71,15 +74,18 @@ def run(rounds: int, seed: int, report: Report) -> None:
 
 
 async def play(root: Path, seeds: list[int], teller: Teller) -> int:
-    """How many of the seeds one cluster has played.  Raises NoDisks."""
+    """How many of the seeds one cluster has played.  Raises NoDisks if there never was one."""
     shape = shape_of(seeds[0])
     kept = False
     with contextlib.ExitStack() as stack:
-        disks = []
-        for number in range(shape.brokers):
-            disk = Disk(root / f"disk{number}", MEGABYTES)
-            stack.callback(disk.close)
-            disks.append(disk)
+        stack.callback(lambda: None if kept else shutil.rmtree(root, ignore_errors=True))
+        try:
+            disks = [stack.enter_context(_disk(root / f"disk{number}")) for number in range(shape.brokers)]
+        except NoDisks as error:
+            if not teller.done:
+                raise
+            teller.failed_start(seeds[0], LAYER, shape, str(error))
+            return 1
         machines = Machines(disks)
         cluster = Cluster(root, shape)
         machines.give(cluster)
@@ -92,20 +98,38 @@ async def play(root: Path, seeds: list[int], teller: Teller) -> int:
                 return 1
             rounds = Play(cluster, {**ALL_FAULTS, **machines.faults}, calm_s=CALM_S)
             for count, seed in enumerate(seeds, 1):
-                outcome = await rounds.round(seed, [step_of(seed)])
+                try:
+                    outcome = await rounds.round(seed, [step_of(seed)])
+                except Exception as error:  # of the harness, or of a disk: a run of hours goes on behind it
+                    if teller.may_play_again(seed, error):
+                        return count - 1
+                    kept = True
+                    teller.harness_failed(seed, LAYER, shape, error)
+                    return count
                 teller.tell(seed, LAYER, shape, outcome)
                 if not outcome.ok:
                     kept = True
-                    histories.dump(outcome.events, root / f"history-{seed}.jsonl")
-                    await cluster.close()
-                    for node in cluster.nodes:
-                        with contextlib.suppress(OSError):
-                            shutil.copytree(node.root, root / node.name)
+                    await _keep(cluster, root, outcome.events, seed)
                     teller.fail(seed, LAYER, shape, outcome, cluster)
                     return count
             return len(seeds)
         finally:
             await cluster.close()
-            stack.close()
-            if not kept:
-                shutil.rmtree(root)
+
+
+@contextlib.contextmanager
+def _disk(directory: Path) -> Iterator[Disk]:
+    disk = Disk(directory, MEGABYTES)
+    try:
+        yield disk
+    finally:
+        disk.close()
+
+
+async def _keep(cluster: Cluster, root: Path, events: Sequence[histories.Event], seed: int) -> None:
+    """The round's history, and what is on the disks, which go."""
+    histories.dump(events, root / f"history-{seed}.jsonl")
+    await cluster.close()
+    for node in cluster.nodes:
+        with contextlib.suppress(OSError):
+            shutil.copytree(node.root, root / node.name)

@@ -29,6 +29,7 @@ _WRITE_AND_WAIT = 7
 _PAGE_BYTES = 4096
 _COMMAND_S = 30.0
 UNMOUNT_S = 10.0
+_LOOK_S = 0.01
 
 
 class NoDisks(Exception):
@@ -104,6 +105,10 @@ class Disk:
 
     def _detach(self) -> None:
         """The last writes of a process that was killed may be under way."""
+        self._unmount()
+        self._forgotten()
+
+    def _unmount(self) -> None:
         deadline_s = time.monotonic() + UNMOUNT_S
         while self._mounted:
             try:
@@ -112,7 +117,29 @@ class Disk:
             except NoDisks:
                 if time.monotonic() > deadline_s:
                     raise
-                time.sleep(0.01)
+                time.sleep(_LOOK_S)
+
+    def _forgotten(self) -> None:
+        """Waits until the kernel has let go of the file system.  Raises NoDisks.
+
+        A mount namespace that was made meanwhile has our mount too, and keeps the file system as it is: after
+        a shutdown, one that only gives EIO.  To mount the image then would be to mount that one again, since
+        mount(8) takes the loop device that is there.  iproute2's `ip -n` makes such a namespace every time.
+        """
+        deadline_s = time.monotonic() + UNMOUNT_S
+        while device := self._loop_device():
+            if time.monotonic() > deadline_s:
+                raise NoDisks(f"{device} still has {self._image}, {UNMOUNT_S:g} s after umount")
+            time.sleep(_LOOK_S)
+
+    def _loop_device(self) -> str:
+        """Which has our image; empty if none does."""
+        image = str(self._image.resolve())
+        for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):
+                if path.read_text().strip() == image:
+                    return path.parts[3]
+        return ""
 
     def write_some_pages(self, rng: random.Random, share: float = 0.3) -> int:
         """Some of the pages of the newest files reach the disk, others do not; how many did."""
@@ -161,8 +188,9 @@ class Disk:
         try:
             self._detach()
         except NoDisks:
-            _run("umount", "-l", str(self.mount))
-            self._mounted = False
+            if self._mounted:
+                _run("umount", "-l", str(self.mount))
+                self._mounted = False
         self._image.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.mount.rmdir()
@@ -174,5 +202,7 @@ def _run(*words: str) -> None:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
     except OSError as error:
         raise NoDisks(f"{words[0]}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise NoDisks(f"{' '.join(words)}: not done within {_COMMAND_S:g} s") from None
     if done.returncode:
         raise NoDisks(f"{' '.join(words)}: {done.stderr.strip()}")

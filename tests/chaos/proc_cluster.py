@@ -17,10 +17,8 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -66,19 +64,6 @@ SETTINGS = {
     "autoCreateTopicEnable": "false",
     "registerNameServerPeriod": "10000",
 }
-
-
-@contextlib.contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """A SIGTERM ends the block as Ctrl-C does, so that processes and mounts are given back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class Shape(NamedTuple):

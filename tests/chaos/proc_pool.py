@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from haservice.admin import pair
@@ -36,6 +36,7 @@ def play_beside(layer: str, tasks: Sequence[Task], jobs: int, report: Report) ->
     try:
         asyncio.run(_Pool(layer, tasks, jobs, report).run())
     except asyncio.CancelledError:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there may come more: see early.py
         sys.exit(128 + signal.SIGTERM)
 
 
@@ -53,7 +54,7 @@ class _Pool:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         with contextlib.suppress(RuntimeError, ValueError):  # only a main thread hears of signals
-            loop.add_signal_handler(signal.SIGTERM, task.cancel)
+            loop.add_signal_handler(signal.SIGTERM, _cancel_once(task))
         async with asyncio.TaskGroup() as group:
             for slot in range(self._jobs):
                 group.create_task(self._play(slot))
@@ -104,6 +105,16 @@ class _Pool:
         await process.wait()
 
 
+def _cancel_once(task: asyncio.Task[None]) -> Callable[[], None]:
+    """What is given back meanwhile is not disturbed by a further signal."""
+
+    def cancel() -> None:
+        if not task.cancelling():
+            task.cancel()
+
+    return cancel
+
+
 async def _end(process: asyncio.subprocess.Process) -> None:
     """It gives back what it has; what it leaves behind ends with it."""
     with contextlib.suppress(ProcessLookupError):
@@ -119,7 +130,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 def main(slot: int, slots: int, kind: str, seeds: Sequence[int]) -> None:
     """One group, in the process that was made for it."""
-    from tests.chaos.proc_cluster import ending_on_sigterm
+    from tests.chaos.early import ending_on_sigterm
     from tests.chaos.processes import LAYER, Teller, play_group
 
     share = len(pair.PORTS) // slots

@@ -18,15 +18,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.chaos import history as histories
+from tests.chaos.early import ending_on_sigterm
 from tests.chaos.flush_shim import NoShim
 from tests.chaos.netns import Hosts, NoHosts, run_loop_in
 from tests.chaos.power_disk import NoDisks
-from tests.chaos.proc_cluster import Cluster, NotSoInTime, Shape, ending_on_sigterm
+from tests.chaos.proc_cluster import Cluster, NotSoInTime, Shape
 from tests.chaos.proc_java import NoJava
 from tests.chaos.proc_kinds import ALL_FAULTS, KINDS, SLOW, clients_of, kind_of, steps_of
 from tests.chaos.proc_pool import play_beside
 from tests.chaos.proc_round import Outcome, Play
-from tests.chaos.report import Report
+from tests.chaos.report import HARNESS_FAILED, Report
 
 LAYER = "processes"
 ROUNDS_A_CLUSTER = 10
@@ -140,9 +141,11 @@ async def _play(
             began_s = time.monotonic()
             try:
                 outcome = await play.round(seed, steps_of(kind, seed, shape))
-            except Exception:  # a run of hours goes on with the next seed
+            except Exception as error:  # a run of hours goes on behind it
+                if teller.may_play_again(seed, error):
+                    return count - 1
                 kept = True
-                teller.broken_round(seed, kind, shape, traceback.format_exc())
+                teller.harness_failed(seed, kind, shape, error)
                 return count
             teller.tell(seed, kind, shape, outcome, time.monotonic() - began_s)
             if not outcome.ok:
@@ -168,9 +171,20 @@ class Teller:
         self.report = report
         self._layer = layer
         self._rounds = rounds
-        self._done = 0
+        self.done = 0
+        """How many rounds are over, however they ended."""
         self._timelines = 0
         self._failed_starts = self._starts_again = 0
+        self._again: set[int] = set()
+
+    def may_play_again(self, seed: int, error: Exception) -> bool:
+        """After a round that the harness could not judge; once for each seed, and the report says why."""
+        if seed in self._again:
+            return False
+        self._again.add(seed)
+        self.report.add(self._layer, "rounds played again")
+        self.report.figure(self._layer, f"seed {seed} played again", _first_line(error))
+        return True
 
     def may_start_again(self) -> bool:
         """After a start that is not worth telling; a few times in a row."""
@@ -179,13 +193,20 @@ class Teller:
 
     def failed_start(self, seed: int, kind: str, shape: Shape, text: str) -> None:
         """Raises NotSoInTime when one start after the other fails, and none would do better."""
-        self.broken_round(seed, kind, shape, text)
+        self._broken_round(seed, kind, shape, text)
         self._failed_starts += 1
         if self._failed_starts == FAILED_STARTS_MAX:
             raise NotSoInTime(text)
 
-    def broken_round(self, seed: int, kind: str, shape: Shape, text: str) -> None:
-        """The harness itself failed."""
+    def harness_failed(self, seed: int, kind: str, shape: Shape, error: Exception) -> None:
+        """The round was not judged, for a fault of the harness or of its machine."""
+        self.report.add(self._layer, HARNESS_FAILED)
+        trace = "".join(traceback.format_exception(error))
+        self._broken_round(seed, kind, shape, f"harness failed: {_first_line(error)}\n{trace}")
+
+    def _broken_round(self, seed: int, kind: str, shape: Shape, text: str) -> None:
+        self.done += 1
+        self.report.progress(self._layer, self.done, self._rounds)
         self.report.failure(self._layer, seed, f"{kind}: {shape}: {text}", self._repeat(seed, kind))
         self.report.round(self._layer, seed, kind, False, 0.0)
 
@@ -195,9 +216,9 @@ class Teller:
 
     def tell(self, seed: int, kind: str, shape: Shape, outcome: Outcome, seconds: float = 0.0) -> None:
         report, layer, findings = self.report, self._layer, outcome.findings
-        self._done += 1
+        self.done += 1
         self._failed_starts = self._starts_again = 0
-        report.progress(layer, self._done, self._rounds)
+        report.progress(layer, self.done, self._rounds)
         report.add(layer, "rounds")
         report.add(layer, "sends", findings.sends)
         report.add(layer, "acknowledged messages", findings.acknowledged)
@@ -243,3 +264,7 @@ class Teller:
                 lines.append(f"and {count - VERDICTS_SHOWN} more: {violation}")
         lines += [f"--- {node.name}\n{node.tail()}" for node in cluster.nodes]
         self.report.failure(self._layer, seed, "\n".join(lines), self._repeat(seed, kind))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -8,6 +8,7 @@
     series      points for a plot: unit, and (x, y) pairs
     span        a fault in a timeline
     round       a round that was played, so that a run that was interrupted can go on behind it
+    over        how far the layer's run came, and what ended it early
     failure     a seed that fails, why, and the command that repeats it
 
 One thread or process owns a Report.  A line is on disk when the call returns, so that what a run found
@@ -25,6 +26,8 @@ from typing import IO, Any, NamedTuple
 LINES = "report.jsonl"
 # Layers that measure somebody else's broker: what they find broken fails nothing.
 BASELINES = {"stock"}
+# A number of a layer: rounds that could not be judged.  Their seeds are among the failures.
+HARNESS_FAILED = "rounds that the harness failed"
 # Failures that are kept with their text; beyond that they are only counted.
 FAILURES_MAX = 200
 TEXT_CHARACTERS_MAX = 20_000
@@ -71,13 +74,24 @@ def _no_progress(layer: str, done: int, total: int) -> None:
 
 
 class Ran(NamedTuple):
-    """One run of a layer: when it began (UTC), of which commit, on what machine, by which command."""
+    """One run of a layer: when it began (UTC), of which commit, on what machine, by which command.
+
+    What follows the command is not known of runs from before it was written.
+    """
 
     layer: str
     at: str
     commit: str
     machine: str
     command: str
+    seed: int | None = None
+    """Of the first round."""
+    done: int | None = None
+    """How many rounds ran; None if the run did not come to say so."""
+    rounds: int = 0
+    """How many were to run."""
+    early: str = ""
+    """What ended it before they had; empty if nothing did."""
 
 
 class Report:
@@ -91,8 +105,9 @@ class Report:
         jobs: int = 1,
     ) -> None:
         self.directory = directory
-        self.progress = progress
-        """Called with a layer, what is done and what is to be done; also for a rate."""
+        self._progress = progress
+        self.reached: dict[str, tuple[int, int]] = {}
+        """By layer: how many rounds are over, and how many were to be played."""
         self.jobs = jobs
         """How many processes a layer may use."""
         self.figures: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -138,6 +153,11 @@ class Report:
 
     # -- what layers say ----------------------------------------------------------------------------
 
+    def progress(self, layer: str, done: int, total: int) -> None:
+        """So many rounds are over; it is shown, and written when the layer ends."""
+        self.reached[layer] = (done, total)
+        self._progress(layer, done, total)
+
     def figure(self, layer: str, name: str, value: float | str) -> None:
         """A number or a text; it replaces what the layer said by this name before."""
         self._put({"what": "figure", "layer": layer, "name": name, "value": value})
@@ -172,6 +192,11 @@ class Report:
     def ran(self, run: Ran) -> None:
         """A layer begins."""
         self._put({"what": "ran", **run._asdict()})
+
+    def over(self, layer: str, early: str = "") -> None:
+        """The layer's run ends, as far as its progress() has said; `early` is what ended it if not by itself."""
+        done, rounds = self.reached[layer]
+        self._put({"what": "over", "layer": layer, "done": done, "rounds": rounds, "early": early})
 
     def round(self, layer: str, seed: int, kind: str, ok: bool, seconds: float) -> None:
         """One that was played."""
@@ -228,11 +253,21 @@ class Report:
                 if len(self.failures) < FAILURES_MAX:
                     self.failures.append(Failure(layer, said["seed"], said["text"], said["repeat"]))
             case "ran":
-                self.runs.append(Ran(*(said[name] for name in Ran._fields)))
+                self.runs.append(Ran(**{name: said[name] for name in Ran._fields if name in said}))
+            case "over":
+                self._over(said)
             case "round":
                 self.rounds[layer][said["seed"]] = said["kind"]
             case "absent":
                 self.missing[layer] = said["why"]
+
+    def _over(self, said: dict[str, Any]) -> None:
+        """It is the layer's last run that this is said of."""
+        for at in reversed(range(len(self.runs))):
+            if self.runs[at].layer == said["layer"]:
+                over = {name: said[name] for name in ("done", "rounds", "early")}
+                self.runs[at] = self.runs[at]._replace(**over)
+                return
 
     @property
     def layers(self) -> list[str]:
@@ -240,8 +275,12 @@ class Report:
         named = [*self.totals, *self.figures, *self.violations, *self.failed]
         named += [one.layer for one in (*self.recoveries, *self.all_series, *self.spans)]
         return list(
-            dict.fromkeys(layer for layer in named if layer not in self.missing or self.totals[layer])
+            dict.fromkeys(layer for layer in named if layer not in self.missing or self._counted(layer))
         )
+
+    def _counted(self, layer: str) -> bool:
+        """Whether it did something; one that found nothing to run on took its seconds, too."""
+        return any(count for name, count in self.totals[layer].items() if name != "seconds")
 
     @property
     def ok(self) -> bool:

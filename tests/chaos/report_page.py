@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.checker import Violation
-from tests.chaos.report import BASELINES, Report, Series, Span
+from tests.chaos.report import BASELINES, HARNESS_FAILED, Ran, Report, Series, Span
 
 PAGE = "report.html"
 _WIDTH_INCHES, _ROW_INCHES = 10.0, 2.2
@@ -35,8 +35,9 @@ color: #222; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
 h3 { font-size: 1rem; margin-bottom: .2rem; }
 table { border-collapse: collapse; margin: .8rem 0; max-width: 100%; }
-td, th { padding: .25rem .6rem; border: 1px solid #ddd; overflow-wrap: anywhere; vertical-align: top; }
-th { background: #f5f5f5; text-align: left; font-weight: 600; overflow-wrap: normal; }
+td, th { padding: .25rem .6rem; border: 1px solid #ddd; vertical-align: top; }
+td:last-child { overflow-wrap: anywhere; }
+th { background: #f5f5f5; text-align: left; font-weight: 600; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 td.bad { background: #fbd5d5; font-weight: 600; } td.good { color: #888; } img { max-width: 100%; }
 pre { background: #f7f7f7; padding: .7rem; overflow-x: auto; font-size: 12px; }
@@ -76,10 +77,11 @@ def write_page(
             for name, data in plots
         ]
     parts += ["<h2>Figures</h2>", _figures(report, [*layers, *stock])]
-    if report.missing:
-        rows = [[layer, why] for layer, why in report.missing.items()]
+    rows = [[layer, why] for layer, why in report.missing.items() if layer not in report.layers]
+    if rows:
         parts += ["<h2>What did not run</h2>", _table(["layer", "why"], rows)]
-    parts += _failures(report)
+    parts += _failures(report, "Failing seeds", layers)
+    parts += _failures(report, "For comparison: what stopped rounds with RocketMQ itself", stock)
     page = directory / PAGE
     page.write_text("\n".join(part for part in parts if part))
     return page
@@ -91,9 +93,13 @@ def write_page(
 def _verdict(report: Report) -> str:
     broken = sum(counts.total() for layer, counts in report.violations.items() if layer not in BASELINES)
     failed = sum(count for layer, count in report.failed.items() if layer not in BASELINES)
+    if not set(report.layers) - BASELINES:
+        return '<p class="verdict">Nothing of ours was run.</p>'
     if report.ok:
         return '<p class="verdict good">No promise of ours was broken, and no run of ours failed.</p>'
-    return f'<p class="verdict bad">{broken:,} broken promises, {failed:,} failing seeds.</p>'
+    own = sum(counts[HARNESS_FAILED] for layer, counts in report.totals.items() if layer not in BASELINES)
+    of_them = f", {own:,} of which the harness could not judge" if own else ""
+    return f'<p class="verdict bad">{broken:,} broken promises, {failed:,} failing seeds{of_them}.</p>'
 
 
 def _told(report: Report, made_by: str) -> str:
@@ -105,6 +111,8 @@ def _told(report: Report, made_by: str) -> str:
         span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         many = " (several: each run below says which)" if len(commits) > 1 else ""
         parts.append(f"Run {span}, of commit {', '.join(map(_code, commits))}{many}.")
+    if early := sum(bool(run.early) for run in report.runs):
+        parts.append(f"Ended early: {early:,} of {len(report.runs):,} runs; what they had played counts.")
     if made_by:
         parts.append(f"The page was made by {_code(made_by)}.")
     return f"<p>{' '.join(parts)}</p>" if parts else ""
@@ -117,8 +125,20 @@ def _code(text: str) -> str:
 def _runs(report: Report) -> str:
     if not report.runs:
         return "<p>The runs did not say when they were, or of what.</p>"
-    rows = [[run.layer, run.at, run.commit, run.machine, run.command] for run in report.runs]
-    return _table(["layer", "begun", "commit", "machine", "command"], rows)
+    rows = [[run.layer, run.at, run.commit, run.machine, _extent(run), run.command] for run in report.runs]
+    return _table(["layer", "begun", "commit", "machine", "rounds", "command"], rows)
+
+
+def _extent(run: Ran) -> str:
+    """From which seed, how many rounds, and whether they are all that were to be."""
+    if run.seed is None:
+        return "see the command"  # a run from before this was written
+    begin = f"from seed {run.seed}: "
+    if run.done is None:
+        return f"{begin}{run.rounds:,} were to be, and the run did not come to say how many it played"
+    if run.early:
+        return f"{begin}{run.done:,} of {run.rounds:,}, ended early by {run.early}"
+    return f"{begin}{run.done:,}" if run.done >= run.rounds else f"{begin}{run.done:,} of {run.rounds:,}"
 
 
 def _counts(report: Report, layer: str) -> str:
@@ -200,17 +220,18 @@ def _figures(report: Report, layers: Sequence[str]) -> str:
     return _table(["layer", "figure", "value"], rows)
 
 
-def _failures(report: Report) -> list[str]:
-    if not report.failures:
+def _failures(report: Report, heading: str, layers: Sequence[str]) -> list[str]:
+    some = [failure for failure in report.failures if failure.layer in layers]
+    left = sum(report.failed[layer] for layer in layers) - len(some)
+    if not some and not left:
         return []
-    parts = ["<h2>Failing seeds</h2>"]
-    for failure in report.failures:
+    parts = [f"<h2>{html.escape(heading)}</h2>"]
+    for failure in some:
         parts.append(
             f"<details><summary>{html.escape(failure.layer)} seed {failure.seed}:"
             f" {html.escape(failure.text.splitlines()[0] if failure.text else '')}</summary>"
             f"<pre>{html.escape(failure.repeat)}\n\n{html.escape(failure.text)}</pre></details>"
         )
-    left = report.failed.total() - len(report.failures)
     if left:
         parts.append(f"<p>And {left} more.</p>")
     return parts

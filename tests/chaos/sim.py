@@ -15,7 +15,6 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from commitlog.options import FlushDiskType
 from haservice.remoting.lineage_headers import ReinitHeader
 from haservice.settings import BrokerRole, ReadMark
 from tests.chaos import checker, history
+from tests.chaos.early import workers
 from tests.chaos.report import Report
 from tests.chaos.sim_clients import Consumer, Operator, Producer
 from tests.chaos.sim_clock import BEGIN_S, virtual
@@ -312,29 +312,35 @@ def simulate(seed: int, directory: Path, mode: Mode | None = None) -> Outcome:
 # -- the layer ---------------------------------------------------------------------------------------
 
 
-def _seeds(seeds: list[int]) -> list[Outcome]:
+def _seed(seed: int, first: int, directory: Path) -> Outcome:
+    """With its events if it is the first of its task."""
+    outcome = simulate(seed, directory)
+    if seed != first or not outcome.ok:
+        outcome.events = []
+    return outcome
+
+
+def _seeds(seeds: list[int], directory: Path) -> list[Outcome]:
     """In a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="chaos-sim-") as directory:
-        outcomes = []
-        for seed in seeds:
-            outcome = simulate(seed, Path(directory))
-            if seed != seeds[0] or not outcome.ok:
-                outcome.events = []
-            outcomes.append(outcome)
-        return outcomes
+    own = directory / str(seeds[0])
+    own.mkdir()
+    return [_seed(seed, seeds[0], own) for seed in seeds]
 
 
 def outcomes(rounds: int, seed: int, jobs: int) -> Iterator[Outcome]:
     """Of the seeds from `seed` on, in their order."""
     seeds = range(seed, seed + rounds)
-    tasks = [list(seeds[at : at + _SEEDS_PER_TASK]) for at in range(0, rounds, _SEEDS_PER_TASK)]
-    if jobs == 1:
-        for task in tasks:
-            yield from _seeds(task)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        for done in pool.map(_seeds, tasks):
-            yield from done
+    with tempfile.TemporaryDirectory(prefix="chaos-sim-") as root:
+        directory = Path(root)
+        if jobs == 1:
+            for one in seeds:
+                yield _seed(one, seed, directory)
+            return
+        tasks = [list(seeds[at : at + _SEEDS_PER_TASK]) for at in range(0, rounds, _SEEDS_PER_TASK)]
+        with workers(jobs) as pool:
+            parts = [pool.submit(_seeds, task, directory) for task in tasks]
+            for part in parts:
+                yield from part.result()
 
 
 def run(rounds: int, seed: int, report: Report) -> None:
@@ -342,33 +348,39 @@ def run(rounds: int, seed: int, report: Report) -> None:
     faults: Counter[str] = Counter()
     modes: Counter[str] = Counter()
     drawn = 0
-    for done, outcome in enumerate(outcomes(rounds, seed, report.jobs), 1):
-        findings = outcome.findings
-        report.add(LAYER, "seeds")
-        report.add(LAYER, "steps", outcome.steps)
-        report.add(LAYER, "sends", findings.sends)
-        report.add(LAYER, "acknowledged", findings.acknowledged)
-        report.add(LAYER, "consumed", findings.consumed)
-        for name, count in outcome.operator.items():
-            report.add(LAYER, name, count)
-        faults.update(outcome.faults)
-        modes[outcome.mode.partition(",")[0]] += 1
-        for recovery in findings.recoveries:
-            report.recovery(LAYER, recovery.what, recovery.seconds)
-        for why, lost in findings.lost_bytes.items():
-            report.add(LAYER, f"bytes lost beyond every promise: {why}", lost)
-        for verdict in outcome.verdicts:
-            report.violation(LAYER, verdict.violation.value)
-        if not outcome.ok:
-            report.failure(LAYER, outcome.seed, outcome.text())
-        if outcome.events and drawn < TIMELINES:
-            drawn += 1
-            _draw(outcome, report)
-        report.progress(LAYER, done, rounds)
-    for name, count in sorted(faults.items()):
-        report.figure(LAYER, f"faults: {name}", count)
-    for name, count in sorted(modes.items()):
-        report.figure(LAYER, f"seeds with {name}", count)
+    try:
+        for done, outcome in enumerate(outcomes(rounds, seed, report.jobs), 1):
+            _tell(outcome, report)
+            faults.update(outcome.faults)
+            modes[outcome.mode.partition(",")[0]] += 1
+            if outcome.events and drawn < TIMELINES:
+                drawn += 1
+                _draw(outcome, report)
+            report.progress(LAYER, done, rounds)
+    finally:
+        for name, count in sorted(faults.items()):
+            report.add(LAYER, f"times {name}", count)
+        for name, count in sorted(modes.items()):
+            report.add(LAYER, f"seeds with {name}", count)
+
+
+def _tell(outcome: Outcome, report: Report) -> None:
+    findings = outcome.findings
+    report.add(LAYER, "seeds")
+    report.add(LAYER, "steps", outcome.steps)
+    report.add(LAYER, "sends", findings.sends)
+    report.add(LAYER, "acknowledged", findings.acknowledged)
+    report.add(LAYER, "consumed", findings.consumed)
+    for name, count in outcome.operator.items():
+        report.add(LAYER, name, count)
+    for recovery in findings.recoveries:
+        report.recovery(LAYER, recovery.what, recovery.seconds)
+    for why, lost in findings.lost_bytes.items():
+        report.add(LAYER, f"bytes lost beyond every promise: {why}", lost)
+    for verdict in outcome.verdicts:
+        report.violation(LAYER, verdict.violation.value)
+    if not outcome.ok:
+        report.failure(LAYER, outcome.seed, outcome.text())
 
 
 def _draw(outcome: Outcome, report: Report) -> None:

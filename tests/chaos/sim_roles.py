@@ -60,13 +60,12 @@ from haservice.broker.role_actions import (
 from haservice.broker.role_hands import DOUBT_SECONDS, HOLDER, PLEDGE_SECONDS
 from haservice.broker.role_machine import step, why_busy
 from haservice.broker.role_state import Asked, Begin, Event, RoleState, View
-from haservice.broker.roles import lineage_of
 from haservice.errors import AnswerError, HAServiceError, RemotingUnreachable
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.headers import ExtHeader
 from haservice.remoting.json_body import JSONBody
 from haservice.remoting.lineage_headers import LineageBody, PromoteHeader
-from haservice.replication.lineage import LogSpan, common_point
+from haservice.replication.lineage import LogSpan
 from haservice.replication.lineage_file import LineageFile, LineageState, decode_state
 from haservice.replication.status import SlaveStatus
 from tests.chaos.sim_disk import ProcessEnded, SimFiles
@@ -285,14 +284,10 @@ class RoleDriver:
     def _peer(self, addr: str) -> Node | None:
         return next((one for one in self.node.world.peers_of(self.node) if one.name == addr), None)
 
-    def _prove(self, action: Prove) -> Result:
+    def _prove(self, action: Prove) -> Done:
         peer, log = action.peer, self.node.store.log
-        common = common_point(self.node.lineage.state.lineage, log.end, lineage_of(peer), peer.log_end)
-        floor = max(log.start, peer.log_start)
-        point = min(common.point, log.end, peer.log_end) if common is not None else floor
-        if point <= floor:
-            return Failed("it has no byte of ours")
-        refill.compare_logs(log, self.read_log, peer.broker_addr, floor, point)
+        span = refill.span_to_prove(self.node.lineage.state.lineage, LogSpan(log.start, log.end), peer)
+        refill.compare_logs(log, self.read_log, peer.broker_addr, span.start, span.end)
         return Done()
 
     def _flush(self, action: Flush) -> End:
@@ -324,18 +319,9 @@ class RoleDriver:
         )
         node.pulled_back(node.world.nodes[peer.broker_addr])
         failure = outcome.failure
-        if failure and self._is_unfinished(peer.broker_addr, outcome.end, action.end):
+        if failure and refill.ends_unfinished(self.read_log, peer.broker_addr, outcome.end, action.end):
             failure = ""
         return Pulled(outcome.end, failure, outcome.more)
-
-    def _is_unfinished(self, addr: str, offset: int, end: int) -> bool:
-        head = b""
-        if end - offset >= refill.SIZE_BYTES:
-            try:
-                head = self.read_log(addr, offset, refill.SIZE_BYTES)
-            except HAServiceError:
-                return False
-        return refill.is_unfinished(head, end - offset)
 
     def read_log(self, addr: str, offset: int, size: int) -> bytes:
         """40002, of another node.  Raises RemotingError."""

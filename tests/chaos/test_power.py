@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.chaos import power, power_disk
 from tests.chaos.checker import Violation
 from tests.chaos.power_disk import Disk, NoDisks
 from tests.chaos.power_faults import Machines
 from tests.chaos.proc_cluster import Cluster, Shape
 from tests.chaos.proc_faults import Fault, Scene
 from tests.chaos.proc_round import ALL_FAULTS, Outcome, Play
+from tests.chaos.report import HARNESS_FAILED, Report
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -98,6 +103,37 @@ def test_a_loss_by_a_power_cut_is_found(tmp_path: Path, disks: list[Disk]) -> No
     assert any(one.violation is Violation.LOST for one in outcome.findings.verdicts)
 
 
+def test_a_round_that_the_harness_cannot_judge_is_played_again_once_and_then_told(
+    disks: list[Disk], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Disks give EIO to the harness: in seed 1 once, in seed 2 always; seed 3 is played all the same."""
+    del disks  # they say that there are some
+    played: list[int] = []
+
+    async def round_(self: Play, seed: int, steps: Sequence[tuple[str, ...]] | None = None) -> Outcome:
+        played.append(seed)
+        if seed == 2 or played == [1]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "state.json")
+        return await whole(self, seed, [])
+
+    whole = Play.round
+    monkeypatch.setattr(Play, "round", round_)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what is kept of seed 2, is the test's
+    report = Report()
+    power.run(3, 1, report)
+    assert played == [1, 1, 2, 2, 3]
+    assert report.totals["power"]["rounds"] == 2
+    assert report.totals["power"]["rounds played again"] == 2
+    assert report.totals["power"][HARNESS_FAILED] == 1
+    (failure,) = report.failures
+    assert failure.seed == 2
+    assert (
+        "harness failed: OSError: [Errno 5] Input/output error: 'state.json'" in failure.text.splitlines()[0]
+    )
+    assert not report.violations["power"].total()
+    assert report.reached["power"] == (3, 3)
+
+
 async def _acknowledged(scene: Scene, count: int) -> None:
     wanted = scene.history.acknowledged + count
 
@@ -144,6 +180,28 @@ def test_a_disk_keeps_what_was_flushed_and_forgets_the_rest(disks: list[Disk]) -
     disk.power_on()
     assert kept.read_bytes() == b"some bytes" * 1000
     assert not lost.exists() or lost.read_bytes() != b"some bytes" * 1000
+
+
+def test_a_disk_is_not_mounted_while_another_mount_namespace_keeps_it_as_the_cut_left_it(
+    disks: list[Disk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 740: a namespace that `ip -n` made had a copy of the mount, and what was mounted gave EIO."""
+    disk = disks[0]
+    path = disk.mount / "kept"
+    path.write_bytes(b"some bytes")
+    os.sync()
+    disk.shut_down()
+    words = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo there; read line"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"there\n"
+        with monkeypatch.context() as patch:
+            patch.setattr(power_disk, "UNMOUNT_S", 0.1)
+            with pytest.raises(NoDisks, match="still has"):
+                disk.power_on()
+        other.communicate(b"end\n")
+    disk.power_on()
+    assert path.read_bytes() == b"some bytes"
 
 
 def test_some_pages_reach_the_disk_before_the_power_goes(disks: list[Disk]) -> None:

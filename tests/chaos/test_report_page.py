@@ -60,3 +60,49 @@ def test_no_table_is_too_wide(tmp_path: Path) -> None:
     page = page_of(a_run(tmp_path), tmp_path)
     rows = re.findall("<tr>(.*?)</tr>", page)
     assert max(row.count("<t") for row in rows) <= COLUMNS_MAX
+
+
+def test_the_page_says_how_many_rounds_each_run_played_from_which_seed(tmp_path: Path) -> None:
+    report = Report(tmp_path)
+    for seed, done, early in ((1, 200, ""), (201, 57, "SIGTERM"), (401, None, "")):
+        report.ran(Ran("sim", "2026-11-23 10:00 UTC", "abc", "2 cores", "scripts/chaos", seed, rounds=200))
+        if done is not None:
+            report.progress("sim", done, 200)
+            report.over("sim", early)
+    report.add("sim", "seeds", 257)
+    page = page_of(Report.load(tmp_path), tmp_path)
+    assert "<td>from seed 1: 200</td>" in page
+    assert "<td>from seed 201: 57 of 200, ended early by SIGTERM</td>" in page
+    assert "from seed 401: 200 were to be, and the run did not come to say" in page
+    assert "Ended early: 1 of 3 runs" in page
+
+
+def test_seeds_that_fail_with_stock_are_not_told_as_ours(tmp_path: Path) -> None:
+    report = a_run(tmp_path)
+    report.failure("stock", 7, "the JVM went away")
+    assert report.ok
+    page = page_of(report, tmp_path)
+    assert "<h2>Failing seeds</h2>" not in page
+    ours, _, stock = page.partition("<h2>For comparison: what stopped rounds with RocketMQ itself</h2>")
+    assert "No promise of ours was broken" in ours
+    assert "JVM" not in ours
+    assert "stock seed 7: the JVM went away" in stock
+
+
+def test_what_was_left_out_once_and_has_run_since_is_not_told_as_missing(tmp_path: Path) -> None:
+    report = a_run(tmp_path)
+    report.absent("stock", "no java")
+    report.absent("power", "no disks")
+    report.add("power", "seconds", 2)
+    page = page_of(report, tmp_path)
+    _, _, missing = page.partition("What did not run")
+    assert "no disks" in missing
+    assert "no java" not in missing
+
+
+def test_a_page_without_a_run_of_ours_gives_no_verdict_on_us(tmp_path: Path) -> None:
+    report = Report(tmp_path)
+    report.add("stock", "rounds", 3)
+    page = page_of(report, tmp_path)
+    assert "Nothing of ours was run" in page
+    assert "No promise of ours was broken" not in page

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.pair import ScratchPair
 from haservice.errors import RemotingError
@@ -24,10 +26,10 @@ Ask = Callable[[ScratchPair], Admin]
 THIRD = "broker-a-s2"
 
 
-def start_three(pair: ScratchPair, ask: Admin) -> str:
+def start_three(pair: ScratchPair, ask: Admin, third_id: int = 2) -> str:
     """All of them, with both slaves in sync; the address of the third."""
     start_with_topic(pair, ask)
-    pair.start_second_slave()
+    pair.start_broker(THIRD, brokerRole="SLAVE", brokerId=str(third_id))
     wait_until(lambda: knows_all(ask, pair.addr(THIRD)), "the third has the list that is in effect")
     wait_until(
         lambda: in_sync(ask, pair.master_addr) == {pair.slave_addr, pair.addr(THIRD)}, "both are in sync"
@@ -181,3 +183,39 @@ def test_a_switchover_tells_the_third_and_refuses_nobody_aloud(make_pair: MakePa
     history = typed(pair, "history", "-b", "broker-a")
     assert [(row["epoch"], row["empty"]) for row in history] == [(1, False), (1000, True), (2000, False)]
     assert history[1]["masterAddr"] == pair.slave_addr
+
+
+def test_a_frozen_slave_is_stopped_first_and_a_dead_master_was_seen_when_it_was_heard_last(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    """Both slaves have one brokerId; nothing is written while the second is the master."""
+    pair = make_pair("SYNC_MASTER", haSendHeartbeatInterval="3000")  # else it is let go of at once
+    ask = admin(pair)
+    third = start_three(pair, ask, third_id=1)
+    status = run("haStatus", "-n", pair.namesrv_addr).stdout
+    first, second = sorted([pair.slave_addr, third])
+    assert f"broker-a: {first} and {second} have the same brokerId=1" in status
+    pair.processes[THIRD].popen.send_signal(signal.SIGSTOP)
+    forget = ("forget", "-n", pair.namesrv_addr, "-b", "broker-a", "--replica", third, "--yes")
+    refused = run(*forget)
+    pair.processes[THIRD].kill()
+    assert refused.exit_code == 1
+    assert f"still holds a connection to {pair.master_addr}, and was heard " in refused.stderr
+    assert "stop it first, then forget it" in refused.stderr
+    wait_until(lambda: third not in in_sync(ask, pair.master_addr), "the master has let go of it")
+    assert run(*forget).exit_code == 0
+    wait_until(lambda: in_sync(ask, pair.master_addr) == {pair.slave_addr}, "the slave has the list")
+    for addr in (pair.slave_addr, pair.master_addr):
+        done = typed(pair, "switchover", "-b", "broker-a", "--to", addr, "--yes")
+        assert {row["epoch"] for row in done["after"]} == {done["epoch"]}
+        other = ({pair.slave_addr, pair.master_addr} - {addr}).pop()
+        wait_until(lambda at=addr, of=other: in_sync(ask, at) == {of}, "the other one follows")
+    terms = {row["epoch"]: row["why"] for row in typed(pair, "history", "-b", "broker-a")}
+    assert terms[1000].endswith("nothing was written in it")
+    before_ms = wall_clock_ms()
+    send_ok(pair.master_addr, numbered(0, 20))
+    wait_level(pair, ask)
+    kill(pair, "broker-a")
+    done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    seen = {row["brokerAddr"]: row["lastSeenMs"] for row in done["before"]}
+    assert seen[pair.master_addr] >= before_ms

@@ -189,3 +189,41 @@ def test_a_disk_that_does_not_take_it_leaves_all_as_it_was(tmp_path: Path) -> No
     with pytest.raises(OSError, match="lineage"):
         file.update(master_role="SYNC_MASTER")
     assert file.state is before
+
+
+def test_when_a_master_was_heard_last_outlives_its_term(tmp_path: Path) -> None:
+    """It was a slave once, was seen as one then, and was the master for long."""
+    file = LineageFile(tmp_path)
+    first, own = Lineage((Epoch(1, 0, "m"),)), Epoch(2, 500, file.state.replica_id)
+    file.update(lineage=first, replicas={"m": Replica("m:1", 300, 5, True)})
+    file.heard_master(first, 500, 9000)
+    file.begin(own)
+    assert dict(LineageFile(tmp_path).state.replicas) == {"m": Replica("m:1", 300, 9000, True)}
+    other = Lineage((*first.epochs, own, Epoch(3, 600, "n")))
+    file.followed(other, master_end=600, master_heard_ms=9500)
+    file.followed(other.begun(Epoch(4, 700, "o")), master_end=700, master_heard_ms=9900)
+    assert {name: one.seen_ms for name, one in file.state.replicas.items()} == {"m": 9000, "n": 9500}
+
+
+@pytest.mark.parametrize(
+    ("start", "cut", "unwritten"), [(500, False, True), (500, True, False), (600, False, None)]
+)
+def test_a_master_that_wrote_nothing_in_its_term_remembers_that(
+    tmp_path: Path, start: int, cut: bool, unwritten: bool | None
+) -> None:
+    file = LineageFile(tmp_path)
+    first = Lineage((Epoch(1, 0, "m"),))
+    file.update(lineage=first)
+    file.begin(Epoch(2, 500, file.state.replica_id))
+    file.followed(file.state.lineage.begun(Epoch(3, start, "m")), cut=cut, master_end=start)
+    past = LineageFile(tmp_path).state.past
+    assert [one.unwritten for one in past] == ([] if unwritten is None else [unwritten])
+
+
+def test_a_machine_that_went_down_may_have_taken_what_was_written(tmp_path: Path) -> None:
+    file = LineageFile(tmp_path)
+    file.begin(Epoch(2, 500, file.state.replica_id))
+    file.update(boot_id="another boot")
+    file = LineageFile(tmp_path)
+    file.followed(file.state.lineage.begun(Epoch(3, 500, "m")), master_end=500)
+    assert [one.unwritten for one in file.state.past] == [False]

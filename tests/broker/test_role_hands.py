@@ -1,0 +1,159 @@
+"""What the machine of roles decides, carried out: a lost answer that is asked after, and what a view leaves out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from commitlog.retention import DISK_HOLDER
+from commitlog.store import Store
+from haservice.broker import role_hands
+from haservice.broker.peers import PATIENCE_S, Peers
+from haservice.broker.role_actions import Failed, FindOut, Lost, Result
+from haservice.broker.role_hands import DOUBT_LOOK_SECONDS, DOUBT_SECONDS, RoleHands
+from haservice.errors import RemotingTimeout, RemotingUnreachable
+from haservice.remoting.lineage_headers import EpochBody, LineageBody
+from haservice.replication.lineage_file import LineageFile
+from tests.broker.test_roles import ME, OTHER, peer
+from tests.support.brokers import node_config
+from tests.support.messages import STORE_HOST
+
+SLAVE = peer("s", (1, 0, ME))
+CHANGING = dataclasses.replace(SLAVE, changing=True)
+PROMOTED = peer("s", (1, 0, ME), (1000, 5000, "s"), role="SYNC_MASTER")
+SILENT = RemotingTimeout("s:10911", 40001, PATIENCE_S)
+DOWN = RemotingUnreachable("s:10911", "Connection refused")
+TERMS_FALL = ValueError("epochs do not rise")
+
+
+class Words(Peers):
+    """What one peer says, a word at each asking; a deadline, too: time is up once all is said."""
+
+    def __init__(self, *words: LineageBody | Exception) -> None:
+        self.words = list(words)
+        self.asked: list[str] = []
+
+    def ask_one(self, addr: str, timeout_s: float = PATIENCE_S) -> LineageBody:
+        self.asked.append(addr)
+        word = self.words.pop(0)
+        if isinstance(word, Exception):
+            raise word
+        return word
+
+    @property
+    def expired(self) -> bool:
+        return not self.words
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Callable[[Peers], RoleHands]]:
+    """Hands of a broker of which only the files are there."""
+    config = node_config(tmp_path, port=20011)
+    store = Store.open(config.log, store_host=STORE_HOST)
+
+    def make(peers: Peers) -> RoleHands:
+        return RoleHands(
+            config,
+            LineageFile(config.log.root),
+            store,
+            peers,
+            None,
+            copy_side_state=lambda _: False,
+            set_master=lambda _, __: None,
+            turn=lambda _: None,
+            announce=lambda: None,
+            describe=lambda _: SLAVE,
+        )
+
+    yield make
+    store.close()
+
+
+# -- what became of a slave whose answer is lost ----------------------------------------------------
+
+
+@pytest.fixture
+def find_out(
+    made: Callable[[Peers], RoleHands], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Words], Result]:
+    """Asks after a term from 1000 on, of the replica s; checks how patiently."""
+
+    def find_out(words: Words) -> Result:
+        given: list[float] = []
+        pauses: list[float] = []
+        monkeypatch.setattr(role_hands, "Deadline", lambda seconds: given.append(seconds) or words)
+        monkeypatch.setattr(role_hands, "time", SimpleNamespace(sleep=pauses.append))
+        found = made(words).perform(FindOut("s:10911", "s", 1000))
+        assert given == [DOUBT_SECONDS]
+        # It is let alone between two looks, and after the last one that told nothing.
+        looks = len(words.asked) - (not isinstance(found, Lost))
+        assert pauses == [DOUBT_LOOK_SECONDS] * looks
+        return found
+
+    return find_out
+
+
+def test_a_slave_is_asked_until_it_says_that_it_was_promoted(find_out: Callable[[Words], Result]) -> None:
+    words = Words(SILENT, DOWN, TERMS_FALL, CHANGING, PROMOTED, SLAVE)
+    assert find_out(words) is PROMOTED
+    assert words.asked == ["s:10911"] * 5
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        SLAVE,
+        # A term of its own, but an older one than it was told to begin.
+        dataclasses.replace(PROMOTED, epochs=(EpochBody(1, 0, ME), EpochBody(999, 5000, "s"))),
+        # It follows another one by now.
+        dataclasses.replace(SLAVE, epochs=(EpochBody(1, 0, ME), EpochBody(1000, 5000, OTHER))),
+    ],
+)
+def test_a_slave_that_changes_nothing_and_has_no_such_term_says_no(
+    find_out: Callable[[Words], Result], word: LineageBody
+) -> None:
+    words = Words(DOWN, CHANGING, word, PROMOTED)
+    assert find_out(words) == Failed("it says that it was not", answered=True)
+    assert len(words.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([SILENT, DOWN, SILENT], "it does not answer"),
+        ([SILENT, CHANGING, SILENT], "it is changing its role"),
+    ],
+)
+def test_what_is_not_known_when_time_is_up_stays_unknown(
+    find_out: Callable[[Words], Result], words: list[LineageBody | Exception], why: str
+) -> None:
+    assert find_out(Words(*words)) == Lost(why)
+
+
+def test_what_another_replica_says_at_its_address_is_not_its_word(
+    find_out: Callable[[Words], Result],
+) -> None:
+    stranger = dataclasses.replace(SLAVE, replica_id="x")
+    assert isinstance(find_out(Words(stranger, stranger)), Lost)
+    assert find_out(Words(stranger, PROMOTED)) is PROMOTED
+
+
+# -- what is so -------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_and_roles_themselves_do_not_make_a_broker_unwritable(
+    made: Callable[[Peers], RoleHands],
+) -> None:
+    """A master whose disk is full can hand over: the term begins in the slave's log."""
+    hands = made(Words())
+    assert hands.view().unwritable == ""
+    hands.store.log.hold_appends("disk is 96.0% used", DISK_HOLDER)
+    hands.hold("switching over")
+    assert hands.store.log.writable == "disk is 96.0% used"
+    assert hands.view().unwritable == ""
+    hands.store.log.hold_appends("queues are not complete yet")
+    assert hands.view().unwritable == "queues are not complete yet"
