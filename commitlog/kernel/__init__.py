@@ -3,6 +3,7 @@
     layout      the table of fields; structs, numpy's description and the C header come from it
     records     one message: encode, stamp, decode, check      the readable reference, in Python
     scan        many records: up to the first that is none
+    entries     what a queue's entries lead to: the records that they are said to be of
     keys        what the index and tags want of properties
     native      the same over whole runs, in C, where it was built (core/*.h, _native.pyx)
 

@@ -4,17 +4,29 @@
 The interpreter lock is let go where there is enough to do: handing it over costs more than a short run.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
 
 cdef extern from "core/records.h" nogil:
     void hs_crc_init()
     uint32_t hs_crc32(uint32_t, const uint8_t*, size_t)
     size_t hs_scan(const uint8_t*, size_t, int64_t, int, int64_t, int64_t*, int64_t*)
 
+cdef extern from "core/entries.h" nogil:
+    ctypedef struct hs_entry:
+        int64_t physical_offset
+        int64_t queue_offset
+        int32_t size
+    size_t hs_sound(const uint8_t*, size_t, int64_t, const hs_entry*, size_t, const uint8_t*, size_t, int64_t)
+
 # From here on the lock is let go: some 10 µs of work.
 cdef enum:
     LONG_BYTES = 64 << 10
+    # So many entries of a queue need no memory of their own: a pull's.
+    FEW_ENTRIES = 64
 
 hs_crc_init()
 
@@ -57,3 +69,38 @@ def scan(view, Py_ssize_t position, int64_t offset, Py_ssize_t end, bint crc, in
     finally:
         PyBuffer_Release(&buffer)
     return position + <Py_ssize_t>moved, count, position + last if last >= 0 else -1
+
+
+@cython.boundscheck(True)
+def sound(data, int64_t start, run, Py_ssize_t first, bytes topic, int64_t queue_id, offsets):
+    """Behind those entries of `run`, tuples of physical offset, size and more, from number `first` on, whose records
+    in `data`, which is at `start` in the log, are ordinary and sound; with a `topic`, of these queue offsets of it."""
+    cdef Py_buffer buffer
+    cdef hs_entry few[FEW_ENTRIES]
+    cdef hs_entry* entries = few
+    cdef const uint8_t* name = NULL
+    cdef Py_ssize_t count = len(run) - first, name_bytes = 0, number, passed
+    if first < 0 or count <= 0:
+        return first
+    if topic is not None:
+        name, name_bytes = <const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)
+    PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
+    try:
+        if count > FEW_ENTRIES:
+            entries = <hs_entry*>malloc(count * sizeof(hs_entry))
+            if entries == NULL:
+                raise MemoryError()
+        for number in range(count):
+            entry = run[first + number]
+            entries[number].physical_offset, entries[number].size = entry[0], entry[1]
+            entries[number].queue_offset = offsets[first + number] if name != NULL else 0
+        if buffer.len >= LONG_BYTES:
+            with nogil:
+                passed = hs_sound(<const uint8_t*>buffer.buf, buffer.len, start, entries, count, name, name_bytes, queue_id)
+        else:
+            passed = hs_sound(<const uint8_t*>buffer.buf, buffer.len, start, entries, count, name, name_bytes, queue_id)
+    finally:
+        if entries != few:
+            free(entries)
+        PyBuffer_Release(&buffer)
+    return first + passed

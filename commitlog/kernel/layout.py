@@ -38,7 +38,8 @@ from typing import NamedTuple
 MESSAGE_MAGIC = -626843481
 MESSAGE_MAGIC_V2 = -626843477
 BLANK_MAGIC = -875286124
-MAGICS_BYTES = (struct.pack(">i", MESSAGE_MAGIC), struct.pack(">i", MESSAGE_MAGIC_V2))
+MAGICS = (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
+MAGICS_BYTES = tuple(struct.pack(">i", magic) for magic in MAGICS)
 
 SYS_COMPRESSED = 0x1
 SYS_MULTI_TAGS = 0x2
@@ -54,12 +55,14 @@ SYS_HOSTS_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 # Kept free at the end of every segment, so that a blank fits.
 BLANK_BYTES = 8
 TOPIC_BYTES_MAX = 127
+TOPIC_BYTES_MAX_V2 = 255
 PROPERTIES_BYTES_MAX = 32767
 # A record may be this much longer than the largest body (4.9.4+).
 RECORD_OVERHEAD_MAX = 65536
 CRC_MASK = 0x7FFFFFFF
 # What a topic, which becomes a path, is made of: RocketMQ's TopicValidator.
-TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
+NAME_LETTERS = "[%|a-zA-Z0-9_-]"
+TOPIC = re.compile(b"%s{1,%d}" % (NAME_LETTERS.encode(), TOPIC_BYTES_MAX_V2))
 
 HOST_BYTES = 8
 HOST_BYTES_V6 = 20
@@ -109,13 +112,17 @@ def _code(field: Field, kind: int) -> str:
 
 
 def head_struct(kind: int, *names: str) -> struct.Struct:
-    """Up to the body, of records of this kind; only the fields of `names`, in the table's order, if any are
-    named."""
-    codes = []
+    """Up to the body, of records of this kind; or only the fields of `names`, in the table's order, and no
+    further than the last of them."""
+    codes, end = [], 0
     for field in HEAD_FIELDS:
         code = _code(field, kind)
-        codes.append(code if not names or field.name in names else f"{struct.calcsize('>' + code)}x")
-    return struct.Struct(">" + "".join(codes))
+        if not names or field.name in names:
+            codes.append(code)
+            end = len(codes)
+        else:
+            codes.append(f"{struct.calcsize('>' + code)}x")
+    return struct.Struct(">" + "".join(codes[:end]))
 
 
 def offsets(kind: int) -> dict[str, int]:
@@ -139,6 +146,8 @@ HEADS = {
     )
     for kind in KINDS
 }
+# Whether a record begins here at all: its size, magic, and where it says that it belongs.
+START = head_struct(0, "size", "magic", "physical_offset")
 # What lies behind a host of IPv6 does so this much later.
 V6_BYTES = HOST_BYTES_V6 - HOST_BYTES
 # A topic of one byte, no body, no properties but the size of theirs.
@@ -149,6 +158,8 @@ PATCH = struct.Struct(">qq")
 PATCH_AT = AT["queue_offset"]
 STORE_TIMESTAMP_AT = {0: AT["store_timestamp"], SYS_BORN_HOST_V6: AT["store_timestamp"] + V6_BYTES}
 SYS_FLAG_LOW_AT = AT["sys_flag"] + 3
+# So much of a record tells when it was stored, whatever its hosts are.
+STORED_BYTES = STORE_TIMESTAMP_AT[SYS_BORN_HOST_V6] + 8
 
 # A consume queue's entry: physical offset, size, tags code.
 QUEUE_ENTRY = struct.Struct(">qiq")

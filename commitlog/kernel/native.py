@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import zlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -28,3 +30,6 @@ def _load() -> tuple[ModuleType | None, str]:
 core: Any
 core, build = _load()
 """The compiled module or None, and the words for it that `mqadmin brokerStatus` shows."""
+
+crc32: Callable[..., int] = zlib.crc32 if core is None else core.crc32
+"""As zlib.crc32, and several times as fast where the machine lets it be."""

@@ -14,11 +14,12 @@ from functools import lru_cache
 from itertools import accumulate, repeat
 from operator import mul
 from typing import NamedTuple
-from zlib import crc32
 
 from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
 from commitlog.files import Buffer
+from commitlog.kernel import native
 from commitlog.kernel.layout import (
+    AT,
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,
@@ -33,7 +34,9 @@ from commitlog.kernel.layout import (
     PATCH_AT,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
+    START,
     STORE_TIMESTAMP_AT,
+    STORED_BYTES,
     SYS_BORN_HOST_V6,
     SYS_FLAG_LOW_AT,
     SYS_HOSTS_V6,
@@ -126,7 +129,7 @@ class EncodedBatch(NamedTuple):
 
 def body_crc(body: Buffer) -> int:
     """CRC-32 with its top bit cleared, as Java keeps it in a positive int."""
-    return crc32(body) & CRC_MASK
+    return native.crc32(body) & CRC_MASK
 
 
 @lru_cache(maxsize=4096)
@@ -160,7 +163,7 @@ def encode(message: Message, store_host: bytes) -> bytearray:
     head = layout.pack(
         layout.size + body_bytes + len(topic) + 2 + len(properties),
         MESSAGE_MAGIC,
-        crc32(body) & CRC_MASK,
+        native.crc32(body) & CRC_MASK,
         message.queue_id,
         message.flag,
         0,
@@ -367,7 +370,7 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
     if crc:
         body_at = position + BODY_AT[head.sys_flag & SYS_HOSTS_V6]
         (body_bytes,) = _INT.unpack_from(view, body_at - 4)
-        (expected,) = _INT.unpack_from(view, position + 8)
+        (expected,) = _INT.unpack_from(view, position + AT["body_crc"])
         if body_crc(view[body_at : body_at + body_bytes]) != expected:
             raise CorruptRecord(position, "its body does not match its CRC")
     return head.size
@@ -377,6 +380,14 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
 def is_topic(name: bytes) -> bool:
     """Whether it can be a topic, which becomes a path: the letters of RocketMQ's TopicValidator."""
     return TOPIC.fullmatch(name) is not None
+
+
+def stored_at(head: Buffer, offset: int) -> int | None:
+    """When the record was stored that `head` is the first STORED_BYTES of, at least; None if they are not there,
+    or do not say that it belongs at `offset`."""
+    if len(head) < STORED_BYTES or START.unpack_from(head)[-1] != offset:
+        return None
+    return store_timestamp_ms(head)
 
 
 def store_timestamp_ms(view: Buffer, position: int = 0) -> int:

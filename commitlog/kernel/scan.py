@@ -1,14 +1,16 @@
 """Going over the records of a log, fast, up to the first place that holds none.  Pure.
 
-What makes a place hold none is recovery's matter; here it is only found, and said.  The native build goes over
-what is ordinary; from where it stops, this goes on.
+    walk            over the records that follow each other ─ pass_ordinary ─ judge one ─ pass_ordinary ─ ...
+    pass_ordinary   over those that are whole and ordinary: native, or _pass_ordinary
+
+What makes a place hold none is recovery's matter; here it is only found, and said.  Whatever is not ordinary is
+judged by records.check(), in its words; then the fast way goes on behind it.
 """
 
 from __future__ import annotations
 
 import struct
 from typing import NamedTuple
-from zlib import crc32
 
 from commitlog.errors import CorruptRecord
 from commitlog.files import Buffer
@@ -17,21 +19,29 @@ from commitlog.kernel.layout import (
     BLANK_BYTES,
     BLANK_MAGIC,
     CRC_MASK,
-    HEADS,
+    KINDS,
     MESSAGE_MAGIC,
     RECORD_BYTES_MIN,
     SYS_HOSTS_V6,
+    TOPIC_BYTES_MAX,
+    head_struct,
 )
-from commitlog.kernel.records import check, is_topic, parse_head, record_size
+from commitlog.kernel.records import RecordHead, check, is_topic, parse_head, record_size
 
-# Of a record with IPv4 hosts, what is looked at: size, magic, CRC, queue id and offset, physical offset, sys
-# flag, store timestamp, body size.
-_FIELDS = struct.Struct(">iiIi4xqqi16xq20xi")
-_HEAD_BYTES = _FIELDS.size
-assert HEADS[0].size == _HEAD_BYTES
-_HEAD_BYTES_MAX = HEADS[SYS_HOSTS_V6].size
+_LOOKED_AT = (
+    "size",
+    "magic",
+    "body_crc",
+    "queue_id",
+    "queue_offset",
+    "physical_offset",
+    "sys_flag",
+    "body_size",
+)
+_HEADS = {kind: head_struct(kind, *_LOOKED_AT) for kind in KINDS}
+_HEAD = _HEADS[0]
 # Topic and properties size, by the topic's length.
-_TAILS = tuple(struct.Struct(f">{size}sh").unpack_from for size in range(256))
+_TAILS = tuple(struct.Struct(f">{size}sh").unpack_from for size in range(TOPIC_BYTES_MAX + 1))
 # Behind every offset.
 NOWHERE = (1 << 63) - 1
 # The least that a disk or a file system loses of a file.
@@ -67,122 +77,126 @@ def walk(
 ) -> Walk:
     """Goes over whole records from `position`, which is `offset` in the log, `room` before its segment's end.
 
-    This is check() in a loop, with the ordinary record done in place, for recovery looks at gigabytes.
     Topic and properties are not summed.  With `torn_from_ms`, a record stored since then that ends behind
     the offset `torn_from` is taken for torn if its properties end in zeros, as after an unfinished write, or
     what a sector of the file has of them does, as after a lost page.  A NUL among other bytes is fine: stock
     masters take it from clients.
     """
-    end = len(view)
-    shift = offset - position
-    file_shift = shift - segment_start
-    room_end = position + room
-    last, count = -1, 0
-    if native.core is not None:
-        scan_end = min(end, room_end)
-        position, count, last = native.core.scan(
-            view, position, offset, scan_end, crc, NOWHERE if torn_from_ms is None else torn_from
-        )
-    fields = _FIELDS.unpack_from
-    tails = _TAILS
-    topics: set[bytes] = set()  # of this walk, found good
-    while end - position >= _HEAD_BYTES_MAX:
-        size, magic, expected, queue_id, queue_offset, physical_offset, flag, timestamp_ms, body_bytes = (
-            fields(view, position)
-        )
-        record_end = position + size
-        if magic != MESSAGE_MAGIC or size < RECORD_BYTES_MIN or record_end > room_end or record_end > end:
-            break
-        body_at = position + _HEAD_BYTES
-        if flag & SYS_HOSTS_V6:
-            layout = HEADS[flag & SYS_HOSTS_V6]
-            body_at = position + layout.size
-            *_, timestamp_ms, body_bytes = layout.unpack_from(view, position)
-        topic_at = body_at + body_bytes
-        if body_bytes < 0 or topic_at + 3 > record_end or physical_offset != position + shift:
-            break
-        topic_bytes = view[topic_at]
-        properties_at = topic_at + topic_bytes + 3
-        if properties_at > record_end:
-            break
-        topic, properties_bytes = tails[topic_bytes](view, topic_at + 1)
-        if properties_at + properties_bytes != record_end or queue_id | queue_offset < 0:
-            break
-        if topic not in topics:
-            if not is_topic(topic):
-                break
-            topics.add(topic)
-        if crc and crc32(view[body_at:topic_at]) & CRC_MASK != expected:
-            break
-        if (
-            torn_from_ms is not None
-            and timestamp_ms >= torn_from_ms
-            and record_end + shift > torn_from
-            and 0 in bytes(view[properties_at:record_end])
-            and _lost(view, properties_at, record_end, file_shift)
-        ):
-            break
-        last = position
-        count += 1
-        position = record_end
-    done = Walk(position, last, count, None, 0, 0)
-    return _walk_end(
-        view,
-        done,
-        shift=shift,
-        file_shift=file_shift,
-        room_end=room_end,
-        crc=crc,
-        torn_from_ms=torn_from_ms,
-        torn_from=torn_from,
-    )
-
-
-def _lost(view: Buffer, begin: int, end: int, file_shift: int) -> bool:
-    """Whether zeros end what some sector has of the field from `begin` to `end`.
-
-    Not all of a sector need be lost: its first half may have been flushed, when a replica had no more.
-    """
-    while begin < end:
-        sector_end = min(end, begin + _SECTOR_BYTES - (begin + file_shift) % _SECTOR_BYTES)
-        if not view[sector_end - 1]:
-            return True
-        begin = sector_end
-    return False
-
-
-def _walk_end(
-    view: Buffer,
-    done: Walk,
-    *,
-    shift: int,
-    file_shift: int,
-    room_end: int,
-    crc: bool,
-    torn_from_ms: int | None,
-    torn_from: int,
-) -> Walk:
-    """Why walk() stopped: the view's end, a blank or damage.  V2 records are passed one by one."""
+    shift, room_end = offset - position, position + room
+    watched_from = NOWHERE if torn_from_ms is None else torn_from
+    count, last = 0, -1
     while True:
-        position = done.position
+        passed_to, passed, passed_last = pass_ordinary(
+            view, position, position + shift, room_end, crc=crc, nul_from=watched_from
+        )
+        if passed:
+            position, count, last = passed_to, count + passed, passed_last
         try:
             head = parse_head(view, position, room_end - position)
             if head is None:
                 size = record_size(view, position) if len(view) - position >= BLANK_BYTES else None
-                return done._replace(needed=size or BLANK_BYTES)
+                return Walk(position, last, count, None, size or BLANK_BYTES, 0)
             if head.magic == BLANK_MAGIC:
                 if head.size != room_end - position:
-                    raise CorruptRecord(
-                        position, f"blank of {head.size} bytes, left are {room_end - position}"
-                    )
-                return done._replace(blank=head.size)
+                    reason = f"blank of {head.size} bytes, left are {room_end - position}"
+                    return Walk(position, last, count, reason, 0, 0)
+                return Walk(position, last, count, None, 0, head.size)
             if head.physical_offset != position + shift:
                 raise CorruptRecord(position, f"says that it belongs at {head.physical_offset}")
-            size = check(view, position, crc)
-            torn = torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms
-            properties_at, end = position + size - len(head.properties), position + size
-            if torn and end + shift > torn_from and _lost(view, properties_at, end, file_shift):
-                raise CorruptRecord(position, "its properties are torn")
+            check(view, position, crc)
+            if torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms:
+                _check_torn(view, position, head, torn_from, segment_start)
         except CorruptRecord as error:
-            return done._replace(reason=error.reason)
-        done = done._replace(position=position + size, last=position, records=done.records + 1)
+            return Walk(position, last, count, error.reason, 0, 0)
+        position, count, last = position + head.size, count + 1, position
+
+
+def _check_torn(view: Buffer, position: int, head: RecordHead, torn_from: int, segment_start: int) -> None:
+    """Raises CorruptRecord if zeros end what some sector of the file has of the properties.
+
+    Not all of a sector need be lost: its first half may have been flushed, when a replica had no more.
+    """
+    if head.physical_offset + head.size <= torn_from:
+        return
+    end = position + head.size
+    begin = end - len(head.properties)
+    file_shift = head.physical_offset - position - segment_start
+    while begin < end:
+        sector_end = min(end, begin + _SECTOR_BYTES - (begin + file_shift) % _SECTOR_BYTES)
+        if not view[sector_end - 1]:
+            raise CorruptRecord(position, "its properties are torn")
+        begin = sector_end
+
+
+def pass_ordinary(
+    view: Buffer, position: int, offset: int, end: int, *, crc: bool = True, nul_from: int = NOWHERE
+) -> tuple[int, int, int]:
+    """Over the whole, ordinary records of `view` from `position`, which is `offset` in the log, to `end` at most.
+
+    (place behind the last of them, how many, place of the last or -1).  Ordinary is what ordinary() says, that
+    it is where it says, and with `crc` that its body is what its CRC is of; and, if it ends behind the offset
+    `nul_from`, that there is no NUL in its properties.
+    """
+    if native.core is not None:
+        passed: tuple[int, int, int] = native.core.scan(view, position, offset, end, crc, nul_from)
+        return passed
+    with memoryview(view) as whole:
+        return _pass_ordinary(whole, position, offset - position, min(end, len(whole)), crc, nul_from)
+
+
+def _pass_ordinary(
+    view: memoryview, position: int, shift: int, end: int, crc: bool, nul_from: int
+) -> tuple[int, int, int]:
+    count, last = 0, -1
+    while (found := ordinary(view, position, end)) is not None:
+        size, expected, _, _, physical_offset, body_at, topic_at, properties_at = found
+        record_end = position + size
+        if (
+            physical_offset != position + shift
+            or (crc and native.crc32(view[body_at : topic_at - 1]) & CRC_MASK != expected)
+            or (record_end + shift > nul_from and 0 in bytes(view[properties_at:record_end]))
+        ):
+            break
+        position, count, last = record_end, count + 1, position
+    return position, count, last
+
+
+def ordinary(
+    view: memoryview, position: int, end: int
+) -> tuple[int, int, int, int, int, int, int, int] | None:
+    """The record at `position`, if it is one of MESSAGE_MAGIC, all there before `end`, and a queue can take it.
+
+    Its size, CRC, queue id, queue offset, physical offset, and where body, topic and properties begin.  These are
+    check()'s rules but for the CRC, and hs_parse()'s; None for anything else, about which only check() knows.
+    """
+    if end - position < RECORD_BYTES_MIN:
+        return None
+    size, magic, crc, queue_id, queue_offset, physical_offset, flag, body_bytes = _HEAD.unpack_from(
+        view, position
+    )
+    record_end = position + size
+    if magic != MESSAGE_MAGIC or size < RECORD_BYTES_MIN or record_end > end:
+        return None
+    body_at = position + _HEAD.size
+    if flag & SYS_HOSTS_V6:
+        layout = _HEADS[flag & SYS_HOSTS_V6]
+        body_at = position + layout.size
+        if body_at > record_end:
+            return None
+        body_bytes = layout.unpack_from(view, position)[-1]
+    topic_at = body_at + body_bytes + 1
+    if body_bytes < 0 or topic_at + 2 > record_end:
+        return None
+    topic_bytes = view[topic_at - 1]
+    properties_at = topic_at + topic_bytes + 2
+    if topic_bytes > TOPIC_BYTES_MAX or properties_at > record_end:
+        return None
+    topic, properties_bytes = _TAILS[topic_bytes](view, topic_at)
+    if (
+        properties_at + properties_bytes != record_end
+        or queue_id < 0
+        or queue_offset < 0
+        or not is_topic(topic)
+    ):
+        return None
+    return size, crc, queue_id, queue_offset, physical_offset, body_at, topic_at, properties_at

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
-from commitlog.kernel.layout import BLANK, BLANK_MAGIC, MESSAGE_MAGIC_V2
+from commitlog.kernel.layout import BLANK, BLANK_MAGIC
 from commitlog.kernel.records import (
     Message,
     body_crc,
@@ -30,7 +30,10 @@ from commitlog.kernel.records import (
     store_timestamp_ms,
 )
 from commitlog.kernel.scan import walk
+from tests.commitlog.kernel.recipes import of_version_2, stored
 from tests.support.messages import BORN_HOST, BORN_MS, STORE_HOST, batch_body, message
+
+pytestmark = pytest.mark.usefixtures("build")
 
 PROPERTIES = (
     "4b455953016b31206b3202554e49515f4b455901304130313032303330303030313842344141433230303030303030413030303002"
@@ -56,12 +59,6 @@ VECTOR_BATCH = bytes.fromhex(
 BATCH_ELEMENT = bytes.fromhex(
     "0000002b00000000000000000000000500000005626f64793000104b455953016b62300254414753017462"
 )
-
-
-def stored(body: bytes = b"body", offset: int = 0, **fields: object) -> bytearray:
-    record = encode(message(body, **fields), STORE_HOST)
-    stamp(record, 0, offset, 1)
-    return record
 
 
 def test_a_record_is_what_rocketmq_writes() -> None:
@@ -253,69 +250,12 @@ def test_a_blank_needs_no_more_than_its_head() -> None:
 
 
 def test_a_record_of_a_later_version_is_read() -> None:
-    topic = b"t" * 200
-    old = stored(b"abc", properties=b"")
-    fields = bytes(old[8 : 88 + 3])
-    body = MESSAGE_MAGIC_V2.to_bytes(4, "big", signed=True) + fields + len(topic).to_bytes(2, "big") + topic
-    record = (len(body) + 6).to_bytes(4, "big") + body + bytes(2)
+    record = of_version_2(b"t" * 200)
     assert decode(record).topic == "t" * 200
     assert check(record) == len(record)
     following = stored(b"def", len(record))
     done = walk(record + following, 0, 0, 4096)
     assert (done.records, done.position, done.last) == (2, len(record) + len(following), len(record))
-
-
-TORN = "its properties are torn"
-
-
-@pytest.mark.parametrize(("first", "end"), [(-12, -11), (-20, -11), (-13, -12), (-20, -19)])
-def test_zeros_in_a_topic_tell_a_torn_record(first: int, end: int) -> None:
-    record = stored()
-    record[first:end] = bytes(end - first)
-    done = walk(record, 0, 0, 4096)
-    assert (done.records, done.position) == (0, 0)
-    assert "cannot be a place in a queue" in str(done.reason)
-
-
-@pytest.mark.parametrize("first", [-1, -5, -9])
-def test_zeros_that_end_properties_tell_a_torn_record(first: int) -> None:
-    record = stored()
-    record[first:] = bytes(-first)
-    assert walk(record, 0, 0, 4096).records == 1
-    assert walk(record, 0, 0, 4096, torn_from_ms=2).records == 1
-    assert walk(record, 0, 0, 4096, torn_from_ms=1).reason == TORN
-    assert walk(record, 0, 0, 4096, torn_from_ms=1, torn_from=len(record) - 1).reason == TORN
-    assert walk(record, 0, 0, 4096, torn_from_ms=1, torn_from=len(record)).records == 1
-    assert walk(stored(), 0, 0, 4096, torn_from_ms=0).records == 1
-
-
-@pytest.mark.parametrize("segment_start", [0, 300])
-def test_a_lost_page_amid_properties_tells_a_torn_record(segment_start: int) -> None:
-    record = stored(properties={"K": "v" * 2000})
-    sector = 1024 + segment_start
-    record[sector : sector + 512] = bytes(512)
-    assert walk(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).reason == TORN
-    record[sector : sector + 200] = b"v" * 200  # of which the first part was flushed before
-    assert walk(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).reason == TORN
-    record[sector : sector + 512 : 511] = b"vv"
-    assert walk(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).records == 1
-
-
-def test_a_nul_among_other_bytes_is_what_a_client_sent() -> None:
-    for place in (-2, -9):
-        record = stored()
-        assert record[place]
-        record[place] = 0
-        following = stored(offset=len(record))
-        assert walk(record + following, 0, 0, 4096, torn_from_ms=0).records == 2
-
-
-def test_a_walk_ends_at_a_record_that_belongs_elsewhere() -> None:
-    records = stored(offset=0) + stored(offset=1000)
-    done = walk(records, 0, 0, 4096)
-    assert (done.position, done.records, done.last) == (len(records) // 2, 1, 0)
-    assert done.reason is not None
-    assert "1000" in done.reason
 
 
 def test_java_hashes() -> None:
