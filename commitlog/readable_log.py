@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from commitlog.damage import Fence, Fences
 from commitlog.errors import CorruptRecord, OffsetNotFound, StoreUnreadable
-from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC, MESSAGE_MAGIC_V2
+from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MAGICS
 from commitlog.kernel.records import check, parse_head
 from commitlog.segment import Segment, Window
 from commitlog.segments import Segments
@@ -123,7 +123,7 @@ class ReadableLog:
             raise CorruptRecord(offset, f"only {len(data)} bytes are there")
         size, magic = BLANK.unpack_from(data)
         room = min(self.segment_bytes - offset % self.segment_bytes, self.end - offset)
-        if magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2) or not BLANK_BYTES < size <= room:
+        if magic not in MAGICS or not BLANK_BYTES < size <= room:
             raise CorruptRecord(offset, f"no record of {size} bytes begins here")
         return data[:size] if size <= len(data) else data + self.read(offset + len(data), size - len(data))
 

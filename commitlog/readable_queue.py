@@ -11,13 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from commitlog.errors import CommitLogError
-from commitlog.kernel.records import store_timestamp_ms
+from commitlog.kernel.layout import STORED_BYTES
+from commitlog.kernel.records import stored_at
 from commitlog.queue_files import UNIT, UNIT_BYTES, QueueFiles
 
 PRE_BLANK_SIZE = 0x7FFFFFFF
 _NOWHERE = 1 << 63
-# What tells when a record was stored ends here, whatever its hosts are.
-_TIMESTAMP_END = 76
 
 
 class Entry(NamedTuple):
@@ -182,12 +181,11 @@ class ReadableQueue:
 def stored_ms(entry: Entry, log: RecordSource) -> int | None:
     """When the message was stored; None if the log cannot tell."""
     try:
-        data = log.read(entry.physical_offset, _TIMESTAMP_END)
+        data = log.read(entry.physical_offset, STORED_BYTES)
     except (CommitLogError, OSError):
         return None
     # A damaged entry leads to bytes that are no record, or another place than it says.
-    states = len(data) == _TIMESTAMP_END and int.from_bytes(data[28:36], "big") == entry.physical_offset
-    return store_timestamp_ms(data) if states else None
+    return stored_at(data, entry.physical_offset)
 
 
 def _nearest(timestamp_ms: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> int:

@@ -27,13 +27,12 @@ from pathlib import Path
 from commitlog.damage import FENCES_MAX, Fence
 from commitlog.errors import StoreUnreadable
 from commitlog.files import Files
-from commitlog.kernel.layout import BLANK_BYTES, MAGICS_BYTES, RECORD_BYTES_MIN
+from commitlog.kernel.layout import BLANK_BYTES, MAGICS, RECORD_BYTES_MIN, START
 from commitlog.kernel.records import store_timestamp_ms
 from commitlog.kernel.scan import walk
 from commitlog.segment import Segment
 from commitlog.segments import Segments
 from commitlog.tail import (
-    HEAD_BYTES,
     Held,
     blocks_behind,
     damage_between,
@@ -203,8 +202,8 @@ def _first_to_scan(
 def _first_timestamp_ms(segment: Segment) -> int:
     """When the segment's first record was stored; 0 if it does not begin with one."""
     with Held(segment):
-        head = segment.pread(HEAD_BYTES, 0)
-    if len(head) < RECORD_BYTES_MIN or head[4:8] not in MAGICS_BYTES:
+        head = segment.pread(RECORD_BYTES_MIN, 0)
+    if len(head) < RECORD_BYTES_MIN or START.unpack_from(head)[1] not in MAGICS:
         return 0
     return store_timestamp_ms(head)
 

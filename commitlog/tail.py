@@ -13,15 +13,14 @@ from pathlib import Path
 from commitlog.damage import Fence
 from commitlog.errors import CorruptRecord
 from commitlog.files import Files
-from commitlog.kernel.layout import MAGICS_BYTES, RECORD_BYTES_MIN
-from commitlog.kernel.records import check, parse_head, record_size, store_timestamp_ms
+from commitlog.kernel.layout import MAGICS_BYTES, RECORD_BYTES_MIN, START
+from commitlog.kernel.records import check, store_timestamp_ms
 from commitlog.kernel.scan import walk
 from commitlog.segment import NAME_DIGITS, Segment
 
 # Both magics of records begin with it.
 _MAGICS_BEGIN = MAGICS_BYTES[0][:3]
 assert all(magic.startswith(_MAGICS_BEGIN) for magic in MAGICS_BYTES)
-HEAD_BYTES = 128
 _PIECE_BYTES = 1 << 20
 
 # Bytes of a file: how many, from which position on.
@@ -85,16 +84,16 @@ def records_behind(items: Sequence[Segment], end: int) -> Iterator[tuple[int, in
 def _sound_record(segment: Segment, position: int, read: Read | None = None) -> int:
     """Store timestamp of the whole and sound record at `position` of the file; 0 if there is none."""
     read = read or segment.pread
-    head = read(HEAD_BYTES, position)
-    size = record_size(head) or 0
-    # The offset is looked at first: it tells a record from a body that contains one, without a large read.
-    if not RECORD_BYTES_MIN <= size <= segment.size - position or len(head) < RECORD_BYTES_MIN:
+    head = read(START.size, position)
+    if len(head) < START.size:
         return 0
-    if int.from_bytes(head[28:36], "big") != segment.start + position:
+    size, _, stated = START.unpack(head)
+    # The offset is looked at first: it tells a record from a body that contains one, without a large read.
+    if stated != segment.start + position or not RECORD_BYTES_MIN <= size <= segment.size - position:
         return 0
     data = read(size, position)
     try:
-        return store_timestamp_ms(data) if check(data) == size and parse_head(data) else 0
+        return store_timestamp_ms(data) if check(data) == size else 0
     except CorruptRecord:
         return 0
 

@@ -18,6 +18,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 
+from commitlog.kernel.layout import NAME_LETTERS
 from commitlog.log import wall_clock_ms
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
@@ -41,7 +42,7 @@ SYSTEM_GROUPS = (
     "CID_ONSAPI_OWNER",
 )
 
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+_NAME = re.compile(NAME_LETTERS + "+")
 _I32_MAX = 2**31 - 1
 
 # What a group is granted: the body of request 200 and the entry of the file are the same thing.

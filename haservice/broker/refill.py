@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,11 +22,12 @@ from commitlog.files import Buffer
 from commitlog.kernel.layout import (
     BLANK_MAGIC,
     MAGICS_BYTES,
+    START,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
 )
-from commitlog.kernel.records import parse_head
+from commitlog.kernel.records import parse_head, record_size
 from commitlog.kernel.scan import walk
 from haservice.broker.roles import lineage_of
 from haservice.errors import ProtocolError, RemotingError
@@ -53,8 +53,6 @@ RETRY_MAX_S = 60.0
 # Without anything damaged one is woken; looking by oneself costs nothing.
 LOOK_S = 30.0
 
-# A record's size, magic and physical offset.
-_HEAD = struct.Struct(">ii20xq")
 _LOOK_BACK_BYTES = 256 * 1024
 # A record begins with its size.
 SIZE_BYTES = 4
@@ -177,7 +175,8 @@ def is_unfinished(head: bytes, left: int) -> bool:
     """Whether the record that begins with `head` is not all there, `left` bytes before its log's end."""
     if left < SIZE_BYTES:
         return True
-    return len(head) >= SIZE_BYTES and int.from_bytes(head[:SIZE_BYTES], "big", signed=True) > left
+    size = record_size(head)
+    return size is not None and size > left
 
 
 def ends_unfinished(fetch: Fetch, addr: str, offset: int, end: int) -> bool:
@@ -206,11 +205,11 @@ def edge_at_or_below(fetch: Fetch, addr: str, start: int, offset: int, segment_b
         low = max(lowest, high - _LOOK_BACK_BYTES)
         if offset - low > RECORD_BYTES_MAX + _LOOK_BACK_BYTES:
             raise ProtocolError(f"{addr} has no record that begins within {RECORD_BYTES_MAX} below {offset}")
-        view = _fetch_all(fetch, addr, low, min(high + _HEAD.size, segment_start + segment_bytes))
+        view = _fetch_all(fetch, addr, low, min(high + START.size, segment_start + segment_bytes))
         at = high - low
         while (at := max(view.rfind(magic, 4, at + 7) for magic in MAGICS_BYTES) - 4) >= 0:
-            if at + _HEAD.size <= len(view):
-                size, _, place = _HEAD.unpack_from(view, at)
+            if at + START.size <= len(view):
+                size, _, place = START.unpack_from(view, at)
                 if place == low + at and size > 0:
                     return int(place if place + size > offset else place + size)
         high = low

@@ -9,11 +9,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from commitlog.consume_queue import Entry
-from commitlog.errors import CommitLogError
-from commitlog.kernel.records import store_timestamp_ms
+from commitlog.readable_queue import stored_ms
 
-# What of a record is read to learn its store time; a whole one is never shorter.
-HEAD_BYTES = 91
 UNKNOWN_MS = -1
 
 
@@ -72,10 +69,8 @@ class StoreView:
         entries = queue.read(offset, 1) if queue is not None and offset >= 0 else ()
         if not entries or entries[0].blank:
             return UNKNOWN_MS
-        try:
-            return store_timestamp_ms(self._log.read(entries[0].physical_offset, HEAD_BYTES))
-        except (CommitLogError, IndexError):
-            return UNKNOWN_MS
+        time_ms = stored_ms(entries[0], self._log)
+        return UNKNOWN_MS if time_ms is None else time_ms
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """The offset nearest to a time, as request 29 finds it."""

@@ -18,6 +18,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator
 
+from commitlog.kernel.layout import NAME_LETTERS, TOPIC_BYTES_MAX
 from commitlog.log import wall_clock_ms
 from haservice.errors import RequestError
 from haservice.persisted_file import PersistedFile
@@ -31,7 +32,7 @@ PERM_INHERIT = 1
 PERM_WRITE = 2
 PERM_READ = 4
 
-TOPIC_LENGTH_MAX = 127
+TOPIC_LENGTH_MAX = TOPIC_BYTES_MAX
 # Of a topic that was made by a send with `unitMode`, and of a retry topic of consumers with it.
 SYS_FLAG_UNIT = 1
 SYS_FLAG_UNIT_SUB = 2
@@ -57,7 +58,7 @@ FORBIDDEN_TO_SEND = frozenset(
 SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 SYSTEM_PREFIX = "rmq_sys_"
 
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+_NAME = re.compile(NAME_LETTERS + "+")
 
 
 def name_fault(topic: str) -> str | None:

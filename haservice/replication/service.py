@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from commitlog.errors import CommitLogError
-from commitlog.kernel.layout import PATCH, PATCH_AT, RECORD_BYTES_MIN
-from commitlog.kernel.records import store_timestamp_ms
+from commitlog.kernel.layout import STORED_BYTES
+from commitlog.kernel.records import stored_at
 from commitlog.log import wall_clock_ms
 from haservice.deadline import Deadline
 from haservice.news import News
@@ -68,12 +68,9 @@ class Log(SourceLog, ReplicaLog, Protocol):
 def _stored_ms(log: Log, position: int) -> int | None:
     """When the record at `position` was stored, by the wall clock; None if none begins there."""
     try:
-        head = log.read(position, RECORD_BYTES_MIN)
+        return stored_at(log.read(position, STORED_BYTES), position)
     except CommitLogError:
         return None
-    if len(head) < RECORD_BYTES_MIN or PATCH.unpack_from(head, PATCH_AT)[1] != position:
-        return None
-    return store_timestamp_ms(head)
 
 
 class HAService(Generic[T]):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
-from commitlog.kernel.records import store_timestamp_ms
+from commitlog.kernel.layout import STORED_BYTES
+from commitlog.kernel.records import stored_at
 from haservice.broker import store_view
 from haservice.broker.stats import Stats
 from haservice.remoting.bodies import (
@@ -124,9 +125,10 @@ class StateProcessor:
         if log.end <= log.start:
             return store_view.UNKNOWN_MS
         try:
-            return store_timestamp_ms(log.read(log.start, store_view.HEAD_BYTES))
+            time_ms = stored_at(log.read(log.start, STORED_BYTES), log.start)
         except CommitLogError:
-            return store_view.UNKNOWN_MS
+            time_ms = None
+        return store_view.UNKNOWN_MS if time_ms is None else time_ms
 
 
 def ha_info(status: HAStatus) -> HARuntimeInfo:

@@ -16,12 +16,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from commitlog.errors import CommitLogError
-from commitlog.kernel.records import store_timestamp_ms
+from commitlog.readable_queue import stored_ms
 from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.groups import GROUP_LENGTH_MAX
 from haservice.broker.reader import Log, Queue, QueueReader
-from haservice.broker.store_view import HEAD_BYTES, UNKNOWN_MS
+from haservice.broker.store_view import UNKNOWN_MS
 from haservice.broker.topics import TOPIC_LENGTH_MAX
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -171,10 +170,6 @@ class OffsetsProcessor:
 def earliest_store_time(queue: Queue, log: Log) -> int:
     """When the oldest message of `queue` was stored, in ms; -1 when there is none."""
     first = queue.read(queue.min_offset, 1)
-    if not first:
-        return UNKNOWN_MS
-    try:
-        return store_timestamp_ms(log.read(first[0].physical_offset, HEAD_BYTES))
-    except CommitLogError:
-        # Retention took it just now.
-        return UNKNOWN_MS
+    # Retention may have taken it just now.
+    time_ms = stored_ms(first[0], log) if first else None
+    return UNKNOWN_MS if time_ms is None else time_ms
