@@ -22,9 +22,10 @@ import psutil
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import BadEntry, CorruptRecord, OffsetNotFound
+from commitlog.kernel.entries import Places
 from commitlog.kernel.layout import RECORD_BYTES_MIN
 from commitlog.kernel.records import parse_head
-from haservice.broker.sound_read import Places, places_of, read_sound
+from haservice.broker.sound_read import places_of, read_sound
 from haservice.broker.tag_filter import TagCodes, lets_through
 from haservice.news import News
 from haservice.settings import BrokerConfig
