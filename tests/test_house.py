@@ -53,7 +53,6 @@ LIBRARIES = {
     "psutil": ("haservice.admin", "haservice.broker"),
     "pyspark": ("haservice.pipeline",),
     "pyarrow": ("haservice.pipeline",),
-    "isal": ("haservice.broker", "haservice.replication"),
     "numpy": ("haservice.pipeline",),
     "numba": ("haservice.pipeline",),
     "matplotlib": ("haservice.pipeline",),

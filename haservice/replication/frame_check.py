@@ -25,57 +25,40 @@ topic, passes here as it passes everywhere; such bytes are told apart by compari
 from __future__ import annotations
 
 import enum
-import re
 import struct
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from isal.isal_zlib import crc32
-
 from commitlog.errors import CorruptRecord
 from commitlog.files import Buffer
+from commitlog.kernel import native
 from commitlog.kernel.layout import (
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,
+    BODY_AT,
     CRC_MASK,
+    FULL,
     MESSAGE_MAGIC,
     MESSAGE_MAGIC_V2,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
-    SYS_BORN_HOST_V6,
     SYS_FLAG_LOW_AT,
     SYS_HOSTS_V6,
-    SYS_STORE_HOST_V6,
     TOPIC_BYTES_MAX,
+    TOPIC_BYTES_MAX_V2,
 )
+from commitlog.kernel.records import is_topic, record_size
+from commitlog.kernel.scan import pass_ordinary
 from haservice.errors import ProtocolError
 
-# What the dispatcher takes for a topic, which becomes a path.
-TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
-_TOPIC_BYTES_MAX_V2 = 255
-# Topics that were found good; beyond it they are found so again.
-_TOPICS_MAX = 4096
 # A record that two frames share is put together up to this size.
 _CUT_BYTES_MAX = 1 << 16
 _NOTHING = memoryview(b"")
 # How much of the log is read at once when a check has to catch up with it.
 _PIECE_BYTES = 1 << 20
-
-
-def _head(kind: int) -> struct.Struct:
-    """size, magic, crc, queue id, queue offset, physical offset, sys flag, body size; up to the body."""
-    born, store = 20 if kind & SYS_BORN_HOST_V6 else 8, 20 if kind & SYS_STORE_HOST_V6 else 8
-    return struct.Struct(f">iiIi4xqqi8x{born}x8x{store}x12xi")
-
-
-_HEADS = {kind: _head(kind) for kind in (0, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6, SYS_HOSTS_V6)}
-_HEAD = _HEADS[0]
-_BODY_AT = _HEAD.size
-_HEAD_BYTES_MAX = _HEADS[SYS_HOSTS_V6].size
+_HEAD_BYTES_MAX = BODY_AT[SYS_HOSTS_V6]
 _FLAG_END = SYS_FLAG_LOW_AT + 1
-# Topic and properties size, by the topic's length.
-_TAILS = tuple(struct.Struct(f">{size}sh") for size in range(TOPIC_BYTES_MAX + 1))
 _SHORT = struct.Struct(">h")
 
 
@@ -133,7 +116,6 @@ class RecordCheck:
         "_size",
         "_sum",
         "_tail",
-        "_topics",
         "_v2",
         "_wanted",
         "end",
@@ -143,7 +125,6 @@ class RecordCheck:
     def __init__(self, segment_bytes: int, end: int = 0) -> None:
         """For a log of whole records that ends at `end`; after 0 the first bytes may come for any offset."""
         self._segment_bytes = segment_bytes
-        self._topics: set[bytes] = set()
         # Of the unfinished record: the fields that are looked at together, and how many bytes make them up.
         self._held = bytearray()
         self._wanted = 0
@@ -216,48 +197,11 @@ class RecordCheck:
 
         The view begins at `shift` in the log.
         """
-        start = position
-        stop = min(len(view), position + self._segment_bytes - (shift + position) % self._segment_bytes)
-        last = stop - RECORD_BYTES_MIN
-        topics, unpack = self._topics, _HEAD.unpack_from
-        while position <= last:
-            size, magic, crc, queue_id, queue_offset, physical_offset, flag, body_bytes = unpack(
-                view, position
-            )
-            record_end = position + size
-            if (
-                magic != MESSAGE_MAGIC
-                or record_end > stop
-                or physical_offset != position + shift
-                or queue_id < 0
-                or queue_offset < 0
-            ):
-                break
-            body_at = position + _BODY_AT
-            if flag & SYS_HOSTS_V6:
-                layout = _HEADS[flag & SYS_HOSTS_V6]
-                body_at = position + layout.size
-                if body_at > record_end:
-                    break
-                body_bytes = layout.unpack_from(view, position)[-1]
-            topic_at = body_at + body_bytes
-            if body_bytes <= 0 or topic_at >= record_end:
-                break
-            topic_bytes = view[topic_at]
-            properties_at = topic_at + topic_bytes + 3
-            if topic_bytes > TOPIC_BYTES_MAX or properties_at > record_end:
-                break
-            topic, properties_bytes = _TAILS[topic_bytes].unpack_from(view, topic_at + 1)
-            if (
-                properties_at + properties_bytes != record_end
-                or topic not in topics
-                or crc32(view[body_at:topic_at]) & CRC_MASK != crc
-            ):
-                break
-            position = record_end
-        if position > start:
-            self.whole = shift + position
-        return position
+        room = self._segment_bytes - (shift + position) % self._segment_bytes
+        stop, passed, _ = pass_ordinary(view, position, shift + position, position + room)
+        if passed:
+            self.whole = shift + stop
+        return stop
 
     def _pass_cut(self, view: memoryview, position: int, following: memoryview) -> bool:
         """Goes over an ordinary record that begins at `position` and ends in the `following` view.
@@ -265,8 +209,8 @@ class RecordCheck:
         False if it is none, for _take to judge.
         """
         there = len(view) - position
-        size = int.from_bytes(view[position : position + 4], "big")
-        if not there < size <= min(there + len(following), _CUT_BYTES_MAX):
+        size = record_size(view, position)
+        if size is None or not there < size <= min(there + len(following), _CUT_BYTES_MAX):
             return False
         record = memoryview(b"".join((view[position:], following[: size - there])))
         return self._pass_whole(record, 0, self.end + position) == size
@@ -288,7 +232,7 @@ class RecordCheck:
             if part in _STREAMED:
                 stop = min(end, position + self._left)
                 if part is _Part.BODY:
-                    self._sum = crc32(view[position:stop], self._sum)
+                    self._sum = native.crc32(view[position:stop], self._sum)
                 self._left -= stop - position
                 position = stop
             elif part is _Part.SIZE and not held and there >= _HEAD_BYTES_MAX:
@@ -361,14 +305,15 @@ class RecordCheck:
         self._want(_Part.FLAG, _FLAG_END)
 
     def _layout(self, fields: Buffer, at: int) -> struct.Struct:
-        layout = _HEADS[fields[at + SYS_FLAG_LOW_AT] & SYS_HOSTS_V6]
+        layout = FULL[fields[at + SYS_FLAG_LOW_AT] & SYS_HOSTS_V6]
         if layout.size > self._size:
             raise self._bad(f"head of {layout.size} bytes in a record of {self._size}")
         return layout
 
     def _take_head(self, fields: Buffer, at: int, layout: struct.Struct) -> None:
-        head = layout.unpack_from(fields, at)
-        size, _, crc, queue_id, queue_offset, physical_offset, _, body_bytes = head
+        size, _, crc, queue_id, _, queue_offset, physical_offset, *_, body_bytes = layout.unpack_from(
+            fields, at
+        )
         if physical_offset != self.whole:
             raise self._bad(f"says that it belongs at {physical_offset}")
         if queue_id < 0:
@@ -377,7 +322,7 @@ class RecordCheck:
             raise self._bad(f"queue offset {queue_offset} cannot be a message's number")
         least, most = 1 + 1 + 2, 1 + TOPIC_BYTES_MAX + 2 + PROPERTIES_BYTES_MAX
         if self._v2:
-            least, most = 2 + 1 + 2, 2 + _TOPIC_BYTES_MAX_V2 + 2 + PROPERTIES_BYTES_MAX
+            least, most = 2 + 1 + 2, 2 + TOPIC_BYTES_MAX_V2 + 2 + PROPERTIES_BYTES_MAX
         self._tail = size - layout.size - body_bytes
         if body_bytes < 0 or not least <= self._tail <= most:
             raise self._bad(f"body of {body_bytes} bytes in a record of {size}")
@@ -393,7 +338,7 @@ class RecordCheck:
         """The size of the field."""
         width = self._wanted
         topic_bytes = fields[at] if width == 1 else fields[at] << 8 | fields[at + 1]
-        most = _TOPIC_BYTES_MAX_V2 if self._v2 else TOPIC_BYTES_MAX
+        most = TOPIC_BYTES_MAX_V2 if self._v2 else TOPIC_BYTES_MAX
         if not 0 < topic_bytes <= most or width + topic_bytes + 2 > self._tail:
             raise self._bad(f"topic of {topic_bytes} bytes, left in the record are {self._tail}")
         self._tail -= width
@@ -407,12 +352,8 @@ class RecordCheck:
         (properties_bytes,) = _SHORT.unpack_from(fields, topic_end)
         if self._wanted + properties_bytes != self._tail:
             raise self._bad(f"its fields do not add up to its size {self._size}")
-        if topic not in self._topics:
-            if not TOPIC.fullmatch(topic):
-                raise self._bad(f"topic {topic.decode('latin-1')!r} cannot be a queue's name")
-            if len(self._topics) >= _TOPICS_MAX:
-                self._topics.clear()
-            self._topics.add(topic)
+        if not is_topic(topic):
+            raise self._bad(f"topic {topic.decode('latin-1')!r} cannot be a queue's name")
         self._expect(_Part.PROPERTIES, properties_bytes)
         return self._wanted
 

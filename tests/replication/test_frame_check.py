@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.errors import CorruptRecord
-from commitlog.kernel import layout as layout_module
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC_V2
 from commitlog.kernel.records import Message, encode, stamp
 from haservice.errors import ProtocolError
-from haservice.replication.frame_check import TOPIC, BadRecord, RecordCheck, first_bytes
+from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
 from tests.support.messages import batch_body, message, open_log, whole_log
 
 STOCK = Path(__file__).parents[1] / "compat" / "data"
@@ -531,10 +530,6 @@ def test_what_a_stock_broker_wrote_is_taken(tmp_path: Path, kind: str, frame_byt
     assert bad is None or bad.reason.startswith("magic 0x00000000")
     assert check.whole > 65536
     assert not any(data[check.whole :]), "it stopped before the last record"
-
-
-def test_a_topic_is_what_the_dispatcher_takes_for_one() -> None:
-    assert TOPIC.pattern == layout_module.TOPIC.pattern
 
 
 def test_the_first_bytes_of_a_run() -> None:
