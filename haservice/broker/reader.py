@@ -292,20 +292,21 @@ class QueueReader:
         segment_bytes = self._log.segment_bytes
         first = 0
         while first < len(entries):
-            start, size, _ = entries[first]
-            end = start + size
+            start, size_bytes, _ = entries[first]
+            end = start + size_bytes
             last = first + 1
             limit = start - start % segment_bytes + segment_bytes
             while last < len(entries):
-                entry = entries[last]
-                if not 0 <= entry.physical_offset - end <= GAP_BYTES_MAX or entry.physical_offset >= limit:
+                physical_offset, size, _ = entries[last]
+                if not 0 <= physical_offset - end <= GAP_BYTES_MAX or physical_offset >= limit:
                     break
-                end = entry.physical_offset + entry.size
+                end = physical_offset + size
+                size_bytes += size
                 last += 1
             run = entries[first:last]
             of_run = places and places._replace(offsets=places.offsets[first:last])
             data = read_sound(self._log, start, end - start, run, of_run)
-            if sum(entry.size for entry in run) == end - start:
+            if size_bytes == end - start:
                 parts.append(data)
             else:
                 view = memoryview(data)
