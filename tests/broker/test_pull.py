@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from commitlog.kernel.records import Message, encode_properties
+from commitlog.kernel.layout import AT
+from commitlog.kernel.records import Message, decode, encode_properties
 from haservice.broker.groups import GroupConfig
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.reader import ReadLimits
@@ -532,6 +533,24 @@ def test_a_body_that_rotted_is_never_served_and_what_comes_before_it_is(
     assert bodies(caller.pull(3, **fields)) == sent[3:]
     broker.log.repair(places[2], record)
     assert bodies(caller.pull(0, **fields)) == sent
+
+
+@pytest.mark.parametrize("field", ["the size of its properties", "the CRC of no body"])
+def test_a_record_whose_fields_rotted_is_never_served_and_is_fenced(reading_broker: Make, field: str) -> None:
+    broker = reading_broker()
+    sent = [b"first", b"", b"last"]
+    places = [broker.put(body, tag="red") for body in sent]
+    broker.dispatch()
+    record = broker.log.read_record(places[1])
+    properties = decode(record).properties
+    rot(broker, places[1] + (AT["body_crc"] if "CRC" in field else len(record) - len(properties) - 1))
+    caller = broker.caller()
+    assert bodies(caller.pull(0)) == sent[:1]
+    assert caller.pull(1).code == 1
+    broker.store.scrub.look_at_suspects()
+    assert broker.log.damaged == ((places[1], places[2]),)
+    broker.log.repair(places[1], record)
+    assert bodies(caller.pull(0)) == sent
 
 
 @pytest.mark.parametrize("expression", [False, True])
