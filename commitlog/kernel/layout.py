@@ -150,7 +150,7 @@ HEADS = {
 START = head_struct(0, "size", "magic", "physical_offset")
 # What lies behind a host of IPv6 does so this much later.
 V6_BYTES = HOST_BYTES_V6 - HOST_BYTES
-# A topic of one byte, no body, no properties but the size of theirs.
+# No body, topic or property: no record is shorter, though each has a topic of one byte at least.
 RECORD_BYTES_MIN = BODY_AT[0] + 1 + 2
 
 BLANK = struct.Struct(">ii")

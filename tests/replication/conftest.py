@@ -3,7 +3,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.builds import build
 from tests.support.waiting import wait_until
+
+__all__ = ["build"]
 
 
 def of_replication() -> list[str]:

@@ -21,6 +21,8 @@ from haservice.errors import ProtocolError
 from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
 from tests.support.messages import batch_body, message, open_log, whole_log
 
+pytestmark = pytest.mark.usefixtures("build")
+
 STOCK = Path(__file__).parents[1] / "compat" / "data"
 SEGMENT = 4096
 BEGIN = 3 * SEGMENT

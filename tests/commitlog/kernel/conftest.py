@@ -1,22 +1,5 @@
-"""Everything here runs with both builds of the kernel."""
+"""Everything here runs with both builds of the kernel, where it asks for `build`."""
 
-from __future__ import annotations
+from tests.support.builds import build
 
-import zlib
-from collections.abc import Iterator
-
-import pytest
-
-from commitlog.kernel import native
-
-
-@pytest.fixture(scope="module", params=["native", "python"])
-def build(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Which build the kernel's functions use.  Of a module, for hypothesis wants its fixtures lasting."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "python":
-            patch.setattr(native, "core", None)
-            patch.setattr(native, "crc32", zlib.crc32)
-        elif native.core is None:
-            pytest.skip(native.build)
-        yield request.param
+__all__ = ["build"]
