@@ -17,9 +17,9 @@ from commitlog.kernel.scan import walk
 from commitlog.positions import SLOT_BYTES, Durable, Positions
 from commitlog.segment import segment_name
 from commitlog.store import Store
+from tests.commitlog.kernel.recipes import stored
 from tests.commitlog.power import PowerFiles
 from tests.commitlog.test_going_back import dispatched, feed
-from tests.commitlog.test_record import stored
 from tests.commitlog.test_store import open_store, placed, queued
 from tests.support.messages import SEGMENT_BYTES, STORE_MS, Clock, message, records_of, whole_log
 
