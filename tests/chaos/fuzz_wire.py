@@ -18,13 +18,14 @@ from commitlog.kernel.records import (
     encode,
     encode_batch,
     encode_host,
+    is_topic,
     parse_head,
     parse_message_id,
     stamp,
 )
 from commitlog.kernel.scan import walk
 from haservice.errors import ProtocolError
-from haservice.replication.frame_check import TOPIC, RecordCheck
+from haservice.replication.frame_check import RecordCheck
 from haservice.replication.hello import MasterHello, SlaveHello, Verdict, decode_epochs, encode_epochs
 from haservice.replication.lineage import Epoch, Lineage, LogSpan, Step, plan
 from haservice.replication.protocol import (
@@ -302,7 +303,7 @@ def _record(data: bytes) -> object:
     assert (ip, port) == decode_host(stored.store_host)
     assert offset == stored.physical_offset
     sound = stored.crc_ok and min(stored.queue_id, stored.queue_offset) >= 0
-    sound = sound and TOPIC.fullmatch(stored.topic.encode()) is not None
+    sound = sound and is_topic(stored.topic.encode())
     try:
         assert check(view) == head.size
         assert sound
