@@ -79,6 +79,7 @@ def sound(data, int64_t start, run, Py_ssize_t first, bytes topic, int64_t queue
     cdef Py_buffer buffer
     cdef hs_entry few[FEW_ENTRIES]
     cdef hs_entry* entries = few
+    cdef const uint8_t* bytes_there
     cdef const uint8_t* name = NULL
     cdef Py_ssize_t count = len(run) - first, name_bytes = 0, number, passed
     if first < 0 or count <= 0:
@@ -99,11 +100,12 @@ def sound(data, int64_t start, run, Py_ssize_t first, bytes topic, int64_t queue
             entries[number].physical_offset = <object>PyTuple_GET_ITEM(entry, 0)
             entries[number].size = <object>PyTuple_GET_ITEM(entry, 1)
             entries[number].queue_offset = offsets[first + number] if name != NULL else 0
+        bytes_there = <const uint8_t*>buffer.buf
         if buffer.len >= LONG_BYTES:
             with nogil:
-                passed = hs_sound(<const uint8_t*>buffer.buf, buffer.len, start, entries, count, name, name_bytes, queue_id)
+                passed = hs_sound(bytes_there, buffer.len, start, entries, count, name, name_bytes, queue_id)
         else:
-            passed = hs_sound(<const uint8_t*>buffer.buf, buffer.len, start, entries, count, name, name_bytes, queue_id)
+            passed = hs_sound(bytes_there, buffer.len, start, entries, count, name, name_bytes, queue_id)
     finally:
         if entries != few:
             free(entries)
