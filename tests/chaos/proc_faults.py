@@ -293,6 +293,7 @@ async def switchover(scene: Scene) -> None:
 async def failover(scene: Scene) -> None:
     """The master dies, the furthest slave takes over, the old one comes back by itself."""
     master = await scene.cluster.the_master()
+    await _all_follow(scene.cluster, master)
     span = Span(scene, "failover", master.name)
     master.kill()
     await asyncio.sleep(scene.rng.uniform(0, scene.seconds))
@@ -305,6 +306,7 @@ async def failover(scene: Scene) -> None:
 async def failover_frozen(scene: Scene) -> None:
     """As failover, but the old master only sleeps, and wakes up as one."""
     master = await scene.cluster.the_master()
+    await _all_follow(scene.cluster, master)
     span = Span(scene, "failover of a frozen master", master.name)
     master.freeze()
     await asyncio.sleep(scene.rng.uniform(0, scene.seconds))
@@ -312,6 +314,16 @@ async def failover_frozen(scene: Scene) -> None:
     await asyncio.sleep(scene.rng.uniform(0, scene.seconds))
     master.thaw()
     span.healed()
+
+
+async def _all_follow(cluster: Cluster, master: Node) -> None:
+    """Returns once each slave has the master's term: one that has not yet is rightly not promoted."""
+
+    async def in_its_term() -> bool:
+        bodies = [await cluster.lineage(node) for node in cluster.nodes]
+        return len({body.epoch if body is not None else -1 for body in bodies}) == 1
+
+    await cluster.until(in_its_term, f"all follow {master.name}", PROMOTE_S)
 
 
 async def promote_furthest(scene: Scene, old: Node, span: Span) -> LineageBody:
