@@ -95,6 +95,8 @@ class HAConnection:
         """What a slave of ours said, once its greeting was accepted."""
         self.listed = Members()
         """The list of replicas that it was given then."""
+        self.read_by_loop = False
+        """Whether the read thread sleeps, and the loop takes the reports."""
         self.progress = SlaveProgress(identity, peer)
         self.connected_s = time.monotonic()
         self.outgoing = Outgoing(
@@ -178,7 +180,12 @@ class HAConnection:
         """Has `loop` read, until the link's end or while it can."""
         link = self._transport.prompt
         assert link is not None
-        if not Incoming(loop, link, self._take, self.shut_down).run(self._patience_s):
+        self.read_by_loop = True
+        try:
+            spoke = Incoming(loop, link, self._take, self.shut_down).run(self._patience_s)
+        finally:
+            self.read_by_loop = False
+        if not spoke:
             raise self._silent()
 
     def _silent(self) -> SlowSlave:
