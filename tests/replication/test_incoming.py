@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import pytest
 from haservice.remoting.server import RemotingServer
 from haservice.replication.service import HAService
 from haservice.settings import BrokerRole
-from tests.support.replication import Acked, ScriptedSlave, fill_raw, master, open_log
+from tests.support.messages import batch_body
+from tests.support.replication import Acked, ScriptedSlave, fill_raw, master, message, open_log
 from tests.support.waiting import PATIENCE_S, wait_until
 
 STOP_SECONDS = 10.0
@@ -260,3 +261,31 @@ def test_two_slaves_are_read_by_one_loop_and_one_goes(tmp_path: Path) -> None:
         it.slave.report(end)
         it.resolved(end)
         assert it.acked.threads == ["remoting-loop"] * 2
+
+
+def test_no_append_of_any_kind_waits_for_a_heartbeat(tmp_path: Path) -> None:
+    """Heartbeats are ten minutes away.  A delayed message, say, is appended by another thread than the sends."""
+    log, acked = open_log(tmp_path), Reader()
+    kinds: list[Callable[[], Any]] = [
+        lambda: log.append(message()),
+        lambda: log.append_many([message(), message(30_000)]),
+        lambda: log.append_batch(message(batch_body([b"one", b"two"]))),
+    ]
+
+    def others() -> None:
+        for number in range(100):
+            kinds[number % 3]()
+
+    with master(log, acked) as ha, ScriptedSlave(ha.port) as slave:
+        slave.report(0)
+        wait_until(lambda: ha.is_slave_ok(log.end))
+        thread = threading.Thread(target=others)
+        thread.start()
+        for number in range(100):
+            kinds[(number + 1) % 3]()
+            end = log.end
+            if not ha.submit(end, deadline(), end):
+                slave.frames_to(end)
+                slave.report(end)
+                wait_until(lambda end=end: acked.outcomes.get(end) is True)  # type: ignore[misc]
+        thread.join(PATIENCE_S)
