@@ -136,7 +136,8 @@ class CommitLog(WritableLog):
             try:
                 if self._refusing:
                     self._check_appendable()
-                if size + BLANK_BYTES > self._segment_end - self.end:
+                begin = self.end
+                if size + BLANK_BYTES > self._segment_end - begin:
                     self._roll(size)
                 offset = self.end
                 queue_offset = following = self.queue_offsets.get(key, 0) if key else 0
@@ -150,8 +151,7 @@ class CommitLog(WritableLog):
                     self.queue_offsets[key] = following
             finally:
                 self.lock_held_since = 0.0
-        if self._followers.waiting:
-            self._followers.notify()
+        self._appended(begin, end, (records,) if begin == offset else ())
         return Appended(offset, end, queue_offset, len(starts), now_ms)
 
     def append_many(self, messages: Sequence[Message]) -> list[Appended | CommitLogError]:
@@ -170,24 +170,29 @@ class CommitLog(WritableLog):
                 outcomes.append(error)
         with self._lock:
             self.lock_held_since = time.monotonic()
+            begin, run = self.end, list[bytearray]()
             try:
                 if self._refusing:
                     self._check_appendable()
-                self._append_legal(legal, outcomes)
+                run = self._append_legal(legal, outcomes)
             except LogNotWritable as error:
                 outcomes = [error if outcome is _PENDING else outcome for outcome in outcomes]
             finally:
                 self.lock_held_since = 0.0
-        if self._followers.waiting:
-            self._followers.notify()
+                end = self.end
+        if end != begin:
+            self._appended(begin, end, run)
         return outcomes
 
     def _append_legal(
         self, legal: list[tuple[int, Message, bytearray]], outcomes: list[Appended | CommitLogError]
-    ) -> None:
-        """Writes as many records as fit with one write, and goes on behind a roll."""
+    ) -> list[bytearray]:
+        """Writes as many records as fit with one write, and goes on behind a roll; what it wrote, if that was
+        one write and no roll."""
         assert self._lock.locked()
+        begin = start = self.end
         queue_offsets = self.queue_offsets
+        run: list[bytearray] = []
         position = 0
         while position < len(legal):
             if len(legal[position][2]) + BLANK_BYTES > self._segment_end - self.end:
@@ -195,7 +200,7 @@ class CommitLog(WritableLog):
             offset = start = self.end
             room = self._segment_end - BLANK_BYTES - offset
             now_ms = self._clock_ms()
-            run: list[bytearray] = []
+            run = []
             placed: list[tuple[int, Appended]] = []
             taken: dict[tuple[str, int], int] = {}
             for index, message, record in legal[position:]:
@@ -218,6 +223,7 @@ class CommitLog(WritableLog):
             for index, appended in placed:
                 outcomes[index] = appended
             position += len(run)
+        return run if start == begin else []
 
     def append_replica(self, offset: int, buffers: Sequence[Buffer]) -> int:
         """Writes bytes of the master that continue the log at `offset`, with one write; returns the new end.
@@ -270,8 +276,7 @@ class CommitLog(WritableLog):
             self._write_run(buffers, offset, size)
             end = self.end = offset + size
             self.queue_offsets.update(queue_ends)
-        if self._followers.waiting:
-            self._followers.notify()
+        self._appended(offset, end, buffers)
         return end
 
     def _begin_at(self, offset: int, size: int) -> None:

@@ -10,15 +10,20 @@ range (damage.py) is fenced: a read or a window ends before it, and one that beg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 from commitlog.damage import Fence, Fences
 from commitlog.errors import CorruptRecord, OffsetNotFound, StoreUnreadable
+from commitlog.files import Buffer
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MAGICS
 from commitlog.kernel.records import check, parse_head
 from commitlog.segment import Segment, Window
 from commitlog.segments import Segments
 from commitlog.waiters import Followers
+
+# Is handed what was appended: where it begins, where it ends, its bytes.
+Taker = Callable[[int, int, Sequence[Buffer]], None]
 
 # read_record() asks for this much first; most records are smaller.
 _READ_AHEAD_BYTES = 4096
@@ -34,6 +39,8 @@ class ReadableLog:
         self.suspect: Callable[[int], None] = lambda offset: None
         """To be told the offset of a record that looks damaged to who reads it; it is looked at soon."""
         self._followers = Followers()
+        self._takers: tuple[Taker, ...] = ()
+        self._takers_lock = threading.Lock()  # guards changes of _takers
         self._fences = Fences()
         self._cuts = 0  # how often `end` went back
 
@@ -197,8 +204,48 @@ class ReadableLog:
         Also returns at once after wake(), even one that came since this thread's last call: between its look
         at its stop flag and this call none is lost.
         """
+        return self._followers.wait(lambda: self.end, lambda: position, deadline_s)
+
+    def follow(self, position: Callable[[], int], deadline_s: float) -> int:
+        """As wait_beyond(), for one that is handed what is appended as well.
+
+        An append after which `position()` is where the log ends does not wake it.
+        """
         return self._followers.wait(lambda: self.end, position, deadline_s)
 
     def wake(self) -> None:
-        """Makes every wait_beyond() return, for threads that are to look at their stop flag."""
+        """Makes every wait_beyond() and follow() return, for threads that are to look at their stop flag."""
         self._followers.wake()
+
+    # -- handing on ---------------------------------------------------------------------------------
+
+    def hand_to(self, take: Taker) -> None:
+        """Has every append call `take(begin, end, buffers)`, in the thread that appended, until
+        hand_no_more().
+
+        Appends of several threads may come out of order.  The buffers are the bytes from `begin` to `end`, or
+        none where they are to be read from the log; who takes them keeps none.  `take` waits for nothing, takes
+        no lock for long and raises nothing.
+        """
+        with self._takers_lock:
+            self._takers = (*self._takers, take)
+
+    def hand_no_more(self, take: Taker) -> None:
+        """A call that is under way may still come."""
+        with self._takers_lock:
+            self._takers = tuple(one for one in self._takers if one != take)
+
+    def _appended(self, begin: int, end: int, buffers: Sequence[Buffer] = ()) -> None:
+        """The end has moved from `begin` to `end`: the one signal, given by every append, without its lock.
+
+        `buffers`, if any, are just these bytes.  Takers come before followers: who has taken it sleeps on.
+        """
+        try:
+            if self._takers:
+                if self._fences:
+                    buffers = ()  # a reader has to look at what is damaged; a taker does not
+                for take in self._takers:
+                    take(begin, end, buffers)
+        finally:
+            if self._followers.waiting:
+                self._followers.notify(end)

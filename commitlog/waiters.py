@@ -111,40 +111,55 @@ class Signal:
         return self._lock.acquire(timeout=max(0.0, min(timeout_s, threading.TIMEOUT_MAX)))
 
 
+class _Follower(Signal):
+    """Who waits until the end is beyond its position, which may move meanwhile."""
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: Callable[[], int]) -> None:
+        super().__init__()
+        self.position = position
+
+
 class Followers:
     """Threads that wait until an end is beyond their position.
 
     Whoever moves the end publishes it, then looks at `waiting`; a follower enters `waiting`, then looks at
-    the end.  One of both sees the other, without a lock, and while nobody waits it costs that look.
+    the end.  One of both sees the other, without a lock, and while nobody waits it costs that look.  The same
+    holds for a position that is moved by others than its follower: who moves it back notifies.
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[Signal] = deque()
+        self.waiting: deque[_Follower] = deque()
         self._wakes = 0
         self._seen = threading.local()
         self._lock = threading.Lock()  # guards counting _wakes
 
-    def wait(self, end: Callable[[], int], position: int, deadline_s: float) -> int:
-        """Returns `end()` as soon as it is beyond `position`, at the deadline, or after a wake()."""
+    def wait(self, end: Callable[[], int], position: Callable[[], int], deadline_s: float) -> int:
+        """Returns `end()` as soon as it is beyond `position()`, at the deadline, or after a wake()."""
         seen = getattr(self._seen, "wakes", 0)
-        while seen == self._wakes and end() <= position and time.monotonic() < deadline_s:
-            signal = Signal()
+        while seen == self._wakes and end() <= position() and time.monotonic() < deadline_s:
+            signal = _Follower(position)
             self.waiting.append(signal)
-            given = end() <= position and seen == self._wakes and signal.take(deadline_s - time.monotonic())
+            given = end() <= position() and seen == self._wakes and signal.take(deadline_s - time.monotonic())
             if not given:
                 with suppress(ValueError):  # somebody is about to give it, and nobody will take it
                     self.waiting.remove(signal)
         self._seen.wakes = self._wakes
         return end()
 
-    def notify(self) -> None:
-        """The end has moved: everyone looks at it."""
-        with suppress(IndexError):
-            while True:
-                self.waiting.popleft().give()
+    def notify(self, end: int) -> None:
+        """The end has moved to `end`: whoever is behind it looks at it; the others sleep on."""
+        for follower in list(self.waiting):
+            if follower.position() < end:
+                with suppress(ValueError):  # somebody else gives it
+                    self.waiting.remove(follower)
+                    follower.give()
 
     def wake(self) -> None:
         """Ends each thread's present wait(), or its next one if it is not in one."""
         with self._lock:
             self._wakes += 1
-        self.notify()
+        with suppress(IndexError):
+            while True:
+                self.waiting.popleft().give()

@@ -13,8 +13,9 @@ Both proofs are sought at the same time; a bad replica status overrides a bad fl
 
 Everything in here belongs to the remoting loop but the two hand-overs, `flushed` and `replicated`:
 the threads that saw the proof call them, with whole batches, and one wake-up of the loop serves all
-that arrived before it ran.  Each wait is settled exactly once: by its proofs, by their deadlines, by
-`sweep` if a service forgot it, or by `settle_all` when the broker stops.
+that arrived before it ran.  A proof that the loop itself saw is settled there and then.  Each wait is
+settled exactly once: by its proofs, by their deadlines, by `sweep` if a service forgot it, or by
+`settle_all` when the broker stops.
 """
 
 from __future__ import annotations
@@ -80,16 +81,21 @@ class Durability:
         flush_timeout_s: float,
         replica_timeout_s: float,
         call_soon: Callable[[Callable[[], None]], None],
+        on_loop: Callable[[], bool] = lambda: False,
     ) -> None:
         """`flush` is None with ASYNC_FLUSH, `replica` unless SYNC_MASTER.
 
-        `call_soon` runs its argument on the loop and may be called by any thread.
+        `call_soon` runs its argument on the loop and may be called by any thread; `on_loop` tells whether the
+        caller's thread is the loop's.
         """
         self._flush = flush
         self._replica = replica
         self._flush_timeout_s = flush_timeout_s
         self._replica_timeout_s = replica_timeout_s
         self._call_soon = call_soon
+        self._on_loop = on_loop
+        # Whether a proof is just being asked for: one that comes from there belongs to a wait that is none yet.
+        self._asking = False
         # Insertion order is the order of the log, so the oldest wait is the first key.
         self._waits: dict[Wait, None] = {}
         self._overdue: list[Wait] = []
@@ -113,6 +119,18 @@ class Durability:
         if self._flush is None and self._replica is None:
             return PutStatus.PUT_OK
         wait = Wait(settled)
+        self._asking = True
+        try:
+            self._ask(wait, end)
+        finally:
+            self._asking = False
+        if not wait.flush_wanted and not wait.replica_wanted:
+            return wait.status
+        self._waits[wait] = None
+        return None
+
+    def _ask(self, wait: Wait, end: int) -> None:
+        """Notes which proofs the wait lacks, and has them brought."""
         now = time.monotonic()
         if self._replica is not None:
             wait.deadline_s = now + self._replica_timeout_s
@@ -125,10 +143,6 @@ class Durability:
             wait.deadline_s = max(wait.deadline_s, flush_deadline_s)
             if not self._flush.submit(end, flush_deadline_s, wait):
                 wait.flush_wanted = True
-        if not wait.flush_wanted and not wait.replica_wanted:
-            return wait.status
-        self._waits[wait] = None
-        return None
 
     async def proof(self, end: int) -> PutStatus:
         """The status of what ends at `end`, when it is known: no later than a send would be answered."""
@@ -169,7 +183,9 @@ class Durability:
 
     def _hand_over(self, arrived: tuple[bool, Sequence[Wait], bool]) -> None:
         self._arrived.append(arrived)
-        if not self._awakened:
+        if not self._asking and self._on_loop():
+            self._drain()
+        elif not self._awakened:
             self._awakened = True
             self._call_soon(self._drain)
 

@@ -280,6 +280,7 @@ class BrokerNode:
             store,
             lineage,
             self.security,
+            self.server,
             on_acked=self._acked,
             on_mark=self._marked,
             on_ahead=self.standing.on_ahead,

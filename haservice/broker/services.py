@@ -48,6 +48,7 @@ def replication_of(
     store: Store,
     lineage: LineageFile,
     security: Security,
+    server: RemotingServer,
     *,
     on_acked: Callable[[list[Wait], bool], None],
     on_mark: Callable[[], None],
@@ -74,6 +75,7 @@ def replication_of(
         on_ahead=on_ahead,
         on_heard=on_heard,
         doors=security.doors,
+        loop=server,
     )
 
 
@@ -86,6 +88,7 @@ def durability_of(
         flush_timeout_s=config.log.sync_flush_timeout_ms / 1000,
         replica_timeout_s=config.replication.slave_timeout_ms / 1000,
         call_soon=server.call_soon,
+        on_loop=server.is_here,
     )
     store.flusher.on_done = durability.flushed
     return durability

@@ -89,6 +89,7 @@ class RemotingServer:
         self._closing_since: dict[Connection, float] = {}
         self._ports: list[int] = []
         self._service = Service(thread_name, self)
+        self._thread_id = 0
         self._pool = WorkPool("remoting-work", WORK_THREADS)
 
     @property
@@ -152,9 +153,32 @@ class RemotingServer:
         except RuntimeError:  # the loop is closed
             logger.debug("call after the loop ended function=%s", function)
 
+    def is_here(self) -> bool:
+        """Whether this is the loop's thread."""
+        return threading.get_ident() == self._thread_id
+
+    def watch(self, fd: int, readable: Callable[[], None]) -> bool:
+        """Has the loop call `readable` whenever `fd` is readable, until unwatch(); from any thread.
+
+        It makes the file non-blocking.  False before start() and after stop().
+        """
+        if self._loop is None or not self._service.running:
+            return False
+        self.call_soon(self._loop.add_reader, fd, readable)
+        return True
+
+    def unwatch(self, fd: int, then: Callable[[], None]) -> None:
+        """Ends a watch(), then calls `then`, both on the loop; as call_soon()."""
+        self.call_soon(self._unwatch, fd, then)
+
+    def _unwatch(self, fd: int, then: Callable[[], None]) -> None:
+        self.loop.remove_reader(fd)
+        then()
+
     # The loop thread's task
 
     def run(self, stop: threading.Event) -> None:
+        self._thread_id = threading.get_ident()
         run_loop(self.loop, stop)
 
     def wake(self) -> None:

@@ -1,11 +1,13 @@
-"""HAConnection: the master's side of one slave, a read thread and a write thread around one socket.
+"""HAConnection: the master's side of one slave: who reads, who writes, and who ends it.
 
-    ha-read:SLAVE    greets one of ours that calls; then reports in → acks → waiting sends.  Its `finally` is
-                     what ends the connection, once
+    ha-read:SLAVE    greets one of ours that calls, takes the first report, then reports in → acks → waiting
+                     sends.  Its `finally` is what ends the connection, once
+    remoting-loop    reads the reports after the first, while ha-read sleeps, and an appending thread pushes to
+                     a slave that is level: on a plain link that does not linger, see incoming.py, outgoing.py
     ha-write:SLAVE   from the first report on: log → header and sendfile → slave, heartbeats between
 
-Anyone else who wants the connection ended shuts the link down.  The writer holds no lock while it sends, and
-on a plain link no byte of a body passes through Python.
+Anyone else who wants the connection ended shuts the link down.  On a plain link no byte of a body is copied by
+Python.
 """
 
 from __future__ import annotations
@@ -14,22 +16,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from commitlog.errors import CommitLogError, OffsetNotFound
-from commitlog.segment import Window
 from haservice.deadline import Deadline
 from haservice.errors import ProtocolError
 from haservice.replication.greeting import Answer, GreetingRefused, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.hello import SlaveHello
+from haservice.replication.incoming import RECEIVE_BYTES, Incoming, Loop
 from haservice.replication.membership import Members
+from haservice.replication.outgoing import Outgoing, SourceLog
 from haservice.replication.pace import Growth, RateMeter, silence_s
 from haservice.replication.progress import LogRange, Refusal, ReportRefused, SlaveProgress
 from haservice.replication.protocol import (
     BODY_BYTES_MAX,
     REPORT_NOT_YET,
-    TRANSFER_HEADER,
     MasterState,
     ReportReader,
 )
@@ -39,28 +41,8 @@ from haservice.settings import ReplicationConfig
 
 logger = logging.getLogger(__name__)
 
-# Reports are 8 bytes; more than some hundred never wait at once.
-RECEIVE_BYTES = 4096
-# The writer holds a segment for this many frames at a time: its part of the work then costs little per frame.
-FRAMES_PER_WINDOW = 64
 # A writer that was woken ends within microseconds; it gets as long as a stuck disk may take.
 WRITER_STOP_SECONDS = 5.0
-
-
-class SourceLog(Protocol):
-    """The log as a master's connection uses it."""
-
-    segment_bytes: int
-    end: int
-
-    @property
-    def start(self) -> int: ...
-
-    def transfer_window(self, position: int, max_bytes: int) -> Window | None: ...
-
-    def wait_beyond(self, position: int, deadline_s: float) -> int: ...
-
-    def wake(self) -> None: ...
 
 
 class PeerLogger(logging.LoggerAdapter[logging.Logger]):
@@ -82,7 +64,8 @@ class HAConnection:
     """One slave.
 
     `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
-    `linger_s` is how long new bytes are left to gather before a slave that is level gets them.  With a
+    `linger_s` is how long new bytes are left to gather before a slave that is level gets them; without it what
+    is appended is pushed, and reports are read on `loop` if there is one.  With a
     `greeting`, a slave of ours may greet; `on_greeted(connection, answer)` is called, by the read thread,
     before the slave gets its answer, and `on_joined(connection)` after the first report of such a slave: it
     has written down by then what the answer said.
@@ -100,6 +83,7 @@ class HAConnection:
         growth: Growth,
         on_closed: Callable[[HAConnection, Exception | None], None],
         linger_s: float = 0.0,
+        loop: Loop | None = None,
         greeting: MasterGreeting | None = None,
         on_greeted: Callable[[HAConnection, Answer], None] = lambda _, __: None,
         on_joined: Callable[[HAConnection], None] = lambda _: None,
@@ -111,27 +95,41 @@ class HAConnection:
         """What a slave of ours said, once its greeting was accepted."""
         self.listed = Members()
         """The list of replicas that it was given then."""
-        self._linger_s = linger_s
+        self.read_by_loop = False
+        """Whether the read thread sleeps, and the loop takes the reports."""
         self.progress = SlaveProgress(identity, peer)
         self.connected_s = time.monotonic()
         self.heard_s = self.connected_s
         """When its last byte came."""
-        self.rate = RateMeter(self.connected_s)
+        self.outgoing = Outgoing(
+            transport,
+            log,
+            self.progress,
+            growth,
+            batch_bytes=min(config.transfer_batch_bytes, BODY_BYTES_MAX),
+            heartbeat_s=config.heartbeat_interval_ms / 1000,
+            linger_s=linger_s,
+        )
+        self._loop = None if linger_s or transport.prompt is None else loop
         self._transport = transport
         self._greeting = greeting
         self._on_greeted = on_greeted
         self._on_joined = on_joined
         self._log = log
         self._group = group
-        self._growth = growth
-        self._heartbeat_s = config.heartbeat_interval_ms / 1000
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
-        self._batch_bytes = min(config.transfer_batch_bytes, BODY_BYTES_MAX)
+        self._patience_s = self._housekeeping_s
+        self._reports = ReportReader()
         self._on_closed = on_closed
         self._say = PeerLogger(peer)
         self._error: Exception | None = None
         self._reader = Service(f"ha-read:{peer}", _Task(self._read, self.shut_down))
         self._writer: Service | None = None  # a connection that reports nothing costs one thread, not two
+
+    @property
+    def rate(self) -> RateMeter:
+        """Of the bytes that it is sent."""
+        return self.outgoing.rate
 
     @property
     def secured(self) -> bool:
@@ -169,36 +167,61 @@ class HAConnection:
 
     def _take_reports(self) -> None:
         """Returns when the slave is gone.  Raises ProtocolError or OSError."""
-        reader, log, progress = ReportReader(), self._log, self.progress
-        patience_s = self._housekeeping_s
         while True:
             try:
                 data = self._transport.recv(RECEIVE_BYTES)
-            except BlockingIOError as error:
-                raise SlowSlave(f"said nothing for {patience_s:g} s") from error
+            except BlockingIOError:
+                raise self._silent() from None
             if not data:
                 return
-            self.heard_s = time.monotonic()
-            reports = reader.feed(data)
-            waiting = progress.state is MasterState.WAIT_REPORT
-            if waiting:
-                self._greet(reader, reports)
-            if not reports:
-                continue
-            self._group.reported(progress, reports, LogRange(log.start, log.end))
-            if waiting and progress.state is MasterState.TRANSFER:
-                self._say.info(
-                    "slave connected reported=%d from=%d log_end=%d",
-                    progress.reported,
-                    progress.sent,
-                    log.end,
-                )
-                if self.slave is not None:
-                    self._on_joined(self)
-                    patience_s = silence_s(self.slave.heartbeat_ms, self._housekeeping_s)
-                    self._transport.set_receive_timeout(patience_s)
-                self._writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
-                self._writer.start()
+            self._take(data)
+            if self._loop is not None and self._writer is not None:
+                self._read_on(self._loop)
+
+    def _read_on(self, loop: Loop) -> None:
+        """Has `loop` read, until the link's end or while it can."""
+        link = self._transport.prompt
+        assert link is not None
+        self.read_by_loop = True
+        try:
+            spoke = Incoming(loop, link, self._take, self.shut_down).run(self._patience_s)
+        finally:
+            self.read_by_loop = False
+        if not spoke:
+            raise self._silent()
+
+    def _silent(self) -> SlowSlave:
+        return SlowSlave(f"said nothing for {self._patience_s:g} s")
+
+    def _take(self, data: bytes) -> None:
+        """What came from the slave; by whoever reads.  Raises ProtocolError or OSError."""
+        self.heard_s = time.monotonic()
+        log, progress = self._log, self.progress
+        reports = self._reports.feed(data)
+        waiting = progress.state is MasterState.WAIT_REPORT
+        if waiting:
+            self._greet(self._reports, reports)
+        if not reports:
+            return
+        self._group.reported(progress, reports, LogRange(log.start, log.end))
+        if waiting and progress.state is MasterState.TRANSFER:
+            self._begin()
+
+    def _begin(self) -> None:
+        """The first report has been taken: bytes flow."""
+        self._say.info(
+            "slave connected reported=%d from=%d log_end=%d",
+            self.progress.reported,
+            self.progress.sent,
+            self._log.end,
+        )
+        if self.slave is not None:
+            self._on_joined(self)
+            self._patience_s = silence_s(self.slave.heartbeat_ms, self._housekeeping_s)
+            self._transport.set_receive_timeout(self._patience_s)
+        self.outgoing.open()
+        self._writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
+        self._writer.start()
 
     # -- greeting -----------------------------------------------------------------------------------
 
@@ -260,7 +283,9 @@ class HAConnection:
             # Its number must not go to another file while the writer may still use it.
             self._say.error("the writer does not end; its link stays open")
         else:
+            self.outgoing.close()
             self._transport.close()
+        self._error = self._error or self.outgoing.failed
         # A slave that broke no rule and is not sent away may be back in a moment.
         self._group.disconnected(
             self.progress, cut=not stopped and not isinstance(self._error, ProtocolError)
@@ -291,7 +316,7 @@ class HAConnection:
 
     def _write(self, stop: threading.Event) -> None:
         try:
-            self._transfer(stop)
+            self.outgoing.run(stop)
         except BlockingIOError:
             self._error = SlowSlave(f"took nothing for {self._housekeeping_s:g} s")
         except OffsetNotFound as error:
@@ -302,54 +327,6 @@ class HAConnection:
             self._error = self._error or error
         finally:
             self.shut_down()
-
-    def _transfer(self, stop: threading.Event) -> None:
-        log, progress, growth = self._log, self.progress, self._growth
-        window_bytes = self._batch_bytes * FRAMES_PER_WINDOW
-        last_write_s = self.connected_s
-        while not stop.is_set():
-            now_s = time.monotonic()
-            if now_s - last_write_s >= self._heartbeat_s:
-                self._send_header(progress.sent, 0)
-                last_write_s = now_s
-            end = log.end
-            if end <= progress.sent:
-                end = log.wait_beyond(progress.sent, last_write_s + self._heartbeat_s)
-                if self._linger_s and end > progress.sent:
-                    stop.wait(self._linger_s)
-                continue
-            growth.note(end, now_s)
-            window = log.transfer_window(progress.sent, window_bytes)
-            if window is not None:
-                with window:
-                    self._send_window(window)
-                last_write_s = time.monotonic()
-                self.rate.add(window.length, last_write_s)
-
-    def _send_window(self, window: Window) -> None:
-        """Sends the window frame by frame.  Two system calls each; headers cannot be merged."""
-        progress, batch_bytes, send_file = self.progress, self._batch_bytes, self._transport.send_file
-        source = window.fd
-        position, left = window.file_position, window.length
-        while left:
-            size = min(left, batch_bytes)
-            offset = progress.sent
-            # First: the slave's ack of these bytes may be read before sendfile returns here.
-            progress.sent = offset + size
-            self._send_header(offset, size, more=True)
-            left -= size
-            while size:
-                sent = send_file(source, position, size)
-                if sent == 0:
-                    raise OSError(f"segment ended at {position}, {size} bytes short of its frame")
-                position += sent
-                size -= sent
-
-    def _send_header(self, offset: int, size: int, more: bool = False) -> None:
-        header = TRANSFER_HEADER.pack(offset, size)
-        sent = self._transport.send(header, more)
-        if sent != len(header):  # nothing but a timeout cuts so small a write
-            raise BlockingIOError
 
 
 class _Task:

@@ -21,8 +21,8 @@ moment.  However many connections an identity has, it counts once.
     0 ≤ proven ≤ what was sent to some slave ≤ the log's end
     sent_from ≤ acked ≤ sent     for every slave that transfers; `acked` is None before its first ack
 
-Everything is guarded by one lock of the owner (GroupTransferService), but `sent`, which the connection's
-writing thread alone moves, and `furthest`, which anyone may read.
+Everything is guarded by one lock of the owner (GroupTransferService), but `sent`, which whoever sends moves,
+one at a time (outgoing.py), and `furthest`, which anyone may read.
 """
 
 from __future__ import annotations

@@ -25,13 +25,15 @@ from haservice.news import News
 from haservice.replication.absent import AbsentSlaves
 from haservice.replication.accept import AcceptSocketService, Identify, address_of, doors_of
 from haservice.replication.client import HAClient
-from haservice.replication.connection import HAConnection, SourceLog
+from haservice.replication.connection import HAConnection
 from haservice.replication.greeting import Answer, Facts, MasterGreeting, Outcome
 from haservice.replication.group_transfer import GroupTransferService
 from haservice.replication.hello import SlaveHello
+from haservice.replication.incoming import Loop
 from haservice.replication.lineage_file import LineageFile, Replica
 from haservice.replication.member_list import MemberList
 from haservice.replication.membership import Members
+from haservice.replication.outgoing import SourceLog
 from haservice.replication.pace import Growth
 from haservice.replication.progress import AckTable, slaves_needed
 from haservice.replication.protocol import MasterState
@@ -84,7 +86,8 @@ class HAService(Generic[T]):
     With `lineage` and `facts` brokers of ours are greeted.  A slave cuts or renews its `store` then.  On a
     master, `on_ahead(hello)` is told of a slave that holds what this master lost, up to hello.position, and
     `on_heard(hello, outcome)` of every greeting; both by the slave's thread, before the slave is answered.
-    `doors` says which ports there are beside the plain one, `check` stands for the one of records.
+    `doors` says which ports there are beside the plain one, `check` stands for the one of records.  `loop` is
+    where a SYNC_MASTER's sends are answered: acks are read there, and on_acked is called there, too.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class HAService(Generic[T]):
         on_heard: Callable[[SlaveHello, Outcome], None] = lambda _, __: None,
         doors: SecureDoors | None = None,
         check: Check | None = None,
+        loop: Loop | None = None,
     ) -> None:
         self._config = config
         self._log = log
@@ -124,6 +128,7 @@ class HAService(Generic[T]):
         self._on_ahead = on_ahead
         self._on_heard = on_heard
         self._doors = doors
+        self._loop = loop
         self._refusals = News(REFUSED_AGAIN_S)
         self._table = AckTable(log.segment_bytes, log.end, slaves_needed(config.in_sync_replicas))
         self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked, on_mark)
@@ -301,6 +306,7 @@ class HAService(Generic[T]):
             growth=self._growth,
             on_closed=self._closed,
             linger_s=0.0 if self._role is BrokerRole.SYNC_MASTER else ASYNC_LINGER_S,
+            loop=self._loop,
             greeting=self._greeting(transport, peer),
             on_greeted=self._greeted,
             on_joined=self._joined,

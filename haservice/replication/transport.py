@@ -8,6 +8,9 @@ ssl.SSLSocket is not made for that: here one lock stands around the SSLObject, w
 waits for the network does not hold it.  What TLS itself has to say (an alert, a new key) goes out with
 whoever may write.
 
+A plain link can be used without waiting, too (`prompt`).  TLS may have to say or hear something of its own
+before a byte moves; that is left to a thread.
+
 A timeout is BlockingIOError, a peer that is gone is b"" or 0, everything else an OSError.  After a send that
 raised, nobody knows what the peer has: the link is good for shut_down() and close() only.
 """
@@ -21,9 +24,11 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from commitlog.files import Buffer
 from haservice.deadline import Deadline
 from haservice.replication import wakeup
 
@@ -38,12 +43,32 @@ PIECE_BYTES = 64 * 1024
 TIMEOUT_SECONDS = 20.0
 
 
+class Prompt(Protocol):
+    """What of a link does not wait.  The rules of Transport hold: one thread receives at a time, one sends."""
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        """How many bytes of `buffers`, one behind the other, have gone out; 0 if there is no room.
+
+        Raises OSError.
+        """
+
+    def recv_now(self, size: int) -> bytes | None:
+        """As recv(); None if nothing is there."""
+
+    def fileno(self) -> int:
+        """What to watch for bytes, or for the link's end.  It is the link's, until close()."""
+
+
 class Transport(Protocol):
     """One link.  One thread receives, one sends; shut_down() is anyone's, close() its owner's, once both have
     ended."""
 
     secured: bool
     """Whether the peer has shown a certificate that we trust, from the handshake on."""
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The link's calls that do not wait, if it has them."""
 
     @property
     def peer_name(self) -> str:
@@ -109,6 +134,10 @@ class PlainTransport(_OnSocket):
 
     secured = False
 
+    @property
+    def prompt(self) -> PlainTransport:
+        return self
+
     def handshake(self) -> None:
         pass
 
@@ -123,6 +152,21 @@ class PlainTransport(_OnSocket):
 
     def send_file(self, fd: int, position: int, count: int) -> int:
         return os.sendfile(self._socket.fileno(), fd, position, count)
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        try:
+            return self._socket.sendmsg(buffers, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def recv_now(self, size: int) -> bytes | None:
+        try:
+            return self._socket.recv(size, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def set_receive_timeout(self, seconds: float) -> None:
         wakeup.set_receive_timeout(self._socket, seconds)
@@ -139,6 +183,7 @@ class TlsTransport(_OnSocket):
     """
 
     secured = True
+    prompt = None
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -45,6 +46,8 @@ class Loop:
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
+        self.here = False
+        """Whether the test's thread is the loop's."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
         self.calls.append(call)
@@ -66,6 +69,7 @@ class Bench:
             flush_timeout_s=timeout_s,
             replica_timeout_s=timeout_s,
             call_soon=self.loop.call_soon,
+            on_loop=lambda: self.loop.here,
         )
         self.settled: list[PutStatus] = []
 
@@ -247,3 +251,29 @@ def test_a_put_is_ok_when_as_many_slaves_have_it_as_are_needed(needed: int) -> N
         loop.run()
     assert settled == [OK]
     assert durability.put_status(1000, settled.append) is OK
+
+
+def test_a_proof_that_the_loop_saw_is_settled_there_and_then() -> None:
+    bench = Bench(sync_flush=True, sync_master=True)
+    assert bench.put() is None
+    bench.durability.flushed(bench.flush.take(), True)  # by another thread, not settled yet
+    bench.loop.here = True
+    bench.durability.replicated(bench.replica.take(), True)
+    assert bench.settled == [OK]
+    bench.loop.run()
+    assert bench.settled == [OK]
+
+
+def test_a_service_that_fails_a_wait_while_it_is_asked_for_it_is_heard_after() -> None:
+    """A group transfer that has stopped answers at once: there is no wait yet that could be settled."""
+    bench = Bench(sync_flush=False, sync_master=True)
+    group: GroupTransferService[Wait] = GroupTransferService(AckTable(4096, 0), bench.durability.replicated)
+    stop = threading.Event()
+    stop.set()
+    group.run(stop)
+    bench.replica.submit = group.submit  # type: ignore[method-assign]
+    bench.loop.here = True
+    assert bench.put() is None
+    assert bench.settled == []
+    bench.loop.run()
+    assert bench.settled == [SLAVE]

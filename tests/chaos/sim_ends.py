@@ -1,6 +1,7 @@
 """Both ends of a replication connection, on virtual time.
 
-    MasterEnd    what HAConnection's two threads do: greeting, reports → acks, log → frames, heartbeats
+    MasterEnd    what HAConnection's threads do: greeting, reports → acks, log → frames, heartbeats; an append
+                 pushes by itself, as in the product
     SlaveEnd     what ha-client does: carries out what the SlaveSession wants, and tells it what came
 
 The session, the connection's own methods, the greetings, the readers, the ack table, the record check and the
@@ -15,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from commitlog.errors import CommitLogError
+from commitlog.files import Buffer
 from commitlog.log import wall_clock_ms
 from haservice.broker.role_state import Hint, SlaveAhead, Tick
 from haservice.errors import ProtocolError
@@ -63,12 +65,20 @@ CONFIG = ReplicationConfig(
 
 
 class MasterTransport:
-    """A connection as HAConnection's Transport; what would block does not happen here."""
+    """A connection as HAConnection's Transport; what would block does not happen here.
+
+    `ended` is whether somebody has shut it down, a push that met a broken link for one.
+    """
 
     def __init__(self, node: Node, connection: Connection) -> None:
         self._node = node
         self._connection = connection
         self.last_write_s = node.world.clock.now_s
+        self.ended = False
+
+    @property
+    def prompt(self) -> MasterTransport:
+        return self
 
     @property
     def peer_name(self) -> str:
@@ -79,13 +89,24 @@ class MasterTransport:
         self._connection.send(self._node.name, bytes(data))
         return len(data)
 
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        """A push: mostly all of it, now and then as much as a full socket takes, or nothing; or the link is
+        found broken."""
+        node, source, data = self._node, self._node.world.source, b"".join(buffers)
+        if not node.awake or not self._connection.has_room(node.name):
+            return 0
+        chance = source.random()
+        if chance < 0.002:
+            raise ConnectionResetError(errno.ECONNRESET, "a push meets a broken link")
+        return self.send(data[: source.randrange(len(data))] if chance < 0.1 else data)
+
     def send_file(self, fd: int, position: int, count: int) -> int:
         data = self._node.files.pread(fd, count, position)
         self._connection.send(self._node.name, data)
         return len(data)
 
     def shut_down(self) -> None:
-        pass
+        self.ended = True
 
     def close(self) -> None:
         self._connection.close(self._node.name)
@@ -102,6 +123,7 @@ class MasterEnd:
         self._connection = connection
         self._transport = MasterTransport(node, connection)
         self._reader = ReportReader()
+        self._told = 0  # up to where the simulation knows what is under way
         self._last_read_s = node.world.clock.now_s
         self._ended = False
         greeting = MasterGreeting(
@@ -160,6 +182,8 @@ class MasterEnd:
         node.world.acked(node, self.node.world.nodes[self.peer], self.machine, progress)
         if waiting and self.transfers:
             node.world.note("{} sends to {} from {}", node, self.peer, progress.sent)
+            self._told = progress.sent
+            self.link.outgoing.open()
             if self.replica_id:
                 node.members.known_to(self.replica_id, self.link.listed.version)
                 node.call_back()
@@ -185,25 +209,34 @@ class MasterEnd:
     # -- what goes ----------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Sends what there is, as far as there is room."""
-        if self._ended or not self.node.awake:
-            return
-        log, progress = self.node.store.log, self.progress
-        if not self.transfers:
+        """Sends what appends have not pushed, as far as there is room."""
+        if self._ended or not self.node.awake or not self.transfers:
             return
         try:
-            while progress.sent < log.end and self._connection.has_room(self.node.name):
-                size = self.node.world.source.choice((BATCH_BYTES, BATCH_BYTES, BATCH_BYTES, 700))
-                window = log.transfer_window(progress.sent, size)
-                if window is None:
-                    break
-                begin = progress.sent
-                with window:
-                    self.link._send_window(window)
-                self._connection.coming += self.node.records_between(begin, progress.sent)
+            if self.link.outgoing.failed is not None:
+                raise self.link.outgoing.failed
+            self._write()
         except (CommitLogError, OSError) as error:
             self.node.world.note("{} cannot send to {}: {}", self.node, self.peer, error)
             self._end(cut=True)
+        self._connection.coming += self.node.records_between(self._told, self.progress.sent)
+        self._told = self.progress.sent
+
+    def _write(self) -> None:
+        """As ha-write does, with frames of other sizes."""
+        log, outgoing, source = self.node.store.log, self.link.outgoing, self.node.world.source
+        with outgoing._turn:
+            if outgoing._rest is not None and self._connection.has_room(self.node.name):
+                outgoing._send_rest(outgoing._rest)
+            if outgoing._rest is not None:
+                return
+            while self.progress.sent < log.end and self._connection.has_room(self.node.name):
+                size = source.choice((BATCH_BYTES, BATCH_BYTES, BATCH_BYTES, 700))
+                window = log.transfer_window(self.progress.sent, size)
+                if window is None:
+                    break
+                with window:
+                    outgoing.send_window(window)
 
     def drained(self) -> None:
         self.pump()
@@ -216,8 +249,9 @@ class MasterEnd:
             self.node.world.note("{}: {} is silent", self.node, self.peer)
             self._end(cut=False)
             return
-        if self.transfers and now_s - self._transport.last_write_s >= HEARTBEAT_S:
-            self.link._send_header(self.progress.sent, 0)
+        due = now_s - self._transport.last_write_s >= HEARTBEAT_S
+        if self.transfers and due and self.link.outgoing.position() == self.progress.sent:
+            self.link.outgoing.send_header(self.progress.sent, 0)
         self.node.after(LOOK_S, self._look)
 
     # -- its end ------------------------------------------------------------------------------------
@@ -234,6 +268,7 @@ class MasterEnd:
         if self._ended:
             return
         self._ended = True
+        self.link.outgoing.close()
         node = self.node
         if self in node.ends:
             node.ends.remove(self)
@@ -248,6 +283,7 @@ class MasterEnd:
     def abandon(self, *, silent: bool = False) -> None:
         """The master is gone.  `silent`: without a word on the wire."""
         self._ended = True
+        self.link.outgoing.close()
         if not silent:
             self._connection.close(self.node.name)
         else:

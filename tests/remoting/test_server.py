@@ -391,3 +391,30 @@ def test_ten_thousand_probes_leave_nothing_behind(server: RemotingServer) -> Non
         socket.create_connection(("127.0.0.1", server.ports[0])).close()
     wait_until(lambda: server.connections == 0)
     assert threading.active_count() < 20
+
+
+# Watching for others
+
+
+def test_the_loop_tells_of_bytes_until_it_is_told_to_stop() -> None:
+    server = RemotingServer([])
+    ours, theirs = socket.socketpair()
+    seen: list[tuple[bytes, bool]] = []
+    assert not server.watch(ours.fileno(), lambda: None)  # not started
+    assert not server.is_here()
+    server.start()
+    try:
+        assert server.watch(ours.fileno(), lambda: seen.append((ours.recv(100), server.is_here())))
+        theirs.send(b"one")
+        wait_until(lambda: seen == [(b"one", True)])
+        ended = threading.Event()
+        server.unwatch(ours.fileno(), ended.set)
+        assert ended.wait(PATIENCE_S)
+        theirs.send(b"two")
+    finally:
+        assert server.stop()
+    assert seen == [(b"one", True)]
+    assert not server.watch(ours.fileno(), lambda: None)
+    server.unwatch(ours.fileno(), lambda: None)
+    ours.close()
+    theirs.close()

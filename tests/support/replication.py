@@ -14,6 +14,7 @@ from commitlog.kernel.records import Message
 from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.options import LogOptions
 from haservice.deadline import Deadline
+from haservice.remoting.server import RemotingServer
 from haservice.replication.protocol import REPORT, REPORT_NOT_YET, TRANSFER_HEADER
 from haservice.replication.service import HAService
 from haservice.settings import BrokerRole, ReplicationConfig
@@ -127,20 +128,22 @@ def master(
     **changes: Any,
 ) -> Iterator[HAService[Any]]:
     """A SYNC_MASTER on loopback, on a port of its own; `changes` are fields of its configuration, `options`
-    further parts of the service."""
+    further parts of the service.  It has a loop, as a broker's has, which ends before it."""
+    server = RemotingServer([])
     service: HAService[Any] = HAService(
         replace(CONFIG, **changes),
         log,
-        role=BrokerRole.SYNC_MASTER,
         bind_address="127.0.0.1",
         on_acked=acked or Acked(),
         clock_ms=clock_ms,
-        **(options or {}),
+        **{"role": BrokerRole.SYNC_MASTER, "loop": server, **(options or {})},
     )
+    server.start()
     service.start()
     try:
         yield service
     finally:
+        assert server.stop(Deadline(STOP_SECONDS))
         assert service.stop(Deadline(STOP_SECONDS))
 
 
