@@ -21,6 +21,7 @@ from commitlog.kernel.layout import (
     MESSAGE_MAGIC,
     RECORD_BYTES_MIN,
     SYS_HOSTS_V6,
+    TOPIC_BYTES_MAX,
 )
 from commitlog.kernel.records import check, is_topic, parse_head, record_size
 
@@ -78,7 +79,8 @@ def walk(
     file_shift = shift - segment_start
     room_end = position + room
     last, count = -1, 0
-    if native.core is not None:
+    # A file of the log may be named beyond the last offset there can be: what it holds, the reference says.
+    if native.core is not None and max(offset, torn_from) <= NOWHERE:
         scan_end = min(end, room_end)
         position, count, last = native.core.scan(
             view, position, offset, scan_end, crc, NOWHERE if torn_from_ms is None else torn_from
@@ -103,7 +105,7 @@ def walk(
             break
         topic_bytes = view[topic_at]
         properties_at = topic_at + topic_bytes + 3
-        if properties_at > record_end:
+        if properties_at > record_end or topic_bytes > TOPIC_BYTES_MAX:
             break
         topic, properties_bytes = tails[topic_bytes](view, topic_at + 1)
         if properties_at + properties_bytes != record_end or queue_id | queue_offset < 0:
