@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.egg-info")
 SAY = "from commitlog.kernel import native; print(native.__file__, native.build)"
 NATIVE_SOURCES = sorted(
