@@ -137,7 +137,8 @@ def pass_ordinary(
     it is where it says, and with `crc` that its body is what its CRC is of; and, if it ends behind the offset
     `nul_from`, that there is no NUL in its properties.
     """
-    if native.core is not None:
+    # A file of the log may be named beyond the last offset there can be: what it holds, the reference says.
+    if native.core is not None and max(offset, nul_from) <= NOWHERE:
         passed: tuple[int, int, int] = native.core.scan(view, position, offset, end, crc, nul_from)
         return passed
     with memoryview(view) as whole:

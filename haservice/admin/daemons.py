@@ -24,6 +24,7 @@ from typing import Protocol
 import click
 
 from commitlog.errors import CommitLogError, StoreUnreadable
+from commitlog.kernel import native
 from haservice import config, logs, rocketmq_keys
 from haservice.admin.explain import explain, of_store_path
 from haservice.admin.in_force import in_force
@@ -148,6 +149,7 @@ def mqbroker(
             return
         logs.configure(logging_file)
         warn(node_config.warnings)
+        say_kernel()
         allow_many_files()
         with store_key_named(node_config):
             run(BrokerNode(node_config))
@@ -275,6 +277,13 @@ def print_warnings(warnings: Iterable[str]) -> None:
 def warn(warnings: Iterable[str]) -> None:
     for warning in warnings:
         logger.warning("configuration %s", warning)
+
+
+def say_kernel() -> None:
+    """Which build of the kernel this broker has; a warning where it is the slow one and nobody asked for it."""
+    logger.info("broker starts kernelBuild=%s", native.build)
+    if native.lacking:
+        logger.warning("the native kernel is not in force why=%s: %s", native.lacking, native.NOTICE)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from commitlog.dispatch import Arrival, parse_delay_levels
+from commitlog.kernel import native
 from commitlog.kernel.records import encode_host
 from commitlog.store import Store
 from haservice.broker.consumers import ClientTable
@@ -454,6 +455,7 @@ class BrokerNode:
         broker = self.live.config.broker
         return {
             **self.delivery.gauges(),
+            "kernelBuild": native.build,
             "dispatchBehindBytes": str(self.store.dispatcher.behind),
             "damagedRanges": self.store.log.damaged_text,
             "nextSegmentNotMade": self.store.flusher.next_segment_trouble,

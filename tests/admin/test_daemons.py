@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
+from commitlog.kernel import native
 from haservice import rocketmq_keys
 from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
@@ -37,6 +38,25 @@ def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:
             "Error",
             f"{file}:3",
         ]
+
+
+def test_a_broker_says_once_that_it_lacks_the_native_kernel_unless_it_was_told_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(native, "build", "python (HASERVICE_PURE is set)")
+    monkeypatch.setattr(native, "lacking", "")
+    daemons.say_kernel()
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "broker starts kernelBuild=python (HASERVICE_PURE is set)")
+    ]
+    caplog.clear()
+    monkeypatch.setattr(native, "lacking", "No module named 'commitlog.kernel._native'")
+    daemons.say_kernel()
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "No module named" in warning
+    assert "a third of the speed" in warning
+    assert "apt install gcc python3-dev" in warning
 
 
 def test_what_is_important_is_printed_alone(tmp_path: Path) -> None:

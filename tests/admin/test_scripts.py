@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("cat", "cksum", "dirname", "readlink", "sh", "env", "bash")
+TOOLS = ("cat", "cksum", "dirname", "find", "readlink", "sh", "sort", "env", "bash")
 
 
 @pytest.fixture
@@ -20,6 +20,8 @@ def clone(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "scripts", clone / "scripts")
     for name in ("setup.cfg", "pyproject.toml"):
         shutil.copy(ROOT / name, clone)
+    program(clone / "commitlog" / "kernel" / "core" / "some.h", "/* C */")
+    (clone / "haservice").mkdir()
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in TOOLS:
@@ -90,8 +92,25 @@ def test_it_prepares_again_when_what_is_needed_changed_or_the_clone_moved(clone:
         file.write("# another line\n")
     assert "prepared" in run(clone, "mqbroker").stderr
     assert "prepared" not in run(clone, "mqbroker").stderr
+    with (clone / "commitlog" / "kernel" / "core" / "some.h").open("a") as file:
+        file.write("/* more C */\n")
+    assert "prepared" in run(clone, "mqbroker").stderr
+    assert "prepared" not in run(clone, "mqbroker").stderr
     moved = clone.rename(clone.parent / "moved")
     assert "prepared" in run(moved, "mqbroker").stderr
+
+
+def test_what_the_native_kernel_lacked_is_looked_for_again(clone: Path) -> None:
+    program(clone.parent / "bin" / "python3", PREPARES)
+    program(clone / ".venv" / "bin" / "python", "exit 0")
+    program(clone / ".venv" / "bin" / "mqbroker", "exit 0")
+    header = clone / "include" / "Python.h"
+    for wants, comes in (("x86_64-linux-gnu-gcc", clone.parent / "bin" / "cc"), (str(header), header)):
+        assert "prepared" in run(clone, "mqbroker").stderr or comes == header
+        (clone / ".venv" / ".native-wants").write_text(f"{wants}\n")
+        assert "prepared" not in run(clone, "mqbroker").stderr
+        program(comes, "exit 0")
+        assert "prepared" in run(clone, "mqbroker").stderr
 
 
 def test_a_script_works_through_a_link(clone: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from commitlog.errors import StoreLocked
+from commitlog.kernel import native
 from commitlog.kernel.records import decode
 from commitlog.options import FlushDiskType
 from haservice.admin.pair import free_port_block
@@ -61,6 +62,14 @@ def table(client: BlockingClient, addr: str) -> dict[str, str]:
     answer = client.call(addr, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO))
     assert answer.code == 0
     return dict(KVTable.decode(answer.body).table)
+
+
+def test_which_build_of_the_kernel_is_in_force_is_told(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    told = table(client, addr_of(start()))["kernelBuild"]
+    assert told == native.build
+    assert told.split()[0] in ("native", "python")
 
 
 # Sends and their statuses

@@ -55,6 +55,7 @@ LAYERS = {
     "fuzz": Layer(
         "tests.chaos.fuzz", 20_000, "Every parser with bytes that nobody meant; a round is a case."
     ),
+    "native": Layer("tests.chaos.native", 200_000, "The C core alone, under sanitizers; a round is a case."),
     "bank": Layer("tests.chaos.bank", 1, "Old bugs put back, each of which has to be caught."),
 }
 GIT_S = 10.0

@@ -102,10 +102,10 @@ def _raised_at(at: TracebackType | None) -> tuple[str, int]:
 
 def targets() -> dict[str, Target]:
     """All of them by name."""
-    from tests.chaos import fuzz_flips, fuzz_greeting, fuzz_store, fuzz_text, fuzz_wire
+    from tests.chaos import fuzz_builds, fuzz_flips, fuzz_greeting, fuzz_store, fuzz_text, fuzz_wire
 
     every = [*fuzz_wire.TARGETS, *fuzz_greeting.TARGETS, *fuzz_text.TARGETS, *fuzz_store.TARGETS]
-    every += fuzz_flips.TARGETS
+    every += [*fuzz_flips.TARGETS, *fuzz_builds.TARGETS]
     named = {target.name: target for target in every}
     assert len(named) == len(every)
     return named

@@ -64,12 +64,14 @@ static inline int hs_body_is_sound(const uint8_t *p, const hs_record *r) {
 /* Goes over records that follow each other from `p`, which is `offset` in the log; returns how many bytes they
    are.  `count` of them; `last` is where the last one begins, or -1.  Stops at the first that is not ordinary,
    that says it belongs elsewhere, or (with `crc`) whose body is not what its CRC is of; and at one that ends
-   behind the offset `torn_from` with a NUL in its properties, which the reference looks at closer. */
+   behind the offset `torn_from` with a NUL in its properties, which the reference looks at closer.  Bytes that would lie
+   behind the last offset there can be are none of a log. */
 static inline size_t hs_scan(const uint8_t *p, size_t n, int64_t offset, int crc, int64_t torn_from, int64_t *count,
                              int64_t *last) {
     size_t at = 0;
     hs_record r;
     *count = 0, *last = -1;
+    if (offset < 0 || n > (uint64_t)(INT64_MAX - offset)) return 0;
     while (hs_parse(p + at, n - at, &r)) {
         const uint8_t *record = p + at;
         if (n - at > 2048) __builtin_prefetch(record + r.size + 512);

@@ -1,0 +1,170 @@
+"""Fuzz targets that run a function of the kernel with both builds: results and errors are the same, to the byte.
+
+    both(run)      run(data) gives (end, result): `end` tells one way through from another, `result` is all
+                   that came of it; of an error its type and text are held against each other
+
+To add a function: write its run() and its seeds, and put a line into TARGETS.  Where the native kernel is not
+in force there is nothing to compare, and TARGETS is empty.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from commitlog.kernel import native
+from commitlog.kernel.layout import AT, MAGICS_BYTES, SYS_FLAG_LOW_AT, offsets
+from commitlog.kernel.records import body_crc, encode, stamp
+from commitlog.kernel.scan import NOWHERE, walk
+from tests.chaos.fuzz import Target
+from tests.chaos.fuzz_wire import log_bytes
+from tests.support.messages import STORE_HOST, STORE_MS, message
+
+Run = Callable[[bytes], tuple[object, object]]
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Inside, the kernel is the Python reference alone."""
+    was, native.core = native.core, None
+    try:
+        yield
+    finally:
+        native.core = was
+
+
+def both(run: Run) -> Callable[[bytes], object]:
+    """Runs it with each build and compares; the end it came to."""
+
+    def compared(data: bytes) -> object:
+        found = _came(run, data)
+        with reference():
+            wanted = _came(run, data)
+        assert found == wanted, f"native: {found[1]}\npython: {wanted[1]}"
+        return found[0]
+
+    return compared
+
+
+def _came(run: Run, data: bytes) -> tuple[object, object]:
+    try:
+        return run(data)
+    except Exception as error:
+        return type(error), (type(error), str(error))
+
+
+# -- scan ------------------------------------------------------------------------------------------
+
+_OPTION_BYTES = 6
+_OFFSETS = (0, 1, 4096, 1 << 40, NOWHERE - 3000, NOWHERE, 1 << 63, 10**20 - 4096)
+_SHAPES = (bytes, bytearray, memoryview)
+
+
+def _scan(data: bytes) -> tuple[object, object]:
+    """Bytes: what is asked for, two of torn records, where to begin, the room, whether the log is mended first."""
+    if len(data) < _OPTION_BYTES:
+        return None, None
+    what, torn_ms, torn_from, begin, room, mend = data[:_OPTION_BYTES]
+    log = bytearray(data[_OPTION_BYTES:])
+    offset = _OFFSETS[what >> 1 & 7]
+    position = begin % (len(log) + 1) if begin & 1 else 0
+    if mend & 3:
+        _mend(log, position, offset, crc=bool(mend & 1))
+    left = len(log) - position
+    walked = walk(
+        _SHAPES[(what >> 4) % 3](log),
+        position,
+        offset,
+        {0: left, 1: left + room, 2: room * 16}.get(room & 3, 4096),
+        segment_start=offset - begin if torn_from & 4 else 0,
+        crc=bool(what & 1),
+        torn_from_ms=(None, 0, STORE_MS + 3, NOWHERE)[torn_ms & 3],
+        torn_from=(0, offset, offset + torn_from * 8, NOWHERE)[torn_from & 3],
+    )
+    why = walked.reason and walked.reason.split()[0]
+    return (min(walked.records, 9), why, walked.blank > 0, walked.needed > 8, what & 1, torn_ms & 3), walked
+
+
+def _mend(log: bytearray, position: int, offset: int, *, crc: bool) -> None:
+    """Has each record say the place that it is at and the CRC of what lies there, as far as sizes lead, so that
+    a scan comes to other numbers than these."""
+    at = position
+    while at + AT["body"] <= len(log):
+        size = int.from_bytes(log[at : at + 4], "big")
+        if size < AT["body"] or log[at + 4 : at + 8] not in MAGICS_BYTES:
+            return
+        place = offset + at - position
+        if place <= NOWHERE:
+            place_at = at + AT["physical_offset"]
+            log[place_at : place_at + 8] = place.to_bytes(8, "big")
+        where = offsets(log[at + SYS_FLAG_LOW_AT] & 0x30)
+        body_at = at + where["body"]
+        body_end = body_at + int.from_bytes(log[body_at - 4 : body_at], "big")
+        if crc and body_end <= min(len(log), at + size):
+            crc_at = at + AT["body_crc"]
+            log[crc_at : crc_at + 4] = body_crc(log[body_at:body_end]).to_bytes(4, "big")
+        at += size
+
+
+def _scan_seeds() -> list[bytes]:
+    log = log_bytes(8, 1 << 16)
+    torn = log[:-20] + bytes(20)
+    options = (
+        bytes(6),
+        b"\1\0\0\0\0\0",
+        b"\1\2\1\0\0\1",
+        b"\5\1\2\0\0\1",
+        b"\0\3\3\0\3\2",
+        b"\x0b\0\0\0\0\1",
+    )
+    logs = (log, log_bytes(14), torn, log[:700], odd_log())
+    return [option + some for option in options for some in logs]
+
+
+def odd_log() -> bytes:
+    """Records that an encoder of ours would not make: long topics, and zeros in properties, within sectors and at
+    their ends."""
+    out = bytearray()
+    for topic_bytes, properties in (
+        (127, b"k\1v"),
+        (5, b"a" * 300 + b"\0" * 300 + b"a" * 300),
+        (5, b"k\1v\0\0"),
+        (5, b"k\1\0v"),
+        (128, b""),
+        (200, b"k\1v"),
+    ):
+        record = encode(message(b"body", topic="T"), STORE_HOST)
+        topic_at = AT["body"] + len(b"body")
+        record[topic_at:] = (
+            bytes((topic_bytes,)) + b"T" * topic_bytes + len(properties).to_bytes(2, "big") + properties
+        )
+        record[:4] = len(record).to_bytes(4, "big")
+        stamp(record, 0, len(out), STORE_MS + 5)
+        out += record
+    return bytes(out)
+
+
+# -- CRC -------------------------------------------------------------------------------------------
+
+
+def _crc32(data: bytes) -> object:
+    """Two bytes: where the sum is cut in two.  Held against zlib, whichever build."""
+    cut = int.from_bytes(data[:2], "big") % (len(data) + 1)
+    whole = zlib.crc32(data)
+    assert native.core.crc32(data) == whole
+    view = memoryview(data)
+    assert native.core.crc32(view[cut:], native.core.crc32(view[:cut])) == whole
+    return len(data).bit_length()
+
+
+def _crc_seeds() -> list[bytes]:
+    return [bytes(size) for size in (0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 1000)] + [log_bytes(14)]
+
+
+_TOKENS = (*MAGICS_BYTES, b"\xcb\xd4\x31\x94", b"\0\0\0\x58", b"\0\0\0\x5b")
+_PAIRS = [
+    Target("builds_scan", both(_scan), _scan_seeds, tokens=_TOKENS, weight=1.0),
+    Target("builds_crc32", _crc32, _crc_seeds, weight=0.3),
+]
+TARGETS = _PAIRS if native.core is not None else []

@@ -1,0 +1,258 @@
+/* Fuzzing of the C core alone, without Python, under ASan and UBSan.
+
+       fuzz_core CASES SEED       cases of its own making: logs, and what a few wrong numbers make of them
+       fuzz_core FILE...          these inputs again
+       fuzz_core -seeds DIR       some inputs to begin with, for libFuzzer
+
+   With -DHS_LIBFUZZER there is no main(), and libFuzzer makes the inputs.  tests/native/build.py compiles both.
+
+       input   | target 1 | option 1 | data n
+
+   Every function of a header gets its bytes in a block of the heap of exactly their size, so that one byte read or
+   written beyond it is seen.  What comes back is held against what is there: CHECK() ends the process.
+
+   To add a header: include it, write one function, put one line into TARGETS. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "commitlog/kernel/core/records.h"
+
+#define CHECK(what) \
+    do { \
+        if (!(what)) fprintf(stderr, "%s:%d: CHECK(%s)\n", __FILE__, __LINE__, #what), abort(); \
+    } while (0)
+
+static uint8_t *exactly(const uint8_t *data, size_t n) {
+    uint8_t *block = malloc(n ? n : 1);
+    if (!block) exit(3);
+    if (n) memcpy(block, data, n);
+    return n ? block : block + 1; /* of no bytes, none may be read */
+}
+
+static void give_back(uint8_t *block, size_t n) { free(n ? block : block - 1); }
+
+/* Touches every byte, so that the sanitizer sees each. */
+static unsigned touched(const uint8_t *p, size_t n) {
+    unsigned sum = 0;
+    for (size_t i = 0; i < n; i++) sum += p[i];
+    return sum;
+}
+
+/* -- targets --------------------------------------------------------------------------------------- */
+
+static const int64_t OFFSETS[] = {0, 1, 4096, (int64_t)1 << 40, INT64_MAX - 200, INT64_MAX, -1, INT64_MIN};
+
+static uint64_t records_passed;
+
+/* What a parsed record says of itself lies within it, and fills it. */
+static void check_record(const uint8_t *p, size_t available, const hs_record *r) {
+    CHECK(r->size >= HS_RECORD_BYTES_MIN && r->size <= available);
+    CHECK(r->body_at >= HS_AT_BODY && (uint64_t)r->body_at + r->body_bytes + 1 == r->topic_at);
+    CHECK(r->topic_bytes > 0 && r->topic_bytes <= HS_TOPIC_BYTES_MAX);
+    CHECK((uint64_t)r->topic_at + r->topic_bytes + 2 == r->properties_at);
+    CHECK(r->properties_bytes <= HS_PROPERTIES_BYTES_MAX);
+    CHECK((uint64_t)r->properties_at + r->properties_bytes == r->size);
+    CHECK(r->queue_id >= 0 && r->queue_offset >= 0);
+    CHECK(touched(p, r->size) + 1 > 0);
+}
+
+static void fuzz_parse(uint8_t option, const uint8_t *p, size_t n) {
+    (void)option;
+    hs_record r;
+    memset(&r, 0xEE, sizeof r);
+    if (!hs_parse(p, n, &r)) return;
+    check_record(p, n, &r);
+    hs_body_is_sound(p, &r);
+    /* One byte less, and it is not all there. */
+    uint8_t *shorter = exactly(p, r.size - 1);
+    CHECK(!hs_parse(shorter, r.size - 1, &r));
+    give_back(shorter, r.size - 1);
+}
+
+static void fuzz_scan(uint8_t option, const uint8_t *p, size_t n) {
+    const int crc = option & 1;
+    const int64_t offset = OFFSETS[option >> 1 & 7];
+    const int64_t torn_from = option & 16 ? INT64_MAX : option & 32 ? offset : option & 64 ? 0 : INT64_MIN;
+    int64_t count = -7, last = -7;
+    const size_t moved = hs_scan(p, n, offset, crc, torn_from, &count, &last);
+    records_passed += (uint64_t)count;
+    CHECK(moved <= n && count >= 0);
+    CHECK(count ? last >= 0 && (size_t)last < moved : last == -1 && moved == 0);
+    /* Record by record it comes to the same. */
+    size_t at = 0;
+    hs_record r;
+    for (int64_t number = 0; number < count; number++) {
+        CHECK(number + 1 < count || at == (size_t)last);
+        CHECK(hs_parse(p + at, n - at, &r));
+        check_record(p + at, n - at, &r);
+        CHECK((uint64_t)r.physical_offset == (uint64_t)offset + at);
+        CHECK(!crc || hs_body_is_sound(p + at, &r));
+        at += r.size;
+    }
+    CHECK(at == moved);
+}
+
+static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *p, size_t n) {
+    crc = ~crc;
+    while (n--) {
+        crc ^= *p++;
+        for (int bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (crc & 1 ? 0xEDB88320u : 0);
+    }
+    return ~crc;
+}
+
+/* By every way that this machine has, in one piece and in two. */
+static void fuzz_crc32(uint8_t option, const uint8_t *p, size_t n) {
+    const int best = hs_crc_level;
+    const uint32_t begin = option & 1 ? 0 : 0x01020304u * option;
+    const size_t cut = n ? (option * 37u) % n : 0;
+    const uint32_t wanted = crc_bit_by_bit(begin, p, n);
+    for (hs_crc_level = 0; hs_crc_level <= best; hs_crc_level++) {
+        CHECK(hs_crc32(begin, p, n) == wanted);
+        CHECK(hs_crc32(hs_crc32(begin, p, cut), p + cut, n - cut) == wanted);
+    }
+    hs_crc_level = best;
+}
+
+/* One line for each function that reads what others wrote. */
+static const struct {
+    const char *name;
+    void (*run)(uint8_t option, const uint8_t *data, size_t size);
+} TARGETS[] = {
+    {"parse", fuzz_parse},
+    {"scan", fuzz_scan},
+    {"crc32", fuzz_crc32},
+};
+enum { TARGET_COUNT = sizeof TARGETS / sizeof *TARGETS };
+
+static uint64_t cases_of[TARGET_COUNT];
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    (void)argc, (void)argv;
+    hs_crc_init();
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size < 2) return 0;
+    const unsigned number = data[0] % TARGET_COUNT;
+    uint8_t *block = exactly(data + 2, size - 2);
+    TARGETS[number].run(data[1], block, size - 2);
+    give_back(block, size - 2);
+    cases_of[number]++;
+    return 0;
+}
+
+#ifndef HS_LIBFUZZER
+
+/* -- inputs of our own ----------------------------------------------------------------------------- */
+
+enum { INPUT_BYTES_MAX = 8192, RECORDS_MAX = 6 };
+
+static uint64_t chance_state;
+static uint64_t chance(uint64_t below) { /* xorshift64* */
+    chance_state ^= chance_state >> 12, chance_state ^= chance_state << 25, chance_state ^= chance_state >> 27;
+    return chance_state * 2685821657736338717u % below;
+}
+
+/* A whole record at `p`; how long it is. */
+static size_t put_record(uint8_t *p, int64_t offset) {
+    static const char letters[] = "%|azAZ09_-";
+    const unsigned v6 = (unsigned)chance(4);
+    const uint32_t born = v6 & 1 ? HS_V6_BYTES : 0, both = born + (v6 & 2 ? HS_V6_BYTES : 0);
+    const uint32_t body = (uint32_t)chance(chance(4) ? 80 : 700), topic = 1 + (uint32_t)chance(chance(4) ? 12 : 127);
+    const uint32_t properties = (uint32_t)chance(chance(4) ? 40 : 300);
+    const uint32_t size = HS_AT_BODY + both + body + 1 + topic + 2 + properties;
+    for (uint32_t i = 0; i < size; i++) p[i] = (uint8_t)chance(256);
+    hs_put32(p, size), hs_put32(p + HS_AT_MAGIC, HS_MAGIC);
+    hs_put32(p + HS_AT_QUEUE_ID, (uint32_t)chance(8)), hs_put64(p + HS_AT_QUEUE_OFFSET, chance(1000));
+    hs_put64(p + HS_AT_PHYSICAL_OFFSET, (uint64_t)offset);
+    hs_put32(p + HS_AT_SYS_FLAG, v6 * HS_SYS_BORN_HOST_V6 | (uint32_t)chance(16));
+    hs_put32(p + HS_AT_BODY_SIZE + both, body);
+    uint8_t *at = p + HS_AT_BODY + both;
+    hs_put32(p + HS_AT_BODY_CRC, hs_crc32(0, at, body) & HS_CRC_MASK);
+    at += body, *at++ = (uint8_t)topic;
+    for (uint32_t i = 0; i < topic; i++) *at++ = (uint8_t)letters[chance(sizeof letters - 1)];
+    hs_put16(at, (uint16_t)properties);
+    if (chance(3)) /* a NUL in properties is odd */
+        for (at += 2; at < p + size; at++) *at += !*at;
+    return size;
+}
+
+/* One number, at a place that means something more often than not, is another. */
+static void spoil(uint8_t *p, size_t n, const size_t *starts, size_t records) {
+    static const uint64_t odd[] = {0, 1, 2, 3, 7, 8, 88, 90, 91, 92, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF,
+                                   0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF, INT64_MAX, UINT64_MAX};
+    static const uint8_t places[] = {HS_AT_SIZE, HS_AT_MAGIC, HS_AT_BODY_CRC, HS_AT_QUEUE_ID, HS_AT_QUEUE_OFFSET,
+                                     HS_AT_PHYSICAL_OFFSET, HS_AT_SYS_FLAG, HS_AT_BODY_SIZE, HS_AT_BODY_SIZE + HS_V6_BYTES};
+    if (!n) return;
+    size_t at = (size_t)chance(n);
+    if (records && chance(4)) at = starts[chance(records)] + places[chance(sizeof places)];
+    const size_t width = (size_t)1 << chance(4);
+    if (at + width > n) return;
+    uint64_t value = 0;
+    for (size_t i = 0; i < width; i++) value = value << 8 | p[at + i];
+    const uint64_t roll = chance(4);
+    value = roll == 0 ? value + 1 : roll == 1 ? value - 1 : roll == 2 ? value ^ (uint64_t)1 << chance(8 * width)
+                                                                      : odd[chance(sizeof odd / sizeof *odd)];
+    for (size_t i = width; i--; value >>= 8) p[at + i] = (uint8_t)value;
+}
+
+static size_t make(uint8_t *input) {
+    input[0] = (uint8_t)chance(TARGET_COUNT), input[1] = (uint8_t)chance(256);
+    size_t n = 0, starts[RECORDS_MAX], records = chance(RECORDS_MAX + 1);
+    for (size_t i = 0; i < records; i++) {
+        starts[i] = n;
+        n += put_record(input + 2 + n, (int64_t)((uint64_t)OFFSETS[input[1] >> 1 & 7] + n));
+    }
+    if (!records || !chance(8))
+        for (uint64_t more = chance(600); more; more--) input[2 + n++] = (uint8_t)chance(256);
+    for (uint64_t times = chance(3); times; times--) spoil(input + 2, n, starts, records);
+    if (!chance(3) && n) n -= (size_t)chance(chance(2) ? 4 : n);
+    return 2 + n;
+}
+
+static int replay(const char *path) {
+    static uint8_t input[1 << 20];
+    FILE *file = fopen(path, "rb");
+    if (!file) return perror(path), 2;
+    const size_t n = fread(input, 1, sizeof input, file);
+    fclose(file);
+    LLVMFuzzerTestOneInput(input, n);
+    printf("%s: %zu bytes\n", path, n);
+    return 0;
+}
+
+static int write_seeds(const char *directory) {
+    static uint8_t input[INPUT_BYTES_MAX];
+    char path[4096];
+    for (int number = 0; number < 200; number++) {
+        const size_t n = make(input);
+        snprintf(path, sizeof path, "%s/%d", directory, number);
+        FILE *file = fopen(path, "wb");
+        if (!file || fwrite(input, 1, n, file) != n || fclose(file)) return perror(path), 2;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    static uint8_t input[INPUT_BYTES_MAX];
+    LLVMFuzzerInitialize(&argc, &argv);
+    chance_state = 88172645463325252u;
+    if (argc == 3 && !strcmp(argv[1], "-seeds")) return write_seeds(argv[2]);
+    char *end = "";
+    const unsigned long long cases = argc == 3 ? strtoull(argv[1], &end, 10) : 0;
+    if (argc < 2) return fprintf(stderr, "fuzz_core CASES SEED | FILE... | -seeds DIR\n"), 2;
+    if (argc != 3 || *end) {
+        int worst = 0;
+        for (int i = 1; i < argc; i++) worst |= replay(argv[i]);
+        return worst;
+    }
+    chance_state ^= strtoull(argv[2], NULL, 10) * 0x9E3779B97F4A7C15u;
+    if (!chance_state) chance_state = 1;
+    for (unsigned long long number = 0; number < cases; number++) LLVMFuzzerTestOneInput(input, make(input));
+    for (unsigned i = 0; i < TARGET_COUNT; i++) printf("%s %llu\n", TARGETS[i].name, (unsigned long long)cases_of[i]);
+    printf("records passed %llu\ncrc levels 0 to %d\n", (unsigned long long)records_passed, hs_crc_level);
+    return 0;
+}
+#endif

@@ -1,0 +1,75 @@
+"""The C core alone, under ASan and UBSan: a slice of its fuzzing.  More: scripts/chaos native."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.native.build import ROOT, NoCompiler, own_loop
+
+CASES = 200_000
+CORE = Path("commitlog/kernel/core")
+
+
+def compiled(directory: Path, include: Path = ROOT) -> Path:
+    if shutil.which("gcc") is None and shutil.which("clang") is None:
+        pytest.skip("there is no C compiler")
+    try:
+        return own_loop(directory, include)
+    except NoCompiler as error:
+        if "cannot find" in str(error):  # gcc without libasan
+            pytest.skip(str(error))
+        raise
+
+
+def played(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, *words], capture_output=True, text=True, check=False)
+
+
+def test_no_bytes_lead_the_core_beyond_a_buffer_or_to_what_is_not_there(tmp_path: Path) -> None:
+    done = played(compiled(tmp_path), str(CASES), "7")
+    assert done.returncode == 0, done.stderr[:4000]
+    counts = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    assert int(counts["records passed"]) > CASES // 10, "hardly a case gets beyond the first number"
+
+
+# A check that is left out, and one byte too many that is read: (file, what stands there, what stands there then).
+PLANTED = (
+    ("records.h", " || size > available", ""),
+    ("records.h", " || r->topic_bytes > size - r->topic_at - 2", ""),
+    ("crc32.h", "n >= 16; p += 16", "n >= 15; p += 16"),
+)
+
+
+@pytest.mark.parametrize(("file", "was", "becomes"), PLANTED)
+def test_the_harness_catches_a_planted_bug(tmp_path: Path, file: str, was: str, becomes: str) -> None:
+    shutil.copytree(ROOT / CORE, tmp_path / CORE)
+    text = (tmp_path / CORE / file).read_text()
+    assert text.count(was) == 1, "the bug is planted at a place that is no more"
+    (tmp_path / CORE / file).write_text(text.replace(was, becomes))
+    done = played(compiled(tmp_path, tmp_path), str(CASES), "7")
+    assert done.returncode != 0
+    assert "Sanitizer" in done.stderr or "CHECK(" in done.stderr
+
+
+def test_an_input_that_was_kept_is_played_again(tmp_path: Path) -> None:
+    program = compiled(tmp_path)
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    assert played(program, "-seeds", str(seeds)).returncode == 0
+    paths = sorted(map(str, seeds.iterdir()))
+    done = played(program, *paths)
+    assert done.returncode == 0, done.stderr[:4000]
+    assert len(done.stdout.splitlines()) == len(paths) >= 100
+
+
+def test_the_core_compiles_for_arm(tmp_path: Path) -> None:
+    compiler = shutil.which("aarch64-linux-gnu-gcc")
+    if compiler is None:
+        pytest.skip("there is no aarch64-linux-gnu-gcc")
+    words = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", f"-I{ROOT}"]
+    source = ROOT / "tests" / "native" / "fuzz_core.c"
+    subprocess.run([compiler, *words, source], check=True)
