@@ -27,11 +27,12 @@ Run = Callable[[bytes], tuple[object, object]]
 @contextmanager
 def reference() -> Iterator[None]:
     """Inside, the kernel is the Python reference alone."""
-    was, native.core = native.core, None
+    was = native.core, native.crc32
+    native.core, native.crc32 = None, zlib.crc32
     try:
         yield
     finally:
-        native.core = was
+        native.core, native.crc32 = was
 
 
 def both(run: Run) -> Callable[[bytes], object]:

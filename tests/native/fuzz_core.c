@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "commitlog/kernel/core/entries.h"
 #include "commitlog/kernel/core/records.h"
 
 #define CHECK(what) \
@@ -92,6 +93,31 @@ static void fuzz_scan(uint8_t option, const uint8_t *p, size_t n) {
     CHECK(at == moved);
 }
 
+/* Entries that lead to the records, the third of them, by the option, somewhere else. */
+static void fuzz_entries(uint8_t option, const uint8_t *p, size_t n) {
+    const int64_t start = OFFSETS[option >> 1 & 7];
+    hs_entry entries[8];
+    hs_record first, r;
+    size_t count = 0, at = 0;
+    for (; count < 8 && hs_parse(p + at, n - at, &r); at += r.size, count++) {
+        if (!count) first = r;
+        entries[count].physical_offset = r.physical_offset, entries[count].queue_offset = r.queue_offset;
+        entries[count].size = (int32_t)r.size;
+    }
+    if (!count) return;
+    if (count > 2 && option & 16) entries[2].physical_offset = OFFSETS[option >> 5];
+    uint8_t *block = exactly((const uint8_t *)entries, count * sizeof *entries);
+    const uint8_t *topic = option & 1 ? p + first.topic_at : NULL;
+    const size_t sound = hs_sound(p, n, start, (const hs_entry *)(void *)block, count, topic, first.topic_bytes,
+                                  first.queue_id);
+    CHECK(sound <= count);
+    for (size_t i = 0; i < sound; i++) {
+        const uint64_t place = (uint64_t)entries[i].physical_offset - (uint64_t)start;
+        CHECK(place < n && hs_parse(p + place, n - place, &r) && hs_body_is_sound(p + place, &r));
+    }
+    give_back(block, count * sizeof *entries);
+}
+
 static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *p, size_t n) {
     crc = ~crc;
     while (n--) {
@@ -121,6 +147,7 @@ static const struct {
 } TARGETS[] = {
     {"parse", fuzz_parse},
     {"scan", fuzz_scan},
+    {"entries", fuzz_entries},
     {"crc32", fuzz_crc32},
 };
 enum { TARGET_COUNT = sizeof TARGETS / sizeof *TARGETS };
@@ -184,7 +211,8 @@ static void spoil(uint8_t *p, size_t n, const size_t *starts, size_t records) {
     static const uint64_t odd[] = {0, 1, 2, 3, 7, 8, 88, 90, 91, 92, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF,
                                    0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF, INT64_MAX, UINT64_MAX};
     static const uint8_t places[] = {HS_AT_SIZE, HS_AT_MAGIC, HS_AT_BODY_CRC, HS_AT_QUEUE_ID, HS_AT_QUEUE_OFFSET,
-                                     HS_AT_PHYSICAL_OFFSET, HS_AT_SYS_FLAG, HS_AT_BODY_SIZE, HS_AT_BODY_SIZE + HS_V6_BYTES};
+                                     HS_AT_PHYSICAL_OFFSET, HS_AT_SYS_FLAG, HS_AT_BODY_SIZE,
+                                     HS_AT_BODY_SIZE + HS_V6_BYTES};
     if (!n) return;
     size_t at = (size_t)chance(n);
     if (records && chance(4)) at = starts[chance(records)] + places[chance(sizeof places)];
