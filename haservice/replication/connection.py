@@ -184,7 +184,9 @@ class HAConnection:
         assert link is not None
         self.read_by_loop = True
         try:
-            spoke = Incoming(loop, link, self._take, self.shut_down).run(self._patience_s)
+            spoke = Incoming(
+                loop, link, take=self._take, heard_s=lambda: self.heard_s, shut_down=self.shut_down
+            ).run(self._patience_s)
         finally:
             self.read_by_loop = False
         if not spoke:

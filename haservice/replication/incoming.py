@@ -41,20 +41,30 @@ class Loop(Protocol):
 
 
 class Incoming:
-    """One link's time on the loop.  `take` is given what came, and may raise; `shut_down` ends the link."""
+    """One link's time on the loop.
+
+    `take` is given what came, and may raise; `heard_s` tells when something came last, in seconds of
+    time.monotonic(); `shut_down` ends the link.
+    """
 
     def __init__(
-        self, loop: Loop, link: Prompt, take: Callable[[bytes], None], shut_down: Callable[[], None]
+        self,
+        loop: Loop,
+        link: Prompt,
+        *,
+        take: Callable[[bytes], None],
+        heard_s: Callable[[], float],
+        shut_down: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._link = link
         self._take = take
+        self._heard_s = heard_s
         self._shut_down = shut_down
         self._turn = threading.Lock()
         # In place of the socket: a loop makes what it watches non-blocking, and others wait on the link.
         self._bell = select.epoll()
         self._rings = True
-        self._heard_s = time.monotonic()
         self._failed: Exception | None = None
 
     def run(self, patience_s: float) -> bool:
@@ -94,7 +104,6 @@ class Incoming:
     def _receive(self) -> None:
         data = self._link.recv_now(RECEIVE_BYTES)
         if data:
-            self._heard_s = time.monotonic()
             self._take(data)
         elif data is not None:
             self._hush()  # its owner sees the same end
@@ -111,7 +120,7 @@ class Incoming:
         """Until the link is at its end; False once nothing was heard for so long."""
         end = select.poll()
         end.register(self._link.fileno(), select.POLLRDHUP)
-        while (left_s := self._heard_s + patience_s - time.monotonic()) > 0:
+        while (left_s := self._heard_s() + patience_s - time.monotonic()) > 0:
             if end.poll(min(left_s, SLEEP_SECONDS_MAX) * 1000):
                 return True
         return False
