@@ -18,17 +18,18 @@ from typing import Any
 PURE = "HASERVICE_PURE"
 
 
-def _load() -> tuple[ModuleType | None, str]:
+def load(module: str) -> tuple[ModuleType | None, str]:
+    """A compiled module, or None where the reference has to do; and the words for which of both it is."""
     if os.environ.get(PURE, "") not in ("", "0"):
         return None, f"python ({PURE} is set)"
     try:
-        return importlib.import_module("commitlog.kernel._native"), "native"
+        return importlib.import_module(module), "native"
     except ImportError as error:
         return None, f"python (the native kernel is not there: {error})"
 
 
 core: Any
-core, build = _load()
+core, build = load("commitlog.kernel._native")
 """The compiled module or None, and the words for it that `mqadmin brokerStatus` shows."""
 
 crc32: Callable[..., int] = zlib.crc32 if core is None else core.crc32
