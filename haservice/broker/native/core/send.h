@@ -103,31 +103,41 @@ static inline int hs_hex(uint8_t c) {
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-/* The character of an escape; `p` is behind its backslash.  Bytes read, or 0 for NUL, surrogates and what is none. */
-static inline size_t hs_json_escape(const uint8_t *p, size_t n, uint32_t *character) {
-    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    if (n == 0) return 0;
-    if (*p != 'u') {
-        const char *found = *p ? strchr(from, *p) : NULL;
-        if (!found) return 0;
-        *character = (uint8_t)to[found - from];
-        return 1;
-    }
-    if (n < 5) return 0;
-    *character = 0;
-    for (int i = 1; i < 5; i++) {
-        const int digit = hs_hex(p[i]);
+static inline int hs_json_hex4(const uint8_t *p, size_t n, uint32_t *unit) {
+    *unit = 0;
+    for (int i = 0; i < 4; i++) {
+        const int digit = n < 4 ? -1 : hs_hex(p[i]);
         if (digit < 0) return 0;
-        *character = *character << 4 | (uint32_t)digit;
+        *unit = *unit << 4 | (uint32_t)digit;
     }
-    return *character == 0 || (*character >= 0xD800 && *character < 0xE000) ? 0 : 5;
+    return 1;
 }
 
-static inline size_t hs_put_utf8(uint8_t *out, uint32_t c) { /* below 0x10000; up to 3 bytes */
+/* The character of an escape; `p` is behind its backslash.  Bytes read, or 0 for NUL, half a pair and what is none. */
+static inline size_t hs_json_escape(const uint8_t *p, size_t n, uint32_t *character) {
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    uint32_t low;
+    if (n == 0 || *p == 0) return 0;
+    if (*p != 'u') {
+        const char *found = strchr(from, *p);
+        return found ? (*character = (uint8_t)to[found - from], 1) : 0;
+    }
+    if (!hs_json_hex4(p + 1, n - 1, character) || *character == 0) return 0;
+    if (*character < 0xD800 || *character >= 0xE000) return 5;
+    if (*character >= 0xDC00 || n < 11 || p[5] != '\\' || p[6] != 'u' || !hs_json_hex4(p + 7, n - 7, &low)) return 0;
+    if (low < 0xDC00 || low >= 0xE000) return 0;
+    *character = 0x10000 + ((*character - 0xD800) << 10 | (low - 0xDC00));
+    return 11;
+}
+
+static inline size_t hs_put_utf8(uint8_t *out, uint32_t c) { /* up to 4 bytes */
     if (c < 0x80) return out[0] = (uint8_t)c, 1;
     if (c < 0x800) return out[0] = (uint8_t)(0xC0 | c >> 6), out[1] = (uint8_t)(0x80 | (c & 63)), 2;
-    out[0] = (uint8_t)(0xE0 | c >> 12), out[1] = (uint8_t)(0x80 | (c >> 6 & 63)), out[2] = (uint8_t)(0x80 | (c & 63));
-    return 3;
+    const size_t more = c < 0x10000 ? 0 : 1;
+    if (more) out[0] = (uint8_t)(0xF0 | c >> 18);
+    out[more] = (uint8_t)(more ? 0x80 | (c >> 12 & 63) : 0xE0 | c >> 12);
+    out[more + 1] = (uint8_t)(0x80 | (c >> 6 & 63)), out[more + 2] = (uint8_t)(0x80 | (c & 63));
+    return 3 + more;
 }
 
 /* A text with escapes and UTF-8, written to `out`, which has HS_PROPERTIES_BYTES_MAX and some. */
