@@ -175,6 +175,8 @@ cdef class Sends:
     cdef uint8_t properties[32768]
     cdef readonly Py_ssize_t count
     """How many there are in the run."""
+    cdef public Py_ssize_t most
+    """How many there may be in it."""
     cdef readonly bytes unknown
     """The topic at which the last take() stopped because nobody has taught it, or None."""
     cdef readonly bint full
@@ -188,6 +190,7 @@ cdef class Sends:
         self.record = <uint8_t*>PyByteArray_AS_STRING(self.records)
         self.put = <Put*>PyByteArray_AS_STRING(self.puts)
         self.view = memoryview(self.records)
+        self.most = SENDS_MAX
         self.forget()
         self._clear()
 
@@ -216,7 +219,7 @@ cdef class Sends:
 
     # -- gathering ----------------------------------------------------------------------------------------------
 
-    def take(self, connection, bytes data not None, Py_ssize_t position, bytes born_host not None, Py_ssize_t most):
+    def take(self, connection, bytes data not None, Py_ssize_t position, bytes born_host not None):
         """Gathers the plain sends that stand in `data` from `position` on, which is a frame's begin; where the first
         frame begins that is none, or not all there, or one too many.
         """
@@ -226,7 +229,7 @@ cdef class Sends:
         cdef const uint8_t* cluster = <const uint8_t*>PyBytes_AS_STRING(self.cluster)
         cdef size_t cluster_bytes = PyBytes_GET_SIZE(self.cluster), frame_bytes
         cdef size_t born_bytes = PyBytes_GET_SIZE(born_host), store_bytes = PyBytes_GET_SIZE(self.store_host)
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data), first = self.count
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef uint64_t record_bytes
         cdef uint8_t* record
         cdef uint8_t* body_at
@@ -236,7 +239,7 @@ cdef class Sends:
         self.unknown, self.full = None, False
         if born_bytes != 8 and born_bytes != 20 or position < 0:
             return position
-        while position < size and self.count - first < most:
+        while position < size and self.count < self.most:
             frame_bytes = hs_read_send(p + position, size - position, cluster, cluster_bytes, &send, self.properties)
             if frame_bytes == 0 or send.body_bytes > self.body_bytes_max:
                 break

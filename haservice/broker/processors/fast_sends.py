@@ -59,7 +59,11 @@ class Outcome(NamedTuple):
 
 
 class FastSends:
-    """The run of plain sends that is being gathered, and what it takes to store and answer them."""
+    """The run of plain sends that is being gathered, and what it takes to store and answer them.
+
+    `run.count` is how many there are, `run.full` whether the last take() stopped because these have to be appended
+    first.
+    """
 
     def __init__(
         self,
@@ -72,7 +76,7 @@ class FastSends:
         trace: Mapping[str, str],
     ) -> None:
         """`core` is the compiled module; `trace` is what each answer tells besides its places."""
-        self._run = core.Sends(admission.cluster_property, store_host)
+        self.run: Any = core.Sends(admission.cluster_property, store_host)
         self._admission = admission
         self._log = log
         self._stats = stats
@@ -83,29 +87,22 @@ class FastSends:
 
     def answer_with(self, trace: Mapping[str, str]) -> None:
         """What each answer tells besides its places, from the next append on."""
-        self._run.answer_with(*answer_pieces(trace, self._id_prefix))
+        self.run.answer_with(*answer_pieces(trace, self._id_prefix))
 
-    @property
-    def count(self) -> int:
-        """Sends that are gathered."""
-        return self._run.count  # type: ignore[no-any-return]
-
-    @property
-    def full(self) -> bool:
-        """Whether the last take() stopped because these want to be appended first."""
-        return self._run.full  # type: ignore[no-any-return]
-
-    def take(self, connection: Connection, data: bytes, position: int, most: int) -> int:
-        """Gathers up to `most` plain sends from `position` on; where what it leaves begins."""
+    def begin(self, most: int) -> None:
+        """A run of up to `most` sends, by the topics and limits of now."""
         version, limits = self._admission.generation
         if version is not self._version or limits is not self._limits:
             self._version, self._limits = version, limits
             self._learn_limits()
-        run, before = self._run, self._run.count
-        host = connection.peer_host
-        position = run.take(connection, data, position, host, most)
+        self.run.most = most
+
+    def take(self, connection: Connection, data: bytes, position: int) -> int:
+        """Gathers plain sends from `position` on; where what it leaves begins."""
+        run, host = self.run, connection.peer_host
+        position = run.take(connection, data, position, host)
         while run.unknown is not None and self._learn(run.unknown.decode()):
-            position = run.take(connection, data, position, host, most - (run.count - before))
+            position = run.take(connection, data, position, host)
         return position
 
     def append(self) -> Outcome:
@@ -113,9 +110,9 @@ class FastSends:
         began_s = time.monotonic()
         error: Exception | None
         try:
-            error = self._log.append_run(self._run)
+            error = self._log.append_run(self.run)
         except Exception as fault:
-            logger.exception("sends failed count=%d", self._run.count)
+            logger.exception("sends failed count=%d", self.run.count)
             error = fault
         return self._finish(error, began_s)
 
@@ -124,8 +121,8 @@ class FastSends:
         return self._finish(error, None)
 
     def _finish(self, error: Exception | None, began_s: float | None) -> Outcome:
-        count, size = self._run.stored
-        answers, sums, lost = self._run.finish()
+        count, size = self.run.stored
+        answers, sums, lost = self.run.finish()
         if began_s is not None:
             self._stats.traffic.put_run(sums)
             self._stats.put(count, size, time.monotonic() - began_s)
@@ -133,14 +130,14 @@ class FastSends:
 
     def _learn_limits(self) -> None:
         log = self._log
-        self._run.forget()
-        self._run.configure(min(self._limits.max_message_bytes, log.body_bytes_max), log.record_bytes_max)
+        self.run.forget()
+        self.run.configure(min(self._limits.max_message_bytes, log.body_bytes_max), log.record_bytes_max)
 
     def _learn(self, topic: str) -> bool:
         """False for a topic that is not there, which nobody remembers: names come from the wire."""
         queues = self._admission.plain_queues(topic)
         if queues is not None:
-            self._run.teach(topic, queues)
+            self.run.teach(topic, queues)
         return queues is not None
 
 

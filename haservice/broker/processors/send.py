@@ -148,20 +148,28 @@ class SendProcessor:
         fast = self._fast
         if fast is None or connection in self._requesters:
             return 0
+        run = fast.run
         taken = 0
-        while self._busy(fast.count + 1) is None and self._unwritable() is None:
-            taken = fast.take(
-                connection, data, taken, self._gates.max_pending_sends - self.pending - fast.count
-            )
-            if not fast.full:
+        while run.count or self._begin_run(fast):
+            taken = fast.take(connection, data, taken)
+            if not run.full:
                 break
             self._append_run()
-        if taken and fast.count:
+        if taken and run.count:
             if self._crowded(connection):
                 self._gather(connection)
             else:
                 self._append_run()
         return taken
+
+    def _begin_run(self, fast: FastSends) -> bool:
+        """Whether the short way is open: for this turn, and what it has gathered is held against the gates again
+        before it is stored."""
+        most = self._gates.max_pending_sends - self.pending
+        if most <= 0 or self._busy(1) is not None or self._unwritable() is not None:
+            return False
+        fast.begin(most)
+        return True
 
     def process_batch(self, connection: Connection, requests: Sequence[RemotingCommand]) -> Answers:
         """The answers of these sends, in their order; None for those that are sent later, or never."""
@@ -243,9 +251,9 @@ class SendProcessor:
     def _append_run(self) -> None:
         """What went the short way, from the log to the answers."""
         fast = self._fast
-        if fast is None or not fast.count:
+        if fast is None or not fast.run.count:
             return
-        refused = self._busy(fast.count)
+        refused = self._busy(fast.run.count)
         unwritable = self._unwritable()
         if refused is None and unwritable is not None:
             refused = RequestError(
