@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from commitlog.kernel.native import load
 
-sends: Any
-sends, _ = load("haservice.broker.native._sends")
+sends: Any = load(os.environ, "haservice.broker.native._sends")[0]
