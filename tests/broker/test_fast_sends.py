@@ -22,7 +22,7 @@ from haservice.broker import native
 from haservice.broker.admission import Admission, Limits
 from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import GroupConfig
-from haservice.broker.processors.fast_sends import answer_pieces, fast_sends
+from haservice.broker.processors.fast_sends import fast_sends
 from haservice.broker.processors.send import Gates, SendProcessor, trace_of
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable, topic_config
@@ -710,6 +710,15 @@ def test_a_guard_sees_every_send(make: Callable[..., Broker]) -> None:
     assert Dispatch(broker.sends.handlers(), guard=lambda connection, request: None).fast_path is None
 
 
-def test_the_constant_texts_of_answers_have_to_be_told_from_their_numbers() -> None:
-    with pytest.raises(ValueError, match="1900000001"):
-        answer_pieces({"MSG_REGION": "1900000001"}, "AA")
+@story
+async def test_a_region_that_looks_like_a_part_of_answers_is_only_a_region(
+    make: Callable[..., Broker],
+) -> None:
+    region = f'1900000001 0123456789abcdef queue-0123456789 1900000002 "opaque":1 {STORE_HOST.hex().upper()}'
+    broker = make(region_id=region)
+    peer = broker.connect()
+    await turn((peer, send(1)))
+    (answer,) = peer[1].answers()
+    assert (answer.opaque, answer.code, answer.ext["MSG_REGION"]) == (1, 0, region)
+    assert (answer.ext["queueId"], answer.ext["queueOffset"]) == ("0", "0")
+    assert broker.taken

@@ -165,32 +165,31 @@ Pieces = tuple[bytes, ...]
 
 # They stand where an answer's numbers will.
 _CODE, _OPAQUE = 1_900_000_001, 1_900_000_002
-_PLACE = "0123456789abcdef"  # as long as a physical offset, whose digits are upper-case
+_PLACE = "0123456789abcdef"  # as long as a physical offset
 _QUEUE, _QUEUE_OFFSET = "queue-0123456789", "offset-0123456789"
 
 
 def answer_pieces(trace: Mapping[str, str], id_prefix: str) -> tuple[Pieces, Pieces]:
     """What is the same in all answers, in JSON and in the binary form, as hs_put_answer has it.
 
-    Cut out of answers that the codec made, so that it alone knows what they look like.  Raises ValueError for
-    a trace that cannot be told from numbers.
+    Cut out of answers that the codec made, so that it alone knows what they look like.
     """
     texts = {**trace, "msgId": id_prefix + _PLACE, "queueId": _QUEUE, "queueOffset": _QUEUE_OFFSET}
     request = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=_OPAQUE)
     json = encode_head(request.answer(_CODE, None, texts))[PREFIX_BYTES:]
+    before, _, rest = json.partition(str(_CODE).encode())
+    json_pieces = (before, *_cut(rest, _PLACE, _QUEUE, _QUEUE_OFFSET, str(_OPAQUE)))
     request.serialize_type = SERIALIZE_ROCKETMQ
     binary = encode_head(request.answer(0, None, texts))[PREFIX_BYTES:]
     before, between, behind, _ = _cut(binary, _PLACE, _QUEUE, _QUEUE_OFFSET)
     # | code 2 | language, version | opaque 4 | flag, remark length | ext length 4 | ext, with lengths of 4
-    binary_pieces = (b"", before[2:5], before[9:17], before[21:], between[:-4], behind[:-4])
-    return _cut(json, str(_CODE), _PLACE, _QUEUE, _QUEUE_OFFSET, str(_OPAQUE)), binary_pieces
+    return json_pieces, (b"", before[2:5], before[9:17], before[21:], between[:-4], behind[:-4])
 
 
 def _cut(header: bytes, *marks: str) -> Pieces:
-    pieces = []
-    for mark in marks:
-        if header.count(mark.encode()) != 1:
-            raise ValueError(f"the answers' constant texts contain {mark}")
-        piece, _, header = header.partition(mark.encode())
-        pieces.append(piece)
-    return *pieces, header
+    """The pieces between the marks, from the end, for before them stands whatever the trace says."""
+    pieces: Pieces = ()
+    for mark in reversed(marks):
+        header, _, behind = header.rpartition(mark.encode())
+        pieces = (behind, *pieces)
+    return (header, *pieces)
