@@ -519,9 +519,10 @@ async def test_a_segment_that_cannot_be_made_refuses_what_does_not_fit(make: Cal
     assert broker.log.queue_offsets["T", 0] == len(stored)
 
 
+@pytest.mark.parametrize("why", ["held", "refused"])
 @story
 async def test_a_hold_that_comes_between_the_read_and_the_append_refuses_what_was_gathered(
-    make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", CROWD)
     broker = make()
@@ -529,13 +530,19 @@ async def test_a_hold_that_comes_between_the_read_and_the_append_refuses_what_wa
     await turn((first, send(1)))
     second[0].data_received(send(2) + send(3, oneway=True))
     assert broker.taken > len(send(1))
-    broker.log.hold_appends("its peers are asked", "roles")
+    if why == "held":
+        broker.log.hold_appends("its peers are asked", "roles")
+    else:
+        broker.sends.refuse_all = "its peers are asked"
     await turn()
     (answer,) = second[1].answers()
     assert (answer.opaque, answer.code) == (2, ResponseCode.SERVICE_NOT_AVAILABLE)
     assert answer.remark == "service not available now: its peers are asked"
+    assert answer.ext == trace_of(broker.gates)
     assert len(bodies(broker)) == 1
+    assert broker.stats.puts_failed == 0
     broker.log.hold_appends(None, "roles")
+    broker.sends.refuse_all = None
     await turn((second, send(4)))
     assert codes(second) == [(2, ResponseCode.SERVICE_NOT_AVAILABLE), (4, 0)]
 

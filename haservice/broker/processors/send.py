@@ -174,7 +174,6 @@ class SendProcessor:
     def process_batch(self, connection: Connection, requests: Sequence[RemotingCommand]) -> Answers:
         """The answers of these sends, in their order; None for those that are sent later, or never."""
         if not self._crowded(connection):
-            self._append_run()
             return self._handle([(connection, request) for request in requests])
         self._gather(connection)
         self._requesters.add(connection)
