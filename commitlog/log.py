@@ -249,6 +249,7 @@ class CommitLog(WritableLog):
         What kept the rest from being written, or None; the run knows how many were.
         """
         refused = None
+        records = memoryview(b"")
         with self._lock:
             self.lock_held_since = time.monotonic()
             begin = self.end
@@ -256,18 +257,18 @@ class CommitLog(WritableLog):
                 if self._refusing:
                     self._check_appendable()
                 while size := run.next_bytes:
-                    self._append_stamped(run, size)
+                    records = self._append_stamped(run, size)
             except LogNotWritable as error:
                 refused = error
             finally:
                 self.lock_held_since = 0.0
             end = self.end
-        if end != begin and self._followers.waiting:
-            self._followers.notify()
+        if end != begin:
+            self._appended(begin, end, (records,) if len(records) == end - begin else ())
         return refused
 
-    def _append_stamped(self, run: Run, size: int) -> None:
-        """One write of what fits; `size` is the first record's."""
+    def _append_stamped(self, run: Run, size: int) -> memoryview:
+        """One write of what fits, and what that was; `size` is the first record's."""
         assert self._lock.locked()
         if size + BLANK_BYTES > self._segment_end - self.end:
             self._roll(size)
@@ -278,6 +279,7 @@ class CommitLog(WritableLog):
         self._write_run((records,), offset, len(records))
         self.end = offset + len(records)
         run.written(self.queue_offsets)
+        return records
 
     def append_replica(self, offset: int, buffers: Sequence[Buffer]) -> int:
         """Writes bytes of the master that continue the log at `offset`, with one write; returns the new end.
