@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from commitlog.damage import Fences
 from commitlog.errors import (
@@ -64,6 +64,23 @@ class BatchAppended(NamedTuple):
     offsets: list[int]
 
 
+class Run(Protocol):
+    """Records in their order, whole but for both offsets and the time, which append_run() has stamped."""
+
+    @property
+    def next_bytes(self) -> int:
+        """Size of the first record that is not in the log; 0 when all are."""
+
+    def stamp(
+        self, offset: int, room: int, now_ms: int, queue_offsets: dict[tuple[str, int], int]
+    ) -> memoryview:
+        """The bytes of as many as fit into `room`, from the first that is not in the log on: stamped for
+        `offset`, each with the next offset of its queue."""
+
+    def written(self, queue_offsets: dict[tuple[str, int], int]) -> None:
+        """What was stamped is in the log: moves the queues' next offsets."""
+
+
 class CommitLog(WritableLog):
     """The log over `segments`, which hold whole bytes up to `end` (recovery says so)."""
 
@@ -80,8 +97,8 @@ class CommitLog(WritableLog):
         super().__init__(options, segments, end, files)
         self._store_host = store_host
         self._clock_ms = clock_ms
-        self._body_bytes_max = options.max_message_bytes
-        self._record_bytes_max = min(
+        self.body_bytes_max = options.max_message_bytes
+        self.record_bytes_max = min(
             options.max_message_bytes + RECORD_OVERHEAD_MAX, options.segment_bytes - BLANK_BYTES
         )
 
@@ -225,6 +242,45 @@ class CommitLog(WritableLog):
             position += len(run)
         return run if start == begin else []
 
+    def append_run(self, run: Run) -> LogNotWritable | None:
+        """Writes records that are encoded already, none larger than `record_bytes_max`, with one lock and one
+        write per segment.
+
+        What kept the rest from being written, or None; the run knows how many were.
+        """
+        refused = None
+        records = memoryview(b"")
+        with self._lock:
+            self.lock_held_since = time.monotonic()
+            begin = self.end
+            try:
+                if self._refusing:
+                    self._check_appendable()
+                while size := run.next_bytes:
+                    records = self._append_stamped(run, size)
+            except LogNotWritable as error:
+                refused = error
+            finally:
+                self.lock_held_since = 0.0
+            end = self.end
+        if end != begin:
+            self._appended(begin, end, (records,) if len(records) == end - begin else ())
+        return refused
+
+    def _append_stamped(self, run: Run, size: int) -> memoryview:
+        """One write of what fits, and what that was; `size` is the first record's."""
+        assert self._lock.locked()
+        if size + BLANK_BYTES > self._segment_end - self.end:
+            self._roll(size)
+        offset = self.end
+        room = self._segment_end - BLANK_BYTES - offset
+        records = run.stamp(offset, room, self._clock_ms(), self.queue_offsets)
+        assert records, f"a record of {size} bytes is larger than any may be"
+        self._write_run((records,), offset, len(records))
+        self.end = offset + len(records)
+        run.written(self.queue_offsets)
+        return records
+
     def append_replica(self, offset: int, buffers: Sequence[Buffer]) -> int:
         """Writes bytes of the master that continue the log at `offset`, with one write; returns the new end.
 
@@ -292,19 +348,17 @@ class CommitLog(WritableLog):
         self._enter(segment)
 
     def _encoded(self, message: Message) -> bytearray:
-        if len(message.body) > self._body_bytes_max:
-            raise MessageIllegal(
-                f"body is {len(message.body)} bytes long, allowed are {self._body_bytes_max}"
-            )
+        if len(message.body) > self.body_bytes_max:
+            raise MessageIllegal(f"body is {len(message.body)} bytes long, allowed are {self.body_bytes_max}")
         record = encode(message, self._store_host)
-        if len(record) > self._record_bytes_max:
-            raise MessageIllegal(f"record is {len(record)} bytes long, allowed are {self._record_bytes_max}")
+        if len(record) > self.record_bytes_max:
+            raise MessageIllegal(f"record is {len(record)} bytes long, allowed are {self.record_bytes_max}")
         return record
 
     def _check_batch(self, message: Message) -> None:
-        if len(message.body) > self._body_bytes_max:
+        if len(message.body) > self.body_bytes_max:
             raise MessageIllegal(
-                f"batch is {len(message.body)} bytes long, allowed are {self._body_bytes_max}"
+                f"batch is {len(message.body)} bytes long, allowed are {self.body_bytes_max}"
             )
         if message.sys_flag & SYS_TRANSACTION_MASK:
             raise MessageIllegal("a batch cannot be part of a transaction")

@@ -22,6 +22,7 @@ from commitlog.kernel.layout import (
 from commitlog.kernel.records import Message
 from haservice.broker.groups import GroupConfig
 from haservice.broker.redirect import (
+    DLQ_PREFIX,
     DLQ_QUEUE_NUMS,
     SAYS_MAX_RECONSUME_TIMES,
     dead_letter_topic,
@@ -42,7 +43,7 @@ from haservice.broker.topics import (
     name_fault,
 )
 from haservice.errors import RequestError
-from haservice.remoting.bodies import TopicConfig
+from haservice.remoting.bodies import DataVersion, TopicConfig
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers import SendMessageHeader
@@ -83,6 +84,36 @@ class Admission:
     def configure(self, limits: Limits) -> None:
         """Other limits, from the next message on; the cluster stays."""
         self._limits = limits
+
+    @property
+    def cluster_property(self) -> bytes:
+        """What every message gets behind its own properties."""
+        return self._cluster_property
+
+    @property
+    def generation(self) -> tuple[DataVersion, Limits]:
+        """Two objects, one of which is another one once topics or limits are.
+
+        What was learned after it was asked for is no older than it.
+        """
+        return self._topics.data_version, self._limits
+
+    def plain_queues(self, name: str) -> int | None:
+        """To how many queues of a topic a message goes just as it is asked for, 0 if each wants a look at it.
+
+        None for a topic that is not there.  Of the rules of message(), these are what a topic decides.
+        """
+        topic = self._topics.get(name)
+        if topic is None:
+            return None
+        if (
+            name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+            or name in FORBIDDEN_TO_SEND
+            or topic.order
+            or topic.topic_filter_type == MULTI_TAG
+        ):
+            return 0
+        return topic.write_queue_nums
 
     def message(
         self, born_host: bytes, request: RemotingCommand, unwritable: str | None

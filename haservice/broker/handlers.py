@@ -33,6 +33,7 @@ from haservice.broker.processors.client_config import ClientConfigProcessor
 from haservice.broker.processors.connections import ConnectionsProcessor
 from haservice.broker.processors.consume_stats import ConsumeStatsProcessor
 from haservice.broker.processors.delay_offsets import DelayOffsetsProcessor, replicated_end
+from haservice.broker.processors.fast_sends import fast_sends
 from haservice.broker.processors.groups import GroupsProcessor
 from haservice.broker.processors.heartbeat import HeartbeatProcessor
 from haservice.broker.processors.housekeeping import HousekeepingProcessor
@@ -44,7 +45,7 @@ from haservice.broker.processors.query import QueryProcessor
 from haservice.broker.processors.queue_inspection import QueueInspectionProcessor
 from haservice.broker.processors.reply import ReplyProcessor
 from haservice.broker.processors.reset_offsets import ResetOffsetsProcessor
-from haservice.broker.processors.send import Gates, SendProcessor
+from haservice.broker.processors.send import Gates, SendProcessor, trace_of
 from haservice.broker.processors.send_back import SendBackProcessor
 from haservice.broker.processors.topic_admin import TopicProcessor
 from haservice.broker.processors.transactions import ProducerQuestions, TransactionProcessor
@@ -119,14 +120,15 @@ class Parts:
 
 
 def sends_of(parts: Parts) -> SendProcessor:
-    admission = _admission(parts)
+    admission, gates, log = _admission(parts), _gates(parts.config.broker), parts.store.log
     sends = SendProcessor(
-        _gates(parts.config.broker),
+        gates,
         admission,
-        parts.store.log,
+        log,
         parts.durability,
         parts.stats,
         store_host=parts.store_host,
+        fast=fast_sends(admission, log, parts.stats, store_host=parts.store_host, trace=trace_of(gates)),
         on_half=parts.rights.half_sent,
     )
     parts.live.follow(live_keys.GATES, lambda config: sends.configure(_gates(config.broker)))

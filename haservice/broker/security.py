@@ -23,7 +23,7 @@ from haservice.broker.acl import check
 from haservice.errors import RequestError
 from haservice.remoting.client import RemotingClient, Sign
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.connection import Guard
+from haservice.remoting.dispatch import Guard
 from haservice.remoting.signature import sign
 from haservice.remoting.tls import ServerTls, client_tls, server_tls
 from haservice.replication.secure import SecureDoors, secure_doors

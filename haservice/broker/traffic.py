@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,17 @@ class Traffic:
         counter.count += messages
         counter.size += size_bytes
         counter.times += 1
+
+    def put_run(self, sums: Mapping[tuple[str, int], tuple[int, int]]) -> None:
+        """So many calls stored one message each, by queue: how many, and their size."""
+        puts, slot = self._puts, self._slot
+        for key, (count, size_bytes) in sums.items():
+            counter = puts.get(key) or self._new_put(*key)
+            if counter.slot != slot:
+                counter.turn(slot)
+            counter.count += count
+            counter.size += size_bytes
+            counter.times += count
 
     def got(
         self, topic: str, queue_id: int, group: str, messages: int, size_bytes: int, seconds: float

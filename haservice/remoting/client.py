@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.connection import Connection, Dispatch
+from haservice.remoting.connection import Connection
+from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX, FrameReader
 from haservice.remoting.loop_thread import run_loop
 from haservice.service import Service

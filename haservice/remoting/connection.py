@@ -5,24 +5,24 @@
                                           └ response → the call that waits for its opaque  │
     send(command), call(command) ──────────────────────────────────────────────────────────┘
 
-What is gathered while a read is handled goes out when all its frames are handled; what comes at other times
-goes out once per turn of the loop.  Bounds: a peer that does not read is not read from
-(`WRITE_BUFFER_BYTES_MAX`), nor is one with too many requests that wait for their answers
-(`UNANSWERED_MAX`).  Everything here runs on the loop's thread.
+What the dispatch's fast path takes of a read never becomes frames.  What is gathered while a read is handled
+goes out when all its frames are handled; what comes at other times goes out once per turn of the loop.
+Bounds: a peer that does not read is not read from (`WRITE_BUFFER_BYTES_MAX`), nor is one with too many
+requests that wait for their answers (`UNANSWERED_MAX`).  Everything here runs on the loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable
+from typing import Any, cast
 
 from commitlog.kernel.records import encode_host
 from haservice.errors import ProtocolError, RemotingClosed, RequestError
-from haservice.news import News
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode_head
+from haservice.remoting.dispatch import BatchProcessor, Dispatch
 from haservice.remoting.frame import Frame, FrameReader
 
 logger = logging.getLogger(__name__)
@@ -38,108 +38,11 @@ WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 # calls.
 UNANSWERED_MAX = 65536
 
-# One kind of failure is logged at most this often, so that one bad client cannot fill the disk.
-COMPLAINT_INTERVAL_S = 5.0
-
 # What a processor gives back: the answer, a future of it, or None when there is no answer now (it may come
 # later through `Connection.send`) or ever.
 Outcome = RemotingCommand | asyncio.Future[RemotingCommand] | None
 
 Processor = Callable[["Connection", RemotingCommand], Outcome]
-
-
-@runtime_checkable
-class BatchProcessor(Protocol):
-    """Takes all consecutive requests of one read that are registered to it: one append, one write."""
-
-    def process_batch(
-        self, connection: Connection, requests: list[RemotingCommand]
-    ) -> Sequence[Outcome | RequestError]:
-        """One outcome per request, in their order.  A RequestError in the list answers that request alone;
-        one that is raised answers all of them."""
-        ...
-
-
-# Stands before every request that has a processor: returns, or raises the RequestError that is its answer.
-Guard = Callable[["Connection", RemotingCommand], None]
-
-
-class GuardedBatch:
-    """A batch processor behind a guard: it sees what the guard lets pass."""
-
-    def __init__(self, owner: BatchProcessor, guard: Guard) -> None:
-        self._owner = owner
-        self._guard = guard
-
-    def process_batch(
-        self, connection: Connection, requests: list[RemotingCommand]
-    ) -> Sequence[Outcome | RequestError]:
-        outcomes: list[Outcome | RequestError] = []
-        passed: list[RemotingCommand] = []
-        places: list[int] = []
-        for place, request in enumerate(requests):
-            try:
-                self._guard(connection, request)
-            except RequestError as refused:
-                outcomes.append(refused)
-            else:
-                outcomes.append(None)
-                passed.append(request)
-                places.append(place)
-        if len(passed) == len(requests):
-            return self._owner.process_batch(connection, requests)
-        if passed:
-            for place, outcome in zip(places, self._owner.process_batch(connection, passed), strict=True):
-                outcomes[place] = outcome
-        return outcomes
-
-
-def _guarded(processor: Processor, guard: Guard) -> Processor:
-    def process(connection: Connection, request: RemotingCommand) -> Outcome:
-        guard(connection, request)
-        return processor(connection, request)
-
-    return process
-
-
-class Dispatch:
-    """Code → processor, as one listener's connections share it; each behind the guard, if there is one."""
-
-    __slots__ = ("_news", "batches", "singles")
-
-    def __init__(
-        self, processors: Mapping[int, Processor | BatchProcessor], guard: Guard | None = None
-    ) -> None:
-        self.singles: dict[int, Processor] = {}
-        self.batches: dict[int, BatchProcessor] = {}
-        self._news = News(COMPLAINT_INTERVAL_S)
-        # One wrapper per owner: requests of several codes go to it in one batch.
-        wrapped: dict[int, GuardedBatch] = {}
-        for code, processor in processors.items():
-            if isinstance(processor, BatchProcessor):
-                batch = processor
-                if guard is not None:
-                    batch = wrapped.setdefault(id(processor), GuardedBatch(processor, guard))
-                self.batches[int(code)] = batch
-            else:
-                self.singles[int(code)] = processor if guard is None else _guarded(processor, guard)
-
-    def failure(self, peer: str, request: RemotingCommand, error: BaseException) -> RemotingCommand:
-        """The answer to a request whose processor raised `error`; our own bugs are logged with their
-        traceback.
-        """
-        if isinstance(error, RequestError):
-            return request.answer(int(error.code), error.remark)
-        if isinstance(error, ProtocolError):
-            # The frame was whole, so the stream is still in step: only this request suffers.
-            return request.answer(int(ResponseCode.SYSTEM_ERROR), str(error))
-        if self.is_news(request.code, error):
-            logger.error("processor failed peer=%s code=%s", peer, request.code, exc_info=error)
-        return request.answer(int(ResponseCode.SYSTEM_ERROR), f"{type(error).__name__}: {error}")
-
-    def is_news(self, cause: object, error: BaseException) -> bool:
-        """Whether this kind of failure has not been complained of for a while; from now on it has."""
-        return self._news.is_news((cause, type(error)))
 
 
 class Connection(asyncio.Protocol):
@@ -184,6 +87,15 @@ class Connection(asyncio.Protocol):
         if not self._gathering:
             self._gathering = True
             self._loop.call_soon(self._flush)
+
+    def send_encoded(self, answers: bytes) -> None:
+        """Writes whole frames at once, behind what is gathered; dropped when the peer has gone."""
+        if self.closed:
+            return
+        self._out.append(answers)
+        self._out_bytes += len(answers)
+        if not self._gathering:
+            self._flush()
 
     def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Sends a request whose opaque is unique on this connection.  The future fails with
@@ -247,6 +159,14 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_active = self._loop.time()
+        fast_path = self._dispatch.fast_path
+        if fast_path is not None and not self._backlog:
+            whole = self._reader.from_edge(data)
+            if whole is not None:
+                taken = fast_path.take(self, whole)
+                if taken == len(whole):
+                    return
+                data = whole[taken:] if taken else whole
         try:
             frames = self._reader.feed(data)
         except ProtocolError as error:

@@ -31,6 +31,9 @@ REQUEST_HEADER_BYTES_MAX = 256 * 1024
 # An answer to a batch lists 33 characters for each of its messages: 4 MiB hold 180,000 of them.
 ANSWER_HEADER_BYTES_MAX = 8 * 1024 * 1024
 
+# A frame that came in pieces is put together for a fast path up to this size.
+JOINED_BYTES_MAX = 256 * 1024
+
 SERIALIZE_JSON = 0
 SERIALIZE_ROCKETMQ = 1
 
@@ -91,6 +94,22 @@ class FrameReader:
         if self.error is not None and not frames:
             raise self.error
         return frames
+
+    def from_edge(self, data: bytes) -> bytes | None:
+        """`data` behind what has begun of its frame, to be looked at before it is fed; nothing has begun then.
+
+        None when that frame is still not whole, or larger than is copied for a look, and after a lie.
+        """
+        pending = self._pending
+        if self.error is not None:
+            return None
+        if not pending:
+            return data
+        if self._wanted > len(pending) + len(data) or self._wanted > JOINED_BYTES_MAX:
+            return None
+        self._pending = bytearray()
+        self._wanted = 0
+        return b"".join((pending, data))
 
     def _complete(self, data: bytes, frames: list[Frame]) -> int:
         """Adds to the frame that has begun; returns how much of `data` it took."""

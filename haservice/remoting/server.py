@@ -25,7 +25,8 @@ import uvloop
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.remoting.acceptor import Acceptor
-from haservice.remoting.connection import BatchProcessor, Connection, Dispatch, Guard, Outcome, Processor
+from haservice.remoting.connection import Connection, Outcome, Processor
+from haservice.remoting.dispatch import BatchProcessor, Dispatch, Guard
 from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader
 from haservice.remoting.loop_thread import run_loop
 from haservice.remoting.tls import ServerTls

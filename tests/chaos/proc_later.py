@@ -25,7 +25,8 @@ from haservice.remoting.bodies import HeartbeatData, ProducerData
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.connection import Connection, Dispatch
+from haservice.remoting.connection import Connection
+from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader, SendMessageResponseHeader
 from haservice.remoting.transaction_headers import CheckTransactionStateHeader, EndTransactionHeader
 from tests.chaos.history import Delivered, Owed

@@ -15,6 +15,7 @@ from commitlog.kernel.records import Message
 from commitlog.log import CommitLog
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import SEGMENT_BYTES, batch_body, message, open_log
+from tests.support.runs import MessageRun
 from tests.support.waiting import PATIENCE_S, wait_until
 
 # With body b"x" * BODY a record is 1000 bytes, so four fit into a segment of 4096 with room for a blank.
@@ -50,6 +51,7 @@ APPENDERS: dict[str, Callable[[CommitLog], object]] = {
     "append": lambda log: log.append(message(b"one")),
     "append_batch": lambda log: log.append_batch(message(batch_body([b"one", b"two"]))),
     "append_many": lambda log: log.append_many([message(b"one"), message(b"two")]),
+    "append_run": lambda log: log.append_run(MessageRun([message(b"one"), message(b"two")])),
     "append_replica": replica_append,
     "append_pulled": pulled_append,
 }
@@ -151,14 +153,17 @@ def test_a_taker_that_fails_hides_no_append_from_who_follows(tmp_path: Path) -> 
     assert ends == [log.end]
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_bytes_that_went_into_two_segments_are_to_be_read_from_the_log(many: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("many", ["", "many", "run"])
+def test_bytes_that_went_into_two_segments_are_to_be_read_from_the_log(many: str, tmp_path: Path) -> None:
     log, handed = open_log(tmp_path), Handed()
     for _ in range(3):
         log.append(full())
     log.hand_to(handed)
     if many:
-        log.append_many([full(), full()])
+        if many == "run":
+            log.append_run(MessageRun([full(), full()]))
+        else:
+            log.append_many([full(), full()])
         assert handed.calls == [(3000, SEGMENT_BYTES + 1000, b"")]
     else:
         log.append(full())

@@ -34,6 +34,7 @@ from tests.support.messages import (
     records_of,
     whole_log,
 )
+from tests.support.runs import MessageRun
 from tests.support.waiting import wait_until
 
 # With body b"x" * BODY a record is 1000 bytes, so four fit into a segment of 4096 with room for a blank.
@@ -153,6 +154,43 @@ def test_many_appended_at_once_are_as_if_one_by_one(tmp_path: Path) -> None:
     assert whole_log(many) == whole_log(one)
     assert many.queue_offsets == one.queue_offsets
     assert many.append_many([]) == []
+
+
+def test_a_run_of_records_is_as_if_its_messages_came_one_by_one(tmp_path: Path) -> None:
+    messages = [message(bytes([n]) * (n * 37 % 900), queue_id=n % 3) for n in range(50)]
+    one, run = open_log(tmp_path / "one"), open_log(tmp_path / "run")
+    for each in messages:
+        one.append(each)
+    assert run.append_run(MessageRun(messages)) is None
+    assert whole_log(run) == whole_log(one)
+    assert run.queue_offsets == one.queue_offsets
+    assert run.append_run(MessageRun([])) is None
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite"])
+def test_a_run_that_meets_a_full_disk_is_in_the_log_up_to_there(tmp_path: Path, operation: str) -> None:
+    files = FailingFiles()
+    log = open_log(tmp_path, files)
+    log.append(full(0))
+    files.fail(operation, errno.ENOSPC, times=1, after=0 if operation == "create" else 2)
+    run = MessageRun([full(n) for n in range(1, 6)])
+    refused = log.append_run(run)
+    assert isinstance(refused, LogNotWritable)
+    assert refused.errno == errno.ENOSPC
+    assert run.done == 3
+    assert log.queue_offsets[("TopicTest", 3)] == 4
+    assert log.lock_held_since == 0.0
+    assert log.append_run(run) is None
+    assert [record.body[0] for record in records_of(log)] == list(range(6))
+    assert [record.queue_offset for record in records_of(log)] == list(range(6))
+
+
+def test_a_run_is_refused_by_a_log_that_is_held(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.hold_appends("a test")
+    run = MessageRun([full()])
+    assert isinstance(log.append_run(run), LogNotWritable)
+    assert (run.done, log.end) == (0, 0)
 
 
 def test_an_illegal_message_among_many_leaves_the_others_alone(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ connections send at the same time, the sends of all of them are gathered for one
 handled together as well: 64 clients with one message each then cost little more than one with 64.  A
 single sender does not pay for that: its sends are handled where they were read.
 
+Plain sends, which most are, go a shorter way where the native code is there (fast_sends.py): `take` gathers them
+as bytes.  It keeps to the same gates, turns and waits; and to the order within a connection: of one turn the
+short way's sends are stored first, so it takes none of a connection that has others gathered.
+
 Everything runs on the remoting loop.  An error of one message is its own answer and hurts no other.
 """
 
@@ -24,6 +28,7 @@ from commitlog.kernel.records import Message
 from commitlog.log import Appended, BatchAppended, wall_clock_ms
 from haservice.broker.admission import Admission
 from haservice.broker.durability import Durability, PutStatus
+from haservice.broker.processors.fast_sends import FastSends, Outcome
 from haservice.broker.redirect import Redirected
 from haservice.broker.stats import Stats
 from haservice.broker.topics import HALF_TOPIC
@@ -31,6 +36,7 @@ from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
+from haservice.remoting.dispatch import FastPath
 
 logger = logging.getLogger(__name__)
 
@@ -89,15 +95,20 @@ class SendProcessor:
         stats: Stats,
         *,
         store_host: bytes,
+        fast: FastSends | None = None,
         on_half: Callable[[int, RemotingCommand], None] = lambda queue_offset, request: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`on_half` hears of each half message that was stored, and of the request that brought it."""
+        """`fast` is the short way, for the same log, if there is one.
+
+        `on_half` hears of each half message that was stored, and of the request that brought it.
+        """
         self._gates = gates
         self._admission = admission
         self._log = log
         self._durability = durability
         self._stats = stats
+        self._fast = fast
         self._on_half = on_half
         self._clock_ms = clock_ms
         self._id_prefix = store_host.hex().upper()
@@ -105,8 +116,11 @@ class SendProcessor:
         self.refuse_all: str | None = None
         # Sends whose answer waits for a proof.
         self.pending = 0
-        # What this turn of the loop has gathered, by connection, in the order of arrival.
+        # What this turn of the loop has gathered, by connection, in the order of arrival; whose requests these
+        # are; and everybody who has sent, the short way or this one.
         self._gathered: list[tuple[Connection, Sequence[RemotingCommand]]] = []
+        self._requesters: set[Connection] = set()
+        self._senders: set[Connection] = set()
         # Turns left in which sends are gathered; 0 while there is one sender at a time.
         self._crowd = 0
         self._last_connection: Connection | None = None
@@ -121,13 +135,48 @@ class SendProcessor:
         """Other gates, from the next send on."""
         self._gates = gates
         self._trace = trace_of(gates)
+        if self._fast is not None:
+            self._fast.answer_with(self._trace)
+
+    @property
+    def fast_path(self) -> FastPath | None:
+        """This processor itself, where there is a short way."""
+        return self if self._fast is not None else None
+
+    def take(self, connection: Connection, data: bytes) -> int:
+        """Gathers the plain sends that `data` begins with, or stores them at once; how many bytes they are."""
+        fast = self._fast
+        if fast is None or connection in self._requesters:
+            return 0
+        run = fast.run
+        taken = 0
+        while run.count or self._begin_run(fast):
+            taken = fast.take(connection, data, taken)
+            if not run.full:
+                break
+            self._append_run()
+        if taken and run.count:
+            if self._crowded(connection):
+                self._gather(connection)
+            else:
+                self._append_run()
+        return taken
+
+    def _begin_run(self, fast: FastSends) -> bool:
+        """Whether the short way is open: for this turn, and what it has gathered is held against the gates again
+        before it is stored."""
+        most = self._gates.max_pending_sends - self.pending
+        if most <= 0 or self._busy(1) is not None or self._unwritable() is not None:
+            return False
+        fast.begin(most)
+        return True
 
     def process_batch(self, connection: Connection, requests: Sequence[RemotingCommand]) -> Answers:
         """The answers of these sends, in their order; None for those that are sent later, or never."""
         if not self._crowded(connection):
             return self._handle([(connection, request) for request in requests])
-        if not self._gathered:
-            asyncio.get_running_loop().call_soon(self._handle_gathered)
+        self._gather(connection)
+        self._requesters.add(connection)
         self._gathered.append((connection, requests))
         return [None] * len(requests)
 
@@ -142,12 +191,22 @@ class SendProcessor:
         self._last_s = now_s
         return self._crowd > 0
 
-    def _handle_gathered(self) -> None:
+    def _gather(self, connection: Connection) -> None:
+        if not self._senders:
+            asyncio.get_running_loop().call_soon(self._handle_turn)
+        self._senders.add(connection)
+
+    def _handle_turn(self) -> None:
         """Runs before the loop reads again, so nobody's sends overtake his own."""
+        senders, self._senders, self._requesters = self._senders, set(), set()
         gathered, self._gathered = self._gathered, []
-        first = gathered[0][0]
-        if all(connection is first for connection, _ in gathered):
+        if len(senders) == 1:
             self._crowd -= 1
+        self._append_run()
+        if gathered:
+            self._handle_gathered(gathered)
+
+    def _handle_gathered(self, gathered: list[tuple[Connection, Sequence[RemotingCommand]]]) -> None:
         sends = [(connection, request) for connection, requests in gathered for request in requests]
         try:
             answers = self._handle(sends)
@@ -187,6 +246,52 @@ class SendProcessor:
         if stored.waiting:
             self._seek_proofs(stored, sends)
         return answers
+
+    def _append_run(self) -> None:
+        """What went the short way, from the log to the answers."""
+        fast = self._fast
+        if fast is None or not fast.run.count:
+            return
+        refused = self._busy(fast.run.count)
+        unwritable = self._unwritable()
+        if refused is None and unwritable is not None:
+            refused = RequestError(
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {unwritable}"
+            )
+        outcome = fast.append() if refused is None else fast.refuse(refused)
+        self._answer_run(outcome)
+        for connection, request in outcome.lost:
+            answer = self._refuse(request, self._lost(outcome.error))
+            if not request.is_oneway:
+                connection.send(answer)
+
+    def _lost(self, error: Exception | None) -> RequestError:
+        if isinstance(error, RequestError):
+            return error
+        if isinstance(error, CommitLogError):
+            return self._put_failed(error)
+        return RequestError(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _answer_run(self, outcome: Outcome) -> None:
+        """Answers at once what waits for no proof, and the others when theirs is there."""
+        answers = outcome.answers
+
+        def write(status: PutStatus, now: bool, later: bool) -> None:
+            for connection, encoded in answers.render(status, now, later):
+                connection.send_encoded(encoded)
+
+        def settled(status: PutStatus) -> None:
+            self.pending -= answers.waiting
+            write(status, False, True)
+
+        status: PutStatus | None = PutStatus.PUT_OK
+        if answers.waiting:
+            status = self._durability.put_status(answers.waiting_end, settled)
+        if status is None:
+            self.pending += answers.waiting
+            write(PutStatus.PUT_OK, True, False)
+        else:
+            write(status, True, True)
 
     def _busy(self, count: int) -> RequestError | None:
         """What the broker says before it looks at a message."""

@@ -1,0 +1,143 @@
+"""Dispatch: which processor a request of a listener goes to, behind which guard, and what goes a shorter way.
+
+    code → processor        one request at a time
+         → batch processor  all consecutive requests of one read that are its own
+    FastPath                whole frames, as bytes, before any of them is decoded; it leaves what is not ordinary
+
+A guard sees requests, so where there is one, nothing goes past it: there is no fast path then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from haservice.errors import ProtocolError, RequestError
+from haservice.news import News
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.command import RemotingCommand
+
+if TYPE_CHECKING:
+    from haservice.remoting.connection import Connection, Outcome, Processor
+
+logger = logging.getLogger(__name__)
+
+# One kind of failure is logged at most this often, so that one bad client cannot fill the disk.
+COMPLAINT_INTERVAL_S = 5.0
+
+
+class FastPath(Protocol):
+    """Takes requests as the bytes of their frames, and answers with `Connection.send_encoded`."""
+
+    def take(self, connection: Connection, data: bytes) -> int:
+        """How many bytes of `data`, which begins with a frame, it has taken: whole frames, maybe none.
+
+        What it leaves is decoded and processed in order behind that.  It raises nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class HasFastPath(Protocol):
+    """A processor some of whose requests can go a shorter way."""
+
+    @property
+    def fast_path(self) -> FastPath | None: ...
+
+
+@runtime_checkable
+class BatchProcessor(Protocol):
+    """Takes all consecutive requests of one read that are registered to it: one append, one write."""
+
+    def process_batch(
+        self, connection: Connection, requests: list[RemotingCommand]
+    ) -> Sequence[Outcome | RequestError]:
+        """One outcome per request, in their order.  A RequestError in the list answers that request alone;
+        one that is raised answers all of them."""
+        ...
+
+
+# Stands before every request that has a processor: returns, or raises the RequestError that is its answer.
+Guard = Callable[["Connection", RemotingCommand], None]
+
+
+class GuardedBatch:
+    """A batch processor behind a guard: it sees what the guard lets pass."""
+
+    def __init__(self, owner: BatchProcessor, guard: Guard) -> None:
+        self._owner = owner
+        self._guard = guard
+
+    def process_batch(
+        self, connection: Connection, requests: list[RemotingCommand]
+    ) -> Sequence[Outcome | RequestError]:
+        outcomes: list[Outcome | RequestError] = []
+        passed: list[RemotingCommand] = []
+        places: list[int] = []
+        for place, request in enumerate(requests):
+            try:
+                self._guard(connection, request)
+            except RequestError as refused:
+                outcomes.append(refused)
+            else:
+                outcomes.append(None)
+                passed.append(request)
+                places.append(place)
+        if len(passed) == len(requests):
+            return self._owner.process_batch(connection, requests)
+        if passed:
+            for place, outcome in zip(places, self._owner.process_batch(connection, passed), strict=True):
+                outcomes[place] = outcome
+        return outcomes
+
+
+def _guarded(processor: Processor, guard: Guard) -> Processor:
+    def process(connection: Connection, request: RemotingCommand) -> Outcome:
+        guard(connection, request)
+        return processor(connection, request)
+
+    return process
+
+
+class Dispatch:
+    """Code → processor, as one listener's connections share it; each behind the guard, if there is one."""
+
+    __slots__ = ("_news", "batches", "fast_path", "singles")
+
+    def __init__(
+        self, processors: Mapping[int, Processor | BatchProcessor], guard: Guard | None = None
+    ) -> None:
+        self.singles: dict[int, Processor] = {}
+        self.batches: dict[int, BatchProcessor] = {}
+        self.fast_path: FastPath | None = None
+        self._news = News(COMPLAINT_INTERVAL_S)
+        # One wrapper per owner: requests of several codes go to it in one batch.
+        wrapped: dict[int, GuardedBatch] = {}
+        for code, processor in processors.items():
+            if guard is None and isinstance(processor, HasFastPath):
+                self.fast_path = processor.fast_path
+            if isinstance(processor, BatchProcessor):
+                batch = processor
+                if guard is not None:
+                    batch = wrapped.setdefault(id(processor), GuardedBatch(processor, guard))
+                self.batches[int(code)] = batch
+            else:
+                self.singles[int(code)] = processor if guard is None else _guarded(processor, guard)
+
+    def failure(self, peer: str, request: RemotingCommand, error: BaseException) -> RemotingCommand:
+        """The answer to a request whose processor raised `error`; our own bugs are logged with their
+        traceback.
+        """
+        if isinstance(error, RequestError):
+            return request.answer(int(error.code), error.remark)
+        if isinstance(error, ProtocolError):
+            # The frame was whole, so the stream is still in step: only this request suffers.
+            return request.answer(int(ResponseCode.SYSTEM_ERROR), str(error))
+        if self.is_news(request.code, error):
+            logger.error("processor failed peer=%s code=%s", peer, request.code, exc_info=error)
+        return request.answer(int(ResponseCode.SYSTEM_ERROR), f"{type(error).__name__}: {error}")
+
+    def is_news(self, cause: object, error: BaseException) -> bool:
+        """Whether this kind of failure has not been complained of for a while; from now on it has."""
+        return self._news.is_news((cause, type(error)))
