@@ -4,6 +4,7 @@
     lay_out()     records at given places         ─▶ their layout, and which are sound
     seek()        any bytes                       ─▶ places that look like a record's begin
     tally()       records that follow each other  ─▶ how many of each topic, and bytes, without a layout
+    sum_bodies()  bodies                          ─▶ the sums that their records should state
     number()      texts                           ─▶ numbers of theirs, equal ones of equal texts
     split()       properties                      ─▶ where names and values lie
 
@@ -12,7 +13,7 @@ sound if parse_head() takes it and it is where it says; its topic's text aside, 
 
 Each has its native form, and here its reference, which goes record by record in Python.  Arrays are the caller's,
 numpy's or anything that hands out its bytes in one piece, and filled in place: numbers of 8 bytes, those of
-number() of 4, flags of 1.  Raises ValueError for arrays whose sizes do not fit each other.
+number() and sum_bodies() of 4, flags of 1.  Raises ValueError for arrays whose sizes do not fit each other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import re
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Literal
 
 from commitlog.errors import CorruptRecord
@@ -36,7 +38,7 @@ from commitlog.kernel.layout import (
     SYS_HOSTS_V6,
     head_struct,
 )
-from commitlog.kernel.records import tail
+from commitlog.kernel.records import body_crc, tail
 
 # What hands out its bytes; of numpy's arrays this package knows no more.
 Array = Any
@@ -63,7 +65,7 @@ def walk(data: Array, until: int, offset: int, layout: Array) -> int:
         return int(native.core.walk(data, until, offset, layout))
     cells = _numbers(layout)
     rows = len(cells) // len(LAYOUT)
-    found = [one for _, one in zip(range(rows), _sound_ones(_bytes(data), until, offset), strict=False)]
+    found = list(islice(_sound_ones(_bytes(data), until, offset), rows))
     _put(cells, found, rows)
     return len(found)
 
@@ -78,7 +80,10 @@ def lay_out(data: Array, places: Array, ends: Array, offsets: Array, layout: Arr
     view, flags, cells = _bytes(data), _bytes(sound), _numbers(layout)
     asked = [_numbers(one) for one in (places, ends, offsets)]
     _check_rows(len(flags), (cells, len(LAYOUT)), *((one, 1) for one in asked))
-    found = [_lay_out(view, *one) for one in zip(*asked, strict=True)]
+    found = [
+        _lay_out(view, place, end, None if offset == ANYWHERE else offset)
+        for place, end, offset in zip(*asked, strict=True)
+    ]
     for row, (one, place, end) in enumerate(zip(found, *asked[:2], strict=True)):
         flags[row] = one is not None and one[1] == end - place
     _put(cells, (one or (0,) * len(LAYOUT) for one in found), len(flags))
@@ -129,6 +134,19 @@ def tally(data: Array, until: int, offset: int, topics: Array, sums: Array) -> t
     return len(known), stop
 
 
+def sum_bodies(data: Array, begins: Array, ends: Array, sums: Array) -> None:
+    """Of each body, from its begin to its end, the sum that its record should state.  Raises ValueError for one that
+    is not within the data.
+    """
+    if native.core is not None:
+        native.core.sum_bodies(data, begins, ends, sums)
+        return
+    view, out, asked = _bytes(data), _numbers(sums, "I"), (_numbers(begins), _numbers(ends))
+    _check_rows(len(asked[0]), (asked[1], 1), (out, 1))
+    for row, (begin, end) in enumerate(zip(*asked, strict=True)):
+        out[row] = body_crc(_part(view, begin, end))
+
+
 def number(data: Array, begins: Array, ends: Array, numbers: Array, texts: Array) -> int:
     """Numbers texts by the order in which they first occur; `texts` has a row of two for each, which gets where one
     begins, and ends.  How many.  Raises ValueError for one that is not within the data.
@@ -140,7 +158,7 @@ def number(data: Array, begins: Array, ends: Array, numbers: Array, texts: Array
     _check_rows(rows, (asked[1], 1), (out, 1), (places, 2))
     known: dict[bytes, int] = {}
     for row, (begin, end) in enumerate(zip(*asked, strict=True)):
-        text = _text(view, begin, end)
+        text = bytes(_part(view, begin, end))
         if text not in known:
             places[2 * len(known) : 2 * len(known) + 2] = array("q", (begin, end))
         out[row] = known.setdefault(text, len(known))
@@ -160,7 +178,7 @@ def split(data: Array, begins: Array, ends: Array, pieces: Array) -> tuple[int, 
     _check_rows(len(asked[0]), (asked[1], 1))
     found, ascii_only = list[tuple[int, ...]](), True
     for owner, (place, end) in enumerate(zip(*asked, strict=True)):
-        text, begin = _text(view, place, end), place
+        text, begin = bytes(_part(view, place, end)), place
         ascii_only = ascii_only and text.isascii()
         for piece in text.split(_SEPARATE):
             assign = piece.find(_ASSIGN)
@@ -181,16 +199,16 @@ def _sound_ones(view: memoryview, until: int, offset: int) -> Iterator[tuple[int
     """What walk() goes over, as it lies."""
     place = 0
     while place < until:
-        own = ANYWHERE if offset == ANYWHERE else offset + place
-        found = _lay_out(view, place, len(view), own)
+        found = _lay_out(view, place, len(view), None if offset == ANYWHERE else offset + place)
         if found is None:
             return
         yield found
         place += found[1]
 
 
-def _lay_out(view: memoryview, place: int, end: int, offset: int) -> tuple[int, ...] | None:
-    """A row of LAYOUT, if a sound record begins at `place`, all of it before `end`, whose own offset is `offset`."""
+def _lay_out(view: memoryview, place: int, end: int, offset: int | None) -> tuple[int, ...] | None:
+    """A row of LAYOUT, if a sound record begins at `place`, all of it before `end`, that says it is
+    at `offset`, or wherever."""
     if not 0 <= place <= end - RECORD_BYTES_MIN <= len(view) - RECORD_BYTES_MIN:
         return None
     size, magic, own = _START.unpack_from(view, place)
@@ -198,7 +216,7 @@ def _lay_out(view: memoryview, place: int, end: int, offset: int) -> tuple[int, 
     if (
         magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
         or not body - place < size <= end - place
-        or offset not in (ANYWHERE, own)
+        or offset not in (None, own)
     ):
         return None
     (body_bytes,) = _BODY_SIZE.unpack_from(view, body - _BODY_SIZE.size)
@@ -209,19 +227,19 @@ def _lay_out(view: memoryview, place: int, end: int, offset: int) -> tuple[int, 
     return place, size, body, body + body_bytes, topic, topic_end
 
 
-def _text(view: memoryview, begin: int, end: int) -> bytes:
+def _part(view: memoryview, begin: int, end: int) -> memoryview:
     if not 0 <= begin <= end <= len(view):
-        raise ValueError("a text is not within the data")
-    return bytes(view[begin:end])
+        raise ValueError("a text or body is not within the data")
+    return view[begin:end]
 
 
 def _bytes(data: Array) -> memoryview:
-    # Of nothing no other view can be made than of its shape.
+    # A view of nothing cannot be cast if it has a shape.
     view = memoryview(data)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
-def _numbers(data: Array, code: Literal["i", "q"] = "q") -> memoryview:
+def _numbers(data: Array, code: Literal["i", "I", "q"] = "q") -> memoryview:
     return _bytes(data).cast(code)
 
 

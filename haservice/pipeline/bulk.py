@@ -2,15 +2,13 @@
 
     window ─ loops.walk() ─▶ Records: where the parts of each lie ─▶ numbers: numpy; texts and bodies: Arrow
 
-No record is touched by Python alone but for its sum, where bodyCrcOk is asked for.  Bodies, topics and
-properties are taken by Arrow from the window's own bytes, between begin and end offsets.  What makes a record
-sound, and what its fields are, is commitlog.kernel.records's to say; a test compares the two row for row.
+Where the native kernel is, no record is touched by Python alone.  Bodies, topics and properties are taken by Arrow
+from the window's own bytes, between begin and end offsets.  What makes a record sound, and what its fields are, is
+commitlog.kernel's to say; a test compares the two row for row.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +22,6 @@ from commitlog.kernel.layout import (
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,
-    CRC_MASK,
     HEAD_DTYPE,
     HOST_BYTES,
     RECORD_BYTES_MIN,
@@ -200,15 +197,11 @@ class Records:
     def properties(self) -> Properties:
         return Properties(self.window.data, self.properties_at, self.properties_end)
 
-    def bodies(self) -> Iterable[memoryview]:
-        view = self.window.view
-        for begin, end in zip(self.body_at.tolist(), self.body_end.tolist(), strict=True):
-            yield view[begin:end]
-
     @cached_property
     def sums_match(self) -> Flags:
         """Whether each body matches the sum that its record states."""
-        sums = np.array([zlib.crc32(body) for body in self.bodies()], np.uint32) & CRC_MASK
+        sums = np.empty(len(self), np.uint32)
+        loops.sum_bodies(self.window.view, self.body_at, self.body_end, sums)
         match: Flags = sums == self._heads["body_crc"]
         return match
 

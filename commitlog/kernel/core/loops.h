@@ -24,9 +24,12 @@ static inline void hs_layout_put(int64_t *layout, size_t rows, size_t row, size_
     cell[HS_TOPIC_END * rows] = (int64_t)place + r->topic_at + r->topic_bytes;
 }
 
-/* 1 if a sound record begins here, whose own offset is `offset` or HS_ANYWHERE. */
-static inline int hs_is_sound(const uint8_t *p, size_t available, int64_t offset, hs_record *r) {
-    return hs_measure(p, available, 1, r) && (offset == HS_ANYWHERE || r->physical_offset == offset);
+/* 1 if a sound record begins at `at`, all of it before `n`, whose own offset is `offset` and as much as `at`, or with
+   HS_ANYWHERE whatever it says. */
+static inline int hs_is_sound(const uint8_t *p, size_t at, size_t n, int64_t offset, hs_record *r) {
+    if (!hs_measure(p + at, n - at, 1, r)) return 0;
+    if (offset == HS_ANYWHERE) return 1;
+    return r->physical_offset >= offset && (uint64_t)r->physical_offset - (uint64_t)offset == at;
 }
 
 /* How many sound records follow each other and begin before `until`, the first at `offset` of the log or HS_ANYWHERE;
@@ -35,9 +38,7 @@ static inline size_t hs_walk(const uint8_t *p, size_t n, size_t until, int64_t o
     size_t at = 0, count = 0;
     hs_record r;
     if (until > n) until = n;
-    while (at < until && count < rows) {
-        const int64_t own = offset == HS_ANYWHERE ? HS_ANYWHERE : (int64_t)((uint64_t)offset + at);
-        if (!hs_is_sound(p + at, n - at, own, &r)) break;
+    while (at < until && count < rows && hs_is_sound(p, at, n, offset, &r)) {
         hs_layout_put(layout, rows, count++, at, &r);
         at += r.size;
     }
@@ -51,7 +52,7 @@ static inline void hs_lay_out(const uint8_t *p, size_t n, const int64_t *places,
     hs_record r;
     for (size_t row = 0; row < rows; row++) {
         const int64_t place = places[row], end = ends[row];
-        sound[row] = hs_is_within(place, end, n) && hs_is_sound(p + place, (size_t)(end - place), offsets[row], &r) &&
+        sound[row] = hs_is_within(place, end, n) && hs_is_sound(p + place, 0, (size_t)(end - place), offsets[row], &r) &&
                      r.size == end - place;
         if (sound[row]) hs_layout_put(layout, rows, row, (size_t)place, &r);
     }
@@ -70,8 +71,8 @@ static inline size_t hs_seek(const uint8_t *p, size_t n, size_t *place, int64_t 
         }
         at += (size_t)(found - from);
         const uint32_t magic = hs_get32(found);
-        if ((magic == HS_MAGIC || magic == HS_MAGIC_V2) &&
-            hs_get64(p + at + HS_AT_PHYSICAL_OFFSET) == (uint64_t)offset + at)
+        const int64_t own = (int64_t)hs_get64(p + at + HS_AT_PHYSICAL_OFFSET);
+        if ((magic == HS_MAGIC || magic == HS_MAGIC_V2) && own >= offset && (uint64_t)own - (uint64_t)offset == at)
             places[count++] = (int64_t)at;
         at++;
     }
@@ -90,8 +91,7 @@ static inline int64_t hs_tally(const uint8_t *p, size_t n, size_t until, int64_t
     int64_t known = 0;
     if (until > n) until = n;
     if (!hs_texts_begin(&texts, seed, topics)) return HS_NO_MEMORY;
-    while (at < until && (size_t)texts.count < room) {
-        if (!hs_is_sound(p + at, n - at, (int64_t)((uint64_t)offset + at), &r)) break;
+    while (at < until && (size_t)texts.count < room && hs_is_sound(p, at, n, offset, &r)) {
         const int64_t topic = (int64_t)(at + r.topic_at), before = texts.count;
         known = hs_texts_number(&texts, p, topic, topic + r.topic_bytes);
         if (known < 0) break;
@@ -105,4 +105,14 @@ static inline int64_t hs_tally(const uint8_t *p, size_t n, size_t until, int64_t
     hs_texts_end(&texts);
     *end = at;
     return known < 0 ? known : texts.count;
+}
+
+/* Of each body, from its begin to its end, the sum that its record should state; 0 if one is not within the data. */
+static inline int hs_sum(const uint8_t *p, size_t n, const int64_t *begins, const int64_t *ends, size_t count,
+                         uint32_t *sums) {
+    for (size_t i = 0; i < count; i++) {
+        if (!hs_is_within(begins[i], ends[i], n)) return 0;
+        sums[i] = hs_crc32(0, p + begins[i], (size_t)(ends[i] - begins[i])) & HS_CRC_MASK;
+    }
+    return 1;
 }
