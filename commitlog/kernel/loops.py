@@ -30,13 +30,12 @@ from commitlog.kernel import native
 from commitlog.kernel.layout import (
     AT,
     BODY_AT,
+    MAGICS,
     MAGICS_BYTES,
-    MESSAGE_MAGIC,
-    MESSAGE_MAGIC_V2,
     RECORD_BYTES_MIN,
+    START,
     SYS_FLAG_LOW_AT,
     SYS_HOSTS_V6,
-    head_struct,
 )
 from commitlog.kernel.records import body_crc, tail
 
@@ -51,7 +50,6 @@ PIECE = ("owner", "name", "assign", "end")
 # As a record's own offset: whatever it says.
 ANYWHERE = -1
 
-_START = head_struct(0, "size", "magic", "physical_offset")
 _BODY_SIZE = struct.Struct(">i")
 _MAGICS = re.compile(b"|".join(map(re.escape, MAGICS_BYTES)))
 _ASSIGN, _SEPARATE = b"\x01", b"\x02"
@@ -104,7 +102,7 @@ def seek(data: Array, place: int, offset: int, places: Array) -> tuple[int, int]
             place = last + 1
             break
         place = magic.start() - AT["magic"]
-        if _START.unpack_from(view, place)[-1] == offset + place:
+        if START.unpack_from(view, place)[-1] == offset + place:
             found.append(place)
         place += 1
     room[: len(found)] = found
@@ -211,13 +209,9 @@ def _lay_out(view: memoryview, place: int, end: int, offset: int | None) -> tupl
     at `offset`, or wherever."""
     if not 0 <= place <= end - RECORD_BYTES_MIN <= len(view) - RECORD_BYTES_MIN:
         return None
-    size, magic, own = _START.unpack_from(view, place)
+    size, magic, own = START.unpack_from(view, place)
     body = place + BODY_AT[view[place + SYS_FLAG_LOW_AT] & SYS_HOSTS_V6]
-    if (
-        magic not in (MESSAGE_MAGIC, MESSAGE_MAGIC_V2)
-        or not body - place < size <= end - place
-        or offset not in (None, own)
-    ):
+    if magic not in MAGICS or not body - place < size <= end - place or offset not in (None, own):
         return None
     (body_bytes,) = _BODY_SIZE.unpack_from(view, body - _BODY_SIZE.size)
     try:
