@@ -54,7 +54,6 @@ LIBRARIES = {
     "pyspark": ("haservice.pipeline",),
     "pyarrow": ("haservice.pipeline",),
     "numpy": ("haservice.pipeline",),
-    "numba": ("haservice.pipeline",),
     "matplotlib": ("haservice.pipeline",),
     "orjson": ("haservice",),
     "tenacity": ("haservice",),

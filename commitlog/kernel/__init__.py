@@ -4,6 +4,7 @@
     records     one message: encode, stamp, decode, check      the readable reference, in Python
     scan        many records: up to the first that is none
     entries     what a queue's entries lead to: the records that they are said to be of
+    loops       many records at once, as columns of numbers: how the pipeline reads a log
     keys        what the index and tags want of properties
     native      the same over whole runs, in C, where it was built (core/*.h, _native.pyx)
 

@@ -4,11 +4,13 @@
 The interpreter lock is let go where there is enough to do: handing it over costs more than a short run.
 """
 
+import os
+
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 cdef extern from "core/records.h" nogil:
@@ -22,6 +24,31 @@ cdef extern from "core/entries.h" nogil:
         int64_t queue_offset
         int32_t size
     size_t hs_sound(const uint8_t*, size_t, int64_t, const hs_entry*, size_t, const uint8_t*, size_t, int64_t)
+
+cdef extern from "core/loops.h" nogil:
+    enum:
+        HS_COLUMNS
+        HS_NO_MEMORY
+        HS_OUTSIDE
+    ctypedef struct hs_pieces:
+        int64_t *owners
+        int64_t *names
+        int64_t *assigns
+        int64_t *ends
+        size_t room, count
+    size_t hs_walk(const uint8_t*, size_t, size_t, int64_t, int64_t*, size_t)
+    void hs_lay_out(
+        const uint8_t*, size_t, const int64_t*, const int64_t*, const int64_t*, int64_t*, size_t, uint8_t*
+    )
+    size_t hs_seek(const uint8_t*, size_t, size_t*, int64_t, int64_t*, size_t)
+    int64_t hs_tally(
+        const uint8_t*, size_t, size_t, int64_t, uint64_t, int64_t*, int64_t*, size_t, size_t*
+    )
+    int64_t hs_number(
+        const uint8_t*, size_t, const int64_t*, const int64_t*, size_t, uint64_t, int32_t*, int64_t*
+    )
+    int hs_sum(const uint8_t*, size_t, const int64_t*, const int64_t*, size_t, uint32_t*)
+    int hs_split(const uint8_t*, size_t, const int64_t*, const int64_t*, size_t, hs_pieces*)
 
 # From here on the lock is let go: some 10 µs of work.
 cdef enum:
@@ -111,3 +138,180 @@ def sound(data, int64_t start, run, Py_ssize_t first, bytes topic, int64_t queue
             free(entries)
         PyBuffer_Release(&buffer)
     return first + passed
+
+
+# -- loops: each of these is said in loops.py -----------------------------------------------------------------
+
+# They let the lock go always: who calls them has windows of a log, or thousands of texts.
+
+# With it nobody knows beforehand which texts fall into one slot of a table.
+cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
+
+
+cdef int hold(Py_buffer *views, tuple arrays, int read_only) except -1:
+    """Views of all of them or of none; the first `read_only` are only read."""
+    cdef int held = 0
+    try:
+        for array in arrays:
+            PyObject_GetBuffer(array, &views[held], PyBUF_SIMPLE if held < read_only else PyBUF_WRITABLE)
+            held += 1
+    except BaseException:
+        release(views, held)
+        raise
+    return 0
+
+
+cdef void release(Py_buffer *views, int held) noexcept:
+    cdef int number
+    for number in range(held):
+        PyBuffer_Release(&views[number])
+
+
+cdef int check_rows(Py_buffer *views, int first, int end, Py_ssize_t row_bytes, Py_ssize_t rows) except -1:
+    """Raises ValueError unless each of these views has so many rows."""
+    cdef int number
+    for number in range(first, end):
+        if views[number].len != row_bytes * rows:
+            raise ValueError(f"array {number} has {views[number].len} bytes, not {rows} rows of {row_bytes}")
+    return 0
+
+
+def walk(data, Py_ssize_t until, int64_t offset, layout):
+    cdef Py_buffer views[2]
+    cdef size_t count
+    hold(views, (data, layout), 1)
+    try:
+        with nogil:
+            count = hs_walk(
+                <const uint8_t*>views[0].buf, views[0].len, max(until, 0), offset,
+                <int64_t*>views[1].buf, views[1].len // (8 * HS_COLUMNS),
+            )
+    finally:
+        release(views, 2)
+    return count
+
+
+def lay_out(data, places, ends, offsets, layout, sound):
+    cdef Py_buffer views[6]
+    cdef Py_ssize_t rows
+    hold(views, (data, places, ends, offsets, layout, sound), 4)
+    try:
+        rows = views[5].len
+        check_rows(views, 1, 4, 8, rows)
+        check_rows(views, 4, 5, 8 * HS_COLUMNS, rows)
+        with nogil:
+            hs_lay_out(
+                <const uint8_t*>views[0].buf, views[0].len, <const int64_t*>views[1].buf,
+                <const int64_t*>views[2].buf, <const int64_t*>views[3].buf, <int64_t*>views[4].buf, rows,
+                <uint8_t*>views[5].buf,
+            )
+    finally:
+        release(views, 6)
+
+
+def seek(data, Py_ssize_t place, int64_t offset, places):
+    cdef Py_buffer views[2]
+    cdef size_t at = max(place, 0), count
+    hold(views, (data, places), 1)
+    try:
+        with nogil:
+            count = hs_seek(
+                <const uint8_t*>views[0].buf, views[0].len, &at, offset, <int64_t*>views[1].buf,
+                views[1].len // 8,
+            )
+    finally:
+        release(views, 2)
+    return count, at
+
+
+def tally(data, Py_ssize_t until, int64_t offset, topics, sums):
+    cdef Py_buffer views[3]
+    cdef size_t end
+    cdef int64_t count
+    cdef Py_ssize_t room
+    hold(views, (data, topics, sums), 1)
+    try:
+        room = views[1].len // 16
+        check_rows(views, 2, 3, 24, room)
+        with nogil:
+            count = hs_tally(
+                <const uint8_t*>views[0].buf, views[0].len, max(until, 0), offset, SEED,
+                <int64_t*>views[1].buf, <int64_t*>views[2].buf, room, &end,
+            )
+    finally:
+        release(views, 3)
+    if count == HS_NO_MEMORY:
+        raise MemoryError("no memory for a table of topics")
+    return count, end
+
+
+def sum_bodies(data, begins, ends, sums):
+    cdef Py_buffer views[4]
+    cdef Py_ssize_t count
+    cdef int well
+    hold(views, (data, begins, ends, sums), 3)
+    try:
+        count = views[1].len // 8
+        check_rows(views, 1, 3, 8, count)
+        check_rows(views, 3, 4, 4, count)
+        with nogil:
+            well = hs_sum(
+                <const uint8_t*>views[0].buf, views[0].len, <const int64_t*>views[1].buf,
+                <const int64_t*>views[2].buf, count, <uint32_t*>views[3].buf,
+            )
+    finally:
+        release(views, 4)
+    if not well:
+        raise ValueError("a body is not within the data")
+
+
+def number(data, begins, ends, numbers, texts):
+    cdef Py_buffer views[5]
+    cdef int64_t found
+    cdef Py_ssize_t count
+    hold(views, (data, begins, ends, numbers, texts), 3)
+    try:
+        count = views[1].len // 8
+        if count > INT32_MAX:
+            raise ValueError(f"{count} texts are too many")
+        check_rows(views, 1, 3, 8, count)
+        check_rows(views, 3, 4, 4, count)
+        check_rows(views, 4, 5, 16, count)
+        with nogil:
+            found = hs_number(
+                <const uint8_t*>views[0].buf, views[0].len, <const int64_t*>views[1].buf,
+                <const int64_t*>views[2].buf, count, SEED, <int32_t*>views[3].buf, <int64_t*>views[4].buf,
+            )
+    finally:
+        release(views, 5)
+    if found == HS_NO_MEMORY:
+        raise MemoryError("no memory for a table of texts")
+    if found == HS_OUTSIDE:
+        raise ValueError("a text is not within the data")
+    return found
+
+
+def split(data, begins, ends, pieces):
+    cdef Py_buffer views[4]
+    cdef hs_pieces out
+    cdef int64_t *cells
+    cdef Py_ssize_t count
+    cdef int ascii
+    hold(views, (data, begins, ends, pieces), 3)
+    try:
+        count = views[1].len // 8
+        check_rows(views, 1, 3, 8, count)
+        cells = <int64_t*>views[3].buf
+        out.room, out.count = views[3].len // 32, 0
+        out.owners, out.names = cells, cells + out.room
+        out.assigns, out.ends = out.names + out.room, out.names + 2 * out.room
+        with nogil:
+            ascii = hs_split(
+                <const uint8_t*>views[0].buf, views[0].len, <const int64_t*>views[1].buf,
+                <const int64_t*>views[2].buf, count, &out,
+            )
+    finally:
+        release(views, 4)
+    if ascii == HS_OUTSIDE:
+        raise ValueError("a text is not within the data, or its pieces have no room")
+    return out.count, bool(ascii)

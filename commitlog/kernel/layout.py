@@ -188,6 +188,7 @@ def c_header() -> str:
     lines = [f"#define HS_AT_{name.upper()} {at}" for name, at in AT.items()]
     numbers = {
         "HS_MAGIC": f"0x{MESSAGE_MAGIC & 0xFFFFFFFF:08X}u",
+        "HS_MAGIC_V2": f"0x{MESSAGE_MAGIC_V2 & 0xFFFFFFFF:08X}u",
         "HS_SYS_TRANSACTION_MASK": SYS_TRANSACTION_MASK,
         "HS_SYS_TRANSACTION_COMMIT": SYS_TRANSACTION_COMMIT,
         "HS_SYS_TRANSACTION_ROLLBACK": SYS_TRANSACTION_ROLLBACK,

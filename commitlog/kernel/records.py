@@ -295,7 +295,7 @@ def parse_head(view: Buffer, position: int = 0, room: int | None = None) -> Reco
     queue_id, queue_offset, physical_offset, sys_flag, timestamp_ms, body_bytes = layout.unpack_from(
         view, position
     )
-    topic_at, topic_end, end = _tail(
+    topic_at, topic_end, end = tail(
         view, position, body_at=position + layout.size, size=size, magic=magic, body_bytes=body_bytes
     )
     try:
@@ -314,7 +314,7 @@ def _check_size(size: int, position: int, room: int | None, least: int) -> None:
         raise CorruptRecord(position, f"announces {size} bytes; the least is {least}{limit}")
 
 
-def _tail(
+def tail(
     view: Buffer, position: int, *, body_at: int, size: int, magic: int, body_bytes: int
 ) -> tuple[int, int, int]:
     """Where topic begins and ends, and the properties end; raises unless they fill the record exactly."""

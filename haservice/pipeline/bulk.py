@@ -2,15 +2,13 @@
 
     window ─ loops.walk() ─▶ Records: where the parts of each lie ─▶ numbers: numpy; texts and bodies: Arrow
 
-No record is touched by Python alone but for its sum, where bodyCrcOk is asked for.  Bodies, topics and
-properties are taken by Arrow from the window's own bytes, between begin and end offsets.  What makes a record
-sound, and what its fields are, is commitlog.kernel.records's to say; a test compares the two row for row.
+Where the native kernel is, no record is touched by Python alone.  Bodies, topics and properties are taken by Arrow
+from the window's own bytes, between begin and end offsets.  What makes a record sound, and what its fields are, is
+commitlog.kernel's to say; a test compares the two row for row.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -18,20 +16,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from commitlog.kernel import loops
 from commitlog.kernel.layout import (
+    AT,
     BLANK,
     BLANK_BYTES,
     BLANK_MAGIC,
-    CRC_MASK,
+    HEAD_DTYPE,
+    HOST_BYTES,
     RECORD_BYTES_MIN,
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
+    V6_BYTES,
 )
+from commitlog.kernel.loops import LAYOUT
 from commitlog.kernel.records import decode_host
-from haservice.pipeline import loops
-from haservice.pipeline.loops import LAYOUT, V6_BYTES, Flags, Ints
 from haservice.pipeline.properties import Properties
-from haservice.pipeline.texts import Coded, coded, is_utf8
+from haservice.pipeline.texts import Coded, Flags, Ints, coded, is_utf8
 
 # Of one batch: this much log, unless a record is larger, and as many rows.  What is made of it stays in the
 # processor's cache: with twice as much a scan took half as long again.
@@ -39,28 +40,8 @@ WINDOW_BYTES = 4 << 20
 ROWS_MAX = 65_536
 
 # What lies before a body; what lies behind a host of IPv6 does so V6_BYTES later.
-_HEAD = np.dtype(
-    [
-        ("storeSize", ">i4"),
-        ("magic", ">i4"),
-        ("bodyCrc", ">u4"),
-        ("queueId", ">i4"),
-        ("flag", ">i4"),
-        ("queueOffset", ">i8"),
-        ("physicalOffset", ">i8"),
-        ("sysFlag", ">i4"),
-        ("bornTimestamp", ">i8"),
-        ("bornHost", ">i8"),
-        ("storeTimestamp", ">i8"),
-        ("storeHost", ">i8"),
-        ("reconsumeTimes", ">i4"),
-        ("preparedTransactionOffset", ">i8"),
-        ("bodyBytes", ">i4"),
-    ]
-)
-_AT = {name: int(place[1]) for name, place in (_HEAD.fields or {}).items()}
-_BEHIND_STORE_HOST = ("reconsumeTimes", "preparedTransactionOffset", "bodyBytes")
-_HOST_BYTES = 8
+_HEAD = np.dtype(HEAD_DTYPE)
+_BEHIND_STORE_HOST = ("reconsume_times", "prepared_offset", "body_size")
 
 # Of each two bytes the four digits.
 _HEX = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().upper().encode(), np.uint32)
@@ -96,8 +77,8 @@ def sound_run(
     layout = np.empty((len(LAYOUT), min(window.bytes // RECORD_BYTES_MIN, rows_max)), np.int64)
     offset = loops.ANYWHERE if anywhere else window.offset
     until = window.bytes if until is None else until
-    layout = layout[:, : loops.walk(window.data, until, offset, layout)]
-    said = window.ints(layout[0] + _AT["physicalOffset"], ">i8").astype(np.int64) if anywhere else None
+    layout = layout[:, : loops.walk(window.view, until, offset, layout)]
+    said = window.ints(layout[0] + AT["physical_offset"], ">i8").astype(np.int64) if anywhere else None
     records = Records(window, layout, said)
     return records.first(int(np.append(records.has_topic, False).argmin()))
 
@@ -106,8 +87,8 @@ def sound_at(window: Window, places: Ints, sizes: Ints, physical_offsets: Ints) 
     """Of what begins at `places`, and has `sizes`, the sound records, and which they are."""
     layout = np.empty((len(LAYOUT), len(places)), np.int64)
     sound = np.empty(len(places), np.bool_)
-    loops.lay_out(window.data, places, places + sizes, physical_offsets, layout, sound)
-    records = Records(window, layout[:, sound], physical_offsets[sound])
+    loops.lay_out(window.view, places, places + sizes, physical_offsets, layout, sound)
+    records = Records(window, layout.compress(sound, axis=1), physical_offsets[sound])
     has_topic = records.has_topic
     sound[sound] = has_topic
     return records.where(has_topic), sound
@@ -119,7 +100,7 @@ def candidates(window: Window) -> tuple[Records, Ints]:
     """
     room, found, place = np.empty(1 + window.bytes // RECORD_BYTES_MIN, np.int64), [], 0
     while place <= window.bytes - RECORD_BYTES_MIN:
-        count, place = loops.seek(window.data, place, window.offset, room)
+        count, place = loops.seek(window.view, place, window.offset, room)
         found.append(room[:count].copy())
     hits = np.concatenate([np.empty(0, np.int64), *found])
     sizes = window.ints(hits, ">i4").astype(np.int64)
@@ -155,7 +136,7 @@ class Records:
         if mask.all():
             return self
         offsets = self.physical_offsets[mask]
-        return Records(self.window, self._layout[:, mask], offsets, self.topics.where(mask))
+        return Records(self.window, self._layout.compress(mask, axis=1), offsets, self.topics.where(mask))
 
     def first(self, count: int) -> Records:
         return self.where(np.arange(len(self)) < count)
@@ -170,7 +151,7 @@ class Records:
     @cached_property
     def _longer(self) -> tuple[Ints, Ints]:
         """By how many bytes the born host and the store host of each are longer than those of IPv4."""
-        flags = self.window.ints(self.places + _AT["sysFlag"], _HEAD["sysFlag"])
+        flags = self.window.ints(self.places + AT["sys_flag"], _HEAD["sys_flag"])
         born = np.where(flags & SYS_BORN_HOST_V6, V6_BYTES, 0)
         return born, np.where(flags & SYS_STORE_HOST_V6, V6_BYTES, 0)
 
@@ -180,13 +161,13 @@ class Records:
         heads = self.window.ints(self.places, f"V{_HEAD.itemsize}").view(_HEAD)
         born, store = self._longer
         if born.any() or store.any():
-            self._gather_moved(heads, "storeTimestamp", born)
+            self._gather_moved(heads, "store_timestamp", born)
             for name in _BEHIND_STORE_HOST:
                 self._gather_moved(heads, name, born + store)
         return heads
 
     def _gather_moved(self, heads: npt.NDArray[Any], name: str, by: Ints) -> None:
-        heads[name] = self.window.ints(self.places + _AT[name] + by, _HEAD[name])
+        heads[name] = self.window.ints(self.places + AT[name] + by, _HEAD[name])
 
     # -- fields -------------------------------------------------------------------------------------
 
@@ -197,15 +178,15 @@ class Records:
 
     @property
     def queue_ids(self) -> npt.NDArray[np.int32]:
-        return self.field("queueId")
+        return self.field("queue_id")
 
     @property
     def queue_offsets(self) -> Ints:
-        return self.field("queueOffset")
+        return self.field("queue_offset")
 
     @property
     def store_ms(self) -> Ints:
-        return self.field("storeTimestamp")
+        return self.field("store_timestamp")
 
     def field(self, name: str) -> npt.NDArray[Any]:
         """The numbers that have this name in _HEAD, a copy; hosts only where there is no IPv6."""
@@ -216,38 +197,34 @@ class Records:
     def properties(self) -> Properties:
         return Properties(self.window.data, self.properties_at, self.properties_end)
 
-    def bodies(self) -> Iterable[memoryview]:
-        view = self.window.view
-        for begin, end in zip(self.body_at.tolist(), self.body_end.tolist(), strict=True):
-            yield view[begin:end]
-
     @cached_property
     def sums_match(self) -> Flags:
         """Whether each body matches the sum that its record states."""
-        sums = np.array([zlib.crc32(body) for body in self.bodies()], np.uint32) & CRC_MASK
-        match: Flags = sums == self._heads["bodyCrc"]
+        sums = np.empty(len(self), np.uint32)
+        loops.sum_bodies(self.window.view, self.body_at, self.body_end, sums)
+        match: Flags = sums == self._heads["body_crc"]
         return match
 
     def born_hosts(self) -> pa.Array:
-        return self._hosts(self.places + _AT["bornHost"], self._longer[0])
+        return self._hosts(self.places + AT["born_host"], self._longer[0])
 
     def store_hosts(self) -> pa.Array:
         born, store = self._longer
-        return self._hosts(self.places + _AT["storeHost"] + born, store)
+        return self._hosts(self.places + AT["store_host"] + born, store)
 
     def _hosts(self, begins: Ints, longer: Ints) -> pa.Array:
-        hosts = coded(self.window.data, begins, begins + longer + _HOST_BYTES)
+        hosts = coded(self.window.data, begins, begins + longer + HOST_BYTES)
         texts = ["{}:{}".format(*decode_host(host)) for host in hosts.texts]
         return pa.array(texts, pa.string()).take(pa.array(hosts.numbers))
 
     def message_ids(self) -> pa.Array:
         """The offset message ids: hex of store host and physical offset."""
         born, store = self._longer
-        begins = self.places + _AT["storeHost"] + born
+        begins = self.places + AT["store_host"] + born
         short, long = np.flatnonzero(store == 0), np.flatnonzero(store)
         ids = [
             _hex_ids(self.window.ints(begins[some], f"V{host_bytes}"), self.physical_offsets[some])
-            for some, host_bytes in ((short, _HOST_BYTES), (long, _HOST_BYTES + V6_BYTES))
+            for some, host_bytes in ((short, HOST_BYTES), (long, HOST_BYTES + V6_BYTES))
         ]
         if not len(long):
             return ids[0]

@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 from commitlog.kernel.layout import SYS_COMPRESSED
 from haservice.pipeline.bulk import Records
 from haservice.pipeline.counting import BODY_BYTES, STORE_BYTES
-from haservice.pipeline.loops import Ints
 from haservice.pipeline.schema import CORRUPT
-from haservice.pipeline.texts import slices
+from haservice.pipeline.texts import Ints, slices
 
 # Beyond the years 1 to 9999 there is no timestamp, in SQL or in Python.
 _MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
@@ -46,13 +45,13 @@ BUILDERS: dict[str, _Builder] = {
     "body": lambda records: slices(records.window.data, records.body_at, records.body_end),
     "properties": lambda records: records.properties.maps(),
     "flag": lambda records: records.field("flag"),
-    "sysFlag": lambda records: records.field("sysFlag"),
-    "bornTimestamp": lambda records: _timestamps(records.field("bornTimestamp")),
+    "sysFlag": lambda records: records.field("sys_flag"),
+    "bornTimestamp": lambda records: _timestamps(records.field("born_timestamp")),
     "storeTimestamp": lambda records: _timestamps(records.store_ms),
     "bornHost": lambda records: records.born_hosts(),
     "storeHost": lambda records: records.store_hosts(),
-    "reconsumeTimes": lambda records: records.field("reconsumeTimes"),
-    "preparedTransactionOffset": lambda records: records.field("preparedTransactionOffset"),
+    "reconsumeTimes": lambda records: records.field("reconsume_times"),
+    "preparedTransactionOffset": lambda records: records.field("prepared_offset"),
     "bodyCrcOk": lambda records: records.sums_match,
     BODY_BYTES: lambda records: records.body_end - records.body_at,
     STORE_BYTES: lambda records: records.sizes,
@@ -104,7 +103,7 @@ class _Unpacked:
         self._reasons: dict[int, str] = {}
         self._bodies: dict[int, bytes] = {}
         view = records.window.view
-        for number in np.flatnonzero(records.field("sysFlag") & SYS_COMPRESSED).tolist():
+        for number in np.flatnonzero(records.field("sys_flag") & SYS_COMPRESSED).tolist():
             body = view[records.body_at[number] : records.body_end[number]]
             unpack = zlib.decompressobj()
             try:
@@ -128,7 +127,7 @@ class _Unpacked:
 
     def sys_flags(self) -> npt.NDArray[np.int32]:
         """Without the bit for compressed where the body is not any more: who sends it on goes by it."""
-        flags = self._records.field("sysFlag")
+        flags = self._records.field("sys_flag")
         flags[[number for number in self._bodies if number not in self._reasons]] &= ~SYS_COMPRESSED
         return flags
 

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, MapType, StructField, StructType
 
+from commitlog.kernel import loops
 from haservice.errors import ConfigError
-from haservice.pipeline import loops
 from haservice.pipeline.bulk import Records, Window, sound_run
 from haservice.pipeline.schema import arrow_schema, spark_schema
 from haservice.pipeline.texts import is_utf8, texts_at
@@ -57,7 +57,7 @@ class Tally:
 
     def __init__(self, window: Window, until: int) -> None:
         topics, sums = np.empty((_TOPICS_MAX, 2), np.int64), np.empty((_TOPICS_MAX, len(_SUMS)), np.int64)
-        count, stop = loops.tally(window.data, until, window.offset, loops.SEED, topics, sums)
+        count, stop = loops.tally(window.view, until, window.offset, topics, sums)
         self.topics = texts_at(window.data, topics[:count])
         self._sums = sums[:count]
         self.end_offset = window.offset + stop

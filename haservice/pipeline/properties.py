@@ -11,9 +11,8 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from haservice.pipeline import loops
-from haservice.pipeline.loops import Bytes, Ints
-from haservice.pipeline.texts import Coded, coded, slices
+from commitlog.kernel import loops
+from haservice.pipeline.texts import Bytes, Coded, Ints, coded, slices
 
 # Up to so many places a table of how often each name occurs in each record is counted, instead of sorted.
 _COUNTS_MAX = 1 << 23
@@ -28,9 +27,9 @@ class Properties:
         self._data = data
         self._records = len(begins)
         room = int((ends - begins + 1).sum()) // _PIECE_BYTES_MIN
-        split = np.empty((4, room), np.int64)
-        count, self._ascii = loops.split(data, begins, ends, *split)
-        self._owners, self._begins, self._assigns, self._ends = split[:, :count]
+        pieces = np.empty((len(loops.PIECE), room), np.int64)
+        count, self._ascii = loops.split(data, begins, ends, pieces)
+        self._owners, self._begins, self._assigns, self._ends = pieces[:, :count]
 
     @cached_property
     def _names(self) -> Coded:

@@ -24,8 +24,8 @@ from haservice.errors import AnswerError, HAServiceError, RemotingTimeout, Remot
 from haservice.pipeline.brokers import admin_of
 from haservice.pipeline.bulk import Records, Window, sound_run
 from haservice.pipeline.columns import record_batch
-from haservice.pipeline.loops import Flags
 from haservice.pipeline.selection import Selection
+from haservice.pipeline.texts import Flags
 from haservice.remoting.codes import ResponseCode
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.records import parse_head
 from haservice.pipeline.bulk import WINDOW_BYTES, Records, Window, candidates, is_blank, sound_run
-from haservice.pipeline.loops import Ints
+from haservice.pipeline.texts import Ints
 
 # The largest record of a broker whose maxMessageSize is the default: edges hide inside of none.
 RECORD_BYTES_MAX = (4 << 20) + RECORD_OVERHEAD_MAX

@@ -24,9 +24,9 @@ from pyspark.sql.datasource import (
 )
 
 from haservice.pipeline.bulk import Records
-from haservice.pipeline.loops import Flags, Ints
 from haservice.pipeline.options import LATEST, LogOptions, Offsets, offsets_of
 from haservice.pipeline.scan import Damage
+from haservice.pipeline.texts import Flags, Ints
 
 # A broker's clock may be set back: what skips by time allows for that much.
 CLOCK_SLACK_MS = 600_000

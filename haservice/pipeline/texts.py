@@ -8,8 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from haservice.pipeline import loops
-from haservice.pipeline.loops import Bytes, Flags, Ints
+from commitlog.kernel import loops
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 def slices(data: Bytes, begins: Ints, ends: Ints) -> pa.Array:
@@ -63,7 +66,7 @@ def coded(data: Bytes, begins: Ints, ends: Ints) -> Coded:
     """The texts from each begin to its end."""
     numbers = np.empty(len(begins), np.int32)
     texts = np.empty((len(begins), 2), np.int64)
-    texts = texts[: loops.number(data, begins, ends, loops.SEED, numbers, texts)]
+    texts = texts[: loops.number(data, begins, ends, numbers, texts)]
     return Coded(numbers, texts_at(data, texts))
 
 

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from commitlog.kernel import native
 from haservice.pipeline import progress as progress_bar
 from haservice.pipeline.progress import Tasks, progress, rate_text, tasks_of
-from haservice.pipeline.session import NoSpark, check_java, check_package, is_local, session, unix_sockets
+from haservice.pipeline.session import (
+    NoSpark,
+    check_java,
+    check_package,
+    is_local,
+    say_if_slow,
+    session,
+    unix_sockets,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +86,16 @@ def test_a_package_that_is_missing_or_old_is_named_with_the_command_that_install
         check_package("no-such-package", (1, 0))
     with pytest.raises(NoSpark, match=r"pyarrow [0-9.]+ is too old, 999\.0 is the least\n  pip install"):
         check_package("pyarrow", (999, 0))
+
+
+@pytest.mark.parametrize(("pure", "said"), [("", 1), ("1", 0)])
+def test_who_reads_logs_slowly_without_having_asked_for_that_is_told_how_to_mend_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pure: str, said: int
+) -> None:
+    monkeypatch.setattr(native, "core", None)
+    monkeypatch.setenv(native.PURE, pure)
+    say_if_slow()
+    assert caplog.text.count("apt install gcc python3-dev") == said
 
 
 def test_a_rate_is_in_tasks_or_in_the_bytes_that_they_stand_for() -> None:

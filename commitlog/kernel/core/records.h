@@ -28,12 +28,13 @@ static inline int hs_is_topic(const uint8_t *p, size_t n) {
     return (int)good;
 }
 
-/* 1 if a record of MESSAGE_MAGIC begins here, is all there in `available` bytes, and its lengths, numbers and
-   topic are what a queue can take; the body is not summed. */
-static inline int hs_parse(const uint8_t *p, size_t available, hs_record *r) {
+/* 1 if a record of MESSAGE_MAGIC, or with `v2` of MESSAGE_MAGIC_V2, begins here, is all there in `available` bytes,
+   and its lengths fill it exactly; nothing else that it says is looked at. */
+static inline int hs_measure(const uint8_t *p, size_t available, int v2, hs_record *r) {
     if (available < HS_RECORD_BYTES_MIN) return 0;
-    const uint32_t size = hs_get32(p);
-    if (hs_get32(p + HS_AT_MAGIC) != HS_MAGIC || size < HS_RECORD_BYTES_MIN || size > available || size > INT32_MAX) return 0;
+    const uint32_t size = hs_get32(p), magic = hs_get32(p + HS_AT_MAGIC);
+    const uint32_t wide = v2 && magic == HS_MAGIC_V2; /* by how much the topic's size is longer */
+    if ((!wide && magic != HS_MAGIC) || size < HS_RECORD_BYTES_MIN || size > available || size > INT32_MAX) return 0;
     r->size = size;
     r->body_crc = hs_get32(p + HS_AT_BODY_CRC);
     r->queue_id = (int32_t)hs_get32(p + HS_AT_QUEUE_ID);
@@ -42,19 +43,26 @@ static inline int hs_parse(const uint8_t *p, size_t available, hs_record *r) {
     r->sys_flag = (int32_t)hs_get32(p + HS_AT_SYS_FLAG);
     const uint32_t born = r->sys_flag & HS_SYS_BORN_HOST_V6 ? HS_V6_BYTES : 0;
     const uint32_t both = born + (r->sys_flag & HS_SYS_STORE_HOST_V6 ? HS_V6_BYTES : 0);
-    if (size < HS_RECORD_BYTES_MIN + both) return 0;
+    const uint32_t least = HS_RECORD_BYTES_MIN + both + wide;
+    if (size < least) return 0;
     r->store_timestamp = (int64_t)hs_get64(p + HS_AT_STORE_TIMESTAMP + born);
     r->body_at = HS_AT_BODY + both;
     r->body_bytes = hs_get32(p + HS_AT_BODY_SIZE + both);
-    if (r->body_bytes > size - HS_RECORD_BYTES_MIN - both) return 0;
+    if (r->body_bytes > size - least) return 0;
     const uint32_t topic_size_at = r->body_at + r->body_bytes; /* at least 3 bytes are there from here on */
-    r->topic_at = topic_size_at + 1;
-    r->topic_bytes = p[topic_size_at];
-    if (r->topic_bytes == 0 || r->topic_bytes > HS_TOPIC_BYTES_MAX || r->topic_bytes > size - r->topic_at - 2) return 0;
+    r->topic_at = topic_size_at + 1 + wide;
+    r->topic_bytes = wide ? hs_get16(p + topic_size_at) : p[topic_size_at];
+    if ((!wide && r->topic_bytes > HS_TOPIC_BYTES_MAX) || r->topic_bytes > size - r->topic_at - 2) return 0;
     r->properties_at = r->topic_at + r->topic_bytes + 2;
     r->properties_bytes = hs_get16(p + r->properties_at - 2);
-    if (r->properties_bytes > HS_PROPERTIES_BYTES_MAX || r->properties_bytes != size - r->properties_at) return 0;
-    return r->queue_id >= 0 && r->queue_offset >= 0 && hs_is_topic(p + r->topic_at, r->topic_bytes);
+    return r->properties_bytes <= HS_PROPERTIES_BYTES_MAX && r->properties_bytes == size - r->properties_at;
+}
+
+/* 1 if a record of MESSAGE_MAGIC begins here, is all there in `available` bytes, and its lengths, numbers and
+   topic are what a queue can take; the body is not summed. */
+static inline int hs_parse(const uint8_t *p, size_t available, hs_record *r) {
+    return hs_measure(p, available, 0, r) && r->topic_bytes > 0 && r->queue_id >= 0 && r->queue_offset >= 0 &&
+           hs_is_topic(p + r->topic_at, r->topic_bytes);
 }
 
 static inline int hs_body_is_sound(const uint8_t *p, const hs_record *r) {
