@@ -644,6 +644,40 @@ async def test_a_topic_that_changes_is_looked_at_again(make: Callable[..., Broke
 
 
 @story
+async def test_a_topic_that_changes_amid_a_turn_gives_no_place_twice(
+    make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", CROWD)
+    broker = make()
+    peers = [broker.connect(port=1 + number) for number in range(3)]
+    await turn((peers[0], send(1)), (peers[1], send(2)))
+    peers[1][0].data_received(send(3))
+    broker.topics.update(topic_config("T", 8, 6))
+    await turn((peers[2], send(4)), (peers[0], send(5)))
+    assert [record.queue_offset for record in records_of(broker.log)] == [0, 1, 2, 3, 4]
+    assert broker.taken == 5 * len(send(1))
+
+
+@story
+async def test_more_queues_than_are_remembered_go_the_short_way_all_the_same(
+    make: Callable[..., Broker], crowd: float
+) -> None:
+    broker = make()
+    for number in range(6):
+        broker.topics.update(topic_config(f"W{number}", 30_000, 6))
+    broker.topics.update(topic_config("Wide", 1_000_000, 6))
+    peer, other = broker.connect(port=1), broker.connect(port=2)
+    await turn((other, send(100)), (peer, send(101)))
+    sent = b"".join(send(number, f"W{number % 6}") for number in range(18))
+    await turn((peer, sent))
+    await turn((peer, send(20, "Wide", e="999999")))
+    assert broker.taken == len(send(100)) + len(send(101)) + len(sent)
+    assert sorted(codes(peer)) == [*((number, 0) for number in range(18)), (20, 0), (101, 0)]
+    for number in range(6):
+        assert broker.log.queue_offsets[f"W{number}", 0] == 3
+
+
+@story
 async def test_topics_that_are_not_there_are_not_remembered(make: Callable[..., Broker]) -> None:
     """Their names come from whoever sends."""
     broker = make()

@@ -42,6 +42,8 @@ cdef enum:
     # From here on the lock is let go: some 10 µs of work.
     LONG_BYTES = 64 << 10
     SENDS_MAX = 8192
+    # Queues of all topics that are known at a time: 40 bytes each.
+    LANES_MAX = 1 << 17
 
 # What a run holds at most; a larger message goes the long way, which copies it once.
 RUN_BYTES = 1 << 20
@@ -68,7 +70,7 @@ cdef class Topic:
     cdef list keys            # (topic, queue id) of each queue that was met
 
     def __cinit__(self, str name, int32_t queues):
-        self.text, self.name, self.queues = name, name.encode(), max(0, queues)
+        self.text, self.name, self.queues = name, name.encode(), queues
         self.lanes = bytearray(self.queues * sizeof(Lane))
         self.keys = [None] * self.queues
 
@@ -155,7 +157,8 @@ cdef class Answers:
 
 cdef class Sends:
     """A run of plain sends: gathered by take(), appended by CommitLog.append_run(), which stamps it, then finished."""
-    cdef dict topics          # name → Topic
+    cdef dict topics          # name → Topic, one and the same all through a run
+    cdef Py_ssize_t lanes     # of all of them
     cdef Topic last           # the one met last, most likely the next
     cdef bytes cluster, store_host
     cdef Pieces pieces
@@ -191,8 +194,8 @@ cdef class Sends:
         self.put = <Put*>PyByteArray_AS_STRING(self.puts)
         self.view = memoryview(self.records)
         self.most = SENDS_MAX
-        self.forget()
         self._clear()
+        self.forget()
 
     cdef _clear(self):
         self.count = self.filled = self.done = self.done_bytes = self.stamped = self.stamped_bytes = 0
@@ -209,13 +212,28 @@ cdef class Sends:
         self.pieces = Pieces(json, binary)
 
     def teach(self, str topic, int32_t queues):
-        """Sends to these queues of the topic need no look at it; with 0 of them each does."""
-        cdef Topic taught = Topic(topic, queues)
+        """Sends to these queues of the topic need no look at it; with 0 of them each does.
+
+        False if there is no room before this run is appended.
+        """
+        cdef Topic taught
+        if not 0 < queues <= LANES_MAX:
+            queues = 0
+        if self.lanes + queues >= LANES_MAX or len(self.topics) >= LANES_MAX:
+            if self.count:
+                self.full = True
+                return False
+            self.forget()
+        taught = Topic(topic, queues)
         self.topics[taught.name] = taught
+        self.lanes += queues
+        return True
 
     def forget(self):
-        """Knows no topic any more."""
-        self.topics, self.last = {}, None
+        """Knows no topic any more.  Not amid a run, in which two of one name would count the same places."""
+        if self.count:
+            raise ValueError("a run is being gathered")
+        self.topics, self.last, self.lanes = {}, None, 0
 
     # -- gathering ----------------------------------------------------------------------------------------------
 

@@ -134,11 +134,10 @@ class FastSends:
         self.run.configure(min(self._limits.max_message_bytes, log.body_bytes_max), log.record_bytes_max)
 
     def _learn(self, topic: str) -> bool:
-        """False for a topic that is not there, which nobody remembers: names come from the wire."""
+        """False for a topic that is not there, which nobody remembers, for names come from the wire; and where the
+        run has to be appended first."""
         queues = self._admission.plain_queues(topic)
-        if queues is not None:
-            self.run.teach(topic, queues)
-        return queues is not None
+        return queues is not None and self.run.teach(topic, queues)
 
 
 def fast_sends(
