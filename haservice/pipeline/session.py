@@ -143,7 +143,7 @@ def _remove(directory: str, owner: int) -> None:
 
 def say_if_slow() -> None:
     """Warns where logs are read without the native kernel, and nobody asked for that."""
-    if native.core is None and os.environ.get(native.PURE, "") in ("", "0"):
+    if native.lacking:
         logger.warning(
             "logs are read slowly, a tenth as fast or less build=%s; %s", native.build, INSTALL_NATIVE
         )

@@ -40,6 +40,9 @@ def test_no_bytes_lead_the_core_beyond_a_buffer_or_to_what_is_not_there(tmp_path
 PLANTED = (
     ("records.h", " || size > available", ""),
     ("records.h", " || r->topic_bytes > size - r->topic_at - 2", ""),
+    ("records.h", " + both + wide;", " + both;"),
+    ("texts.h", "end - place >= 8", "end - place >= 7"),
+    ("loops.h", "n - at - HS_RECORD_BYTES_MIN + 1);", "n - at);"),
     ("crc32.h", "n >= 16; p += 16", "n >= 15; p += 16"),
 )
 

@@ -88,12 +88,11 @@ def test_a_package_that_is_missing_or_old_is_named_with_the_command_that_install
         check_package("pyarrow", (999, 0))
 
 
-@pytest.mark.parametrize(("pure", "said"), [("", 1), ("1", 0)])
+@pytest.mark.parametrize(("lacking", "said"), [("No module named _native", 1), ("", 0)])
 def test_who_reads_logs_slowly_without_having_asked_for_that_is_told_how_to_mend_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pure: str, said: int
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lacking: str, said: int
 ) -> None:
-    monkeypatch.setattr(native, "core", None)
-    monkeypatch.setenv(native.PURE, pure)
+    monkeypatch.setattr(native, "lacking", lacking)
     say_if_slow()
     assert caplog.text.count("apt install gcc python3-dev") == said
 

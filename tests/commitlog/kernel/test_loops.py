@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -25,27 +24,12 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.loops import ANYWHERE, LAYOUT, PIECE, SUMS
 from commitlog.kernel.records import decode, parse_head
+from tests.chaos.fuzz_builds import reference
 from tests.pipeline.logs import any_record, forgery
 
-BUILDS = ["native", "reference"]
 # Wherever nothing is put, this stays.
 UNTOUCHED = -7
 both = pytest.mark.skipif(native.core is None, reason=native.build)
-
-
-@contextmanager
-def reference() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "core", None)
-        yield
-
-
-@pytest.fixture(params=BUILDS)
-def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "reference":
-        monkeypatch.setattr(native, "core", None)
-    elif native.core is None:
-        pytest.skip(native.build)
 
 
 def numbers(count: int, code: str = "q") -> array[int]:
