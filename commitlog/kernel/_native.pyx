@@ -74,6 +74,34 @@ def crc32(data, uint32_t value=0):
     return value
 
 
+cdef extern from "core/index.h" nogil:
+    size_t hs_index_enter(
+        const uint8_t*, size_t, int, int*, uint32_t, int64_t, int64_t*, int64_t*, int*)
+
+
+def index_enter(entries, int number, slots, int64_t end, int64_t before, int64_t last, int seconds):
+    """Enters the ordinary ones of `entries`, 20 bytes each, in `slots`, an array of 4-byte numbers.
+
+    (how many, place of the last message but one, place and seconds of the last one)
+    """
+    cdef Py_buffer data, numbers
+    cdef size_t done = 0
+    PyObject_GetBuffer(entries, &data, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(slots, &numbers, PyBUF_WRITABLE)
+        try:
+            if 4 <= numbers.len and numbers.len // 4 <= 0x7fffffff and data.len // 20 <= 0x7fffffff - number:
+                with nogil:
+                    done = hs_index_enter(
+                        <const uint8_t*>data.buf, data.len // 20, number, <int*>numbers.buf,
+                        <uint32_t>(numbers.len // 4), end, &before, &last, &seconds)
+        finally:
+            PyBuffer_Release(&numbers)
+    finally:
+        PyBuffer_Release(&data)
+    return done, before, last, seconds
+
+
 def scan(view, Py_ssize_t position, int64_t offset, Py_ssize_t end, bint crc, int64_t torn_from):
     """Over the whole, ordinary records of `view` from `position`, which is `offset` in the log, to `end` at most.
 
