@@ -142,10 +142,12 @@ class ReadableQueue:
         Physical offsets rise within a queue.  A blank counts like the message after it.  One entry that is
         damaged does not mislead the search: its neighbours contradict it where it ends.
         """
+        if not physical_offset:  # asked of every queue, more than once, by each start
+            return self._first_real(low, self.max_offset)[0]
         first, high = low, self.max_offset
         while True:
             found = self._bisected(physical_offset, low, high)
-            if not physical_offset or low > high:
+            if low > high:
                 return found
             if self._place(found + 1) < physical_offset <= self._place(found):
                 low = found + 2
