@@ -81,9 +81,6 @@ class Files(Protocol):
     def map(self, fd: int, size: int) -> mmap.mmap:
         """The first `size` bytes as memory; the file has them, and gets what is written there."""
 
-    def next_data(self, fd: int, offset: int) -> int | None:
-        """Where bytes that may differ from zero go on, at or behind `offset`; None when only zeros follow."""
-
     def data_ranges(self, fd: int, offset: int, size: int) -> list[tuple[int, int]]:
         """Where, from `offset` to `size`, bytes lie that may differ from zero: begin and end of each part."""
 
@@ -204,14 +201,6 @@ class OSFiles:
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         return mmap.mmap(fd, size)
-
-    def next_data(self, fd: int, offset: int) -> int | None:
-        try:
-            return os.lseek(fd, offset, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return None
-            return offset  # a file system that does not know: look at the bytes
 
     def data_ranges(self, fd: int, offset: int, size: int) -> list[tuple[int, int]]:
         # All of them before any is read: a page that was read counts as data, allocated or not.

@@ -31,6 +31,7 @@ from typing import NamedTuple
 from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import SegmentSizeMismatch
 from commitlog.files import Files
+from commitlog.kernel import native
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
@@ -241,6 +242,11 @@ class IndexFile:
         while number < self.next_entry:
             count = min(_PIECE_ENTRIES, self.next_entry - number)
             data = self._files.pread(fd, ENTRY.size * count, self._entries_at + ENTRY.size * number)
+            if native.core is not None:
+                entered, before, last, last_seconds = native.core.index_enter(
+                    *(data, number, slots, physical_offset), *(before, last, last_seconds)
+                )
+                number, data = number + entered, data[ENTRY.size * entered :]
             fields = list(ENTRY.iter_unpack(data))
             for entry, following in zip_longest(fields, fields[1:]):
                 key_hash, place, seconds, _ = entry

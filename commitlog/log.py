@@ -93,8 +93,9 @@ class CommitLog(WritableLog):
         store_host: bytes,
         clock_ms: Callable[[], int] = wall_clock_ms,
         files: Files | None = None,
+        flushed: int | None = None,
     ) -> None:
-        super().__init__(options, segments, end, files)
+        super().__init__(options, segments, end, files, flushed)
         self._store_host = store_host
         self._clock_ms = clock_ms
         self.body_bytes_max = options.max_message_bytes

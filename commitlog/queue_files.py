@@ -228,8 +228,11 @@ class QueueFiles:
     def _valid_bytes(self, file: QueueFile) -> int:
         position, look = 0, _FIRST_LOOK_BYTES
         with self._descriptors.borrow(file) as fd:
-            while position < self.file_bytes:
-                data = self._files.pread(fd, min(look, self.file_bytes - position), position)
+            # Asked before any byte is read: what was read once counts as data, and so all of a fresh file would.
+            begin, written = next(iter(self._files.data_ranges(fd, 0, self.file_bytes)), (0, 0))
+            limit = 0 if begin else -(-written // UNIT_BYTES) * UNIT_BYTES
+            while position < limit:
+                data = self._files.pread(fd, min(look, limit - position), position)
                 valid = valid_units(data) * UNIT_BYTES
                 position += valid
                 if valid < len(data) or not data:
@@ -259,17 +262,12 @@ class QueueFiles:
     def _zero(self, file: QueueFile, position: int) -> bool:
         dropped = False
         with self._descriptors.borrow(file) as fd:
-            while position < self.file_bytes:
-                found = self._files.next_data(fd, position)
-                if found is None or found >= self.file_bytes:
-                    break
-                position = max(position, found)
-                size = min(_LOOK_BYTES, self.file_bytes - position)
-                zeros = bytes(size)
-                if self._files.pread(fd, size, position) != zeros:
-                    self._files.pwrite(fd, zeros, position)
-                    dropped = True
-                position += size
+            for begin, end in self._files.data_ranges(fd, position, self.file_bytes):
+                for at in range(begin, end, _LOOK_BYTES):
+                    zeros = bytes(min(_LOOK_BYTES, end - at))
+                    if self._files.pread(fd, len(zeros), at) != zeros:
+                        self._files.pwrite(fd, zeros, at)
+                        dropped = True
         return dropped
 
     def drop_below(self, position: int) -> int:

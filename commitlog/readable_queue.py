@@ -114,6 +114,15 @@ class ReadableQueue:
                 return entries[0]
         return None
 
+    def last_ending(self, physical_offset: int) -> tuple[int, Entry] | None:
+        """Of the messages that end at `physical_offset` in the log or before it, the last: number and entry."""
+        first = self._first_behind(0, self._files.first // UNIT_BYTES)
+        for queue_offset in range(self._first_behind(physical_offset, first) - 1, first - 1, -1):
+            for entry in self.read(queue_offset, 1):
+                if not entry.blank and entry.physical_offset + entry.size <= physical_offset:
+                    return queue_offset, entry
+        return None
+
     def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Of the messages from `begin` to `end` in the log: where each lies, and its size."""
         found: list[tuple[int, int]] = []
@@ -133,10 +142,12 @@ class ReadableQueue:
         Physical offsets rise within a queue.  A blank counts like the message after it.  One entry that is
         damaged does not mislead the search: its neighbours contradict it where it ends.
         """
+        if not physical_offset:  # asked of every queue, more than once, by each start
+            return self._first_real(low, self.max_offset)[0]
         first, high = low, self.max_offset
         while True:
             found = self._bisected(physical_offset, low, high)
-            if not physical_offset or low > high:
+            if low > high:
                 return found
             if self._place(found + 1) < physical_offset <= self._place(found):
                 low = found + 2

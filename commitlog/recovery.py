@@ -1,9 +1,10 @@
 """What a start does to the log's tail: finds the last whole record, keeps what lies behind it aside, cuts.
 
-After a clean stop the scan begins at the third-last segment, or where the same process says that it ended.
-After a crash it begins at the newest segment below which everything was durable, and no later than the
-second-last: by the positions that we keep (positions.py), or, in a store of a stock broker, by the
-checkpoint's timestamps.  But for the process's own word and the positions, both as RocketMQ 4.9.8.
+The scan begins where a record is known to end below which all is durable (known_edge.py), which after a clean
+stop is the log's end, or where the same process says that it ended.  Where nothing proves such a place, as in
+a store of a stock broker, it begins as RocketMQ 4.9.8's: after a clean stop at the third-last segment; after a
+crash at the newest one below which everything was durable, by our positions (positions.py) or else by the
+checkpoint's timestamps, and no later than the second-last.
 
 Then, unlike RocketMQ, which truncates at the first bad record whatever follows it:
 
@@ -36,6 +37,7 @@ from commitlog.tail import (
     Held,
     blocks_behind,
     damage_between,
+    is_kept_aside,
     keep_aside,
     leftover,
     records_behind,
@@ -57,6 +59,8 @@ class RecoveryReport:
     start: int
     scanned_from: int
     end: int
+    durable: int
+    """Below it all is known to be durable; what follows up to `end` is to be written again and flushed."""
     records: int
     seconds: float
     last_timestamp_ms: int = 0
@@ -106,12 +110,14 @@ def recover(
     crc: bool = True,
     replica: bool = False,
     trusted_end: int | None = None,
+    begin: int | None = None,
     safe_below: int | None = None,
     durable_below: int | None = None,
     proven_end: int = 0,
 ) -> RecoveryReport:
     """Leaves `segments` with whole records and fenced ranges up to the report's end, and zeros behind.
 
+    `begin`: a record ends there that is whole, as all before it is, and durable: nothing below is looked at.
     `safe_before_ms`: after a crash, a segment whose first record is not younger may begin the scan.
     `durable_before_ms`: older records were flushed before the crash, and cannot be torn.
     `safe_below`, `durable_below`: offsets up to which everything was, and count instead if they are known.
@@ -123,7 +129,7 @@ def recover(
     began_s = time.monotonic()
     items = segments.items
     if not items:
-        return RecoveryReport(clean, 0, 0, 0, 0, 0.0)
+        return RecoveryReport(clean, 0, 0, 0, 0, 0, 0.0)
     judge = _Judge(
         clean=clean,
         before_ms=durable_before_ms,
@@ -132,10 +138,11 @@ def recover(
     )
     try:
         if clean and trusted_end is not None and _is_trusted(items, trusted_end):
-            first, scanned_from = len(items) - 1, trusted_end
+            scanned_from = trusted_end
+        elif begin is not None:
+            scanned_from = max(begin, items[-CLEAN_SEGMENTS:][0].start) if clean else begin
         else:
-            first = _first_to_scan(items, clean, safe_before_ms, safe_below)
-            scanned_from = items[first].start
+            scanned_from = items[_first_to_scan(items, clean, safe_before_ms, safe_below)].start
         scan = _Scan(scanned_from, scanned_from)
         _scan_past_damage(items, scan, judge, crc, replica)
         if replica and scan.passed_blank >= 0 and scan.end == _segment_end(items, scan.passed_blank):
@@ -145,7 +152,8 @@ def recover(
         cut_bytes = 0 if scan.blank else leftover(items, scan.end)
         cut_file = keep_aside(items, scan.end, cut_directory, files) if cut_bytes else None
         segments.truncate(scan.end)
-        _make_durable(segments.items[first:], scan, files)
+        if not cut_bytes and is_kept_aside(scan.end, cut_directory, files):
+            _sync_zeros(segments.find(scan.end), files)
         files.sync_directory(segments.directory)
     except OSError as error:
         path = Path(error.filename) if error.filename else segments.directory
@@ -155,6 +163,7 @@ def recover(
         start=items[0].start,
         scanned_from=scanned_from,
         end=scan.end,
+        durable=min(scan.unproven, scan.end),
         records=scan.records,
         seconds=time.monotonic() - began_s,
         last_timestamp_ms=scan.last_timestamp_ms,
@@ -165,18 +174,10 @@ def recover(
     )
 
 
-def _make_durable(items: tuple[Segment, ...], scan: _Scan, files: Files) -> None:
-    """A killed process leaves pages that are not on disk yet; from here on all is taken for flushed.
-
-    What no checkpoint covers is written again as it is: after an fdatasync that failed, Linux calls pages
-    clean that the disk never got, and a further fdatasync would pass over them and succeed.
-    """
-    for segment in items:
+def _sync_zeros(segment: Segment | None, files: Files) -> None:
+    """Those that a start wrote which died before they were durable: what they cover would come back."""
+    if segment is not None:
         with Held(segment):
-            position = max(scan.unproven - segment.start, 0)
-            end = min(scan.end - segment.start, segment.size)
-            for at in range(position, end, _CHUNK_BYTES):
-                files.pwrite(segment.fd, segment.pread(min(_CHUNK_BYTES, end - at), at), at)
             files.fdatasync(segment.fd)
 
 

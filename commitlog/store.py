@@ -32,9 +32,10 @@ from commitlog.flush import Flusher, QueueFlusher
 from commitlog.index import IndexFiles
 from commitlog.index_mender import IndexMender
 from commitlog.kernel.records import check
+from commitlog.known_edge import edge_below
 from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.mender import Mender
-from commitlog.options import LogOptions
+from commitlog.options import FlushDiskType, LogOptions
 from commitlog.positions import Durable
 from commitlog.readable_queue import Entry, stored_ms
 from commitlog.recovery import RecoveryReport, recover
@@ -176,6 +177,7 @@ class Store:
                 safe_ms = checkpoint.min_timestamp_index_ms
         report = recover(
             segments,
+            begin=None if safe_below is None else edge_below(segments, self.queues, safe_below),
             cut_directory=self.options.root / "cut",
             files=self._files,
             clean=clean,
@@ -203,9 +205,18 @@ class Store:
     def _make_parts(self, segments: Segments, store_host: bytes, clock_ms: Callable[[], int]) -> None:
         options, recovery = self.options, self.recovery
         self.log = CommitLog(
-            options, segments, recovery.end, store_host=store_host, clock_ms=clock_ms, files=self._files
+            options,
+            segments,
+            recovery.end,
+            store_host=store_host,
+            clock_ms=clock_ms,
+            files=self._files,
+            flushed=recovery.durable,
         )
         self._opened.callback(self.log.close)
+        if options.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+            # Whoever asks what is flushed is told where the log ends, from the first report of a slave on.
+            self.log.flush()
         position = max(min(self.queues.max_physical_offset, recovery.end), self.log.start)
         if not recovery.clean:
             # Of each queue some pages may be lost: they come again from all that was looked at.
@@ -251,10 +262,12 @@ class Store:
         """What is known to be durable now, and no more, is written down before anything changes again."""
         clean, end, checkpoint = self.recovery.clean, self.recovery.end, self.checkpoint
         known = checkpoint.positions.known
-        # Of the log recovery has made everything durable.  Queues lack what is dispatched from here on.
+        # Queues lack what is dispatched from here on.
         queues = end if clean or known is None else known.queues
         index = end if clean and self.index.paths else self.index.durable_position
-        checkpoint.positions.take(Durable(end, min(queues, self.dispatcher.position), index).within(end))
+        checkpoint.positions.take(
+            Durable(self.log.flushed, min(queues, self.dispatcher.position), index).within(end)
+        )
         self.queues.written_position = self.queues.durable_position = checkpoint.positions.queues
         self.index.written_position = self.index.durable_position = checkpoint.positions.index
         checkpoint.index_timestamp_ms = min(checkpoint.index_timestamp_ms, self.index.durable_ms)

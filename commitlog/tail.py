@@ -170,6 +170,16 @@ def whole_records(data: bytes | memoryview, offset: int, segment: Segment) -> st
     return done.reason and f"the record at {offset + done.position}: {done.reason}"
 
 
+def _prefix(end: int) -> str:
+    return f"{end:0{NAME_DIGITS}d}"
+
+
+def is_kept_aside(end: int, directory: Path, files: Files) -> bool:
+    """Whether keep_aside() has kept what lay behind `end` once."""
+    names = files.listdir(directory) if files.exists(directory) else []
+    return any(name.startswith(_prefix(end)) for name in names)
+
+
 def keep_aside(items: Sequence[Segment], end: int, directory: Path, files: Files) -> Path:
     """Copies what lies behind `end` into a new file, durably; runs of zero blocks become a hole.
 
@@ -177,7 +187,7 @@ def keep_aside(items: Sequence[Segment], end: int, directory: Path, files: Files
     """
     files.make_directory(directory)
     taken = set(files.listdir(directory))
-    prefix = f"{end:0{NAME_DIGITS}d}"
+    prefix = _prefix(end)
     number = next(n for n in range(1, len(taken) + 2) if f"{prefix}-{n}" not in taken)
     path = directory / f"{prefix}-{number}"
     fd = files.create(path, 0)

@@ -33,6 +33,7 @@ from commitlog.tail import whole_records
 logger = logging.getLogger(__name__)
 
 PAGE_BYTES = 4096
+_AGAIN_BYTES = 256 << 10
 # These pass when somebody makes room; every other error of a write fences the log.
 _PASSING_ERRORS = NOT_OPENED | {errno.ENOSPC, errno.EDQUOT}
 # A further file is made ahead once less than this part of the last segment is left.
@@ -46,11 +47,23 @@ def wall_clock_ms() -> int:
 
 
 class WritableLog(ReadableLog):
-    """The log over `segments`, which hold whole bytes up to `end` (recovery says so)."""
+    """The log over `segments`, which hold whole bytes up to `end`, durable ones up to `flushed` (recovery says so).
 
-    def __init__(self, options: LogOptions, segments: Segments, end: int, files: Files | None = None) -> None:
+    What a process left between the two is written again before it is flushed: after an fdatasync that failed,
+    Linux calls pages clean that the disk never got, and a further fdatasync would pass over them and succeed.
+    """
+
+    def __init__(
+        self,
+        options: LogOptions,
+        segments: Segments,
+        end: int,
+        files: Files | None = None,
+        flushed: int | None = None,
+    ) -> None:
         super().__init__(segments, end)
-        self.flushed = end
+        self.flushed = end if flushed is None else flushed
+        self._left_end = end  # bytes from `flushed` up to here are what a process that died left
         self.queue_offsets: dict[tuple[str, int], int] = {}
         """Next queue offset of each (topic, queue id); filled before the first append, then under `_lock`."""
         self.lock_held_since = 0.0
@@ -227,12 +240,20 @@ class WritableLog(ReadableLog):
             raise self._flush_failed(error, segment, final=error.errno not in NOT_OPENED) from error
         try:
             if held:
+                self._write_again(segment)
                 self._files.fdatasync(segment.fd)
         except OSError as error:
             raise self._flush_failed(error, segment, final=True) from error
         finally:
             if held:
                 segment.release()
+
+    def _write_again(self, segment: Segment) -> None:
+        begin = max(self.flushed, segment.start) - segment.start
+        end = min(self._left_end, segment.end) - segment.start
+        for position in range(begin, end, _AGAIN_BYTES):
+            data = segment.pread(min(_AGAIN_BYTES, end - position), position)
+            self._files.pwrite(segment.fd, data, position)
 
     def _flush_failed(self, error: OSError, segment: Segment, *, final: bool) -> LogNotWritable:
         reason = f"{segment.path}: flush failed: {error.strerror or error}"
@@ -266,6 +287,7 @@ class WritableLog(ReadableLog):
             self.end = offset
             self._cuts += 1
             self.flushed = min(self.flushed, offset)
+            self._left_end = min(self._left_end, offset)
             self._change_fences(lambda fences: fences.within(0, offset))
             try:
                 self.segments.truncate(offset)
@@ -286,7 +308,7 @@ class WritableLog(ReadableLog):
         with self._flush_lock, self._lock:
             segment, self._segment, self._fd, self._segment_end = self._segment, None, -1, 0
             self.segments.let_go()
-            self.end = self.flushed = offset
+            self.end = self.flushed = self._left_end = offset
             self._cuts += 1
             self._dirty_end = 0
             self._change_fences(lambda _: Fences())

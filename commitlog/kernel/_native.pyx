@@ -74,6 +74,83 @@ def crc32(data, uint32_t value=0):
     return value
 
 
+cdef extern from "core/index.h" nogil:
+    size_t hs_index_enter(
+        const uint8_t*, size_t, int, int*, uint32_t, int64_t, int64_t*, int64_t*, int*)
+
+
+def index_enter(entries, int number, slots, int64_t end, int64_t before, int64_t last, int seconds):
+    """Enters the ordinary ones of `entries`, 20 bytes each, in `slots`, an array of 4-byte numbers.
+
+    (how many, place of the last message but one, place and seconds of the last one)
+    """
+    cdef Py_buffer data, numbers
+    cdef size_t done = 0
+    PyObject_GetBuffer(entries, &data, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(slots, &numbers, PyBUF_WRITABLE)
+        try:
+            if 4 <= numbers.len and numbers.len // 4 <= 0x7fffffff and data.len // 20 <= 0x7fffffff - number:
+                with nogil:
+                    done = hs_index_enter(
+                        <const uint8_t*>data.buf, data.len // 20, number, <int*>numbers.buf,
+                        <uint32_t>(numbers.len // 4), end, &before, &last, &seconds)
+        finally:
+            PyBuffer_Release(&numbers)
+    finally:
+        PyBuffer_Release(&data)
+    return done, before, last, seconds
+
+
+cdef extern from "core/records.h" nogil:
+    ctypedef struct hs_piece:
+        const uint8_t* p
+        size_t n
+    size_t hs_scan_pieces(const hs_piece*, size_t, int64_t, int64_t, uint8_t*)
+    enum: HS_CUT_BYTES_MAX
+cdef extern from "stdint.h":
+    int64_t INT64_MAX
+cdef extern from "stdlib.h" nogil:
+    void* calloc(size_t, size_t)
+    void free(void*)
+
+
+def scan_pieces(pieces, Py_ssize_t position, int64_t offset):
+    """Over the whole, ordinary records, bodies summed, of a list of buffers that follow each other in the log,
+    from `position` of the first one on, which is `offset` in the log; how many bytes."""
+    cdef Py_ssize_t count = len(pieces), number, held = 0, size = 0
+    cdef size_t done = 0
+    cdef uint8_t cut[HS_CUT_BYTES_MAX]
+    cdef Py_buffer* buffers
+    cdef hs_piece* views
+    if not count or position < 0:
+        return 0
+    buffers = <Py_buffer*>calloc(count, sizeof(Py_buffer))
+    views = <hs_piece*>calloc(count, sizeof(hs_piece))
+    try:
+        if buffers == NULL or views == NULL:
+            raise MemoryError()
+        for number in range(count):
+            PyObject_GetBuffer(pieces[number], buffers + number, PyBUF_SIMPLE)
+            held += 1
+            views[number].p, views[number].n = <const uint8_t*>buffers[number].buf, buffers[number].len
+            size += buffers[number].len
+        if <size_t>position <= views[0].n:
+            views[0].p += position
+            views[0].n -= position
+            if size >= LONG_BYTES:
+                with nogil:
+                    done = hs_scan_pieces(views, count, offset, INT64_MAX, cut)
+            else:
+                done = hs_scan_pieces(views, count, offset, INT64_MAX, cut)
+    finally:
+        for number in range(held):
+            PyBuffer_Release(buffers + number)
+        free(buffers)
+        free(views)
+    return done
+
+
 def scan(view, Py_ssize_t position, int64_t offset, Py_ssize_t end, bint crc, int64_t torn_from):
     """Over the whole, ordinary records of `view` from `position`, which is `offset` in the log, to `end` at most.
 

@@ -4,7 +4,8 @@
     append, 32 at a time     against  the same baseline
     SYNC_FLUSH, 64 waiting   against  os.pwrite and os.fdatasync of every record
     dispatch                 messages a second into consume queue and index, beside the append rate
-    restart, clean or crash  seconds to open a store of the given size
+    restart                  seconds to open a store of the given size: after a clean stop, after a death with all
+                             or nothing of it flushed; of 1 and of 1,024 queues
 
 Every file is fresh in every round; a row shows the median of the rounds.  Absolute figures drift
 with the machine, the ratios are what counts.
@@ -12,6 +13,7 @@ with the machine, the ratios are what counts.
 
 from __future__ import annotations
 
+import enum
 import os
 import shutil
 import statistics
@@ -20,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -61,9 +64,22 @@ def main(mib: int, body_bytes: int, rounds: int, directory: Path | None) -> None
         median(bench.sync_flush, rounds),
     )
     click.echo()
-    for name, clean in (("restart after a clean stop", True), ("restart after a crash", False)):
-        seconds = statistics.median(bench.restart(clean) for _ in range(rounds))
-        click.echo(f"{name:<28}{seconds:>14.3f} s   for {mib} MiB = {seconds * 1024 / mib:.2f} s per GiB")
+    for queues in (1, 1024):
+        for end in End:
+            wall_s, cpu_s = zip(*(bench.restart(end, queues) for _ in range(rounds)), strict=True)
+            name = f"restart, {queues} queues, {end.value}"
+            click.echo(
+                f"{name:<42}{statistics.median(wall_s):>8.3f} s, of CPU {statistics.median(cpu_s):.3f} s"
+                f"   for {mib} MiB"
+            )
+
+
+class End(enum.Enum):
+    """How a store ended that is opened again."""
+
+    CLEAN = "clean"
+    FLUSHED = "killed, all flushed"
+    UNFLUSHED = "killed, nothing flushed"
 
 
 def median(measure: Callable[[], float], rounds: int) -> float:
@@ -148,25 +164,33 @@ class AppendBench:
             thread.join()
             return rate
 
-    def restart(self, clean: bool) -> float:
-        """Seconds to open a store again.  A crash is a store whose abort file was left behind."""
+    def restart(self, end: End, queues: int) -> tuple[float, float]:
+        """Seconds to open a store again, and seconds of CPU."""
         with self._scratch() as root:
             store = self._open(root)
-            self._fill(store)
-            store.close(clean=True)
-            if not clean:
-                (root / "abort").touch()
-            started = time.perf_counter()
+            self._fill(store, queues)
+            while store.dispatcher.step():
+                pass
+            if end is End.FLUSHED:
+                store.log.flush()
+                store.flusher.step()
+                store.queue_flusher.flush(0, thorough=True)
+            store.close(clean=end is End.CLEAN)
+            started, computed = time.perf_counter(), time.process_time()
             again = self._open(root)
-            seconds = time.perf_counter() - started
-            again.close(clean=True)
+            seconds = time.perf_counter() - started, time.process_time() - computed
+            again.close(clean=False)
             return seconds
 
-    def _fill(self, store: Store) -> float:
-        append_many, group = store.log.append_many, [self._message] * GROUP
+    def _fill(self, store: Store, queues: int = 1) -> float:
+        append_many = store.log.append_many
+        groups = [
+            [replace(self._message, queue_id=queue_id) for queue_id in range(first, first + GROUP)]
+            for first in range(0, queues - queues % GROUP, GROUP)
+        ] or [[self._message] * GROUP]
         started = time.perf_counter()
-        for _ in range(self._count // GROUP):
-            append_many(group)
+        for number in range(self._count // GROUP):
+            append_many(groups[number % len(groups)])
         return self._count / (time.perf_counter() - started)
 
     def _open(self, root: Path, **options: object) -> Store:

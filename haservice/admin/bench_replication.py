@@ -106,7 +106,9 @@ class ReplicationBench:
         On a virtual machine a page that the guest never touched costs several times the copy into it, for
         both alike but at random: the best round is the one without that, the median has its share.
         """
-        bare, ours = [], []
+        bare: list[float] = []
+        ours: list[float] = []
+        cpu: list[tuple[float, float]] = []
         with self._pair(mappedFileSizeCommitLog=str(self._segment_bytes)) as pair:
             end = self._fill(pair.store("broker-a"))
             pair.start_master()
@@ -114,13 +116,15 @@ class ReplicationBench:
             for _ in range(2 * self._rounds + 1):
                 bare.append(bare_copy(segment, pair.root / "bare", end))
                 (pair.root / "bare").unlink()
-                ours.append(self._catch_up_once(pair, end, pair.ha_port()))
+                ours.append(self._catch_up_once(pair, end, pair.ha_port(), cpu))
                 pair.processes["broker-a-s"].kill()
                 shutil.rmtree(pair.store("broker-a-s"))
         click.echo(f"catch-up of {self._log_bytes / (1 << 30):g} GiB of {len(self._body)} B messages, MB/s:")
         for name, choose in (("median", statistics.median), ("best", max)):
             base, rate = choose(bare[1:]) / 1e6, choose(ours[1:]) / 1e6
             click.echo(f"  {name:<8} bare {base:>7,.0f}   ours {rate:>7,.0f}   ours/bare {rate / base:.2f}")
+        user_s, system_s = (statistics.median(column) for column in zip(*cpu, strict=True))
+        click.echo(f"  CPU of the slave, s per GiB: {user_s:.2f} user, {system_s:.2f} in the kernel")
 
     def secure_catch_up(self) -> None:
         """Plain and TLS in turn, after one unmeasured round."""
@@ -139,7 +143,7 @@ class ReplicationBench:
             pair.start_master(**tls)
             for _ in range(2 * self._rounds + 1):
                 for port, settings in ((plain, {}), (secure, {**tls, "haSecureMaster": "true"})):
-                    rates.setdefault(port, []).append(self._catch_up_once(pair, end, port, **settings))
+                    rates.setdefault(port, []).append(self._catch_up_once(pair, end, port, [], **settings))
                     pair.processes["broker-a-s"].kill()
                     shutil.rmtree(pair.store("broker-a-s"))
         click.echo(f"catch-up of {self._log_bytes / (1 << 30):g} GiB over haSecurePort, MB/s:")
@@ -147,17 +151,30 @@ class ReplicationBench:
             base, rate = choose(rates[plain][1:]) / 1e6, choose(rates[secure][1:]) / 1e6
             click.echo(f"  {name:<8} plain {base:>6,.0f}   TLS {rate:>8,.0f}   TLS/plain {rate / base:.2f}")
 
-    def _catch_up_once(self, pair: ScratchPair, end: int, port: int, **settings: str) -> float:
-        """Bytes a second between the first bytes seen on the slave and the last."""
+    def _catch_up_once(
+        self,
+        pair: ScratchPair,
+        end: int,
+        port: int,
+        cpu: list[tuple[float, float]],
+        **settings: str,
+    ) -> float:
+        """Bytes a second between the first bytes seen on the slave and the last.
+
+        `cpu` gets the seconds that the slave computed meanwhile for each GiB, as user and in the kernel.
+        """
         with BlockingClient() as client:
             pair.start_slave(haMasterAddress=f"127.0.0.1:{port}", **settings)
-            first, began = 0, 0.0
+            slave = psutil.Process(pair.processes["broker-a-s"].pid)
+            first, began, before = 0, 0.0, slave.cpu_times()
             deadline = time.monotonic() + PATIENCE_SECONDS
             while time.monotonic() < deadline:
                 reached, now = log_end(client, pair.slave_addr), time.perf_counter()
                 if reached and not began:
-                    first, began = reached, now
+                    first, began, before = reached, now, slave.cpu_times()
                 if reached >= end:
+                    after, gib = slave.cpu_times(), max(end - first, 1) / (1 << 30)
+                    cpu.append(((after.user - before.user) / gib, (after.system - before.system) / gib))
                     return (end - first) / (now - began) if now > began else float("inf")
                 time.sleep(LOOK_SECONDS)
         raise TimeoutError(f"the slave did not reach {end} within {PATIENCE_SECONDS:g} s")

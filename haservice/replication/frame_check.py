@@ -174,6 +174,8 @@ class RecordCheck:
                 raise ProtocolError(f"bytes for {offset}, but our log ends at {self.end}")
             self.stand_at(offset)
         try:
+            if native.core is not None and len(buffers) > 1:
+                buffers = buffers[self._pass_many(buffers) :]
             for view, following in zip_longest(buffers, buffers[1:], fillvalue=_NOTHING):
                 size, position = len(view), max(0, self.whole - self.end)
                 if self.whole < self.end:
@@ -191,6 +193,21 @@ class RecordCheck:
             raise
 
     # -- records in one frame, or in two of one append: nearly all ----------------------------------------
+
+    def _pass_many(self, buffers: Sequence[memoryview]) -> int:
+        """Goes over whole, ordinary records of all buffers at once; how many buffers are behind."""
+        position = 0
+        if self.whole < self.end:
+            position = self._take(buffers[0], 0)
+            if self.whole < self.end + position:
+                self.end += position
+                return 1
+        self.whole += native.core.scan_pieces(buffers, position, self.whole)
+        for number, view in enumerate(buffers):
+            if self.end + len(view) > self.whole:
+                return number
+            self.end += len(view)
+        return len(buffers)
 
     def _pass_whole(self, view: memoryview, position: int, shift: int) -> int:
         """Goes over whole, ordinary records; returns where something else begins, for _take to judge.

@@ -228,13 +228,20 @@ class TransferReader:
         with it, for the slave reports again what it holds.
         """
         buffer, view, position, filled = self._buffer, self._view, self._parsed, self._filled
-        segment_bytes = self._segment_bytes
+        segment_bytes, unpack = self._segment_bytes, TRANSFER_HEADER.unpack_from
         runs: list[Run] = []
         bodies: list[memoryview] = []
         run_offset = end
         boundary = end - end % segment_bytes + segment_bytes
         while filled - position >= HEADER_BYTES:
-            offset, size = TRANSFER_HEADER.unpack_from(buffer, position)
+            offset, size = unpack(buffer, position)
+            body = position + HEADER_BYTES
+            if offset == end and 0 < size <= min(boundary - end, BODY_BYTES_MAX, filled - body):
+                # Nearly all of them: whole, and inside the segment.
+                position = body + size
+                bodies.append(view[body:position])
+                end += size
+                continue
             if not 0 <= size <= BODY_BYTES_MAX:
                 raise ProtocolError(
                     f"transfer at {offset} announces {size} bytes, allowed are 0 to {BODY_BYTES_MAX}"
@@ -247,9 +254,8 @@ class TransferReader:
                     f"transfer of {size} bytes at {offset} crosses the end of our segment: "
                     f"is mappedFileSizeCommitLog {segment_bytes} on the master too?"
                 )
-            if filled - position - HEADER_BYTES < size:
+            if filled - body < size:
                 break
-            body = position + HEADER_BYTES
             position = body + size
             if offset != end:
                 end = run_offset = offset

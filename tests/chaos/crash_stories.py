@@ -238,7 +238,7 @@ class MasterStory:
             self.disk = self._killed(self.disk)
         store = self._open(self.disk)
         assert store.log.end == len(self.truth)
-        self.flushed = len(self.truth)
+        self.flushed = max(self.flushed, store.log.flushed)
         return store
 
     def _killed(self, disk: MemoryDisk) -> MemoryDisk:
@@ -305,8 +305,9 @@ class MasterStory:
         self._compare(image)
         image.check_index(store)
         if chance.random() < 0.5:
-            disk, image = self._another_crash(disk, store, chance)
-        # What a start kept is durable, and a further start changes nothing.
+            disk, store, image = self._another_crash(disk, store, chance)
+        # What a start kept is flushed as all else is; then a further start changes nothing.
+        store.log.flush()
         again = disk.after_crash(chance.choice(LOSSES), chance)
         second = self._open(again)
         assert not second.recovery.cut_bytes, second.recovery
@@ -327,7 +328,7 @@ class MasterStory:
 
     def _another_crash(
         self, disk: MemoryDisk, store: Store, chance: random.Random
-    ) -> tuple[MemoryDisk, Image]:
+    ) -> tuple[MemoryDisk, Store, Image]:
         """Other messages come to where some were lost, and another crash."""
         for number in range(chance.randint(1, 4)):
             store.log.append(some_message(chance, 9000 + number))
@@ -345,7 +346,7 @@ class MasterStory:
         assert image.data == before.data[: len(image.data)], "other bytes"
         image.check_queues()
         image.check_index(store)
-        return disk, image
+        return disk, store, image
 
     def _goes_on(self, store: Store) -> None:
         before = store.log.end
@@ -456,6 +457,7 @@ class ReplicaStory:
         assert image.data == self.truth[image.start : image.end], "other bytes than its master's"
         image.check_queues()
         image.check_index(store)
+        store.log.flush()
         again = disk.after_crash(chance.choice(LOSSES), chance)
         second = self._open(again)
         same_but_for_a_blank(image, second, max(self._edges_below(image.end - 1)))

@@ -176,6 +176,7 @@ class RejoinStory:
         self._compare(image)
         image.check_queues()
         image.check_index(store)
+        store.log.flush()
         again = disk.after_crash(chance.choice(LOSSES), chance)
         edges = [edge for edge in self.log.edges if edge < image.end]
         same_but_for_a_blank(image, self._open(again), max(edges, default=-1))

@@ -171,11 +171,6 @@ class MemoryDisk:
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
         self.pwrite(fd, b"".join(buffers), offset)
 
-    def next_data(self, fd: int, offset: int) -> int | None:
-        content = self._fds[fd].cached
-        ranges = _data_ranges(content, offset, len(content))
-        return ranges[0][0] if ranges else None
-
     def data_ranges(self, fd: int, offset: int, size: int) -> list[tuple[int, int]]:
         return _data_ranges(self._fds[fd].cached, offset, size)
 

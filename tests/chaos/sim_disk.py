@@ -253,10 +253,6 @@ class SimFiles:
     def map(self, fd: int, size: int) -> mmap.mmap:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    def next_data(self, fd: int, offset: int) -> int | None:
-        ranges = self.data_ranges(fd, offset, self.size(fd))
-        return ranges[0][0] if ranges else None
-
     def data_ranges(self, fd: int, offset: int, size: int) -> list[tuple[int, int]]:
         cache = self._file("data_ranges", fd).cache
         ranges: list[tuple[int, int]] = []

@@ -542,3 +542,29 @@ def test_the_message_nearest_to_a_time_is_found(tmp_path: Path) -> None:
 
 def test_a_unit_is_twenty_bytes() -> None:
     assert UNIT_BYTES == 20
+
+
+class CountingFiles(OSFiles):
+    """The real disk; `read` counts bytes."""
+
+    read = 0
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        data = super().pread(fd, size, offset)
+        self.read += len(data)
+        return data
+
+
+def test_a_start_does_not_read_all_of_a_short_queues_file_which_took_ten_seconds_of_1024(
+    tmp_path: Path,
+) -> None:
+    queues = ConsumeQueues(tmp_path, 6_000_000, OSFiles())
+    queues.load()
+    fill(queues, 0, 887)
+    queues.close()
+    again = ConsumeQueues(tmp_path, 6_000_000, files := CountingFiles())
+    again.load()
+    assert [queue.max_offset for _, queue in again.items()] == [887]
+    # What is read counts as data from then on: a look behind the end saw more and more of it.
+    assert files.read < 100_000
+    again.close()

@@ -321,6 +321,22 @@ def test_the_checkpoint_never_runs_ahead_of_the_log(sync: Parts) -> None:
     assert sync.checkpoint.physic_timestamp_ms == 1000
 
 
+def test_the_mark_claims_nothing_that_came_during_the_flush(
+    sync: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = sync.log.append(message()).end
+    fdatasync = sync.files.fdatasync
+
+    def appends_meanwhile(fd: int) -> None:
+        fdatasync(fd)
+        if sync.log.end == end:
+            sync.log.append(message())
+
+    monkeypatch.setattr(sync.files, "fdatasync", appends_meanwhile)
+    sync.flusher.step()
+    assert sync.checkpoint.positions.log == end < sync.log.end
+
+
 # -- queues and checkpoint -------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from commitlog.errors import SegmentSizeMismatch
 from commitlog.files import OSFiles
 from commitlog.index import IndexFiles, index_name
 from commitlog.index_file import ENTRY, HEADER, SLOT, file_bytes, index_hash
+from commitlog.kernel import native
 from commitlog.kernel.keys import KeyHasher, last_value, tags_code
 from commitlog.kernel.records import encode_properties, java_hash
 from tests.support.failing_files import FailingFiles
@@ -428,3 +430,32 @@ def test_a_file_holds_one_entry_less_than_its_number(tmp_path: Path) -> None:
     assert len(index.paths) == 1
     put(index, "k", 39)
     assert len(index.paths) == 2
+
+
+@pytest.mark.skipif(native.core is None, reason="there is no native build to compare with")
+@pytest.mark.parametrize("seed", range(40))
+def test_both_builds_cut_an_index_alike_whatever_its_entries_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    choose = random.Random(seed)
+    index = open_index(tmp_path / "native", entries=400)
+    for number in range(choose.randrange(1, 390)):
+        put(index, f"k{choose.randrange(60)}", number * 50, STORE_MS + number * choose.randrange(500))
+    index.close()
+    (path,) = (tmp_path / "native").iterdir()
+    with path.open("r+b") as file:
+        for _ in range(choose.choice((0, 0, 1, 3))):  # entries that rotted, or that the disk never got
+            file.seek(40 + 4 * 10 + 20 * choose.randrange(1, 400) + choose.randrange(20))
+            file.write(choose.randbytes(choose.choice((1, 1, 20))) if choose.random() < 0.7 else bytes(20))
+    shutil.copytree(tmp_path / "native", tmp_path / "python")
+    position = choose.choice((0, choose.randrange(20_000), 1 << 62))
+    doubtful = []
+    for build in ("native", "python"):
+        if build == "python":
+            monkeypatch.setattr(native, "core", None)
+        index = IndexFiles(tmp_path / build, 10, 400, OSFiles(), Clock())
+        index.load(crashed=True, checkpoint_ms=0, position=position)
+        doubtful.append([file.doubtful for file in index.files])
+        index.close()
+    assert contents(tmp_path / "native") == contents(tmp_path / "python")
+    assert doubtful[0] == doubtful[1]

@@ -111,6 +111,7 @@ def test_a_torn_tail_stays_one_though_its_records_say_that_they_are_old(tmp_path
     again.close()
 
 
+@pytest.mark.usefixtures("no_known_edge")
 @pytest.mark.parametrize("clean", [False, True])
 def test_what_was_flushed_is_damage_and_no_torn_tail_though_what_follows_says_that_it_is_older(
     tmp_path: Path, clean: bool
@@ -335,6 +336,7 @@ def test_a_record_too_short_for_the_hosts_it_announces_is_damaged(kind: int) -> 
             assert (done.records, done.position, done.reason is None) == (0, 0, False)
 
 
+@pytest.mark.usefixtures("no_known_edge")
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("field", ["queue offset", "queue id", "topic"])
 def test_a_start_gets_over_a_record_that_no_queue_takes(tmp_path: Path, field: str, last: bool) -> None:

@@ -375,6 +375,7 @@ def test_a_wrong_checkpoint_changes_nothing_but_the_time_it_takes(tmp_path: Path
     again.close()
 
 
+@pytest.mark.usefixtures("no_known_edge")
 def test_after_a_crash_records_that_the_checkpoint_covers_are_not_cut(tmp_path: Path) -> None:
     clock = Clock()
     store = open_store(tmp_path, clock_ms=clock)
@@ -478,6 +479,7 @@ def later_version(topic: bytes, body: bytes, offset: int, queue_offset: int) -> 
     return record
 
 
+@pytest.mark.usefixtures("no_known_edge")
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_long_topic_of_a_later_version_has_its_queue(tmp_path: Path, clean: bool) -> None:
     store = open_store(tmp_path, replica=True)
@@ -492,6 +494,7 @@ def test_a_long_topic_of_a_later_version_has_its_queue(tmp_path: Path, clean: bo
     store.close()
 
 
+@pytest.mark.usefixtures("no_known_edge")
 def test_a_sound_record_of_a_later_version_behind_damage_is_seen(tmp_path: Path) -> None:
     store = open_store(tmp_path, replica=True)
     first = later_version(b"t" * 200, b"b", 0, 0)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.errors import CorruptRecord
+from commitlog.kernel import native
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC_V2
 from commitlog.kernel.records import Message, encode, stamp
 from haservice.errors import ProtocolError
@@ -538,3 +539,37 @@ def test_the_first_bytes_of_a_run() -> None:
     frames = [memoryview(b"abc"), memoryview(b"def"), memoryview(b"g")]
     for size in range(9):
         assert b"".join(first_bytes(frames, size)) == b"abcdefg"[:size]
+
+
+def _outcome(data: bytes, cuts: list[int], joins: list[bool]) -> tuple[object, ...]:
+    check = RecordCheck(SEGMENT, BEGIN)
+    try:
+        for offset, buffers in feeds(data, BEGIN, cuts, joins):
+            check.feed(offset, buffers)
+    except BadRecord as bad:
+        return bad.offset, bad.reason, bad.at_seam, check.whole, check.end
+    return check.whole, check.end
+
+
+@pytest.mark.skipif(native.core is None, reason="there is no native build to compare with")
+@given(
+    logs(),
+    st.lists(st.integers(1, 3 * SEGMENT), max_size=30),
+    st.lists(st.booleans(), min_size=31, max_size=31),
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=2),
+)
+@settings(max_examples=300, deadline=None)
+def test_both_builds_say_the_same_of_what_several_frames_bring(
+    log: Log, cuts: list[int], joins: list[bool], changes: list[tuple[int, int]]
+) -> None:
+    data = bytearray(log.data)
+    for at, value in changes:
+        if data:
+            data[at % len(data)] = value
+    # Joined as often as not, as one read brings several frames.
+    by_native = _outcome(bytes(data), sorted(set(cuts)), joins)
+    core, native.core = native.core, None
+    try:
+        assert _outcome(bytes(data), sorted(set(cuts)), joins) == by_native
+    finally:
+        native.core = core

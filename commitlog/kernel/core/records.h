@@ -92,3 +92,40 @@ static inline size_t hs_scan(const uint8_t *p, size_t n, int64_t offset, int crc
     }
     return at;
 }
+
+/* Bytes of a log that follow each other, in pieces: as frames bring them. */
+typedef struct {
+    const uint8_t *p;
+    size_t n;
+} hs_piece;
+
+#define HS_CUT_BYTES_MAX (64u << 10)
+
+/* As hs_scan with the CRC, over `count` pieces, the first of which is at `offset` in the log.  A record that is
+   cut by a piece's end is put together in `cut`, HS_CUT_BYTES_MAX bytes, and looked at like all others; a larger
+   one ends this. */
+static inline size_t hs_scan_pieces(const hs_piece *pieces, size_t count, int64_t offset, int64_t torn_from,
+                                    uint8_t *cut) {
+    size_t done = 0, piece = 0, at = 0;
+    int64_t records, last;
+    while (piece < count) {
+        const size_t passed = hs_scan(pieces[piece].p + at, pieces[piece].n - at, offset + (int64_t)done, 1, torn_from,
+                                      &records, &last);
+        done += passed, at += passed;
+        size_t have = 0, size = 4; /* until the record's size is known */
+        size_t next = piece, next_at = at;
+        while (have < size && next < count) {
+            const size_t there = pieces[next].n - next_at, wanted = size - have, some = there < wanted ? there : wanted;
+            if (some) memcpy(cut + have, pieces[next].p + next_at, some);
+            have += some, next_at += some;
+            if (next_at == pieces[next].n) next++, next_at = 0;
+            if (have == 4 && size == 4) {
+                size = hs_get32(cut);
+                if (size < HS_RECORD_BYTES_MIN || size > HS_CUT_BYTES_MAX) return done;
+            }
+        }
+        if (have < size || hs_scan(cut, size, offset + (int64_t)done, 1, torn_from, &records, &last) != size) return done;
+        done += size, piece = next, at = next_at;
+    }
+    return done;
+}
