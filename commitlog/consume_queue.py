@@ -14,15 +14,16 @@ Queue offsets count entries, physical offsets bytes in the log.  Rules: RocketMQ
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from commitlog.descriptors import Descriptors
 from commitlog.errors import CorruptRecord
-from commitlog.files import NOT_OPENED, Files
-from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFiles
+from commitlog.files import NOT_OPENED, Files, NotAllWritten, Write
+from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFile, QueueFiles
 from commitlog.readable_queue import PRE_BLANK_SIZE, Entry, ReadableQueue, RecordSource, stored_ms
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,12 @@ _pack = UNIT.pack
 class ConsumeQueue(ReadableQueue):
     """One queue, and its writing.  `max_physical_offset` is where its last message ends in the log."""
 
-    def __init__(self, topic: str, queue_id: int, files: QueueFiles) -> None:
+    def __init__(
+        self, topic: str, queue_id: int, files: QueueFiles, on_cut: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_cut` is called whenever its numbers change otherwise than by append()."""
         super().__init__(topic, queue_id, files)
+        self._on_cut = on_cut
         self.max_physical_offset = 0
         # Guards the list of files: against a write, a cut, an expiry and a deletion at the same time.
         self._lock = threading.Lock()
@@ -58,6 +63,21 @@ class ConsumeQueue(ReadableQueue):
         self._anew: int | None = None
 
     # -- writing -----------------------------------------------------------------------------------
+
+    @property
+    def next_offset(self) -> int:
+        """The number of the next entry, gathered ones counted; of the writing thread."""
+        return self._next_offset
+
+    def append_all(self, entries: bytes, next_offset: int, known_physical_offset: int) -> None:
+        """As append() of each of these entries, the first of which is the queue's next.
+
+        `next_offset`, `known_physical_offset`: the queue's, behind them.
+        """
+        assert self._next_offset + len(entries) // UNIT_BYTES == next_offset, "the lane knows the queue"
+        self._pending.append(entries)
+        self._next_offset = next_offset
+        self.known_physical_offset = known_physical_offset
 
     def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
         """Gathers an entry for the next write(); False if the queue has it already.
@@ -128,6 +148,31 @@ class ConsumeQueue(ReadableQueue):
                     start, data = start - blanks, PRE_BLANK * blanks + data
                 self._files.write(start * UNIT_BYTES, data)
                 self._publish()
+        self._written()
+
+    def begin_write(self) -> tuple[QueueFile, Write, int] | None:
+        """What write() would do, for the caller to do beside others, and the state of the queue; None if it
+        takes more than one write.  Ended by end_write(); then write() does what is left.  Raises OSError.
+        """
+        with self._lock:
+            if self._deleted or self._anew is not None or not self._pending:
+                return None
+            data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+            begun = self._files.begin_write(self._pending_start * UNIT_BYTES, data)
+            return None if begun is None else (*begun, self._cuts)
+
+    def end_write(self, file: QueueFile, cuts: int, written: bool) -> bool:
+        """Lets readers see what was `written`, unless the queue was emptied or deleted meanwhile."""
+        with self._lock:
+            self._files.end_write(file)
+            seen = written and cuts == self._cuts
+            if seen:
+                self._publish()
+        if seen:
+            self._written()
+        return seen
+
+    def _written(self) -> None:
         self._anew = None
         self._pending.clear()
         self._pending_start = self._first_offset = self._next_offset
@@ -174,7 +219,7 @@ class ConsumeQueue(ReadableQueue):
         """The queue's files are removed by the caller; whoever still has this object finds it empty."""
         with self._lock:
             self._deleted = True
-            self._cuts += 1
+            self._note_cut()
             self.min_offset = self.max_offset = self._flushed_offset = 0
             self._files.let_go()
 
@@ -186,12 +231,17 @@ class ConsumeQueue(ReadableQueue):
         self._anew = None
         self._pending_start = self._first_offset = self._next_offset = end
         self.known_physical_offset = self.max_physical_offset
+        self._note_cut()
         return dropped
+
+    def _note_cut(self) -> None:
+        self._cuts += 1
+        self._on_cut()
 
     def _drop(self, end: int) -> bool:
         """Ends what is written at entry `end`, for readers before their bytes go; True if anything went."""
         assert self._lock.locked()
-        self._cuts += 1
+        self._note_cut()
         self.max_offset = end
         self.min_offset = min(self.min_offset, end)
         self._flushed_offset = min(self._flushed_offset, end)
@@ -271,7 +321,7 @@ class ConsumeQueue(ReadableQueue):
         with self._lock:
             if self._deleted or not self._files.count or self.max_physical_offset > physical_offset:
                 return False
-            self._cuts += 1
+            self._note_cut()
             self.min_offset = self._flushed_offset = self.max_offset
             return self._files.cut(0)
 
@@ -279,6 +329,7 @@ class ConsumeQueue(ReadableQueue):
         """Removes the queue's files; whoever still has this object finds it empty."""
         with self._lock:
             self._deleted = True
+            self._note_cut()
             self.min_offset = self.max_offset = 0
             self._files.cut(0)
 
@@ -315,8 +366,10 @@ class ConsumeQueues:
         self.durable_ms = 0
         self.written_position = 0
         self.durable_position = 0
-        # Rises when queues disappear: who keeps queues at hand then forgets them.
+        # Another one whenever queues disappear, or are cut: who keeps queues, or their numbers, at hand then
+        # forgets them.  From a counter: of two threads that set it at once, neither goes unnoticed.
         self.generation = 0
+        self._generations = itertools.count(1)
         self._file_bytes = file_bytes
         self._files = files
         self._descriptors = Descriptors(files)
@@ -348,20 +401,50 @@ class ConsumeQueues:
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self.directory / topic / str(queue_id)
-        return ConsumeQueue(
-            topic, queue_id, QueueFiles(directory, self._file_bytes, self._files, self._descriptors)
-        )
+        files = QueueFiles(directory, self._file_bytes, self._files, self._descriptors)
+        return ConsumeQueue(topic, queue_id, files, self._note_change)
 
-    def write(self, queues: Iterable[ConsumeQueue], written_ms: int, position: int = 0) -> None:
+    def _note_change(self) -> None:
+        self.generation = next(self._generations)
+
+    def write(self, queues: Sequence[ConsumeQueue], written_ms: int, position: int = 0) -> None:
         """Writes what these queues gathered: they have all of the log below `position` then.
 
         Raises OSError; the same call may then be made again.
         """
-        for queue in queues:
-            queue.write()
-            self._dirty.add(queue)
+        at_once = self._descriptors.share
+        for first in range(0, len(queues), at_once):
+            some = queues[first : first + at_once]
+            self._write_at_once(some)
+            for queue in some:  # what took more than one write
+                queue.write()
+            self._dirty.update(some)
         self.written_ms = written_ms
         self.written_position = position
+
+    def _write_at_once(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Of each that needs no more, the one write, in one call for all: each call hands over the
+        interpreter.
+        """
+        begun: list[tuple[ConsumeQueue, QueueFile, int]] = []
+        writes: list[Write] = []
+        written = 0
+        try:
+            for queue in queues:
+                if (what := queue.begin_write()) is not None:
+                    file, write, cuts = what
+                    begun.append((queue, file, cuts))
+                    writes.append(write)
+            self._files.pwrite_all(writes)
+            written = len(writes)
+        except NotAllWritten as error:
+            written = error.written
+            error.filename = str(begun[written][1].path)
+            raise
+        finally:
+            for number, (queue, file, cuts) in enumerate(begun):
+                if queue.end_write(file, cuts, number < written):
+                    self._dirty.add(queue)
 
     def load(self) -> None:
         """Finds all queues on disk, each cut to its valid entries.  Raises StoreUnreadable."""
@@ -394,7 +477,7 @@ class ConsumeQueues:
         with self._lock:
             queues = list(self._table.values())
             self._table = {}
-            self.generation += 1
+            self._note_change()
         self._dirty.clear()
         self.written_ms = self.durable_ms = self.written_position = self.durable_position = 0
         for queue in queues:
@@ -451,7 +534,7 @@ class ConsumeQueues:
         with self._lock:
             keys = [key for key in self._table if key[0] == topic]
             queues = [self._table.pop(key) for key in keys]
-            self.generation += 1
+            self._note_change()
         for queue in queues:
             queue.delete()
         return len(queues)

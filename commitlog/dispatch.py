@@ -1,8 +1,9 @@
 """Dispatcher: follows the log and feeds consume queues, then the index, in the log's order.
 
-    log ─ pieces of 1 MiB ─▶ heads ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
+    log ─ pieces of 1 to 4 MiB ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
 
-A pass parses a piece, gathers, writes each queue once, moves `position`, and writes the index once.  A write
+A pass reads a piece, gathers, writes each queue once, moves `position`, and writes the index once.  Of ordinary
+messages the kernel gathers (kernel/dispatching.py), natively where it is built; any other is done here.  A write
 that fails (a full disk) is tried again and loses nothing; the index may wait while the queues go on.
 Masters and replicas dispatch alike, from the records alone.  Bytes that are no record stop it, with `failed`
 saying where, until they are repaired: to skip them would lose messages that the log holds.  A fenced range
@@ -23,16 +24,18 @@ from typing import Any, Protocol
 
 from commitlog.damage import Fence
 from commitlog.errors import CommitLogError, CorruptRecord
-from commitlog.index_file import Put
+from commitlog.index_file import Puts
+from commitlog.kernel.dispatching import lanes
 from commitlog.kernel.keys import KeyHasher, last_value, tags_code
 from commitlog.kernel.layout import (
     BLANK_MAGIC,
+    QUEUE_ENTRY,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
     SYS_TRANSACTION_ROLLBACK,
 )
-from commitlog.kernel.records import is_topic, parse_head, record_size
+from commitlog.kernel.records import RecordHead, is_topic, parse_head, record_size
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,11 @@ logger = logging.getLogger(__name__)
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 _PIECE_BYTES = 1 << 20
+# Behind by so much, a pass takes all of it: over many queues, each is written to less often.
+_LONG_PIECE_BYTES = 4 << 20
+# Records that are not ordinary are looked at one by one, and so many before the kernel is asked again.
+_ODD_MAX = 64
+_NOWHERE = (1 << 63) - 1
 # Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
 # every millisecond, too.  While nobody waits for arrivals or asks, they gather longer: a pass over many
 # messages costs less than half for each, and it is the interpreter that sends need, too.
@@ -98,7 +106,12 @@ class Queue(Protocol):
     queue_id: int
     known_physical_offset: int
 
+    @property
+    def next_offset(self) -> int: ...
+
     def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool: ...
+
+    def append_all(self, entries: bytes, next_offset: int, known_physical_offset: int) -> None: ...
 
 
 class Queues(Protocol):
@@ -119,7 +132,7 @@ class Queues(Protocol):
 class Index(Protocol):
     """The part of the index that a dispatcher fills."""
 
-    pending: list[Put]
+    pending: Puts
     written_position: int
 
     @property
@@ -151,6 +164,12 @@ class _Lane:
         self.delayed = queue.topic == SCHEDULE_TOPIC
         # Tags code → next queue offset, of this pass.
         self.arrivals: dict[int, int] = {}
+
+    def note_arrivals(self, entries: bytes, next_offset: int) -> None:
+        """Of entries with several tags codes, the last of which is the one before `next_offset`."""
+        first = next_offset - len(entries) // QUEUE_ENTRY.size
+        for number, (_, _, code) in enumerate(QUEUE_ENTRY.iter_unpack(entries), first):
+            self.arrivals[code] = number + 1
 
 
 class Dispatcher:
@@ -191,6 +210,8 @@ class Dispatcher:
         self._yields = yields
         self._patience_s = _FLOOD_MAX_S
         self._lanes: dict[tuple[str, int], _Lane] = {}
+        # The same for the kernel, but those of delayed messages, with the queues' numbers.
+        self._known = lanes()
         self._hashers: dict[str, KeyHasher] = {}
         self._generation = queues.generation
         # The pass that is gathered and not written yet.
@@ -295,7 +316,7 @@ class Dispatcher:
         assert self.at_work.locked()
         self.position = self._gathered_to = position
         self._touched.clear()
-        self._lanes.clear()
+        self._forget_lanes()
         self._unfinished_end = self._unfinished_bytes = 0
         self.revive()
         expected = [self._expected.popleft()[1] for _ in range(len(self._expected))]
@@ -347,7 +368,7 @@ class Dispatcher:
             self.position = self._gathered_to = log.start
         if self._generation != self._queues.generation:
             self._generation = self._queues.generation
-            self._lanes.clear()
+            self._forget_lanes()
         end, position = log.end, self.position
         if position >= end or end == self._unfinished_end or self._still_unfinished(position, end):
             return
@@ -355,7 +376,8 @@ class Dispatcher:
         if fence is not None:
             self._pass_over(fence)
             return
-        data = log.read(position, min(_PIECE_BYTES, end - position))
+        piece = _PIECE_BYTES if end - position < _LONG_PIECE_BYTES else _LONG_PIECE_BYTES
+        data = log.read(position, min(piece, end - position))
         room = log.segment_bytes - position % log.segment_bytes
         self._gather(data, position, room, end)
         needed = record_size(data) or 0
@@ -363,6 +385,10 @@ class Dispatcher:
             self._gather(log.read(position, needed), position, room, end)
         unfinished = self._gathered_to == position
         self._unfinished_end, self._unfinished_bytes = (end, needed) if unfinished else (0, 0)
+
+    def _forget_lanes(self) -> None:
+        self._lanes.clear()
+        self._known.forget()
 
     def _pass_over(self, fence: Fence) -> None:
         """Raises CorruptRecord unless every byte of the range belongs to a message that its queue has."""
@@ -386,43 +412,87 @@ class Dispatcher:
         return True
 
     def _gather(self, data: bytes, position: int, room: int, end: int) -> None:
-        """Gathers from the whole records that `data`, from `position` on, begins with."""
-        at, gathered_ms = 0, self._gathered_ms
-        index, lanes, touched = self._index, self._lanes, self._touched
-        puts = index.pending if index is not None else None
-        indexed_to = index.entered_position if index is not None else 0
-        notify = self.on_arrival is not None
+        """Gathers from the whole records that `data`, from `position` on, begins with.
+
+        Runs of ordinary ones at once; what stands between them one by one, and more at a time where little
+        is ordinary.
+        """
+        self._gathered_to = position
+        count = 1
         try:
-            while (head := parse_head(data, at, room - at)) is not None:
-                size, magic, queue_id, queue_offset, physical_offset, sys_flag, stored_ms, topic, text = head
-                if magic == BLANK_MAGIC:
-                    at += self._blank_size(size, room - at, end - position - at)
-                    break
-                if physical_offset != position + at:
-                    raise CorruptRecord(0, f"says that it belongs at {physical_offset}")
-                lane = lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
-                transaction = sys_flag & SYS_TRANSACTION_MASK
-                properties = b"\x02" + text
-                # What a restart goes over again, the queue has: no need to look for tags.
-                fresh = physical_offset >= lane.queue.known_physical_offset
-                if fresh and transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT):
-                    code = self._deliver_ms(properties, stored_ms) if lane.delayed else 0
-                    code = code or tags_code(last_value(properties, b"\x02TAGS\x01"))
-                    if lane.queue.append(physical_offset, size, code, queue_offset):
-                        touched[lane] = None
-                        if notify:
-                            lane.arrivals[code] = queue_offset + 1
-                fresh = physical_offset >= indexed_to and transaction != SYS_TRANSACTION_ROLLBACK
-                if fresh and puts is not None:
-                    lane.hasher.put(puts, properties, physical_offset, stored_ms)
-                gathered_ms = stored_ms
-                at += size
+            while True:
+                before = self._gathered_to
+                self._gather_ordinary(data, position, min(len(data), room))
+                count = 1 if self._gathered_to > before else min(2 * count, _ODD_MAX)
+                if not self._gather_odd(data, position, room, end, count):
+                    return
         except CorruptRecord as error:
             # What was whole before it is dealt with first; the next pass comes here with nothing before.
-            if at == 0:
+            if self._gathered_to == position:
                 raise CorruptRecord(position, error.reason) from None
-        self._gathered_to = position + at
-        self._gathered_ms = gathered_ms
+
+    def _gather_ordinary(self, data: bytes, position: int, size: int) -> None:
+        index, touched, notify = self._index, self._touched, self.on_arrival is not None
+        indexed_to = _NOWHERE if index is None else index.entered_position
+        full = True
+        while full:
+            start = self._gathered_to
+            moved, full, stored_ms, runs, puts = self._known.gather(
+                data, start - position, start, size, indexed_to
+            )
+            if not moved:
+                return
+            self._gathered_to, self._gathered_ms = start + moved, stored_ms
+            for lane, entries, next_offset, known, code in runs:
+                lane.queue.append_all(entries, next_offset, known)
+                touched[lane] = None
+                if notify and code is not None:
+                    lane.arrivals[code] = next_offset
+                elif notify:
+                    lane.note_arrivals(entries, next_offset)
+            if index is not None:
+                index.pending.packed += puts
+
+    def _gather_odd(self, data: bytes, position: int, room: int, end: int, count: int) -> bool:
+        """The next `count` records, one by one; False when no whole one is left.  Raises CorruptRecord."""
+        for _ in range(count):
+            at = self._gathered_to - position
+            head = parse_head(data, at, room - at)
+            if head is None:
+                return False
+            if head.magic == BLANK_MAGIC:
+                self._gathered_to += self._blank_size(head.size, room - at, end - self._gathered_to)
+                return False
+            if head.physical_offset != self._gathered_to:
+                raise CorruptRecord(0, f"says that it belongs at {head.physical_offset}")
+            self._enter(head)
+            self._gathered_to += head.size
+            self._gathered_ms = head.store_timestamp_ms
+        return True
+
+    def _enter(self, head: RecordHead) -> None:
+        """One message, into its queue and the index; its lane is known then, or known anew."""
+        size, _, queue_id, queue_offset, physical_offset, sys_flag, stored_ms, topic, text = head
+        lane = self._lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
+        queue = lane.queue
+        transaction = sys_flag & SYS_TRANSACTION_MASK
+        properties = b"\x02" + text
+        # What a restart goes over again, the queue has: no need to look for tags.
+        fresh = physical_offset >= queue.known_physical_offset
+        if fresh and transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT):
+            code = self._deliver_ms(properties, stored_ms) if lane.delayed else 0
+            code = code or tags_code(last_value(properties, b"\x02TAGS\x01"))
+            if queue.append(physical_offset, size, code, queue_offset):
+                self._touched[lane] = None
+                if self.on_arrival is not None:
+                    lane.arrivals[code] = queue_offset + 1
+        index = self._index
+        is_indexed = transaction != SYS_TRANSACTION_ROLLBACK
+        if index is not None and is_indexed and physical_offset >= index.entered_position:
+            lane.hasher.put(index.pending, properties, physical_offset, stored_ms)
+        if not lane.delayed:
+            next_offset, known = queue.next_offset, queue.known_physical_offset
+            self._known.learn(topic.encode(), queue_id, next_offset, known, lane)
 
     def _blank_size(self, size: int, room: int, there: int) -> int:
         """Of a blank, which reaches to its segment's end; 0 while not all of it has come."""

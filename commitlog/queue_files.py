@@ -17,7 +17,7 @@ from pathlib import Path
 
 from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch
-from commitlog.files import Files
+from commitlog.files import Files, Write
 
 UNIT = struct.Struct(">qiq")
 UNIT_BYTES = UNIT.size
@@ -173,6 +173,18 @@ class QueueFiles:
                 self._descriptors.give(file)
             position += len(some)
             data = data[len(some) :]
+
+    def begin_write(self, position: int, data: bytes) -> tuple[QueueFile, Write] | None:
+        """What write() would do, if that is a single write into a file that is there; the caller does it, and
+        ends it with end_write(file).  Raises OSError.
+        """
+        file = self._file_at(position)
+        if file is None or position + len(data) > file.start + self.file_bytes:
+            return None
+        return file, (self._descriptors.take(file), data, position - file.start)
+
+    def end_write(self, file: QueueFile) -> None:
+        self._descriptors.give(file)
 
     def _create(self, start: int) -> QueueFile:
         assert not self._list or start == self.limit, "files follow one another"

@@ -536,7 +536,7 @@ def test_queues_go_on_while_there_is_no_room_for_an_index_file(tmp_path: Path) -
         assert len(bench.find("late")) == 1
         files.full = False
         wait_until(lambda: bench.dispatcher.trouble is None)
-    assert bench.index.pending == []
+    assert len(bench.index.pending) == 0
     assert [len(bench.find(key)) for key in ("k499", "late")] == [1, 1]
 
 
