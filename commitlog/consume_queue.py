@@ -17,12 +17,12 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from commitlog.descriptors import Descriptors
 from commitlog.errors import CorruptRecord
-from commitlog.files import NOT_OPENED, Files, NotAllWritten, Write
+from commitlog.files import NOT_OPENED, Files, NotAllWritten
 from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFile, QueueFiles
 from commitlog.readable_queue import PRE_BLANK_SIZE, Entry, ReadableQueue, RecordSource, stored_ms
 
@@ -32,7 +32,13 @@ __all__ = ["PRE_BLANK_SIZE", "ConsumeQueue", "ConsumeQueues", "Entry", "RecordSo
 
 PAGE_BYTES = 4096
 
+# So many queues are written with one call: what they need stays in the processor's cache meanwhile.
+_AT_ONCE = 128
+
 _pack = UNIT.pack
+
+# Queue, file, bytes, their place in it, and the queue's cuts.
+PlannedWrite = tuple["ConsumeQueue", QueueFile, bytes, int, int]
 
 
 class ConsumeQueue(ReadableQueue):
@@ -148,31 +154,34 @@ class ConsumeQueue(ReadableQueue):
                     start, data = start - blanks, PRE_BLANK * blanks + data
                 self._files.write(start * UNIT_BYTES, data)
                 self._publish()
-        self._written()
+        self._settle()
 
-    def begin_write(self) -> tuple[QueueFile, Write, int] | None:
-        """What write() would do, for the caller to do beside others, and the state of the queue; None if it
-        takes more than one write.  Ended by end_write(); then write() does what is left.  Raises OSError.
+    def plan_write(self) -> PlannedWrite | None:
+        """What write() would do, for the caller to do beside others; None if it takes more than one write.
+
+        Then written() is to be told, or write() to be called.  Without the lock: written() sees whether the
+        queue was emptied or deleted meanwhile.
         """
-        with self._lock:
-            if self._deleted or self._anew is not None or not self._pending:
-                return None
-            data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
-            begun = self._files.begin_write(self._pending_start * UNIT_BYTES, data)
-            return None if begun is None else (*begun, self._cuts)
+        pending, cuts, file = self._pending, self._cuts, self._files.last
+        if self._deleted or self._anew is not None or not pending or file is None:
+            return None
+        data = pending[0] if len(pending) == 1 else b"".join(pending)
+        place = self._pending_start * UNIT_BYTES - file.start
+        if place < 0 or place + len(data) > self._files.file_bytes:
+            return None
+        return self, file, data, place, cuts
 
-    def end_write(self, file: QueueFile, cuts: int, written: bool) -> bool:
-        """Lets readers see what was `written`, unless the queue was emptied or deleted meanwhile."""
+    def written(self, cuts: int) -> bool:
+        """Lets readers see what was planned when `cuts` was so, unless that is void by now."""
         with self._lock:
-            self._files.end_write(file)
-            seen = written and cuts == self._cuts
-            if seen:
-                self._publish()
-        if seen:
-            self._written()
-        return seen
+            if cuts != self._cuts:
+                return False
+            self._publish()
+        self._settle()
+        return True
 
-    def _written(self) -> None:
+    def _settle(self) -> None:
+        """All that was gathered is written."""
         self._anew = None
         self._pending.clear()
         self._pending_start = self._first_offset = self._next_offset
@@ -412,38 +421,33 @@ class ConsumeQueues:
 
         Raises OSError; the same call may then be made again.
         """
-        at_once = self._descriptors.share
-        for first in range(0, len(queues), at_once):
-            some = queues[first : first + at_once]
-            self._write_at_once(some)
-            for queue in some:  # what took more than one write
+        for first in range(0, len(queues), _AT_ONCE):
+            some = queues[first : first + _AT_ONCE]
+            self._write_at_once([planned for queue in some if (planned := queue.plan_write()) is not None])
+            for queue in some:  # what takes more than one write
                 queue.write()
             self._dirty.update(some)
         self.written_ms = written_ms
         self.written_position = position
 
-    def _write_at_once(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Of each that needs no more, the one write, in one call for all: each call hands over the
-        interpreter.
-        """
-        begun: list[tuple[ConsumeQueue, QueueFile, int]] = []
-        writes: list[Write] = []
-        written = 0
+    def _write_at_once(self, planned: list[PlannedWrite]) -> None:
+        """In one call: each hands the interpreter over.  Raises OSError; what came before it is written."""
+        count = 0
+        files = [file for _, file, _, _, _ in planned]
         try:
-            for queue in queues:
-                if (what := queue.begin_write()) is not None:
-                    file, write, cuts = what
-                    begun.append((queue, file, cuts))
-                    writes.append(write)
-            self._files.pwrite_all(writes)
-            written = len(writes)
+            with self._descriptors.borrow_all(files) as fds:
+                writes = [(fd, what[2], what[3]) for fd, what in zip(fds, planned, strict=True)]
+                self._files.pwrite_all(writes)
+            count = len(planned)
+        except FileNotFoundError:
+            pass  # a queue is deleted right now: one by one
         except NotAllWritten as error:
-            written = error.written
-            error.filename = str(begun[written][1].path)
+            count = error.written
+            error.filename = str(files[count].path)
             raise
         finally:
-            for number, (queue, file, cuts) in enumerate(begun):
-                if queue.end_write(file, cuts, number < written):
+            for queue, _, _, _, cuts in planned[:count]:
+                if queue.written(cuts):
                     self._dirty.add(queue)
 
     def load(self) -> None:

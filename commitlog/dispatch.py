@@ -1,10 +1,11 @@
 """Dispatcher: follows the log and feeds consume queues, then the index, in the log's order.
 
-    log ─ pieces of 1 to 4 MiB ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
+    log ─ pieces of 1 MiB ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
 
-A pass reads a piece, gathers, writes each queue once, moves `position`, and writes the index once.  Of ordinary
-messages the kernel gathers (kernel/dispatching.py), natively where it is built; any other is done here.  A write
-that fails (a full disk) is tried again and loses nothing; the index may wait while the queues go on.
+A pass reads a piece, or some while there are, gathers, writes each queue once, moves `position`, and writes the
+index once.  From ordinary messages the kernel gathers (kernel/dispatching.py), natively where it is built; any
+other is dealt with here.  A write that fails (a full disk) is tried again and loses nothing; the index may wait
+while the queues go on.
 Masters and replicas dispatch alike, from the records alone.  Bytes that are no record stop it, with `failed`
 saying where, until they are repaired: to skip them would lose messages that the log holds.  A fenced range
 (damage.py) is passed over only if the queues have all of it, which their entries say; for what it holds, and
@@ -20,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from commitlog.damage import Fence
@@ -43,8 +45,8 @@ logger = logging.getLogger(__name__)
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 _PIECE_BYTES = 1 << 20
-# Behind by so much, a pass takes all of it: over many queues, each is written to less often.
-_LONG_PIECE_BYTES = 4 << 20
+# While so much is there a pass takes more pieces: of many queues, each is written to less often.
+_PASS_BYTES = 8 << 20
 # Records that are not ordinary are looked at one by one, and so many before the kernel is asked again.
 _ODD_MAX = 64
 _NOWHERE = (1 << 63) - 1
@@ -335,7 +337,7 @@ class Dispatcher:
     def _step(self) -> int:
         index = self._index
         if self._gathered_to == self.position and (index is None or len(index.pending) < _INDEX_PENDING_MAX):
-            self._gather_piece()
+            self._gather_pieces()
         moved = self._gathered_to - self.position
         if moved:
             self._write()
@@ -361,7 +363,27 @@ class Dispatcher:
 
     # -- reading and gathering ---------------------------------------------------------------------
 
+    def _gather_pieces(self) -> None:
+        self._gather_piece()
+        while (
+            self._log.end - self._gathered_to >= _PIECE_BYTES
+            and 0 < self._gathered_to - self.position < _PASS_BYTES
+        ):
+            before = self._gathered_to
+            with suppress(CommitLogError, OSError):  # the next pass comes here with nothing before
+                self._gather_at(before)
+            if self._gathered_to == before:
+                return
+
+    def _gather_at(self, position: int) -> bytes:
+        """From one piece; its bytes."""
+        log, end = self._log, self._log.end
+        data = log.read(position, min(_PIECE_BYTES, end - position))
+        self._gather(data, position, log.segment_bytes - position % log.segment_bytes, end)
+        return data
+
     def _gather_piece(self) -> None:
+        """From the piece at `position`, or what stands there instead of one."""
         log = self._log
         if self.position < log.start:
             logger.warning("log begins later, dispatch jumps from=%d to=%d", self.position, log.start)
@@ -376,12 +398,10 @@ class Dispatcher:
         if fence is not None:
             self._pass_over(fence)
             return
-        piece = _PIECE_BYTES if end - position < _LONG_PIECE_BYTES else _LONG_PIECE_BYTES
-        data = log.read(position, min(piece, end - position))
-        room = log.segment_bytes - position % log.segment_bytes
-        self._gather(data, position, room, end)
+        data = self._gather_at(position)
         needed = record_size(data) or 0
         if self._gathered_to == position and len(data) < needed <= end - position:
+            room = log.segment_bytes - position % log.segment_bytes
             self._gather(log.read(position, needed), position, room, end)
         unfinished = self._gathered_to == position
         self._unfinished_end, self._unfinished_bytes = (end, needed) if unfinished else (0, 0)

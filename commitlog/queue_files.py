@@ -17,7 +17,7 @@ from pathlib import Path
 
 from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch
-from commitlog.files import Files, Write
+from commitlog.files import Files
 
 UNIT = struct.Struct(">qiq")
 UNIT_BYTES = UNIT.size
@@ -86,6 +86,11 @@ class QueueFiles:
     @property
     def count(self) -> int:
         return len(self._list)
+
+    @property
+    def last(self) -> QueueFile | None:
+        listed = self._list
+        return listed[-1] if listed else None
 
     @property
     def first(self) -> int:
@@ -173,18 +178,6 @@ class QueueFiles:
                 self._descriptors.give(file)
             position += len(some)
             data = data[len(some) :]
-
-    def begin_write(self, position: int, data: bytes) -> tuple[QueueFile, Write] | None:
-        """What write() would do, if that is a single write into a file that is there; the caller does it, and
-        ends it with end_write(file).  Raises OSError.
-        """
-        file = self._file_at(position)
-        if file is None or position + len(data) > file.start + self.file_bytes:
-            return None
-        return file, (self._descriptors.take(file), data, position - file.start)
-
-    def end_write(self, file: QueueFile) -> None:
-        self._descriptors.give(file)
 
     def _create(self, start: int) -> QueueFile:
         assert not self._list or start == self.limit, "files follow one another"
