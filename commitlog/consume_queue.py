@@ -421,8 +421,9 @@ class ConsumeQueues:
 
         Raises OSError; the same call may then be made again.
         """
-        for first in range(0, len(queues), _AT_ONCE):
-            some = queues[first : first + _AT_ONCE]
+        at_once = min(_AT_ONCE, self._descriptors.share)
+        for first in range(0, len(queues), at_once):
+            some = queues[first : first + at_once]
             self._write_at_once([planned for queue in some if (planned := queue.plan_write()) is not None])
             for queue in some:  # what takes more than one write
                 queue.write()

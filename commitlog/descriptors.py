@@ -47,6 +47,11 @@ class Descriptors:
         self._lock = threading.Lock()
         self._open: OrderedDict[BorrowedFile, None] = OrderedDict()
 
+    @property
+    def share(self) -> int:
+        """How many one thread may have at once."""
+        return max(1, self._limit // 2)
+
     @contextmanager
     def borrow(self, file: BorrowedFile) -> Iterator[int]:
         """The file's descriptor.  Raises FileNotFoundError when it was deleted meanwhile."""

@@ -470,7 +470,12 @@ def test_a_flood_that_does_not_end_is_yielded_to_for_half_a_minute_in_all(
 ) -> None:
     clock_s = 0.0
     monkeypatch.setattr("commitlog.dispatch.time", SimpleNamespace(monotonic=lambda: clock_s))
-    for name, value in {"_FLOOD_BYTES": 4096, "_PIECE_BYTES": 4096, "_LEVEL_BYTES": 0}.items():
+    for name, value in {
+        "_FLOOD_BYTES": 4096,
+        "_PIECE_BYTES": 4096,
+        "_PASS_BYTES": 0,
+        "_LEVEL_BYTES": 0,
+    }.items():
         monkeypatch.setattr(f"commitlog.dispatch.{name}", value)
     bench = Bench(tmp_path, replica=True, segment_bytes=64 << 20)
     dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS, yields=True)
