@@ -337,7 +337,10 @@ class Dispatcher:
     def _step(self) -> int:
         index = self._index
         if self._gathered_to == self.position and (index is None or len(index.pending) < _INDEX_PENDING_MAX):
-            self._gather_pieces()
+            try:
+                self._gather_pieces()
+            finally:
+                self._take_gathered()
         moved = self._gathered_to - self.position
         if moved:
             self._write()
@@ -452,26 +455,29 @@ class Dispatcher:
                 raise CorruptRecord(position, error.reason) from None
 
     def _gather_ordinary(self, data: bytes, position: int, size: int) -> None:
-        index, touched, notify = self._index, self._touched, self.on_arrival is not None
-        indexed_to = _NOWHERE if index is None else index.entered_position
+        indexed_to = _NOWHERE if self._index is None else self._index.entered_position
         full = True
         while full:
             start = self._gathered_to
-            moved, full, stored_ms, runs, puts = self._known.gather(
-                data, start - position, start, size, indexed_to
-            )
-            if not moved:
-                return
-            self._gathered_to, self._gathered_ms = start + moved, stored_ms
-            for lane, entries, next_offset, known, code in runs:
-                lane.queue.append_all(entries, next_offset, known)
-                touched[lane] = None
-                if notify and code is not None:
-                    lane.arrivals[code] = next_offset
-                elif notify:
-                    lane.note_arrivals(entries, next_offset)
-            if index is not None:
-                index.pending.packed += puts
+            moved, full, stored_ms = self._known.gather(data, start - position, start, size, indexed_to)
+            if moved:
+                self._gathered_to, self._gathered_ms = start + moved, stored_ms
+            if full:
+                self._take_gathered()
+
+    def _take_gathered(self) -> None:
+        """What the kernel gathered goes to the queues and the index, to be written."""
+        touched, notify = self._touched, self.on_arrival is not None
+        runs, puts = self._known.take()
+        for lane, entries, next_offset, known, code in runs:
+            lane.queue.append_all(entries, next_offset, known)
+            touched[lane] = None
+            if notify and code is not None:
+                lane.arrivals[code] = next_offset
+            elif notify:
+                lane.note_arrivals(entries, next_offset)
+        if self._index is not None:
+            self._index.pending.packed += puts
 
     def _gather_odd(self, data: bytes, position: int, room: int, end: int, count: int) -> bool:
         """The next `count` records, one by one; False when no whole one is left.  Raises CorruptRecord."""
@@ -485,6 +491,7 @@ class Dispatcher:
                 return False
             if head.physical_offset != self._gathered_to:
                 raise CorruptRecord(0, f"says that it belongs at {head.physical_offset}")
+            self._take_gathered()
             self._enter(head)
             self._gathered_to += head.size
             self._gathered_ms = head.store_timestamp_ms

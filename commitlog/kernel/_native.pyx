@@ -396,7 +396,6 @@ cdef class Lanes:
         cdef const uint8_t *start
         cdef size_t size, moved = 0
         cdef hs_dispatch_end why = HS_DISPATCH_STOPPED
-        cdef bint laid = True
         PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
         try:
             end = min(end, buffer.len)
@@ -406,25 +405,21 @@ cdef class Lanes:
                 if size >= LONG_BYTES:
                     with nogil:
                         why = hs_dispatch_gather(&self.dispatch, start, size, offset, indexed_to, &moved)
-                        laid = hs_dispatch_sort(&self.dispatch)
                 else:
                     why = hs_dispatch_gather(&self.dispatch, start, size, offset, indexed_to, &moved)
-                    laid = hs_dispatch_sort(&self.dispatch)
-            if why == HS_DISPATCH_NO_MEMORY or not laid:
-                raise MemoryError("no memory to gather what is to be dispatched")
-            runs, puts = self._take_runs(), self._take_puts()
-            return <Py_ssize_t>moved, why == HS_DISPATCH_FULL, self.dispatch.stored_ms, runs, puts
-        except BaseException:
-            self.forget()
-            raise
         finally:
-            hs_dispatch_taken(&self.dispatch)
             PyBuffer_Release(&buffer)
+        if why == HS_DISPATCH_NO_MEMORY and not moved:
+            raise MemoryError("no memory to gather what is to be dispatched")
+        return <Py_ssize_t>moved, why == HS_DISPATCH_FULL, self.dispatch.stored_ms
 
-    cdef list _take_runs(self):
+    def take(self):
         cdef uint32_t i
         cdef hs_lane *lane
         cdef list runs = []
+        cdef Py_ssize_t size = <Py_ssize_t>self.dispatch.put_count * HS_INDEX_PUT_BYTES
+        if not hs_dispatch_sort(&self.dispatch):
+            raise MemoryError("no memory to gather what is to be dispatched")
         for i in range(self.dispatch.touched_count):
             lane = &self.dispatch.lanes[self.dispatch.touched[i]]
             entries = PyBytes_FromStringAndSize(
@@ -433,11 +428,9 @@ cdef class Lanes:
             )
             code = None if lane.mixed else lane.code
             runs.append((self.owners[self.dispatch.touched[i]], entries, lane.next, lane.known, code))
-        return runs
-
-    cdef bytes _take_puts(self):
-        cdef Py_ssize_t size = <Py_ssize_t>self.dispatch.put_count * HS_INDEX_PUT_BYTES
-        return PyBytes_FromStringAndSize(<char*>self.dispatch.puts, size) if size else b""
+        puts = PyBytes_FromStringAndSize(<char*>self.dispatch.puts, size) if size else b""
+        hs_dispatch_taken(&self.dispatch)
+        return runs, puts
 
 
 def write_all(list writes):

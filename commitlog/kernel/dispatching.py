@@ -1,10 +1,10 @@
 """Dispatch of a run of the log: the entries of its queues and the puts of the index.  Pure.
 
     lane     a queue that is known: its next offset, and up to where in the log it has everything
-    run      the entries that a call gathered for one lane, as a queue has them: QUEUE_ENTRY
+    run      the entries that are gathered for one lane, as a queue has them: QUEUE_ENTRY
     puts     the keys of all of them, in the log's order: INDEX_PUT
 
-A call goes over whole, ordinary records of known lanes.  It stops before any other: one that is odd, or a blank;
+gather() goes over whole, ordinary records of known lanes.  It stops before any other: one that is odd, or a blank;
 of a lane that is not known; of another queue offset than the lane's next; with a tag or key that is not ASCII.
 What becomes of that is the dispatcher's matter, which makes the lane known then, or known anew.
 
@@ -33,7 +33,7 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.records import is_topic, parse_head
 
-# Of one call: what is gathered stays small, however much data is given.
+# What is gathered and not taken yet stays small, however much data is given.
 ENTRIES_MAX = 1 << 16
 PUTS_MAX = 1 << 16
 _NEXT_MAX = ((1 << 63) - 1) // QUEUE_ENTRY.size
@@ -43,9 +43,6 @@ _TAGS, _UNIQUE, _KEYS = b"\x02TAGS\x01", b"\x02UNIQ_KEY\x01", b"\x02KEYS\x01"
 Run = tuple[Any, bytes, int, int, int | None]
 """The lane's owner, entries, the queue's next offset and known physical offset behind them, the tags code of all
 of them, or None where these differ."""
-Gathered = tuple[int, bool, int, list[Run], bytes]
-"""How many bytes the call went over, whether more goes on with the next one, when the last record was stored (of no
-meaning without one), runs and puts."""
 
 
 class AnyLanes(Protocol):
@@ -62,11 +59,15 @@ class AnyLanes(Protocol):
     def forget(self) -> None:
         """No lane is known any more."""
 
-    def gather(self, data: Buffer, at: int, offset: int, end: int, indexed_to: int) -> Gathered:
+    def gather(self, data: Buffer, at: int, offset: int, end: int, indexed_to: int) -> tuple[int, bool, int]:
         """From the records that `data` has from `at`, which is `offset` in the log, to `end` at most.
 
-        Keys of messages before `indexed_to` are not put.
+        How many bytes they are; whether nothing more fits until what is gathered is taken; and when the last
+        record of this or an earlier call was stored.  Keys of messages before `indexed_to` are not put.
         """
+
+    def take(self) -> tuple[list[Run], bytes]:
+        """Runs and puts of all calls since the last time."""
 
 
 def lanes() -> AnyLanes:
@@ -96,6 +97,11 @@ class Lanes:
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[str, int], _Lane] = {}
+        # What is gathered and not taken: in lanes, how many, and puts.
+        self._touched: dict[_Lane, None] = {}
+        self._count = 0
+        self._puts: list[Put] = []
+        self._stored_ms = 0
 
     def learn(
         self, topic: bytes, queue_id: int, next_offset: int, known_physical_offset: int, owner: object
@@ -110,13 +116,22 @@ class Lanes:
 
     def forget(self) -> None:
         self._lanes.clear()
+        self._touched.clear()
+        self._puts.clear()
+        self._count = 0
 
-    def gather(self, data: Buffer, at: int, offset: int, end: int, indexed_to: int) -> Gathered:
+    def take(self) -> tuple[list[Run], bytes]:
+        runs = [lane.take() for lane in self._touched]
+        puts = b"".join([INDEX_PUT.pack(*put) for put in self._puts])
+        self._touched.clear()
+        self._puts.clear()
+        self._count = 0
+        return runs, puts
+
+    def gather(self, data: Buffer, at: int, offset: int, end: int, indexed_to: int) -> tuple[int, bool, int]:
         begin, shift = at, offset - at
-        stored_ms, count, full = 0, 0, False
-        touched: dict[_Lane, None] = {}
-        puts: list[Put] = []
-        known, pack = self._lanes, QUEUE_ENTRY.pack
+        full, puts = False, self._puts
+        known, touched, pack = self._lanes, self._touched, QUEUE_ENTRY.pack
         with suppress(CorruptRecord):
             while (head := parse_head(data, at, end - at)) is not None:
                 size, magic, queue_id, queue_offset, place, sys_flag, time_ms, topic, text = head
@@ -130,7 +145,7 @@ class Lanes:
                 if entered and queue_offset != lane.next:
                     break
                 if entered or put:
-                    if len(puts) + 2 + len(text) // 2 > PUTS_MAX or count >= ENTRIES_MAX:
+                    if len(puts) + 2 + len(text) // 2 > PUTS_MAX or self._count >= ENTRIES_MAX:
                         full = True
                         break
                     properties = b"\x02" + text
@@ -144,11 +159,10 @@ class Lanes:
                     lane.codes.add(code)
                     lane.next, lane.known = queue_offset + 1, place + size
                     touched[lane] = None
-                    count += 1
-                stored_ms = time_ms
+                    self._count += 1
+                self._stored_ms = time_ms
                 at += size
-        runs = [lane.take() for lane in touched]
-        return at - begin, full, stored_ms, runs, b"".join([INDEX_PUT.pack(*put) for put in puts])
+        return at - begin, full, self._stored_ms
 
 
 def _is_plain(properties: bytes, entered: bool, put: bool) -> bool:

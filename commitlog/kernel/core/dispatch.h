@@ -3,24 +3,26 @@
    A lane is a queue that is known: by topic and queue id, its next offset, and up to where in the log it has
    everything.  One call goes over whole, ordinary records of known lanes, and gathers; the entries then lie
    together by lane.  It stops before any other record (odd, of an unknown lane, of another queue offset than the
-   lane's next, with a tag or key that is not ASCII), which the reference (dispatching.py) judges. */
+   lane's next, with a tag or key that is not ASCII), which the reference (dispatching.py) judges.
+
+       gather, gather, … sort, the caller takes entries and puts, taken */
 #pragma once
 #include <stdlib.h>
 #include "records.h"
 
-/* Of one call.  A record has at most half as many keys as its properties have bytes, so one always fits. */
+/* What is gathered and not taken yet.  A record has at most half as many keys as its properties have bytes, so one always fits. */
 #define HS_ENTRIES_MAX (1u << 16)
 #define HS_PUTS_MAX (1u << 16)
 
 typedef struct {
     int64_t next;    /* the queue's next offset */
     int64_t known;   /* the queue has all that begins before this offset of the log */
-    int64_t code;    /* the tags code of this call's first entry */
+    int64_t code;    /* the tags code of the first entry that is gathered */
     uint64_t hash;   /* of topic and queue id */
     uint32_t key_hash; /* Java's hash of "topic#" */
     int32_t queue_id;
-    uint32_t count;  /* entries of this call */
-    uint32_t at;     /* where they begin among all */
+    uint32_t count;  /* entries that are gathered */
+    uint32_t at;     /* where they begin among all, once sorted */
     uint8_t mixed;   /* they have more than one tags code */
     uint8_t topic_bytes, topic[HS_TOPIC_BYTES_MAX];
 } hs_lane;
@@ -33,17 +35,17 @@ typedef struct {
 typedef struct {
     hs_lane *lanes;
     uint32_t *slots;   /* number + 1 of a lane, by its hash; 0 for none */
-    uint32_t *touched; /* the lanes of this call's entries, in their order */
-    hs_lane_entry *entries; /* of this call, in the log's order */
+    uint32_t *touched; /* the lanes of what is gathered, in the order of their first entries */
+    hs_lane_entry *entries; /* gathered, in the log's order */
     uint8_t *sorted;   /* the same by lane */
-    uint8_t *puts;     /* of this call, in the log's order */
+    uint8_t *puts;     /* gathered, in the log's order */
     uint32_t lane_count, lane_room, slot_count, touched_count;
     uint32_t entry_count, entry_room, sorted_room, put_count, put_room;
     int64_t stored_ms; /* when the last record was stored */
 } hs_dispatch;
 
 /* What became of a record, or why a call ended: at the data's end, or before a record that is not ordinary; nothing
-   more fits, call again; there is no memory. */
+   more fits until what is gathered is taken; there is no memory. */
 typedef enum { HS_DISPATCH_ORDINARY, HS_DISPATCH_STOPPED, HS_DISPATCH_FULL, HS_DISPATCH_NO_MEMORY } hs_dispatch_end;
 
 /* `things` with room for `count`, at least one, of `size` bytes each; NULL without memory, and nothing has changed. */
