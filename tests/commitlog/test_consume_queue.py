@@ -543,3 +543,27 @@ def test_the_message_nearest_to_a_time_is_found(tmp_path: Path) -> None:
 
 def test_a_unit_is_twenty_bytes() -> None:
     assert UNIT_BYTES == 20
+
+
+@pytest.mark.parametrize(
+    "cut", ["truncate", "rewind", "distrust", "end_at", "empty", "delete", "let_go", "load"]
+)
+def test_whoever_keeps_numbers_of_queues_learns_of_every_cut(tmp_path: Path, cut: str) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 50)
+    before = queues.generation
+    fill(queues, 0, 5, queue_id=1)
+    queues.mend(queue, {3: UNIT.pack(*entry(4))}, queue.cuts)
+    queues.flush()
+    assert queues.generation == before, "as long as it only grows, nothing is to be learnt"
+    {
+        "truncate": lambda: queues.truncate(1000),
+        "rewind": lambda: queues.rewind(1000),
+        "distrust": lambda: queues.distrust(1000),
+        "end_at": lambda: queue.end_at(10),
+        "empty": lambda: queues.empty_expired(1 << 40, lambda _topic, _queue_id: False),
+        "delete": lambda: queues.delete_topic("T"),
+        "let_go": queues.let_go,
+        "load": queues.load,
+    }[cut]()
+    assert queues.generation != before
