@@ -87,13 +87,17 @@ class RandomLog:
 class Followers:
     """Queues and index of a log, as a process has them; another one may follow it."""
 
-    def __init__(self, root: Path, log: CommitLog, files: OSFiles | None = None) -> None:
+    def __init__(
+        self, root: Path, log: CommitLog, files: OSFiles | None = None, position: int | None = None
+    ) -> None:
         self.queues = ConsumeQueues(root / "consumequeue", 2000, files or OSFiles())
         self.queues.load()
         self.index = IndexFiles(root / "index", 50, 400, files or OSFiles(), Clock())
         self.index.load(crashed=False, checkpoint_ms=0)
         self.arrivals: list[Any] = []
-        self.dispatcher = Dispatcher(log, self.queues, self.index, delay_levels=DELAY_LEVELS)
+        self.dispatcher = Dispatcher(
+            log, self.queues, self.index, delay_levels=DELAY_LEVELS, position=position
+        )
         self.dispatcher.on_arrival = self.arrivals.append
 
     def close(self) -> None:
@@ -132,7 +136,8 @@ def dispatched(root: Path, seed: int) -> tuple[dict[str, bytes], list[Any]]:
         if fate < 0.3:
             followers.close()
             arrivals += followers.arrivals
-            followers = Followers(root, log)
+            # As after a clean stop, or going again over what the queues have.
+            followers = Followers(root, log, position=chance.choice((None, 0)))
         elif fate < 0.4:
             followers.queues.delete_topic("T2")
     take_in(log, made.bytes)
