@@ -72,7 +72,7 @@ cdef extern from "core/dispatch.h" nogil:
         uint32_t *touched
         uint8_t *sorted
         uint8_t *puts
-        uint32_t lane_count, touched_count, put_count
+        uint32_t lane_count, touched_count, entry_count, put_count
         int64_t stored_ms
     int64_t hs_lane_learn(hs_dispatch*, const uint8_t*, size_t, int32_t, int64_t, int64_t)
     void hs_lanes_forget(hs_dispatch*)
@@ -418,7 +418,13 @@ cdef class Lanes:
         cdef hs_lane *lane
         cdef list runs = []
         cdef Py_ssize_t size = <Py_ssize_t>self.dispatch.put_count * HS_INDEX_PUT_BYTES
-        if not hs_dispatch_sort(&self.dispatch):
+        cdef bint laid
+        if self.dispatch.entry_count * HS_QUEUE_ENTRY_BYTES >= LONG_BYTES:
+            with nogil:
+                laid = hs_dispatch_sort(&self.dispatch)
+        else:
+            laid = hs_dispatch_sort(&self.dispatch)
+        if not laid:
             raise MemoryError("no memory to gather what is to be dispatched")
         for i in range(self.dispatch.touched_count):
             lane = &self.dispatch.lanes[self.dispatch.touched[i]]

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include "records.h"
 
-/* What is gathered and not taken yet.  A record has at most half as many keys as its properties have bytes, so one always fits. */
+/* What is gathered and not taken yet.  A record has at most half as many keys as its properties have bytes, so one
+   always fits. */
 #define HS_ENTRIES_MAX (1u << 16)
 #define HS_PUTS_MAX (1u << 16)
 
