@@ -89,7 +89,7 @@ cdef extern from "core/writes.h" nogil:
         int fd
     int hs_write_all(const hs_write*, size_t, size_t*)
 
-cdef extern from "core/index.h" nogil:
+cdef extern from "core/index_puts.h" nogil:
     ctypedef struct hs_index:
         uint8_t *map
         const uint8_t *puts
