@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,11 @@ class Descriptors:
         self._lock = threading.Lock()
         self._open: OrderedDict[BorrowedFile, None] = OrderedDict()
 
+    @property
+    def share(self) -> int:
+        """How many one thread may have at once."""
+        return max(1, self._limit // 2)
+
     @contextmanager
     def borrow(self, file: BorrowedFile) -> Iterator[int]:
         """The file's descriptor.  Raises FileNotFoundError when it was deleted meanwhile."""
@@ -59,23 +64,44 @@ class Descriptors:
     def take(self, file: BorrowedFile) -> int:
         """As borrow(), for who gives it back by himself: a context manager costs as much as a small write."""
         with self._lock:
-            if file.fd < 0:
-                if file.gone:
-                    raise FileNotFoundError(str(file.path))
-                file.fd = self._files.open(file.path)
-                self._evict()
-                self._open[file] = None
-            else:
-                self._open.move_to_end(file)
-            file.users += 1
-            return file.fd
+            return self._take(file)
+
+    def _take(self, file: BorrowedFile) -> int:
+        assert self._lock.locked()
+        if file.fd < 0:
+            if file.gone:
+                raise FileNotFoundError(str(file.path))
+            file.fd = self._files.open(file.path)
+            self._evict()
+            self._open[file] = None
+        else:
+            self._open.move_to_end(file)
+        file.users += 1
+        return file.fd
+
+    @contextmanager
+    def borrow_all(self, files: Sequence[BorrowedFile]) -> Iterator[list[int]]:
+        """The descriptors of several.  Raises FileNotFoundError when one was deleted meanwhile."""
+        fds: list[int] = []
+        try:
+            with self._lock:
+                for file in files:
+                    fds.append(self._take(file))
+            yield fds
+        finally:
+            with self._lock:
+                for file in files[: len(fds)]:
+                    self._give(file)
 
     def give(self, file: BorrowedFile) -> None:
         """Ends one take()."""
         with self._lock:
-            file.users -= 1
-            if file.gone and not file.users:
-                self._close(file)
+            self._give(file)
+
+    def _give(self, file: BorrowedFile) -> None:
+        file.users -= 1
+        if file.gone and not file.users:
+            self._close(file)
 
     def create(self, file: BorrowedFile, size: int) -> None:
         """Makes the file, `size` allocated zero bytes long.  Raises OSError and leaves nothing then."""

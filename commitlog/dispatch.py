@@ -1,15 +1,16 @@
 """Dispatcher: follows the log and feeds consume queues, then the index, in the log's order.
 
-    log ─ pieces of 1 MiB ─▶ heads ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
+    log ─ pieces of 1 MiB ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
 
-A pass parses a piece, gathers, writes each queue once, moves `position`, and writes the index once.  A write
-that fails (a full disk) is tried again and loses nothing; the index may wait while the queues go on.
+A pass reads a piece, or some while there are, gathers, writes each queue once, moves `position`, and writes the
+index once.  How it gathers is gathering.py's.  A write that fails (a full disk) is tried again and loses nothing;
+the index may wait while the queues go on.
+
 Masters and replicas dispatch alike, from the records alone.  Bytes that are no record stop it, with `failed`
 saying where, until they are repaired: to skip them would lose messages that the log holds.  A fenced range
 (damage.py) is passed over only if the queues have all of it, which their entries say; for what it holds, and
 so what numbers it took, cannot be read.  An unfinished record at the log's end, which only a replica has, is
-waited for.  Which records get entries, which keys: RocketMQ 4.9.8's
-ReputMessageService and its dispatchers.
+waited for.
 """
 
 from __future__ import annotations
@@ -19,32 +20,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
+from commitlog import gathering
 from commitlog.damage import Fence
 from commitlog.errors import CommitLogError, CorruptRecord
-from commitlog.index_file import Put
-from commitlog.kernel.keys import KeyHasher, last_value, tags_code
-from commitlog.kernel.layout import (
-    BLANK_MAGIC,
-    SYS_TRANSACTION_COMMIT,
-    SYS_TRANSACTION_MASK,
-    SYS_TRANSACTION_NONE,
-    SYS_TRANSACTION_ROLLBACK,
-)
-from commitlog.kernel.records import is_topic, parse_head, record_size
+from commitlog.gathering import SCHEDULE_TOPIC, Arrival, Gatherer, parse_delay_levels
+from commitlog.kernel.records import record_size
 
 logger = logging.getLogger(__name__)
 
-# Of the delayed messages, whose tags code is when to deliver them.
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+__all__ = ["SCHEDULE_TOPIC", "Arrival", "Dispatcher", "parse_delay_levels"]
 
 _PIECE_BYTES = 1 << 20
+# While so much is there a pass takes more pieces: of many queues, each is written to less often.
+_PASS_BYTES = 8 << 20
 # Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
 # every millisecond, too.  While nobody waits for arrivals or asks, they gather longer: a pass over many
 # messages costs less than half for each, and it is the interpreter that sends need, too.
 _LINGER_S = 0.001
 _UNAWAITED_LINGER_S = 0.05
+# And longer where a pass writes to many queues, for each of them costs a write of some 5 µs, however much comes.
+_MANY_QUEUES = 256
+_MANY_LINGER_S = 0.2
 # Less than this is level; while nobody waits, less than one piece.
 _LEVEL_BYTES = 64 << 10
 _EXPECTED_MAX = 10_000
@@ -62,13 +61,6 @@ _RETRY_MAX_S = 5.0
 
 # Keys that wait for an index that cannot be written; beyond that the queues wait, too.
 _INDEX_PENDING_MAX = 200_000
-
-_LEVEL_DIGITS_MAX = 9
-
-# Topic, queue id, the queue's next offset, tags code.
-Arrival = tuple[str, int, int, int]
-
-_DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Log(Protocol):
@@ -91,66 +83,25 @@ class Log(Protocol):
     def wake(self) -> None: ...
 
 
-class Queue(Protocol):
-    """The part of a consume queue that a dispatcher fills."""
-
-    topic: str
-    queue_id: int
-    known_physical_offset: int
-
-    def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool: ...
-
-
-class Queues(Protocol):
-    """The same of all queues."""
-
-    generation: int
+class Queues(gathering.Queues, Protocol):
+    """The part of all consume queues that a dispatcher uses."""
 
     @property
     def max_physical_offset(self) -> int: ...
-
-    def find_or_create(self, topic: str, queue_id: int) -> Queue: ...
 
     def write(self, queues: Any, written_ms: int, position: int = 0) -> None: ...
 
     def covered(self, begin: int, end: int) -> int: ...
 
 
-class Index(Protocol):
-    """The part of the index that a dispatcher fills."""
+class Index(gathering.Index, Protocol):
+    """The part of the index that a dispatcher uses."""
 
-    pending: list[Put]
     written_position: int
-
-    @property
-    def entered_position(self) -> int: ...
 
     def write(self) -> None: ...
 
     def rest(self) -> None: ...
-
-
-def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """The delays in ms of `1s 5s 1m …`, level 1 first.  Raises ValueError naming the one that is none."""
-    delays = []
-    for level in text.split():
-        if not level[:-1].isascii() or not level[:-1].isdigit() or level[-1] not in _DELAY_UNITS_MS:
-            raise ValueError(f"{level!r} is no delay: a whole number and s, m, h or d")
-        delays.append(int(level[:-1]) * _DELAY_UNITS_MS[level[-1]])
-    return tuple(delays)
-
-
-class _Lane:
-    """What the dispatcher keeps at hand of one queue."""
-
-    __slots__ = ("arrivals", "delayed", "hasher", "queue")
-
-    def __init__(self, queue: Queue, hasher: KeyHasher) -> None:
-        self.queue = queue
-        self.hasher = hasher
-        self.delayed = queue.topic == SCHEDULE_TOPIC
-        # Tags code → next queue offset, of this pass.
-        self.arrivals: dict[int, int] = {}
 
 
 class Dispatcher:
@@ -187,16 +138,12 @@ class Dispatcher:
         self._log = log
         self._queues = queues
         self._index = index
-        self._delays_ms = parse_delay_levels(delay_levels)
         self._yields = yields
         self._patience_s = _FLOOD_MAX_S
-        self._lanes: dict[tuple[str, int], _Lane] = {}
-        self._hashers: dict[str, KeyHasher] = {}
-        self._generation = queues.generation
         # The pass that is gathered and not written yet.
-        self._touched: dict[_Lane, None] = {}
-        self._gathered_to = self.position
-        self._gathered_ms = 0
+        self._gathered = Gatherer(queues, index, delay_levels, self.position)
+        # How many queues the last pass wrote to.
+        self._spread = 0
         # The log's end when the record at `position` was not all there, and how many bytes it wants.
         self._unfinished_end = 0
         self._unfinished_bytes = 0
@@ -270,7 +217,7 @@ class Dispatcher:
                 if awaited:
                     stop.wait(_LINGER_S)
                 else:
-                    self._hurry.wait(_UNAWAITED_LINGER_S)
+                    self._hurry.wait(_MANY_LINGER_S if self._spread >= _MANY_QUEUES else _UNAWAITED_LINGER_S)
                     self._hurry.clear()
             elif self._yields:
                 self._let_flood_pass(stop)
@@ -293,9 +240,8 @@ class Dispatcher:
         Who waits for an end is told: it may never come.
         """
         assert self.at_work.locked()
-        self.position = self._gathered_to = position
-        self._touched.clear()
-        self._lanes.clear()
+        self.position = position
+        self._gathered.go_back(position)
         self._unfinished_end = self._unfinished_bytes = 0
         self.revive()
         expected = [self._expected.popleft()[1] for _ in range(len(self._expected))]
@@ -313,9 +259,13 @@ class Dispatcher:
 
     def _step(self) -> int:
         index = self._index
-        if self._gathered_to == self.position and (index is None or len(index.pending) < _INDEX_PENDING_MAX):
-            self._gather_piece()
-        moved = self._gathered_to - self.position
+        gathered = self._gathered
+        if gathered.position == self.position and (index is None or len(index.pending) < _INDEX_PENDING_MAX):
+            try:
+                self._gather_pieces()
+            finally:
+                gathered.take()
+        moved = gathered.position - self.position
         if moved:
             self._write()
         if index is not None:
@@ -340,14 +290,34 @@ class Dispatcher:
 
     # -- reading and gathering ---------------------------------------------------------------------
 
+    def _gather_pieces(self) -> None:
+        gathered = self._gathered
+        gathered.look()
+        gathered.notify = self.on_arrival is not None
+        self._gather_piece()
+        while (
+            self._log.end - gathered.position >= _PIECE_BYTES
+            and 0 < gathered.position - self.position < _PASS_BYTES
+        ):
+            before = gathered.position
+            with suppress(CommitLogError, OSError):  # the next pass comes here with nothing before
+                self._gather_at(before)
+            if gathered.position == before:
+                return
+
+    def _gather_at(self, position: int) -> bytes:
+        """From one piece; its bytes."""
+        log, end = self._log, self._log.end
+        data = log.read(position, min(_PIECE_BYTES, end - position))
+        self._gathered.gather(data, position, log.segment_bytes - position % log.segment_bytes, end)
+        return data
+
     def _gather_piece(self) -> None:
+        """From the piece at `position`, or what stands there instead of one."""
         log = self._log
         if self.position < log.start:
             logger.warning("log begins later, dispatch jumps from=%d to=%d", self.position, log.start)
-            self.position = self._gathered_to = log.start
-        if self._generation != self._queues.generation:
-            self._generation = self._queues.generation
-            self._lanes.clear()
+            self.position = self._gathered.position = log.start
         end, position = log.end, self.position
         if position >= end or end == self._unfinished_end or self._still_unfinished(position, end):
             return
@@ -355,13 +325,12 @@ class Dispatcher:
         if fence is not None:
             self._pass_over(fence)
             return
-        data = log.read(position, min(_PIECE_BYTES, end - position))
-        room = log.segment_bytes - position % log.segment_bytes
-        self._gather(data, position, room, end)
+        data = self._gather_at(position)
         needed = record_size(data) or 0
-        if self._gathered_to == position and len(data) < needed <= end - position:
-            self._gather(log.read(position, needed), position, room, end)
-        unfinished = self._gathered_to == position
+        if self._gathered.position == position and len(data) < needed <= end - position:
+            room = log.segment_bytes - position % log.segment_bytes
+            self._gathered.gather(log.read(position, needed), position, room, end)
+        unfinished = self._gathered.position == position
         self._unfinished_end, self._unfinished_bytes = (end, needed) if unfinished else (0, 0)
 
     def _pass_over(self, fence: Fence) -> None:
@@ -374,7 +343,7 @@ class Dispatcher:
                 f" {fence.reason}",
             )
         logger.warning("damaged range is in the queues, passed over begin=%d end=%d", fence.begin, fence.end)
-        self._gathered_to = fence.end
+        self._gathered.position = fence.end
 
     def _still_unfinished(self, position: int, end: int) -> bool:
         """A large record comes in many pieces: its size tells whether to read it all again."""
@@ -385,86 +354,18 @@ class Dispatcher:
         self._unfinished_end = end
         return True
 
-    def _gather(self, data: bytes, position: int, room: int, end: int) -> None:
-        """Gathers from the whole records that `data`, from `position` on, begins with."""
-        at, gathered_ms = 0, self._gathered_ms
-        index, lanes, touched = self._index, self._lanes, self._touched
-        puts = index.pending if index is not None else None
-        indexed_to = index.entered_position if index is not None else 0
-        notify = self.on_arrival is not None
-        try:
-            while (head := parse_head(data, at, room - at)) is not None:
-                size, magic, queue_id, queue_offset, physical_offset, sys_flag, stored_ms, topic, text = head
-                if magic == BLANK_MAGIC:
-                    at += self._blank_size(size, room - at, end - position - at)
-                    break
-                if physical_offset != position + at:
-                    raise CorruptRecord(0, f"says that it belongs at {physical_offset}")
-                lane = lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
-                transaction = sys_flag & SYS_TRANSACTION_MASK
-                properties = b"\x02" + text
-                # What a restart goes over again, the queue has: no need to look for tags.
-                fresh = physical_offset >= lane.queue.known_physical_offset
-                if fresh and transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT):
-                    code = self._deliver_ms(properties, stored_ms) if lane.delayed else 0
-                    code = code or tags_code(last_value(properties, b"\x02TAGS\x01"))
-                    if lane.queue.append(physical_offset, size, code, queue_offset):
-                        touched[lane] = None
-                        if notify:
-                            lane.arrivals[code] = queue_offset + 1
-                fresh = physical_offset >= indexed_to and transaction != SYS_TRANSACTION_ROLLBACK
-                if fresh and puts is not None:
-                    lane.hasher.put(puts, properties, physical_offset, stored_ms)
-                gathered_ms = stored_ms
-                at += size
-        except CorruptRecord as error:
-            # What was whole before it is dealt with first; the next pass comes here with nothing before.
-            if at == 0:
-                raise CorruptRecord(position, error.reason) from None
-        self._gathered_to = position + at
-        self._gathered_ms = gathered_ms
-
-    def _blank_size(self, size: int, room: int, there: int) -> int:
-        """Of a blank, which reaches to its segment's end; 0 while not all of it has come."""
-        if size != room:
-            raise CorruptRecord(0, f"blank of {size} bytes, left in the segment are {room}")
-        return size if size <= there else 0
-
-    def _lane(self, topic: str, queue_id: int) -> _Lane:
-        # A topic becomes a path here, and on a replica it comes from the wire.
-        if not is_topic(topic.encode()) or queue_id < 0:
-            raise CorruptRecord(0, f"topic {topic[:200]!r} queue {queue_id} cannot be a queue's name")
-        hasher = self._hashers.setdefault(topic, KeyHasher(topic))
-        lane = _Lane(self._queues.find_or_create(topic, queue_id), hasher)
-        self._lanes[topic, queue_id] = lane
-        return lane
-
-    def _deliver_ms(self, properties: bytes, stored_ms: int) -> int:
-        """When to deliver a delayed message; 0 for one without a delay level."""
-        level = last_value(properties, b"\x02DELAY\x01")
-        if not level.isdigit() or len(level) > _LEVEL_DIGITS_MAX or not self._delays_ms or not int(level):
-            return 0
-        return stored_ms + self._delays_ms[min(int(level), len(self._delays_ms)) - 1]
-
     # -- writing -----------------------------------------------------------------------------------
 
     def _write(self) -> None:
         """Writes what is gathered.  Raises OSError, and may then be called again."""
-        self._queues.write([lane.queue for lane in self._touched], self._gathered_ms, self._gathered_to)
-        self.position = self._gathered_to
-        arrivals = self._take_arrivals()
+        gathered = self._gathered
+        queues = gathered.queues
+        self._spread = len(queues)
+        self._queues.write(queues, gathered.stored_ms, gathered.position)
+        self.position = gathered.position
+        arrivals = gathered.take_arrivals()
         if arrivals and self.on_arrival is not None:
             self.on_arrival(arrivals)
-
-    def _take_arrivals(self) -> list[Arrival]:
-        arrivals = []
-        for lane in self._touched:
-            topic, queue_id = lane.queue.topic, lane.queue.queue_id
-            for code, next_offset in lane.arrivals.items():
-                arrivals.append((topic, queue_id, next_offset, code))
-            lane.arrivals.clear()
-        self._touched.clear()
-        return arrivals
 
     # -- waiting -----------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ differ by nothing but damage.  Who asks begins at an edge of a record that is kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from commitlog.dispatch import Dispatcher, Log
 from commitlog.errors import CorruptRecord
-from commitlog.index_file import Put
-from commitlog.queue_files import UNIT
+from commitlog.index_file import Put, Puts
+from commitlog.queue_files import UNIT, UNIT_BYTES
 
 _NEVER_FRESH = 1 << 62
 
@@ -26,12 +26,21 @@ class Units:
         self.queue_id = queue_id
         # What lies below it dispatch passes over at the least cost.
         self.known_physical_offset = 0 if wanted else _NEVER_FRESH
+        self.next_offset = 0
         self.units: dict[int, bytes] = {}
 
     def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
         """Of two messages with one number the later one counts, as where a queue begins anew."""
         self.units[queue_offset] = UNIT.pack(physical_offset, size, tags_code)
+        self.next_offset = queue_offset + 1
         return True
+
+    def append_all(self, entries: bytes, next_offset: int, known_physical_offset: int) -> None:
+        """The same of several, the last of which is the one before `next_offset`."""
+        first = next_offset - len(entries) // UNIT_BYTES
+        for number, at in enumerate(range(0, len(entries), UNIT_BYTES), first):
+            self.units[number] = entries[at : at + UNIT_BYTES]
+        self.next_offset = next_offset
 
 
 class _Queues:
@@ -50,7 +59,7 @@ class _Queues:
             self.table[key] = Units(topic, queue_id, self._wanted(topic, queue_id))
         return self.table[key]
 
-    def write(self, queues: Iterable[Units], written_ms: int, position: int = 0) -> None:
+    def write(self, queues: Sequence[Units], written_ms: int, position: int = 0) -> None:
         pass
 
     def covered(self, begin: int, end: int) -> int:
@@ -64,7 +73,7 @@ class _Index:
     entered_position = 0
 
     def __init__(self) -> None:
-        self.pending: list[Put] = []
+        self.pending = Puts()
         self.written_position = 0
 
     def write(self) -> None:
@@ -120,5 +129,6 @@ class Expected:
         """The same of the index."""
         if self._index is None:
             return []
-        puts, self._index.pending[:] = self._index.pending[:], []
+        puts = list(self._index.pending)
+        self._index.pending.clear()
         return puts

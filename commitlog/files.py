@@ -10,12 +10,17 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from commitlog.kernel import native
+
 Buffer = bytes | bytearray | memoryview
+
+# Descriptor, bytes, offset.
+Write = tuple[int, bytes, int]
 
 # Of an open() that lacks descriptors or memory for now.  fsync(2) knows none of these, so where both were
 # called, they say that nothing was synced, and that a further try is an honest one.
@@ -42,6 +47,14 @@ class DiskUsage(NamedTuple):
     @property
     def used_ratio(self) -> float:
         return 1.0 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class NotAllWritten(OSError):
+    """Of several writes one failed: those before it, `written` in number, are whole."""
+
+    def __init__(self, error: OSError, written: int) -> None:
+        super().__init__(error.errno, error.strerror, error.filename)
+        self.written = written
 
 
 class Files(Protocol):
@@ -77,6 +90,13 @@ class Files(Protocol):
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None: ...
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None: ...
+
+    def pwrite_all(self, writes: list[Write]) -> None:
+        """Each of the writes, to many files, in their order.  Raises NotAllWritten at the first that fails.
+
+        Writes, and no mappings: a disk that is full or fails is an error of the call here, where under a
+        mapping it would be a SIGBUS amid whatever touches the page.
+        """
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         """The first `size` bytes as memory; the file has them, and gets what is written there."""
@@ -116,6 +136,15 @@ class Files(Protocol):
         """An empty one."""
 
     def disk_usage(self, path: Path) -> DiskUsage: ...
+
+
+def pwrite_each(pwrite: Callable[[int, Buffer, int], None], writes: list[Write]) -> None:
+    """pwrite_all(), one by one."""
+    for number, write in enumerate(writes):
+        try:
+            pwrite(*write)
+        except OSError as error:
+            raise NotAllWritten(error, number) from error
 
 
 class OSFiles:
@@ -189,6 +218,14 @@ class OSFiles:
             if written != size:
                 self._write_rest(fd, memoryview(b"".join(some))[written:], offset + written)
             offset += size
+
+    def pwrite_all(self, writes: list[Write]) -> None:
+        if native.core is None:
+            pwrite_each(self.pwrite, writes)
+            return
+        written, code = native.core.write_all(writes)
+        if code:
+            raise NotAllWritten(OSError(code, os.strerror(code)), written)
 
     def _write_rest(self, fd: int, rest: memoryview, offset: int) -> None:
         """A short write happens at the edge of a full disk or a limit; the next try says which."""

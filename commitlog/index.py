@@ -18,7 +18,7 @@ from pathlib import Path
 
 from commitlog.descriptors import Descriptors
 from commitlog.files import NOT_OPENED, Files
-from commitlog.index_file import IndexFile, Put, index_hash
+from commitlog.index_file import IndexFile, Puts, index_hash
 from commitlog.kernel.records import java_hash
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class IndexFiles:
     ) -> None:
         assert entries > 1, "entry 0 is never used"
         self.directory = directory
-        self.pending: list[Put] = []
+        self.pending = Puts()
         """What the next write() enters: key hash, physical offset, store ms.  The writing thread's."""
         self.durable_ms = 0
         self.written_position = 0
@@ -204,7 +204,7 @@ class IndexFiles:
 
         Of the writing thread, while nobody flushes.  Raises OSError.
         """
-        self.pending[:] = [put for put in self.pending if put[1] < physical_offset]
+        self.pending.drop_from(physical_offset)
         self.durable_ms = min(self.durable_ms, last_ms)
         self.written_position = min(self.written_position, physical_offset)
         self.durable_position = min(self.durable_position, physical_offset)
@@ -227,10 +227,17 @@ class IndexFiles:
         self.pending.append((index_hash(java_hash(f"{topic}#{key}")), physical_offset, store_ms))
 
     def write(self) -> None:
-        """Enters what is pending.  Raises OSError when there is no next file; then call it again later."""
+        """Enters what is pending.  Raises OSError when there is no next file, or the disk fails; then call it
+        again later.
+        """
         pending = self.pending
         while pending:
-            del pending[: self._writable().put(pending)]
+            file = self._writable()
+            before = file.next_entry
+            try:
+                file.put(pending)
+            finally:  # also of what came before an error
+                pending.drop(file.next_entry - before)
 
     def _writable(self) -> IndexFile:
         last = self._list[-1] if self._list else None
@@ -263,7 +270,7 @@ class IndexFiles:
         # Looked at before the files: what is entered meanwhile is seen twice, and not missed.
         found = {
             physical_offset
-            for hashed, physical_offset, store_ms in tuple(self.pending)
+            for hashed, physical_offset, store_ms in self.pending
             if hashed == key_hash and begin_ms <= store_ms <= end_ms
         }
         for file in reversed(self._list):

@@ -10,7 +10,8 @@ message; a file that follows a full one starts with that one's end, and the seco
 from there.  Format and rules: RocketMQ 4.9.8's IndexFile and IndexHeader.
 
 Written through a mapping, for slots are hit at random: 0.2 µs instead of a system call.  The file is fully
-allocated before, so a full disk is an error of its creation.  Read with pread, from any thread.
+allocated before, so a full disk is an error of its creation.  A disk that fails under the mapping is an OSError
+where the native kernel writes; without it, it ends the process.  Read with pread, from any thread.
 
 Slots and header change in place, so a power cut may leave a slot that leads to an entry the disk never got,
 and with it loses the older ones that this entry led to.  Entries are only added: of those that were flushed
@@ -19,12 +20,14 @@ once, every byte stays.  So a cut makes the slots anew, from the entries that it
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +35,7 @@ from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import SegmentSizeMismatch
 from commitlog.files import Files
 from commitlog.kernel import native
+from commitlog.kernel.layout import INDEX_PUT
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
@@ -46,6 +50,38 @@ _ZEROS = bytes(1 << 20)
 
 # Key hash, physical offset, store timestamp in ms.
 Put = tuple[int, int, int]
+
+
+class Puts:
+    """What is to be entered, in the log's order: packed, so that no object is made of each.
+
+    One thread changes it, any thread may look over it.
+    """
+
+    __slots__ = ("packed",)
+
+    def __init__(self, puts: Iterable[Put] = ()) -> None:
+        self.packed = bytearray(b"".join([INDEX_PUT.pack(*put) for put in puts]))
+
+    def __len__(self) -> int:
+        return len(self.packed) // INDEX_PUT.size
+
+    def __iter__(self) -> Iterator[Put]:
+        return INDEX_PUT.iter_unpack(bytes(self.packed))
+
+    def append(self, put: Put) -> None:
+        self.packed += INDEX_PUT.pack(*put)
+
+    def drop(self, count: int) -> None:
+        """The first `count` are entered."""
+        del self.packed[: count * INDEX_PUT.size]
+
+    def drop_from(self, physical_offset: int) -> None:
+        """Messages from there on are gone."""
+        self.packed[:] = Puts(put for put in self if put[1] < physical_offset).packed
+
+    def clear(self) -> None:
+        self.packed.clear()
 
 
 class Key(NamedTuple):
@@ -161,18 +197,34 @@ class IndexFile:
         with self._descriptors.borrow(self._file) as fd:
             self._files.pwrite(fd, HEADER.pack(*self._header()), 0)
 
-    def put(self, puts: Sequence[Put]) -> int:
+    def put(self, puts: Puts) -> int:
         """Enters as many as there is room for; how many.  Entry before slot before header, so that what a
-        slot points to is always there.  Raises OSError when the file cannot be mapped.
+        slot points to is always there.
+
+        Raises OSError when the file cannot be mapped, and, in the native build, when the disk fails under the
+        mapping; what came before is entered then: `next_entry` says how much.
         """
         mapped = self._map or self._open_map()
-        some = puts[: self._entries - self.next_entry]
-        if not some:
+        first = self.next_entry
+        if not len(puts) or self.full:
             return 0
+        if native.core is not None:
+            header, done = native.core.index_put(
+                mapped, puts.packed, self._slots, self._entries, self._attributes()
+            )
+            self.begin_ms, self.end_ms, self.begin_physical_offset, self.end_physical_offset = header[:4]
+            self.used_slots, self.next_entry = header[4:]
+            if not done:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
+        else:
+            self._put_each(mapped, puts)
+        return self.next_entry - first
+
+    def _put_each(self, mapped: mmap.mmap, puts: Puts) -> None:
         slots, number, used = self._slots, self.next_entry, self.used_slots
         begin_ms, position = self.begin_ms, self._entries_at + ENTRY.size * self.next_entry
         read_slot, write_slot, write_entry = SLOT.unpack_from, SLOT.pack_into, ENTRY.pack_into
-        for key_hash, physical_offset, store_ms in some:
+        for key_hash, physical_offset, store_ms in islice(puts, self._entries - self.next_entry):
             slot_at = HEADER_BYTES + key_hash % slots * 4
             (older,) = read_slot(mapped, slot_at)
             if not 0 < older < number:
@@ -186,27 +238,31 @@ class IndexFile:
             if number == 1:
                 begin_ms = self.begin_ms = store_ms
                 self.begin_physical_offset = physical_offset
+            self.end_physical_offset, self.end_ms = physical_offset, store_ms
             number += 1
             position += 20
-        _, self.end_physical_offset, self.end_ms = some[-1]
         self.used_slots = used
         self.next_entry = number
         self._write_header()
-        return len(some)
 
     def _open_map(self) -> mmap.mmap:
         with self._descriptors.borrow(self._file) as fd:
             # Not shorter than the mapping: touching a page behind the end would kill the process.
             assert self._files.size(fd) == self._size
             self._map = self._files.map(fd, self._size)
+        # Slots are hit at random: each fault would read ahead what nobody wants.
+        self._map.madvise(mmap.MADV_RANDOM)
         return self._map
 
     def _write_header(self) -> None:
         HEADER.pack_into(self._map or self._open_map(), 0, *self._header())
 
-    def _header(self) -> tuple[int, ...]:
+    def _attributes(self) -> tuple[int, ...]:
         begin_end = (self.begin_ms, self.end_ms, self.begin_physical_offset, self.end_physical_offset)
-        return (*begin_end, self.used_slots, 0 if self.empty else self.next_entry)
+        return (*begin_end, self.used_slots, self.next_entry)
+
+    def _header(self) -> tuple[int, ...]:
+        return (*self._attributes()[:5], 0 if self.empty else self.next_entry)
 
     def cut(self, physical_offset: int) -> None:
         """Keeps the entries of messages before `physical_offset` in the log, all of which were flushed, or

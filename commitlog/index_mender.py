@@ -18,7 +18,7 @@ from commitlog.dispatch import Dispatcher
 from commitlog.errors import CommitLogError, CorruptRecord
 from commitlog.expected import Expected
 from commitlog.index import IndexFiles
-from commitlog.index_file import IndexFile, Put
+from commitlog.index_file import IndexFile, Put, Puts
 from commitlog.readable_log import ReadableLog
 from commitlog.tail import Held, walk_towards
 
@@ -96,7 +96,7 @@ class IndexMender:
                     self._catch_up(walk, new)
                 elif final is not None:
                     while not new.full:
-                        new.put([final] * 10_000)
+                        new.put(Puts([final] * 10_000))
                 busy = behind is None and self._index.pending
                 if file in self._index.files and not new.empty and not busy and cuts == self._log.cuts:
                     new.flush()
@@ -118,7 +118,7 @@ class IndexMender:
                 moved = walk.step_over(self._look_at)
             puts = [put for put in walk.take_puts() if behind is None or put[1] <= behind]
             skipped, puts = _without(skipped, puts)
-            taken = new.put(puts)
+            taken = new.put(Puts(puts))
             final = puts[taken - 1] if taken else final
             if taken < len(puts):
                 logger.warning(
@@ -149,7 +149,7 @@ class IndexMender:
                 moved = walk.step()
             except CorruptRecord:
                 break
-            new.put(walk.take_puts())
+            new.put(Puts(walk.take_puts()))
             if not moved:
                 break
 

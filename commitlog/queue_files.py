@@ -88,6 +88,11 @@ class QueueFiles:
         return len(self._list)
 
     @property
+    def last(self) -> QueueFile | None:
+        listed = self._list
+        return listed[-1] if listed else None
+
+    @property
     def first(self) -> int:
         return self._list[0].start if self._list else 0
 

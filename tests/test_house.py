@@ -77,6 +77,7 @@ ECHO_AS_THEY_LIKE = {
     "haservice.admin.daemons",
     "haservice.admin.quickstart",
     "haservice.admin.bench_append",
+    "haservice.admin.bench_dispatch",
     "haservice.admin.bench_replication",
 }
 

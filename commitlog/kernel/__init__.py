@@ -6,6 +6,7 @@
     entries     what a queue's entries lead to: the records that they are said to be of
     loops       many records at once, as columns of numbers: how the pipeline reads a log
     keys        what the index and tags want of properties
+    dispatching runs of records into queue entries and index puts
     native      the same over whole runs, in C, where it was built (core/*.h, _native.pyx)
 
 The native build never decides what is wrong.  It goes over what is whole and ordinary and stops before anything

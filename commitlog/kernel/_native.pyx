@@ -8,9 +8,10 @@ import os
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.errno cimport EIO
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 cdef extern from "core/records.h" nogil:
@@ -49,6 +50,54 @@ cdef extern from "core/loops.h" nogil:
     )
     int hs_sum(const uint8_t*, size_t, const int64_t*, const int64_t*, size_t, uint32_t*)
     int hs_split(const uint8_t*, size_t, const int64_t*, const int64_t*, size_t, hs_pieces*)
+
+cdef extern from "core/dispatch.h" nogil:
+    enum:
+        HS_QUEUE_ENTRY_BYTES
+        HS_INDEX_HEADER_BYTES
+        HS_INDEX_SLOT_BYTES
+        HS_INDEX_ENTRY_BYTES
+        HS_INDEX_PUT_BYTES
+    ctypedef enum hs_dispatch_end:
+        HS_DISPATCH_ORDINARY
+        HS_DISPATCH_STOPPED
+        HS_DISPATCH_FULL
+        HS_DISPATCH_NO_MEMORY
+    ctypedef struct hs_lane:
+        int64_t next, known, code
+        uint32_t count, at
+        uint8_t mixed
+    ctypedef struct hs_dispatch:
+        hs_lane *lanes
+        uint32_t *touched
+        uint8_t *sorted
+        uint8_t *puts
+        uint32_t lane_count, touched_count, entry_count, put_count
+        int64_t stored_ms
+    int64_t hs_lane_learn(hs_dispatch*, const uint8_t*, size_t, int32_t, int64_t, int64_t)
+    void hs_lanes_forget(hs_dispatch*)
+    void hs_dispatch_free(hs_dispatch*)
+    hs_dispatch_end hs_dispatch_gather(hs_dispatch*, const uint8_t*, size_t, int64_t, int64_t, size_t*)
+    int hs_dispatch_sort(hs_dispatch*)
+    void hs_dispatch_taken(hs_dispatch*)
+
+cdef extern from "core/writes.h" nogil:
+    ctypedef struct hs_write:
+        const uint8_t *data
+        size_t bytes
+        int64_t offset
+        int fd
+    int hs_write_all(const hs_write*, size_t, size_t*)
+
+cdef extern from "core/index_puts.h" nogil:
+    ctypedef struct hs_index:
+        uint8_t *map
+        const uint8_t *puts
+        size_t put_count
+        int64_t slots, entries
+        int64_t begin_ms, end_ms, begin_offset, end_offset, used, next
+    int hs_index_put(hs_index*)
+    int hs_bus_take()
 
 # From here on the lock is let go: some 10 µs of work.
 cdef enum:
@@ -392,3 +441,138 @@ def split(data, begins, ends, pieces):
     if ascii == HS_OUTSIDE:
         raise ValueError("a text is not within the data, or its pieces have no room")
     return out.count, bool(ascii)
+
+
+cdef class Lanes:
+    """As dispatching.Lanes, which says what each method does."""
+
+    cdef hs_dispatch dispatch
+    cdef list owners
+
+    def __cinit__(self):
+        self.owners = []
+
+    def __dealloc__(self):
+        hs_dispatch_free(&self.dispatch)
+
+    def learn(self, bytes topic, queue_id, next_offset, known_physical_offset, owner):
+        cdef int64_t next_ = min(next_offset, INT64_MAX), known = min(known_physical_offset, INT64_MAX)
+        cdef const uint8_t *name = <const uint8_t*>PyBytes_AS_STRING(topic)
+        cdef int64_t number = hs_lane_learn(&self.dispatch, name, PyBytes_GET_SIZE(topic), queue_id, next_, known)
+        if number == <int64_t>len(self.owners):
+            self.owners.append(owner)
+        elif number >= 0:
+            self.owners[number] = owner
+
+    def forget(self):
+        hs_lanes_forget(&self.dispatch)
+        self.owners.clear()
+
+    def gather(self, data, Py_ssize_t at, int64_t offset, Py_ssize_t end, int64_t indexed_to):
+        cdef Py_buffer buffer
+        cdef const uint8_t *start
+        cdef size_t size, moved = 0
+        cdef hs_dispatch_end why = HS_DISPATCH_STOPPED
+        PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
+        try:
+            end = min(end, buffer.len)
+            if 0 <= at < end:
+                start = <const uint8_t*>buffer.buf + at
+                size = end - at
+                if size >= LONG_BYTES:
+                    with nogil:
+                        why = hs_dispatch_gather(&self.dispatch, start, size, offset, indexed_to, &moved)
+                else:
+                    why = hs_dispatch_gather(&self.dispatch, start, size, offset, indexed_to, &moved)
+        finally:
+            PyBuffer_Release(&buffer)
+        if why == HS_DISPATCH_NO_MEMORY and not moved:
+            raise MemoryError("no memory to gather what is to be dispatched")
+        return <Py_ssize_t>moved, why == HS_DISPATCH_FULL, self.dispatch.stored_ms
+
+    def take(self):
+        cdef uint32_t i
+        cdef hs_lane *lane
+        cdef list runs = []
+        cdef Py_ssize_t size = <Py_ssize_t>self.dispatch.put_count * HS_INDEX_PUT_BYTES
+        cdef bint laid
+        if self.dispatch.entry_count * HS_QUEUE_ENTRY_BYTES >= LONG_BYTES:
+            with nogil:
+                laid = hs_dispatch_sort(&self.dispatch)
+        else:
+            laid = hs_dispatch_sort(&self.dispatch)
+        if not laid:
+            raise MemoryError("no memory to gather what is to be dispatched")
+        for i in range(self.dispatch.touched_count):
+            lane = &self.dispatch.lanes[self.dispatch.touched[i]]
+            entries = PyBytes_FromStringAndSize(
+                <char*>self.dispatch.sorted + <size_t>lane.at * HS_QUEUE_ENTRY_BYTES,
+                <Py_ssize_t>lane.count * HS_QUEUE_ENTRY_BYTES,
+            )
+            code = None if lane.mixed else lane.code
+            runs.append((self.owners[self.dispatch.touched[i]], entries, lane.next, lane.known, code))
+        puts = PyBytes_FromStringAndSize(<char*>self.dispatch.puts, size) if size else b""
+        hs_dispatch_taken(&self.dispatch)
+        return runs, puts
+
+
+def write_all(list writes):
+    """Writes each (descriptor, bytes, offset), in their order; how many are whole, and the errno of the next or 0."""
+    cdef Py_ssize_t count = len(writes), i
+    cdef size_t done = 0
+    cdef int error = 0
+    cdef hs_write *all_
+    cdef tuple write
+    cdef bytes data
+    if not count:
+        return 0, 0
+    all_ = <hs_write*>malloc(count * sizeof(hs_write))
+    if all_ is NULL:
+        raise MemoryError("no memory to write what is gathered")
+    try:
+        for i in range(count):
+            write = writes[i]
+            data = write[1]
+            all_[i].fd = write[0]
+            all_[i].data = <const uint8_t*>PyBytes_AS_STRING(data)
+            all_[i].bytes = PyBytes_GET_SIZE(data)
+            all_[i].offset = write[2]
+        with nogil:
+            error = hs_write_all(all_, count, &done)
+    finally:
+        free(all_)
+    return <Py_ssize_t>done, error
+
+
+def index_put(mapped, puts, int64_t slots, int64_t entries, tuple header):
+    """Enters as many of `puts`, as INDEX_PUT packs them, as the mapped index file of so many slots and entries has
+    room for, and writes its header.
+
+    `header`: begin and end ms, begin and end offset, used slots, next entry.  That header afterwards, and whether
+    all went well: if the disk failed under the mapping, it is true of what came before.
+    """
+    cdef Py_buffer target, source
+    cdef hs_index index
+    cdef int well = 0
+    index.begin_ms, index.end_ms, index.begin_offset, index.end_offset, index.used, index.next = header
+    PyObject_GetBuffer(mapped, &target, PyBUF_WRITABLE)
+    try:
+        PyObject_GetBuffer(puts, &source, PyBUF_SIMPLE)
+        try:
+            if not (0 < slots <= 0x7FFFFFFF and 0 < entries <= 0x7FFFFFFF and 1 <= index.next <= entries):
+                raise ValueError("no index file has such numbers")
+            if target.len < HS_INDEX_HEADER_BYTES + HS_INDEX_SLOT_BYTES * slots + HS_INDEX_ENTRY_BYTES * entries:
+                raise ValueError("the mapping is shorter than the index file")
+            index.map, index.puts = <uint8_t*>target.buf, <const uint8_t*>source.buf
+            index.slots, index.entries = slots, entries
+            index.put_count = source.len // HS_INDEX_PUT_BYTES
+            if not hs_bus_take():
+                raise OSError(EIO, "SIGBUS cannot be handled")
+            with nogil:
+                well = hs_index_put(&index)
+        finally:
+            PyBuffer_Release(&source)
+    finally:
+        PyBuffer_Release(&target)
+    header = (index.begin_ms, index.end_ms, index.begin_offset, index.end_offset, index.used, index.next)
+    return header, bool(well)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from operator import mul
+from typing import Protocol
 
 from commitlog.index_file import Put, index_hash
 from commitlog.kernel.records import java_hash
@@ -57,6 +58,12 @@ def has_key(properties: bytes, key: bytes) -> bool:
     return bool(key) and (key == unique or key in last_value(marked, b"\x02KEYS\x01").split(b" "))
 
 
+class Sink(Protocol):
+    """A list of puts, or what stands for one."""
+
+    def append(self, put: Put, /) -> None: ...
+
+
 class KeyHasher:
     """Hashes the keys of one topic, as the index wants them: of `topic#key`.  Of one thread."""
 
@@ -68,7 +75,7 @@ class KeyHasher:
         # Stable part of a UNIQ_KEY → what topic, # and this part count in the whole hash.
         self._stable: dict[bytes, int] = {}
 
-    def put(self, puts: list[Put], properties: bytes, physical_offset: int, store_ms: int) -> None:
+    def put(self, puts: Sink, properties: bytes, physical_offset: int, store_ms: int) -> None:
         """Adds to `puts` what the message's UNIQ_KEY, then each of its KEYS, gives."""
         unique = last_value(properties, b"\x02UNIQ_KEY\x01")
         if unique:

@@ -168,6 +168,8 @@ QUEUE_ENTRY = struct.Struct(">qiq")
 INDEX_HEADER = struct.Struct(">qqqqii")
 INDEX_SLOT = struct.Struct(">i")
 INDEX_ENTRY = struct.Struct(">iqii")
+# What dispatch hands to the index (no file has it): key hash, physical offset, store timestamp in ms.
+INDEX_PUT = struct.Struct(">iqq")
 
 
 # The head of records with IPv4 hosts, for numpy.dtype(); hosts are integers of 8 bytes.
@@ -204,6 +206,7 @@ def c_header() -> str:
         "HS_INDEX_HEADER_BYTES": INDEX_HEADER.size,
         "HS_INDEX_SLOT_BYTES": INDEX_SLOT.size,
         "HS_INDEX_ENTRY_BYTES": INDEX_ENTRY.size,
+        "HS_INDEX_PUT_BYTES": INDEX_PUT.size,
     }
     lines += [f"#define {name} {value}" for name, value in numbers.items()]
     letters = [int(TOPIC.fullmatch(bytes((byte,))) is not None) for byte in range(256)]

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import commitlog.store
-from commitlog.files import Buffer, DiskUsage
+from commitlog.files import Buffer, DiskUsage, Write, pwrite_each
 from tests.chaos.disk_states import (
     PAGE_BYTES,
     Change,
@@ -178,6 +178,9 @@ class MemoryDisk:
         inode = self._fds[fd]
         self._change("fdatasync")
         inode.durable = bytes(inode.cached)
+
+    def pwrite_all(self, writes: list[Write]) -> None:
+        pwrite_each(self.pwrite, writes)
 
     def map(self, fd: int, size: int) -> Any:
         content = self._fds[fd].cached

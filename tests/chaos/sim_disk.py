@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from commitlog.files import Buffer, DiskUsage
+from commitlog.files import Buffer, DiskUsage, Write, pwrite_each
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
@@ -249,6 +249,9 @@ class SimFiles:
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
         self.pwrite(fd, b"".join(buffers), offset)
+
+    def pwrite_all(self, writes: list[Write]) -> None:
+        pwrite_each(self.pwrite, writes)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))

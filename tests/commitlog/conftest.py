@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.builds import build
+
+__all__ = ["build"]
+
 
 @pytest.fixture
 def no_known_edge(monkeypatch: pytest.MonkeyPatch) -> None:

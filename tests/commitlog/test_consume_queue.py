@@ -437,8 +437,9 @@ def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:
     old = fill(queues, 0, 150)
     fill(queues, 0, 5, queue_id=1)
     other = queues.find_or_create("Other", 0)
+    generation = queues.generation
     assert queues.delete_topic("T") == 2
-    assert queues.generation == 1
+    assert queues.generation != generation
     assert files_of(tmp_path) == {}
     assert (old.read(0, 9), old.max_offset) == ([], 0)
     assert queues.get("T", 0) is None
@@ -568,3 +569,27 @@ def test_a_start_does_not_read_all_of_a_short_queues_file_which_took_ten_seconds
     # What is read counts as data from then on: a look behind the end saw more and more of it.
     assert files.read < 100_000
     again.close()
+
+
+@pytest.mark.parametrize(
+    "cut", ["truncate", "rewind", "distrust", "end_at", "empty", "delete", "let_go", "load"]
+)
+def test_whoever_keeps_numbers_of_queues_learns_of_every_cut(tmp_path: Path, cut: str) -> None:
+    queues = open_queues(tmp_path)
+    queue = fill(queues, 0, 50)
+    before = queues.generation
+    fill(queues, 0, 5, queue_id=1)
+    queues.mend(queue, {3: UNIT.pack(*entry(4))}, queue.cuts)
+    queues.flush()
+    assert queues.generation == before, "as long as it only grows, nothing is to be learnt"
+    {
+        "truncate": lambda: queues.truncate(1000),
+        "rewind": lambda: queues.rewind(1000),
+        "distrust": lambda: queues.distrust(1000),
+        "end_at": lambda: queue.end_at(10),
+        "empty": lambda: queues.empty_expired(1 << 40, lambda _topic, _queue_id: False),
+        "delete": lambda: queues.delete_topic("T"),
+        "let_go": queues.let_go,
+        "load": queues.load,
+    }[cut]()
+    assert queues.generation != before

@@ -470,7 +470,12 @@ def test_a_flood_that_does_not_end_is_yielded_to_for_half_a_minute_in_all(
 ) -> None:
     clock_s = 0.0
     monkeypatch.setattr("commitlog.dispatch.time", SimpleNamespace(monotonic=lambda: clock_s))
-    for name, value in {"_FLOOD_BYTES": 4096, "_PIECE_BYTES": 4096, "_LEVEL_BYTES": 0}.items():
+    for name, value in {
+        "_FLOOD_BYTES": 4096,
+        "_PIECE_BYTES": 4096,
+        "_PASS_BYTES": 0,
+        "_LEVEL_BYTES": 0,
+    }.items():
         monkeypatch.setattr(f"commitlog.dispatch.{name}", value)
     bench = Bench(tmp_path, replica=True, segment_bytes=64 << 20)
     dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS, yields=True)
@@ -536,7 +541,7 @@ def test_queues_go_on_while_there_is_no_room_for_an_index_file(tmp_path: Path) -
         assert len(bench.find("late")) == 1
         files.full = False
         wait_until(lambda: bench.dispatcher.trouble is None)
-    assert bench.index.pending == []
+    assert len(bench.index.pending) == 0
     assert [len(bench.find(key)) for key in ("k499", "late")] == [1, 1]
 
 

@@ -305,7 +305,7 @@ def test_a_full_disk_loses_nothing_when_it_is_written_again(tmp_path: Path) -> N
         assert index.query("TopicTest", "k", 99, 0, FOREVER) == list(range(8, -1, -1))
     files.heal()
     index.write()
-    assert index.pending == []
+    assert len(index.pending) == 0
     assert index.query("TopicTest", "k", 99, 0, FOREVER) == list(range(8, -1, -1))
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
 from commitlog.kernel import native
+
+
+def native_core() -> ModuleType:
+    """The compiled kernel, whatever the environment wants; the test is skipped where it is not built."""
+    return pytest.importorskip("commitlog.kernel._native", reason="the native kernel is not built")
 
 
 @pytest.fixture(scope="module", params=["native", "python"])

@@ -33,6 +33,7 @@
 #define HS_INDEX_HEADER_BYTES 40
 #define HS_INDEX_SLOT_BYTES 4
 #define HS_INDEX_ENTRY_BYTES 20
+#define HS_INDEX_PUT_BYTES 20
 static const unsigned char hs_topic_letters[256] = {
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0,

@@ -1,0 +1,322 @@
+/* Dispatch: from a run of the log to the entries of its queues and the puts of the index.  No Python in here.
+
+   A lane is a queue that is known: by topic and queue id, its next offset, and up to where in the log it has
+   everything.  One call goes over whole, ordinary records of known lanes, and gathers; the entries then lie
+   together by lane.  It stops before any other record (odd, of an unknown lane, of another queue offset than the
+   lane's next, with a tag or key that is not ASCII), which the reference (dispatching.py) judges.
+
+       gather, gather, … sort, the caller takes entries and puts, taken */
+#pragma once
+#include <stdlib.h>
+#include "records.h"
+
+/* What is gathered and not taken yet.  A record has at most half as many keys as its properties have bytes, so one
+   always fits. */
+#define HS_ENTRIES_MAX (1u << 16)
+#define HS_PUTS_MAX (1u << 16)
+
+typedef struct {
+    int64_t next;    /* the queue's next offset */
+    int64_t known;   /* the queue has all that begins before this offset of the log */
+    int64_t code;    /* the tags code of the first entry that is gathered */
+    uint64_t hash;   /* of topic and queue id */
+    uint32_t key_hash; /* Java's hash of "topic#" */
+    int32_t queue_id;
+    uint32_t count;  /* entries that are gathered */
+    uint32_t at;     /* where they begin among all, once sorted */
+    uint8_t mixed;   /* they have more than one tags code */
+    uint8_t topic_bytes, topic[HS_TOPIC_BYTES_MAX];
+} hs_lane;
+
+typedef struct {
+    uint32_t lane;
+    uint8_t bytes[HS_QUEUE_ENTRY_BYTES];
+} hs_lane_entry;
+
+typedef struct {
+    hs_lane *lanes;
+    uint32_t *slots;   /* number + 1 of a lane, by its hash; 0 for none */
+    uint32_t *touched; /* the lanes of what is gathered, in the order of their first entries */
+    hs_lane_entry *entries; /* gathered, in the log's order */
+    uint8_t *sorted;   /* the same by lane */
+    uint8_t *puts;     /* gathered, in the log's order */
+    uint32_t lane_count, lane_room, slot_count, touched_count;
+    uint32_t entry_count, entry_room, sorted_room, put_count, put_room;
+    int64_t stored_ms; /* when the last record was stored */
+} hs_dispatch;
+
+/* What became of a record, or why a call ended: at the data's end, or before a record that is not ordinary; nothing
+   more fits until what is gathered is taken; there is no memory. */
+typedef enum { HS_DISPATCH_ORDINARY, HS_DISPATCH_STOPPED, HS_DISPATCH_FULL, HS_DISPATCH_NO_MEMORY } hs_dispatch_end;
+
+/* `things` with room for `count`, at least one, of `size` bytes each; NULL without memory, and nothing has changed. */
+static inline void *hs_grown(void *things, uint32_t *room, uint32_t count, size_t size) {
+    if (count <= *room) return things;
+    uint32_t wanted = *room ? *room : 1024;
+    while (wanted < count) {
+        if (wanted > UINT32_MAX / 2) return NULL;
+        wanted *= 2;
+    }
+    void *bigger = realloc(things, (size_t)wanted * size);
+    if (bigger) *room = wanted;
+    return bigger;
+}
+
+/* Java's String.hashCode over ASCII, going on from the hash of what stands before.  Any byte above is in `odd`. */
+static inline uint32_t hs_java_hash(uint32_t hash, const uint8_t *p, size_t n, uint8_t *odd) {
+    uint8_t bits = 0;
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        hash = hash * 923521u + p[i] * 29791u + p[i + 1] * 961u + p[i + 2] * 31u + p[i + 3];
+        bits |= p[i] | p[i + 1] | p[i + 2] | p[i + 3];
+    }
+    for (; i < n; i++) hash = hash * 31 + p[i], bits |= p[i];
+    *odd |= bits & 0x80;
+    return hash;
+}
+
+/* As the index keeps it: the absolute value, and 0 for the one that has none in 32 bits. */
+static inline uint32_t hs_index_hash(uint32_t hash) {
+    return hash < 0x80000000u ? hash : hash == 0x80000000u ? 0 : 0u - hash;
+}
+
+static inline uint64_t hs_lane_hash(const uint8_t *topic, size_t n, int32_t queue_id) {
+    uint64_t hash = 0x9E3779B97F4A7C15ull ^ (uint32_t)queue_id * 0xC2B2AE3D27D4EB4Full, word = 0;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        memcpy(&word, topic + i, 8);
+        hash = (hash ^ word) * 0x9FB21C651E98DF25ull;
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    memcpy(&word, topic + i, n - i);
+    hash = (hash ^ word ^ n) * 0x9FB21C651E98DF25ull;
+    return hash ^ hash >> 29;
+}
+
+/* The lane's number + 1, or 0. */
+static inline uint32_t hs_lane_find(const hs_dispatch *d, const uint8_t *topic, size_t n, int32_t queue_id) {
+    if (!d->slot_count) return 0;
+    const uint64_t hash = hs_lane_hash(topic, n, queue_id);
+    for (uint32_t at = (uint32_t)hash & (d->slot_count - 1);; at = (at + 1) & (d->slot_count - 1)) {
+        const uint32_t number = d->slots[at];
+        if (!number) return 0;
+        const hs_lane *lane = &d->lanes[number - 1];
+        if (lane->hash != hash || lane->queue_id != queue_id || lane->topic_bytes != n) continue;
+        if (!memcmp(lane->topic, topic, n)) return number;
+    }
+}
+
+static inline void hs_lane_slot(hs_dispatch *d, uint32_t number) {
+    uint32_t at = (uint32_t)d->lanes[number - 1].hash & (d->slot_count - 1);
+    while (d->slots[at]) at = (at + 1) & (d->slot_count - 1);
+    d->slots[at] = number;
+}
+
+/* Makes room for one lane more; 0 without memory.  There are at least two slots for each, so that a search ends. */
+static inline int hs_lane_reserve(hs_dispatch *d) {
+    const uint32_t count = d->lane_count + 1;
+    uint32_t room = d->lane_room;
+    if (count > 1u << 28) return 0;
+    void *lanes = hs_grown(d->lanes, &room, count, sizeof *d->lanes);
+    if (!lanes) return 0;
+    d->lanes = lanes;
+    void *touched = hs_grown(d->touched, &d->lane_room, count, sizeof *d->touched);
+    if (!touched) return 0;
+    d->touched = touched;
+    uint32_t slot_count = d->slot_count ? d->slot_count : 64;
+    while (slot_count < 2 * count) slot_count *= 2;
+    if (slot_count == d->slot_count) return 1;
+    uint32_t *slots = calloc(slot_count, sizeof *slots);
+    if (!slots) return 0;
+    free(d->slots);
+    d->slots = slots, d->slot_count = slot_count;
+    for (uint32_t number = 1; number <= d->lane_count; number++) hs_lane_slot(d, number);
+    return 1;
+}
+
+/* The number of the lane, which is known from now on; -1 for what cannot be one, or without memory. */
+static inline int64_t hs_lane_learn(hs_dispatch *d, const uint8_t *topic, size_t n, int32_t queue_id, int64_t next,
+                                    int64_t known) {
+    uint8_t odd = 0;
+    if (!n || n > HS_TOPIC_BYTES_MAX || !hs_is_topic(topic, n) || queue_id < 0) return -1;
+    if (next < 0 || next > INT64_MAX / HS_QUEUE_ENTRY_BYTES) return -1;
+    uint32_t number = hs_lane_find(d, topic, n, queue_id);
+    if (!number) {
+        if (!hs_lane_reserve(d)) return -1;
+        hs_lane *lane = &d->lanes[d->lane_count];
+        memset(lane, 0, sizeof *lane);
+        lane->hash = hs_lane_hash(topic, n, queue_id);
+        lane->key_hash = hs_java_hash(0, topic, n, &odd) * 31 + '#';
+        lane->queue_id = queue_id, lane->topic_bytes = (uint8_t)n;
+        memcpy(lane->topic, topic, n);
+        hs_lane_slot(d, number = ++d->lane_count);
+    }
+    d->lanes[number - 1].next = next, d->lanes[number - 1].known = known;
+    return number - 1;
+}
+
+/* No lane is known any more. */
+static inline void hs_lanes_forget(hs_dispatch *d) {
+    if (d->slots) memset(d->slots, 0, d->slot_count * sizeof *d->slots);
+    d->lane_count = d->touched_count = d->entry_count = d->put_count = 0;
+}
+
+static inline void hs_dispatch_free(hs_dispatch *d) {
+    free(d->lanes), free(d->slots), free(d->touched), free(d->entries), free(d->sorted), free(d->puts);
+    memset(d, 0, sizeof *d);
+}
+
+typedef struct {
+    const uint8_t *tags, *unique, *keys;
+    size_t tags_bytes, unique_bytes, keys_bytes;
+} hs_properties;
+
+/* Of equal names the last with a value wins.  A piece is name 01 value, and ends before 02. */
+static inline void hs_properties_find(const uint8_t *p, size_t n, hs_properties *found) {
+    memset(found, 0, sizeof *found);
+    const uint8_t *end = p + n;
+    while (p < end) {
+        const uint8_t *piece_end = memchr(p, 2, (size_t)(end - p));
+        if (!piece_end) piece_end = end;
+        const size_t bytes = (size_t)(piece_end - p);
+        if (bytes > 5 && p[4] == 1) {
+            if (!memcmp(p, "TAGS", 4)) found->tags = p + 5, found->tags_bytes = bytes - 5;
+            else if (!memcmp(p, "KEYS", 4)) found->keys = p + 5, found->keys_bytes = bytes - 5;
+        } else if (bytes > 9 && p[8] == 1 && !memcmp(p, "UNIQ_KEY", 8)) {
+            found->unique = p + 9, found->unique_bytes = bytes - 9;
+        }
+        p = piece_end + 1;
+    }
+}
+
+static inline void hs_put(uint8_t *put, uint32_t hash, const hs_record *r) {
+    hs_put32(put, hs_index_hash(hash));
+    hs_put64(put + 4, (uint64_t)r->physical_offset);
+    hs_put64(put + 12, (uint64_t)r->store_timestamp);
+}
+
+/* Puts the record's keys behind those that are there: UNIQ_KEY first, then each of KEYS; how many.  There is room.
+   `odd` if one is not ASCII. */
+static inline uint32_t hs_keys(const hs_dispatch *d, uint32_t key_hash, const hs_properties *found, const hs_record *r,
+                               uint8_t *odd) {
+    uint8_t *put = d->puts + (size_t)d->put_count * HS_INDEX_PUT_BYTES, *first = put;
+    if (found->unique_bytes) {
+        hs_put(put, hs_java_hash(key_hash, found->unique, found->unique_bytes, odd), r);
+        put += HS_INDEX_PUT_BYTES;
+    }
+    for (size_t at = 0; at < found->keys_bytes;) {
+        const uint8_t *key = found->keys + at, *space = memchr(key, ' ', found->keys_bytes - at);
+        const size_t bytes = space ? (size_t)(space - key) : found->keys_bytes - at;
+        if (bytes) {
+            hs_put(put, hs_java_hash(key_hash, key, bytes, odd), r);
+            put += HS_INDEX_PUT_BYTES;
+        }
+        at += bytes + 1;
+    }
+    return (uint32_t)((size_t)(put - first) / HS_INDEX_PUT_BYTES);
+}
+
+/* The record's entry becomes the lane's next. */
+static inline void hs_enter(hs_dispatch *d, uint32_t number, const hs_record *r, int64_t code) {
+    hs_lane *lane = &d->lanes[number];
+    hs_lane_entry *entry = &d->entries[d->entry_count++];
+    entry->lane = number;
+    hs_put64(entry->bytes, (uint64_t)r->physical_offset);
+    hs_put32(entry->bytes + 8, r->size);
+    hs_put64(entry->bytes + 12, (uint64_t)code);
+    if (!lane->count++) {
+        d->touched[d->touched_count++] = number;
+        lane->code = code, lane->mixed = 0;
+    } else if (lane->code != code) {
+        lane->mixed = 1;
+    }
+    lane->next++;
+    lane->known = r->physical_offset + r->size;
+}
+
+/* Room for one entry more, and for the keys of a record with so many bytes of properties: a key and what parts it
+   from the next are two bytes. */
+static inline hs_dispatch_end hs_dispatch_reserve(hs_dispatch *d, uint32_t properties_bytes) {
+    const uint32_t puts = d->put_count + 2 + properties_bytes / 2;
+    if (puts > HS_PUTS_MAX || d->entry_count >= HS_ENTRIES_MAX) return HS_DISPATCH_FULL;
+    void *bigger = hs_grown(d->puts, &d->put_room, puts, HS_INDEX_PUT_BYTES);
+    if (!bigger) return HS_DISPATCH_NO_MEMORY;
+    d->puts = bigger;
+    bigger = hs_grown(d->entries, &d->entry_room, d->entry_count + 1, sizeof *d->entries);
+    if (!bigger) return HS_DISPATCH_NO_MEMORY;
+    d->entries = bigger;
+    return HS_DISPATCH_ORDINARY;
+}
+
+/* Gathers from one record, or changes nothing. */
+static inline hs_dispatch_end hs_dispatch_one(hs_dispatch *d, const uint8_t *record, const hs_record *r,
+                                              int64_t indexed_to) {
+    const uint32_t number = hs_lane_find(d, record + r->topic_at, r->topic_bytes, r->queue_id);
+    if (!number) return HS_DISPATCH_STOPPED;
+    const hs_lane *lane = &d->lanes[number - 1];
+    const int32_t transaction = r->sys_flag & HS_SYS_TRANSACTION_MASK;
+    const int is_whole = transaction == 0 || transaction == HS_SYS_TRANSACTION_COMMIT;
+    const int is_entered = is_whole && r->physical_offset >= lane->known;
+    const int is_put = transaction != HS_SYS_TRANSACTION_ROLLBACK && r->physical_offset >= indexed_to;
+    if (is_entered | is_put) {
+        uint8_t odd = 0;
+        hs_properties found;
+        if (is_entered && r->queue_offset != lane->next) return HS_DISPATCH_STOPPED;
+        const hs_dispatch_end why = hs_dispatch_reserve(d, r->properties_bytes);
+        if (why != HS_DISPATCH_ORDINARY) return why;
+        hs_properties_find(record + r->properties_at, r->properties_bytes, &found);
+        const int64_t code = is_entered ? (int32_t)hs_java_hash(0, found.tags, found.tags_bytes, &odd) : 0;
+        const uint32_t puts = is_put ? hs_keys(d, lane->key_hash, &found, r, &odd) : 0;
+        if (odd) return HS_DISPATCH_STOPPED;
+        d->put_count += puts;
+        if (is_entered) hs_enter(d, number - 1, r, code);
+    }
+    d->stored_ms = r->store_timestamp;
+    return HS_DISPATCH_ORDINARY;
+}
+
+/* Goes over records that follow each other from `p`, which is `offset` in the log; `moved`: how many bytes they
+   are.  Keys of messages before `indexed_to` are not put. */
+static inline hs_dispatch_end hs_dispatch_gather(hs_dispatch *d, const uint8_t *p, size_t n, int64_t offset,
+                                                 int64_t indexed_to, size_t *moved) {
+    hs_record r;
+    *moved = 0;
+    if (offset < 0 || n > (uint64_t)(INT64_MAX - offset)) return HS_DISPATCH_STOPPED;
+    while (hs_parse(p + *moved, n - *moved, &r)) {
+        const uint8_t *record = p + *moved;
+        if (n - *moved > r.size + 512u) __builtin_prefetch(record + r.size), __builtin_prefetch(record + r.size + 64);
+        if (r.physical_offset != offset + (int64_t)*moved) break;
+        const hs_dispatch_end why = hs_dispatch_one(d, record, &r, indexed_to);
+        if (why != HS_DISPATCH_ORDINARY) return why;
+        *moved += r.size;
+    }
+    return HS_DISPATCH_STOPPED;
+}
+
+/* Lays the entries together by lane, each lane's in the log's order; 0 without memory. */
+static inline int hs_dispatch_sort(hs_dispatch *d) {
+    if (!d->entry_count) return 1;
+    void *sorted = hs_grown(d->sorted, &d->sorted_room, d->entry_count, HS_QUEUE_ENTRY_BYTES);
+    if (!sorted) return 0;
+    d->sorted = sorted;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < d->touched_count; i++) {
+        hs_lane *lane = &d->lanes[d->touched[i]];
+        lane->at = at;
+        at += lane->count;
+        lane->count = 0; /* counts again below */
+    }
+    for (uint32_t i = 0; i < d->entry_count; i++) {
+        hs_lane *lane = &d->lanes[d->entries[i].lane];
+        const size_t place = lane->at + lane->count++;
+        memcpy(d->sorted + place * HS_QUEUE_ENTRY_BYTES, d->entries[i].bytes, HS_QUEUE_ENTRY_BYTES);
+    }
+    return 1;
+}
+
+/* What was gathered has been taken. */
+static inline void hs_dispatch_taken(hs_dispatch *d) {
+    for (uint32_t i = 0; i < d->touched_count; i++) d->lanes[d->touched[i]].count = 0;
+    d->touched_count = d->entry_count = d->put_count = 0;
+}

@@ -1,0 +1,171 @@
+"""Dispatch of a run of the log: the entries of its queues and the puts of the index.  Pure.
+
+    lane     a queue that is known: its next offset, and up to where in the log it has everything
+    run      the entries that are gathered for one lane, as a queue has them: QUEUE_ENTRY
+    puts     the keys of all of them, in the log's order: INDEX_PUT
+
+gather() goes over whole, ordinary records of known lanes.  It stops before any other: one that is odd, or a blank;
+of a lane that is not known; of another queue offset than the lane's next; with a tag or key that is not ASCII.
+What becomes of that is the dispatcher's matter, which makes the lane known then, or known anew.
+
+Lanes is the reference; the native build has the same in C (core/dispatch.h), which lanes() gives where it is.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+from commitlog.errors import CorruptRecord
+from commitlog.files import Buffer
+from commitlog.index_file import Put
+from commitlog.kernel import native
+from commitlog.kernel.keys import KeyHasher, last_value, tags_code
+from commitlog.kernel.layout import (
+    INDEX_PUT,
+    MESSAGE_MAGIC,
+    QUEUE_ENTRY,
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_NONE,
+    SYS_TRANSACTION_ROLLBACK,
+    TOPIC_BYTES_MAX,
+)
+from commitlog.kernel.records import is_topic, parse_head
+
+# What is gathered and not taken yet stays small, however much data is given.
+ENTRIES_MAX = 1 << 16
+PUTS_MAX = 1 << 16
+_NEXT_MAX = ((1 << 63) - 1) // QUEUE_ENTRY.size
+
+_TAGS, _UNIQUE, _KEYS = b"\x02TAGS\x01", b"\x02UNIQ_KEY\x01", b"\x02KEYS\x01"
+
+Run = tuple[Any, bytes, int, int, int | None]
+"""The lane's owner, entries, the queue's next offset and known physical offset behind them, the tags code of all
+of them, or None where these differ."""
+
+
+class AnyLanes(Protocol):
+    """The lanes of one dispatcher.  Of one thread."""
+
+    def learn(
+        self, topic: bytes, queue_id: int, next_offset: int, known_physical_offset: int, owner: object
+    ) -> None:
+        """The lane is known from now on, with these numbers; `owner` is handed back with its entries.
+
+        What no queue can have, or be, stays unknown.
+        """
+
+    def forget(self) -> None:
+        """No lane is known any more."""
+
+    def gather(self, data: Buffer, at: int, offset: int, end: int, indexed_to: int) -> tuple[int, bool, int]:
+        """From the records that `data` has from `at`, which is `offset` in the log, to `end` at most.
+
+        How many bytes they are; whether nothing more fits until what is gathered is taken; and when the last
+        record of this or an earlier call was stored.  Keys of messages before `indexed_to` are not put.
+        """
+
+    def take(self) -> tuple[list[Run], bytes]:
+        """Runs and puts of all calls since the last time."""
+
+
+def lanes() -> AnyLanes:
+    """None is known yet."""
+    return cast(AnyLanes, native.core.Lanes()) if native.core is not None else Lanes()
+
+
+class _Lane:
+    __slots__ = ("codes", "entries", "hasher", "known", "next", "owner")
+
+    def __init__(self, topic: str) -> None:
+        self.hasher = KeyHasher(topic)
+        self.entries: list[bytes] = []
+        self.codes: set[int] = set()
+        self.next = 0
+        self.known = 0
+        self.owner: object = None
+
+    def take(self) -> Run:
+        entries, codes = b"".join(self.entries), self.codes
+        self.entries, self.codes = [], set()
+        return self.owner, entries, self.next, self.known, codes.pop() if len(codes) == 1 else None
+
+
+class Lanes:
+    """In Python: AnyLanes says what each method does."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        # What is gathered and not taken: in lanes, how many, and puts.
+        self._touched: dict[_Lane, None] = {}
+        self._count = 0
+        self._puts: list[Put] = []
+        self._stored_ms = 0
+
+    def learn(
+        self, topic: bytes, queue_id: int, next_offset: int, known_physical_offset: int, owner: object
+    ) -> None:
+        if not 0 < len(topic) <= TOPIC_BYTES_MAX or not is_topic(topic):
+            return
+        if queue_id < 0 or not 0 <= next_offset <= _NEXT_MAX:
+            return
+        name = topic.decode()
+        lane = self._lanes.setdefault((name, queue_id), _Lane(name))
+        lane.next, lane.known, lane.owner = next_offset, known_physical_offset, owner
+
+    def forget(self) -> None:
+        self._lanes.clear()
+        self._touched.clear()
+        self._puts.clear()
+        self._count = 0
+
+    def take(self) -> tuple[list[Run], bytes]:
+        runs = [lane.take() for lane in self._touched]
+        puts = b"".join([INDEX_PUT.pack(*put) for put in self._puts])
+        self._touched.clear()
+        self._puts.clear()
+        self._count = 0
+        return runs, puts
+
+    def gather(self, data: Buffer, at: int, offset: int, end: int, indexed_to: int) -> tuple[int, bool, int]:
+        begin, shift = at, offset - at
+        full, puts = False, self._puts
+        known, touched, pack = self._lanes, self._touched, QUEUE_ENTRY.pack
+        with suppress(CorruptRecord):
+            while (head := parse_head(data, at, end - at)) is not None:
+                size, magic, queue_id, queue_offset, place, sys_flag, time_ms, topic, text = head
+                lane = known.get((topic, queue_id))
+                if lane is None or magic != MESSAGE_MAGIC or place != at + shift or queue_offset < 0:
+                    break
+                transaction = sys_flag & SYS_TRANSACTION_MASK
+                whole = transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
+                entered = whole and place >= lane.known
+                put = transaction != SYS_TRANSACTION_ROLLBACK and place >= indexed_to
+                if entered and queue_offset != lane.next:
+                    break
+                if entered or put:
+                    if len(puts) + 2 + len(text) // 2 > PUTS_MAX or self._count >= ENTRIES_MAX:
+                        full = True
+                        break
+                    properties = b"\x02" + text
+                    if not (text.isascii() or _is_plain(properties, entered, put)):
+                        break
+                    if put:
+                        lane.hasher.put(puts, properties, place, time_ms)
+                if entered:
+                    code = tags_code(last_value(properties, _TAGS))
+                    lane.entries.append(pack(place, size, code))
+                    lane.codes.add(code)
+                    lane.next, lane.known = queue_offset + 1, place + size
+                    touched[lane] = None
+                    self._count += 1
+                self._stored_ms = time_ms
+                at += size
+        return at - begin, full, self._stored_ms
+
+
+def _is_plain(properties: bytes, entered: bool, put: bool) -> bool:
+    """Whether what would be hashed is ASCII."""
+    marks = (_TAGS,) * entered + (_UNIQUE, _KEYS) * put
+    return all(last_value(properties, mark).isascii() for mark in marks)
