@@ -17,6 +17,7 @@ from commitlog.errors import (
     MessageIllegal,
     OffsetGap,
     SegmentCrossed,
+    StoreUnreadable,
 )
 from commitlog.files import Buffer, Files, OSFiles
 from commitlog.kernel.layout import (
@@ -27,8 +28,8 @@ from commitlog.kernel.layout import (
     SYS_TRANSACTION_NONE,
 )
 from commitlog.kernel.records import Message, encode, encode_batch, stamp
-from commitlog.options import LogOptions
-from commitlog.recovery import recover
+from commitlog.options import FlushDiskType, LogOptions
+from commitlog.recovery import RecoveryReport, recover
 from commitlog.segments import Segments
 from commitlog.writable_log import WritableLog, wall_clock_ms
 
@@ -119,6 +120,39 @@ class CommitLog(WritableLog):
         report = recover(segments, cut_directory=options.root / "cut", files=files)
         log = cls(options, segments, report.end, store_host=store_host, clock_ms=clock_ms, files=files)
         log.restore_fences(Fences(report.fences))
+        return log
+
+    @classmethod
+    def recovered(
+        cls,
+        options: LogOptions,
+        segments: Segments,
+        report: RecoveryReport,
+        *,
+        store_host: bytes,
+        clock_ms: Callable[[], int],
+        files: Files,
+    ) -> CommitLog:
+        """The log as recovery has left it.  Raises StoreUnreadable.
+
+        With SYNC_FLUSH all of it is flushed at once: the first report of a slave says where its log ends, and
+        speaks of flushed bytes.
+        """
+        log = cls(
+            *(options, segments, report.end),
+            store_host=store_host,
+            clock_ms=clock_ms,
+            files=files,
+            flushed=report.durable,
+        )
+        if options.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+            try:
+                log.flush()
+            except LogNotWritable as error:
+                log.close()
+                raise StoreUnreadable(
+                    error.path or segments.directory, f"recovery: {error.reason}"
+                ) from error
         return log
 
     # -- appending ----------------------------------------------------------------------------------

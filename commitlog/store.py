@@ -35,7 +35,7 @@ from commitlog.kernel.records import check
 from commitlog.known_edge import edge_below
 from commitlog.log import CommitLog, wall_clock_ms
 from commitlog.mender import Mender
-from commitlog.options import FlushDiskType, LogOptions
+from commitlog.options import LogOptions
 from commitlog.positions import Durable
 from commitlog.readable_queue import Entry, stored_ms
 from commitlog.recovery import RecoveryReport, recover
@@ -204,19 +204,10 @@ class Store:
 
     def _make_parts(self, segments: Segments, store_host: bytes, clock_ms: Callable[[], int]) -> None:
         options, recovery = self.options, self.recovery
-        self.log = CommitLog(
-            options,
-            segments,
-            recovery.end,
-            store_host=store_host,
-            clock_ms=clock_ms,
-            files=self._files,
-            flushed=recovery.durable,
+        self.log = CommitLog.recovered(
+            options, segments, recovery, store_host=store_host, clock_ms=clock_ms, files=self._files
         )
         self._opened.callback(self.log.close)
-        if options.flush_disk_type is FlushDiskType.SYNC_FLUSH:
-            # Whoever asks what is flushed is told where the log ends, from the first report of a slave on.
-            self.log.flush()
         position = max(min(self.queues.max_physical_offset, recovery.end), self.log.start)
         if not recovery.clean:
             # Of each queue some pages may be lost: they come again from all that was looked at.

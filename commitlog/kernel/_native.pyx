@@ -18,6 +18,15 @@ cdef extern from "core/records.h" nogil:
     void hs_crc_init()
     uint32_t hs_crc32(uint32_t, const uint8_t*, size_t)
     size_t hs_scan(const uint8_t*, size_t, int64_t, int, int64_t, int64_t*, int64_t*)
+    ctypedef struct hs_piece:
+        const uint8_t* p
+        size_t n
+    enum:
+        HS_CUT_BYTES_MAX
+    size_t hs_scan_pieces(const hs_piece*, size_t, int64_t, int64_t, uint8_t*)
+
+cdef extern from "core/index.h" nogil:
+    size_t hs_index_enter(const uint8_t*, size_t, int32_t, int32_t*, uint32_t, int64_t, int64_t*, int64_t*, int32_t*)
 
 cdef extern from "core/entries.h" nogil:
     ctypedef struct hs_entry:
@@ -123,12 +132,7 @@ def crc32(data, uint32_t value=0):
     return value
 
 
-cdef extern from "core/index.h" nogil:
-    size_t hs_index_enter(
-        const uint8_t*, size_t, int, int*, uint32_t, int64_t, int64_t*, int64_t*, int*)
-
-
-def index_enter(entries, int number, slots, int64_t end, int64_t before, int64_t last, int seconds):
+def index_enter(entries, int32_t number, slots, int64_t end, int64_t before, int64_t last, int32_t seconds):
     """Enters the ordinary ones of `entries`, 20 bytes each, in `slots`, an array of 4-byte numbers.
 
     (how many, place of the last message but one, place and seconds of the last one)
@@ -142,26 +146,13 @@ def index_enter(entries, int number, slots, int64_t end, int64_t before, int64_t
             if 4 <= numbers.len and numbers.len // 4 <= 0x7fffffff and data.len // 20 <= 0x7fffffff - number:
                 with nogil:
                     done = hs_index_enter(
-                        <const uint8_t*>data.buf, data.len // 20, number, <int*>numbers.buf,
+                        <const uint8_t*>data.buf, data.len // 20, number, <int32_t*>numbers.buf,
                         <uint32_t>(numbers.len // 4), end, &before, &last, &seconds)
         finally:
             PyBuffer_Release(&numbers)
     finally:
         PyBuffer_Release(&data)
     return done, before, last, seconds
-
-
-cdef extern from "core/records.h" nogil:
-    ctypedef struct hs_piece:
-        const uint8_t* p
-        size_t n
-    size_t hs_scan_pieces(const hs_piece*, size_t, int64_t, int64_t, uint8_t*)
-    enum: HS_CUT_BYTES_MAX
-cdef extern from "stdint.h":
-    int64_t INT64_MAX
-cdef extern from "stdlib.h" nogil:
-    void* calloc(size_t, size_t)
-    void free(void*)
 
 
 def scan_pieces(pieces, Py_ssize_t position, int64_t offset):
@@ -174,8 +165,8 @@ def scan_pieces(pieces, Py_ssize_t position, int64_t offset):
     cdef hs_piece* views
     if not count or position < 0:
         return 0
-    buffers = <Py_buffer*>calloc(count, sizeof(Py_buffer))
-    views = <hs_piece*>calloc(count, sizeof(hs_piece))
+    buffers = <Py_buffer*>malloc(count * sizeof(Py_buffer))
+    views = <hs_piece*>malloc(count * sizeof(hs_piece))
     try:
         if buffers == NULL or views == NULL:
             raise MemoryError()

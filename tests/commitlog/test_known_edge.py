@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from pathlib import Path
 
 import pytest
 
+from commitlog.errors import StoreUnreadable
 from commitlog.files import OSFiles
 from commitlog.options import FlushDiskType
 from commitlog.positions import Durable, Positions
@@ -16,6 +18,7 @@ from commitlog.store import Store
 from tests.commitlog.test_going_back import dispatched, feed
 from tests.commitlog.test_positions import append_some, flush_all
 from tests.commitlog.test_store import open_store, placed, queued
+from tests.support.failing_files import FailingFiles
 from tests.support.messages import SEGMENT_BYTES, STORE_MS, Clock, message, whole_log
 
 
@@ -93,6 +96,15 @@ def test_with_sync_flush_all_that_a_start_finds_is_flushed_before_anybody_is_tol
     again = open_store(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     assert again.log.flushed == again.log.end == again.checkpoint.positions.log
     again.close()
+
+
+def test_with_sync_flush_a_start_that_cannot_flush_what_it_found_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path).close(clean=False)
+    files = FailingFiles()
+    files.fail("pwrite", errno.EIO)
+    with pytest.raises(StoreUnreadable, match="recovery"):
+        open_store(tmp_path, files, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    open_store(tmp_path).close()
 
 
 def test_a_replica_that_flushed_amid_a_record_begins_at_the_edge_before(tmp_path: Path) -> None:
