@@ -85,9 +85,9 @@ static size_t frame(void) {
 
 static void answer(const hs_send *send) {
     static const uint8_t text[] = "pieces of an answer";
-    hs_piece piece[HS_PIECES];
+    hs_answer_piece piece[HS_PIECES];
     size_t room = HS_ANSWER_NUMBERS_BYTES_MAX;
-    for (int i = 0; i < HS_PIECES; i++) piece[i] = (hs_piece){text, below(sizeof text)}, room += piece[i].n;
+    for (int i = 0; i < HS_PIECES; i++) piece[i] = (hs_answer_piece){text, below(sizeof text)}, room += piece[i].n;
     const hs_stored stored = {INT64_MIN + below(3), INT64_MIN, INT32_MIN, INT32_MIN, send->binary, 0, 0};
     uint8_t *out = malloc(room);
     CHECK(hs_put_answer(out, &stored, 65535, piece) <= out + room);

@@ -393,13 +393,13 @@ static inline void hs_stamp(uint8_t *record, int64_t queue_offset, int64_t physi
 typedef struct {
     const uint8_t *p;
     size_t n;
-} hs_piece;
+} hs_answer_piece;
 #define HS_PIECES 6
 /* No number is longer; an answer has five of them, and its prefix. */
 #define HS_NUMBER_BYTES_MAX 20
 #define HS_ANSWER_NUMBERS_BYTES_MAX (HS_SEND_PREFIX_BYTES + 5 * HS_NUMBER_BYTES_MAX)
 
-static inline uint8_t *hs_put_piece(uint8_t *out, hs_piece piece) { return memcpy(out, piece.p, piece.n), out + piece.n; }
+static inline uint8_t *hs_put_answer_piece(uint8_t *out, hs_answer_piece piece) { return memcpy(out, piece.p, piece.n), out + piece.n; }
 
 static inline uint8_t *hs_put_number(uint8_t *out, int64_t value) {
     uint8_t digits[HS_NUMBER_BYTES_MAX];
@@ -431,24 +431,24 @@ typedef struct {
 } hs_stored;
 
 /* The answer's frame; returns its end.  `out` has room for all pieces and HS_ANSWER_NUMBERS_BYTES_MAX. */
-static inline uint8_t *hs_put_answer(uint8_t *out, const hs_stored *stored, int code, const hs_piece *piece) {
-    uint8_t *p = hs_put_piece(out + HS_SEND_PREFIX_BYTES, piece[0]);
+static inline uint8_t *hs_put_answer(uint8_t *out, const hs_stored *stored, int code, const hs_answer_piece *piece) {
+    uint8_t *p = hs_put_answer_piece(out + HS_SEND_PREFIX_BYTES, piece[0]);
     if (stored->binary) {
         hs_put16(p, (uint16_t)code);
-        p = hs_put_piece(p + 2, piece[1]);
+        p = hs_put_answer_piece(p + 2, piece[1]);
         hs_put32(p, (uint32_t)stored->opaque);
-        p = hs_put_piece(p + 4, piece[2]);
+        p = hs_put_answer_piece(p + 4, piece[2]);
         uint8_t *ext = p;
-        p = hs_put_hex(hs_put_piece(p + 4, piece[3]), (uint64_t)stored->physical_offset);
-        p = hs_put_number_text(hs_put_piece(p, piece[4]), stored->queue_id);
-        p = hs_put_number_text(hs_put_piece(p, piece[5]), stored->queue_offset);
+        p = hs_put_hex(hs_put_answer_piece(p + 4, piece[3]), (uint64_t)stored->physical_offset);
+        p = hs_put_number_text(hs_put_answer_piece(p, piece[4]), stored->queue_id);
+        p = hs_put_number_text(hs_put_answer_piece(p, piece[5]), stored->queue_offset);
         hs_put32(ext, (uint32_t)(p - ext - 4));
     } else {
-        p = hs_put_piece(hs_put_number(p, code), piece[1]);
-        p = hs_put_piece(hs_put_hex(p, (uint64_t)stored->physical_offset), piece[2]);
-        p = hs_put_piece(hs_put_number(p, stored->queue_id), piece[3]);
-        p = hs_put_piece(hs_put_number(p, stored->queue_offset), piece[4]);
-        p = hs_put_piece(hs_put_number(p, stored->opaque), piece[5]);
+        p = hs_put_answer_piece(hs_put_number(p, code), piece[1]);
+        p = hs_put_answer_piece(hs_put_hex(p, (uint64_t)stored->physical_offset), piece[2]);
+        p = hs_put_answer_piece(hs_put_number(p, stored->queue_id), piece[3]);
+        p = hs_put_answer_piece(hs_put_number(p, stored->queue_offset), piece[4]);
+        p = hs_put_answer_piece(hs_put_number(p, stored->opaque), piece[5]);
     }
     hs_put32(out, (uint32_t)(p - out - 4));
     hs_put32(out + 4, (uint32_t)stored->binary << 24 | (uint32_t)(p - out - 8));
