@@ -61,7 +61,9 @@ static inline int hs_is_ascii(const uint8_t *p, size_t n) {
     return all < 0x80;
 }
 
-static inline int hs_is(const uint8_t *p, size_t n, const char *word) { return strlen(word) == n && !memcmp(p, word, n); }
+static inline int hs_is(const uint8_t *p, size_t n, const char *word) {
+    return strlen(word) == n && !memcmp(p, word, n);
+}
 
 /* Bytes of the UTF-8 character that begins here, 0 if none does: no surrogates, none in more bytes than it needs. */
 static inline size_t hs_utf8(const uint8_t *p, size_t n) {
@@ -285,13 +287,14 @@ static inline int hs_follows(const uint8_t *p, size_t at, const char *name, size
 
 /* Admission._properties: WAIT is taken out and heeded, a separator and CLUSTER are added.  0 where DELAY, TRAN_MSG or
    CLUSTER want a closer look, or where it would be too long.  `p` has HS_SEND_PROPERTIES_ROOM. */
-static inline int hs_settle_properties(uint8_t *p, size_t n, const uint8_t *cluster, size_t cluster_bytes, size_t *settled,
-                                       uint8_t *wait) {
+static inline int hs_settle_properties(uint8_t *p, size_t n, const uint8_t *cluster, size_t cluster_bytes,
+                                       size_t *settled, uint8_t *wait) {
     size_t wait_at = SIZE_MAX; /* of the first one, wherever it stands */
     *wait = 1;
     for (size_t at = 0; at < n; at++) {
         if (p[at] != 1) continue;
-        if (hs_follows(p, at, "DELAY", 5) || hs_follows(p, at, "TRAN_MSG", 8) || hs_follows(p, at, "CLUSTER", 7)) return 0;
+        if (hs_follows(p, at, "DELAY", 5) || hs_follows(p, at, "CLUSTER", 7)) return 0;
+        if (hs_follows(p, at, "TRAN_MSG", 8)) return 0;
         if (wait_at == SIZE_MAX && hs_follows(p, at, "WAIT", 4)) wait_at = at - 4;
     }
     if (wait_at != SIZE_MAX && (wait_at == 0 || p[wait_at - 1] == 2)) {
@@ -321,8 +324,8 @@ static inline int hs_settle_properties(uint8_t *p, size_t n, const uint8_t *clus
 
 /* Size of the plain send that begins at `p`, if all of it is there; else 0.  `properties` gets those that are stored,
    and has HS_SEND_PROPERTIES_ROOM. */
-static inline size_t hs_read_send(const uint8_t *p, size_t n, const uint8_t *cluster, size_t cluster_bytes, hs_send *send,
-                                  uint8_t *properties) {
+static inline size_t hs_read_send(const uint8_t *p, size_t n, const uint8_t *cluster, size_t cluster_bytes,
+                                  hs_send *send, uint8_t *properties) {
     if (n < HS_SEND_PREFIX_BYTES) return 0;
     const uint32_t length = hs_get32(p), mark = hs_get32(p + 4), header_bytes = mark & 0xFFFFFF;
     if (length < 4 || length > n - 4 || header_bytes > length - 4 || header_bytes > HS_SEND_HEADER_BYTES_MAX) return 0;
@@ -335,7 +338,8 @@ static inline size_t hs_read_send(const uint8_t *p, size_t n, const uint8_t *clu
     if (send->binary ? !hs_binary_header(header, send, properties, &properties_bytes)
                      : mark >> 24 != HS_SEND_JSON || !hs_json_header(header, send, properties, &properties_bytes))
         return 0;
-    if (!hs_settle_properties(properties, properties_bytes, cluster, cluster_bytes, &properties_bytes, &send->wait)) return 0;
+    if (!hs_settle_properties(properties, properties_bytes, cluster, cluster_bytes, &properties_bytes, &send->wait))
+        return 0;
     send->properties_bytes = (uint32_t)properties_bytes;
     return (size_t)length + 4;
 }
@@ -347,8 +351,9 @@ static inline uint64_t hs_record_bytes(const hs_send *send, size_t born_bytes, s
 
 /* The record but for both offsets, the time, and the body with its CRC: hs_record_bytes() of it.  Hosts are of 8 or 20
    bytes.  Returns where the body goes. */
-static inline uint8_t *hs_write_record(uint8_t *out, const hs_send *send, const uint8_t *properties, const uint8_t *born,
-                                       size_t born_bytes, const uint8_t *store, size_t store_bytes) {
+static inline uint8_t *hs_write_record(uint8_t *out, const hs_send *send, const uint8_t *properties,
+                                       const uint8_t *born, size_t born_bytes, const uint8_t *store,
+                                       size_t store_bytes) {
     const uint32_t born_v6 = born_bytes > 8 ? HS_V6_BYTES : 0, both = born_v6 + (store_bytes > 8 ? HS_V6_BYTES : 0);
     const uint32_t kind = (born_bytes > 8 ? HS_SYS_BORN_HOST_V6 : 0) | (store_bytes > 8 ? HS_SYS_STORE_HOST_V6 : 0);
     const uint32_t hosts = HS_SYS_BORN_HOST_V6 | HS_SYS_STORE_HOST_V6;
@@ -399,7 +404,9 @@ typedef struct {
 #define HS_NUMBER_BYTES_MAX 20
 #define HS_ANSWER_NUMBERS_BYTES_MAX (HS_SEND_PREFIX_BYTES + 5 * HS_NUMBER_BYTES_MAX)
 
-static inline uint8_t *hs_put_answer_piece(uint8_t *out, hs_answer_piece piece) { return memcpy(out, piece.p, piece.n), out + piece.n; }
+static inline uint8_t *hs_put_answer_piece(uint8_t *out, hs_answer_piece piece) {
+    return memcpy(out, piece.p, piece.n), out + piece.n;
+}
 
 static inline uint8_t *hs_put_number(uint8_t *out, int64_t value) {
     uint8_t digits[HS_NUMBER_BYTES_MAX];
