@@ -22,13 +22,18 @@ static uint8_t buffer[1 << 17];
 static size_t json(void) {
     static const char *properties[] = {
         "", "UNIQ_KEY\\u00017F00\\u0002WAIT\\u0001true\\u0002", "WAIT\\u0001FALSE", "A\\u00011\\u0002WAIT\\u0001false",
-        "K\\u0001\\ud83d\\ude00\\u20ac\\u00fc\xf0\x9f\x98\x80\xe2\x82\xac\xc3\xbc\\n\\\"\\\\", "DELAY\\u00012", "XCLUSTER\\u0001y"};
+        "K\\u0001\\ud83d\\ude00\\u20ac\\u00fc\xf0\x9f\x98\x80\xe2\x82\xac\xc3\xbc\\n\\\"\\\\",
+        "DELAY\\u00012", "XCLUSTER\\u0001y"};
     static const char *orders[] = {
-        "{\"code\":310,\"extFields\":{\"a\":\"g\",\"b\":\"T\",\"c\":\"TBW102\",\"d\":\"4\",\"e\":\"%u\",\"f\":\"0\",\"g\":\"1700000000000\","
-        "\"h\":\"0\",\"i\":\"%s\",\"j\":\"0\",\"k\":\"false\",\"m\":\"false\"},\"flag\":0,\"language\":\"JAVA\",\"opaque\":7,"
+        "{\"code\":310,\"extFields\":{\"a\":\"g\",\"b\":\"T\",\"c\":\"TBW102\",\"d\":\"4\",\"e\":\"%u\",\"f\":\"0\","
+        "\"g\":\"1700000000000\","
+        "\"h\":\"0\",\"i\":\"%s\",\"j\":\"0\",\"k\":\"false\",\"m\":\"false\"},\"flag\":0,\"language\":\"JAVA\","
+        "\"opaque\":7,"
         "\"serializeTypeCurrentRPC\":\"JSON\",\"version\":409}",
-        "{\"code\":310,\"language\":\"GO\",\"version\":317,\"opaque\":-7,\"flag\":2,\"remark\":\"\",\"extFields\":{\"e\":\"%u\",\"i\":\"%s\","
-        "\"n\":\"b\",\"a\":\"g\",\"b\":\"a-topic\",\"c\":\"T\",\"d\":\"4\",\"f\":\"1\",\"g\":\"-1\",\"h\":\"-2147483648\",\"l\":\"16\"}}"};
+        "{\"code\":310,\"language\":\"GO\",\"version\":317,\"opaque\":-7,\"flag\":2,\"remark\":\"\","
+        "\"extFields\":{\"e\":\"%u\",\"i\":\"%s\","
+        "\"n\":\"b\",\"a\":\"g\",\"b\":\"a-topic\",\"c\":\"T\",\"d\":\"4\",\"f\":\"1\",\"g\":\"-1\","
+        "\"h\":\"-2147483648\",\"l\":\"16\"}}"};
     return (size_t)sprintf((char *)buffer + 8, orders[below(2)], below(5), properties[below(7)]);
 }
 
@@ -85,9 +90,9 @@ static size_t frame(void) {
 
 static void answer(const hs_send *send) {
     static const uint8_t text[] = "pieces of an answer";
-    hs_literal piece[HS_PIECES];
+    hs_answer_piece piece[HS_PIECES];
     size_t room = HS_ANSWER_NUMBERS_BYTES_MAX;
-    for (int i = 0; i < HS_PIECES; i++) piece[i] = (hs_literal){text, below(sizeof text)}, room += piece[i].n;
+    for (int i = 0; i < HS_PIECES; i++) piece[i] = (hs_answer_piece){text, below(sizeof text)}, room += piece[i].n;
     const hs_stored stored = {INT64_MIN + below(3), INT64_MIN, INT32_MIN, INT32_MIN, send->binary, 0, 0};
     uint8_t *out = malloc(room);
     CHECK(hs_put_answer(out, &stored, 65535, piece) <= out + room);

@@ -12,6 +12,7 @@ from haservice.errors import ProtocolError
 from haservice.remoting.frame import (
     ANSWER_HEADER_BYTES_MAX,
     FRAME_BYTES_MAX,
+    JOINED_BYTES_MAX,
     REQUEST_HEADER_BYTES_MAX,
     Frame,
     FrameReader,
@@ -157,3 +158,41 @@ def test_who_speaks_another_protocol_is_named() -> None:
 def test_escaped_properties_fit_a_requests_header_and_batch_ids_an_answers() -> None:
     assert REQUEST_HEADER_BYTES_MAX > 32767 * 6 + 32768
     assert ANSWER_HEADER_BYTES_MAX > 33 * (4 * 1024 * 1024 // 23)
+
+
+# From a frame's edge
+
+
+def test_at_an_edge_what_comes_can_be_looked_at_before_it_is_fed() -> None:
+    reader = FrameReader()
+    sent = frame(b"{}", b"one") + frame(b"{}", b"two")
+    assert reader.from_edge(sent) is sent
+    assert [bytes(body) for _, _, body in reader.feed(sent)] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("cut", range(1, 13))
+def test_a_frame_that_came_in_pieces_can_be_looked_at_once_it_is_whole(cut: int) -> None:
+    reader = FrameReader()
+    whole = frame(b"{}", b"one")
+    assert not reader.feed(whole[:cut])
+    if cut >= 8:  # what is missing is known
+        assert reader.from_edge(b"") is None
+    joined = reader.from_edge(whole[cut:] + b"behind")
+    assert joined == whole + b"behind"
+    assert reader.pending_bytes == 0
+    assert len(reader.feed(joined[:-6])) == 1
+
+
+def test_a_large_frame_is_not_copied_for_a_look() -> None:
+    reader = FrameReader()
+    whole = frame(b"{}", bytes(JOINED_BYTES_MAX))
+    reader.feed(whole[:-1])
+    assert reader.from_edge(whole[-1:]) is None
+    assert len(reader.feed(whole[-1:])) == 1
+
+
+def test_behind_a_lie_nothing_is_looked_at() -> None:
+    reader = FrameReader()
+    with pytest.raises(ProtocolError):
+        reader.feed(b"\xff" * 8)
+    assert reader.from_edge(frame(b"{}")) is None

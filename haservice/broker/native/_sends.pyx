@@ -27,7 +27,7 @@ cdef extern from "core/send.h" nogil:
         int64_t physical_offset, queue_offset
         int32_t opaque, queue_id
         uint8_t binary, oneway, wait
-    ctypedef struct hs_literal:
+    ctypedef struct hs_answer_piece:
         const uint8_t* p
         size_t n
     void hs_crc_init()
@@ -36,7 +36,7 @@ cdef extern from "core/send.h" nogil:
     uint8_t* hs_write_record(uint8_t*, const hs_send*, const uint8_t*, const uint8_t*, size_t, const uint8_t*, size_t)
     void hs_write_body(uint8_t*, uint8_t*, const hs_send*)
     void hs_stamp(uint8_t*, int64_t, int64_t, int64_t)
-    uint8_t* hs_put_answer(uint8_t*, const hs_stored*, int, const hs_literal*)
+    uint8_t* hs_put_answer(uint8_t*, const hs_stored*, int, const hs_answer_piece*)
 
 cdef enum:
     # From here on the lock is let go: some 10 µs of work.
@@ -87,8 +87,8 @@ cdef class Topic:
 cdef class Pieces:
     """What every answer is made of but its numbers; see core/send.h for which piece is which."""
     cdef tuple kept
-    cdef hs_literal json[6]
-    cdef hs_literal binary[6]
+    cdef hs_answer_piece json[6]
+    cdef hs_answer_piece binary[6]
     cdef size_t room          # for one answer
 
     def __cinit__(self, tuple json, tuple binary):
@@ -105,8 +105,8 @@ cdef class Pieces:
         self.room = max(json_bytes, binary_bytes) + HS_ANSWER_NUMBERS_BYTES_MAX
 
 
-cdef hs_literal _piece(bytes text):
-    cdef hs_literal piece
+cdef hs_answer_piece _piece(bytes text):
+    cdef hs_answer_piece piece
     piece.p, piece.n = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)
     return piece
 
@@ -133,8 +133,8 @@ cdef class Answers:
         cdef uint8_t* out = <uint8_t*>PyMem_Malloc(count * self.pieces.room + 1)
         cdef uint8_t* p = out
         cdef const hs_stored* stored
-        cdef const hs_literal* json = &self.pieces.json[0]
-        cdef const hs_literal* binary = &self.pieces.binary[0]
+        cdef const hs_answer_piece* json = &self.pieces.json[0]
+        cdef const hs_answer_piece* binary = &self.pieces.binary[0]
         if out == NULL:
             raise MemoryError
         try:

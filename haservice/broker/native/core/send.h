@@ -61,7 +61,9 @@ static inline int hs_is_ascii(const uint8_t *p, size_t n) {
     return all < 0x80;
 }
 
-static inline int hs_is(const uint8_t *p, size_t n, const char *word) { return strlen(word) == n && !memcmp(p, word, n); }
+static inline int hs_is(const uint8_t *p, size_t n, const char *word) {
+    return strlen(word) == n && !memcmp(p, word, n);
+}
 
 /* Bytes of the UTF-8 character that begins here, 0 if none does: no surrogates, none in more bytes than it needs. */
 static inline size_t hs_utf8(const uint8_t *p, size_t n) {
@@ -285,13 +287,14 @@ static inline int hs_follows(const uint8_t *p, size_t at, const char *name, size
 
 /* Admission._properties: WAIT is taken out and heeded, a separator and CLUSTER are added.  0 where DELAY, TRAN_MSG or
    CLUSTER want a closer look, or where it would be too long.  `p` has HS_SEND_PROPERTIES_ROOM. */
-static inline int hs_settle_properties(uint8_t *p, size_t n, const uint8_t *cluster, size_t cluster_bytes, size_t *settled,
-                                       uint8_t *wait) {
+static inline int hs_settle_properties(uint8_t *p, size_t n, const uint8_t *cluster, size_t cluster_bytes,
+                                       size_t *settled, uint8_t *wait) {
     size_t wait_at = SIZE_MAX; /* of the first one, wherever it stands */
     *wait = 1;
     for (size_t at = 0; at < n; at++) {
         if (p[at] != 1) continue;
-        if (hs_follows(p, at, "DELAY", 5) || hs_follows(p, at, "TRAN_MSG", 8) || hs_follows(p, at, "CLUSTER", 7)) return 0;
+        if (hs_follows(p, at, "DELAY", 5) || hs_follows(p, at, "CLUSTER", 7)) return 0;
+        if (hs_follows(p, at, "TRAN_MSG", 8)) return 0;
         if (wait_at == SIZE_MAX && hs_follows(p, at, "WAIT", 4)) wait_at = at - 4;
     }
     if (wait_at != SIZE_MAX && (wait_at == 0 || p[wait_at - 1] == 2)) {
@@ -321,8 +324,8 @@ static inline int hs_settle_properties(uint8_t *p, size_t n, const uint8_t *clus
 
 /* Size of the plain send that begins at `p`, if all of it is there; else 0.  `properties` gets those that are stored,
    and has HS_SEND_PROPERTIES_ROOM. */
-static inline size_t hs_read_send(const uint8_t *p, size_t n, const uint8_t *cluster, size_t cluster_bytes, hs_send *send,
-                                  uint8_t *properties) {
+static inline size_t hs_read_send(const uint8_t *p, size_t n, const uint8_t *cluster, size_t cluster_bytes,
+                                  hs_send *send, uint8_t *properties) {
     if (n < HS_SEND_PREFIX_BYTES) return 0;
     const uint32_t length = hs_get32(p), mark = hs_get32(p + 4), header_bytes = mark & 0xFFFFFF;
     if (length < 4 || length > n - 4 || header_bytes > length - 4 || header_bytes > HS_SEND_HEADER_BYTES_MAX) return 0;
@@ -335,7 +338,8 @@ static inline size_t hs_read_send(const uint8_t *p, size_t n, const uint8_t *clu
     if (send->binary ? !hs_binary_header(header, send, properties, &properties_bytes)
                      : mark >> 24 != HS_SEND_JSON || !hs_json_header(header, send, properties, &properties_bytes))
         return 0;
-    if (!hs_settle_properties(properties, properties_bytes, cluster, cluster_bytes, &properties_bytes, &send->wait)) return 0;
+    if (!hs_settle_properties(properties, properties_bytes, cluster, cluster_bytes, &properties_bytes, &send->wait))
+        return 0;
     send->properties_bytes = (uint32_t)properties_bytes;
     return (size_t)length + 4;
 }
@@ -347,8 +351,9 @@ static inline uint64_t hs_record_bytes(const hs_send *send, size_t born_bytes, s
 
 /* The record but for both offsets, the time, and the body with its CRC: hs_record_bytes() of it.  Hosts are of 8 or 20
    bytes.  Returns where the body goes. */
-static inline uint8_t *hs_write_record(uint8_t *out, const hs_send *send, const uint8_t *properties, const uint8_t *born,
-                                       size_t born_bytes, const uint8_t *store, size_t store_bytes) {
+static inline uint8_t *hs_write_record(uint8_t *out, const hs_send *send, const uint8_t *properties,
+                                       const uint8_t *born, size_t born_bytes, const uint8_t *store,
+                                       size_t store_bytes) {
     const uint32_t born_v6 = born_bytes > 8 ? HS_V6_BYTES : 0, both = born_v6 + (store_bytes > 8 ? HS_V6_BYTES : 0);
     const uint32_t kind = (born_bytes > 8 ? HS_SYS_BORN_HOST_V6 : 0) | (store_bytes > 8 ? HS_SYS_STORE_HOST_V6 : 0);
     const uint32_t hosts = HS_SYS_BORN_HOST_V6 | HS_SYS_STORE_HOST_V6;
@@ -393,13 +398,15 @@ static inline void hs_stamp(uint8_t *record, int64_t queue_offset, int64_t physi
 typedef struct {
     const uint8_t *p;
     size_t n;
-} hs_literal;
+} hs_answer_piece;
 #define HS_PIECES 6
 /* No number is longer; an answer has five of them, and its prefix. */
 #define HS_NUMBER_BYTES_MAX 20
 #define HS_ANSWER_NUMBERS_BYTES_MAX (HS_SEND_PREFIX_BYTES + 5 * HS_NUMBER_BYTES_MAX)
 
-static inline uint8_t *hs_put_literal(uint8_t *out, hs_literal piece) { return memcpy(out, piece.p, piece.n), out + piece.n; }
+static inline uint8_t *hs_put_answer_piece(uint8_t *out, hs_answer_piece piece) {
+    return memcpy(out, piece.p, piece.n), out + piece.n;
+}
 
 static inline uint8_t *hs_put_number(uint8_t *out, int64_t value) {
     uint8_t digits[HS_NUMBER_BYTES_MAX];
@@ -431,24 +438,24 @@ typedef struct {
 } hs_stored;
 
 /* The answer's frame; returns its end.  `out` has room for all pieces and HS_ANSWER_NUMBERS_BYTES_MAX. */
-static inline uint8_t *hs_put_answer(uint8_t *out, const hs_stored *stored, int code, const hs_literal *piece) {
-    uint8_t *p = hs_put_literal(out + HS_SEND_PREFIX_BYTES, piece[0]);
+static inline uint8_t *hs_put_answer(uint8_t *out, const hs_stored *stored, int code, const hs_answer_piece *piece) {
+    uint8_t *p = hs_put_answer_piece(out + HS_SEND_PREFIX_BYTES, piece[0]);
     if (stored->binary) {
         hs_put16(p, (uint16_t)code);
-        p = hs_put_literal(p + 2, piece[1]);
+        p = hs_put_answer_piece(p + 2, piece[1]);
         hs_put32(p, (uint32_t)stored->opaque);
-        p = hs_put_literal(p + 4, piece[2]);
+        p = hs_put_answer_piece(p + 4, piece[2]);
         uint8_t *ext = p;
-        p = hs_put_hex(hs_put_literal(p + 4, piece[3]), (uint64_t)stored->physical_offset);
-        p = hs_put_number_text(hs_put_literal(p, piece[4]), stored->queue_id);
-        p = hs_put_number_text(hs_put_literal(p, piece[5]), stored->queue_offset);
+        p = hs_put_hex(hs_put_answer_piece(p + 4, piece[3]), (uint64_t)stored->physical_offset);
+        p = hs_put_number_text(hs_put_answer_piece(p, piece[4]), stored->queue_id);
+        p = hs_put_number_text(hs_put_answer_piece(p, piece[5]), stored->queue_offset);
         hs_put32(ext, (uint32_t)(p - ext - 4));
     } else {
-        p = hs_put_literal(hs_put_number(p, code), piece[1]);
-        p = hs_put_literal(hs_put_hex(p, (uint64_t)stored->physical_offset), piece[2]);
-        p = hs_put_literal(hs_put_number(p, stored->queue_id), piece[3]);
-        p = hs_put_literal(hs_put_number(p, stored->queue_offset), piece[4]);
-        p = hs_put_literal(hs_put_number(p, stored->opaque), piece[5]);
+        p = hs_put_answer_piece(hs_put_number(p, code), piece[1]);
+        p = hs_put_answer_piece(hs_put_hex(p, (uint64_t)stored->physical_offset), piece[2]);
+        p = hs_put_answer_piece(hs_put_number(p, stored->queue_id), piece[3]);
+        p = hs_put_answer_piece(hs_put_number(p, stored->queue_offset), piece[4]);
+        p = hs_put_answer_piece(hs_put_number(p, stored->opaque), piece[5]);
     }
     hs_put32(out, (uint32_t)(p - out - 4));
     hs_put32(out + 4, (uint32_t)stored->binary << 24 | (uint32_t)(p - out - 8));
