@@ -1,9 +1,13 @@
 """The bank of bugs: defects that RocketMQ or we have had, each put back and to be caught.
 
-    bugs/NAME.patch    what the defect is | Origin: | Check: tests to run, one a line | a unified diff
+    bugs/NAME.patch    what the defect is | Origin: | Build: | Check: tests to run, one a line | a unified diff
 
 A patch is applied to a copy of the packages; its check, which passes without it, has to fail there.  One
-that no longer applies fails the bank:
+that no longer applies fails the bank.
+
+`Build: python` runs the check with HASERVICE_PURE=1: the bug is in what native code does elsewhere, and nobody
+would meet it.  `Build: native` is for a bug of native code, or on the way to it; without the line the check runs
+with the build that is in force.  Where a patch changes native sources, the copy's modules are built anew.
 
     python -m tests.chaos.bank list                what there is
     python -m tests.chaos.bank run NAME…           some, or all
@@ -22,12 +26,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from commitlog.kernel.native import PURE
 
 if TYPE_CHECKING:
     from tests.chaos.report import Report
@@ -43,7 +50,19 @@ _LEFT_OUT = shutil.ignore_patterns("interop", "node_modules", "*.java", ".*")
 CHECK_SECONDS_MAX = 150
 TEST_SECONDS_MAX = 40
 PATIENCE_S = 8
+BUILD_SECONDS_MAX = 240
 _SHOWN_LINES = 12
+_SOURCES = (".py", ".pyx", ".pxd", ".h")
+_NATIVE_CHANGED = re.compile(r"^\+\+\+ \S+\.(pyx|pxd|h)$", re.MULTILINE)
+_BUILD_NATIVE = "from setuptools import setup; setup(script_args=['-q', 'build_ext', '--inplace'])"
+
+
+class Build(enum.Enum):
+    """With what a check runs."""
+
+    ANY = "any"
+    PYTHON = "python"
+    NATIVE = "native"
 
 
 class Verdict(enum.Enum):
@@ -53,6 +72,11 @@ class Verdict(enum.Enum):
     MISSED = "MISSED: its check passes with the bug in place"
     STALE = "STALE: its patch no longer applies"
     BROKEN = "BROKEN: its check does not run"
+    LEFT_OUT = "left out: the native modules are not there"
+
+    @property
+    def well(self) -> bool:
+        return self in (Verdict.CAUGHT, Verdict.LEFT_OUT)
 
 
 @dataclass(frozen=True)
@@ -64,6 +88,8 @@ class Bug:
     origin: str
     checks: tuple[str, ...]
     path: Path
+    build: Build = Build.ANY
+    builds_anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,19 +107,24 @@ def bugs() -> list[Bug]:
 
 def read_bug(path: Path) -> Bug:
     """Raises ValueError for a patch whose head is not as the module says."""
-    head, _ = _split(path.read_text())
-    what, origin, checks = [], "", []
+    head, diff = _split(path.read_text())
+    what, origin, checks, build = [], "", [], Build.ANY
     for line in head.splitlines():
         name, colon, rest = line.partition(": ")
         if colon and name == "Origin":
             origin = rest.strip()
         elif colon and name == "Check":
             checks.append(rest.strip())
+        elif colon and name == "Build":
+            build = Build(rest.strip())
         elif line.strip():
             what.append(line.strip())
     if not what or not origin or not checks:
         raise ValueError(f"{path}: wanted are a sentence, an Origin and a Check before the diff")
-    return Bug(path.stem, " ".join(what), origin, tuple(checks), path)
+    builds_anew = _NATIVE_CHANGED.search(diff) is not None
+    if builds_anew and build is not Build.NATIVE:
+        raise ValueError(f"{path}: it changes native sources, so it wants the line Build: native")
+    return Bug(path.stem, " ".join(what), origin, tuple(checks), path, build, builds_anew)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -130,7 +161,32 @@ def apply(bug: Bug, root: Path) -> str | None:
     return None if done.returncode == 0 else done.stdout + done.stderr
 
 
-def check(checks: Iterable[str], root: Path) -> tuple[int, str]:
+def native_modules(root: Path) -> list[Path]:
+    """The compiled modules that are there."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    names = [
+        str(module["name"]).replace(".", "/") for module in settings["tool"]["setuptools"]["ext-modules"]
+    ]
+    found = [sorted(root.glob(f"{name}.*.so")) for name in names]
+    return [paths[0] for paths in found] if all(found) else []
+
+
+def build_native(root: Path) -> str | None:
+    """Builds the copy's native modules of its own sources; None, or what the compiler said."""
+    for path in native_modules(root):
+        path.unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", _BUILD_NATIVE],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS_MAX,
+        check=False,
+    )
+    return None if native_modules(root) else done.stdout + done.stderr
+
+
+def check(checks: Iterable[str], root: Path, build: Build = Build.ANY) -> tuple[int, str]:
     """pytest's exit code over `checks` in the copy, and its last lines; -1 when it did not end."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += ["-o", f"timeout={TEST_SECONDS_MAX}", "-o", "addopts=", *checks]
@@ -141,6 +197,8 @@ def check(checks: Iterable[str], root: Path) -> tuple[int, str]:
         "PYTHONPATH": str(root),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(root / ".hypothesis"),
     }
+    if build is not Build.ANY:
+        environment[PURE] = "1" if build is Build.PYTHON else ""
     try:
         done = subprocess.run(
             command,
@@ -159,13 +217,18 @@ def check(checks: Iterable[str], root: Path) -> tuple[int, str]:
 def try_bug(bug: Bug) -> Result:
     """Puts the bug into a copy and runs its check there."""
     began_s = time.monotonic()
+    if bug.build is Build.NATIVE and not native_modules(ROOT):
+        return Result(bug, Verdict.LEFT_OUT, 0.0)
     with copy() as root:
         said = apply(bug, root)
         if said is not None:
             how = f"open {bug.name} DIR, edit, save {bug.name} DIR"
             text = f"{said}renew it: python -m tests.chaos.bank {how}"
             return Result(bug, Verdict.STALE, time.monotonic() - began_s, text)
-        code, text = check(bug.checks, root)
+        said = build_native(root) if bug.builds_anew else None
+        if said is not None:
+            return Result(bug, Verdict.BROKEN, time.monotonic() - began_s, said)
+        code, text = check(bug.checks, root, bug.build)
     verdict = {0: Verdict.MISSED, 1: Verdict.CAUGHT, -1: Verdict.CAUGHT}.get(code, Verdict.BROKEN)
     return Result(bug, verdict, time.monotonic() - began_s, text)
 
@@ -173,8 +236,14 @@ def try_bug(bug: Bug) -> Result:
 def sound(some: Sequence[Bug]) -> str | None:
     """None if all their checks pass without any bug; else what failed."""
     with copy() as root:
-        code, text = check(sorted({check for bug in some for check in bug.checks}), root)
-    return None if code == 0 else text
+        for build in Build:
+            checks = sorted({check for bug in some if bug.build is build for check in bug.checks})
+            if not checks or (build is Build.NATIVE and not native_modules(root)):
+                continue
+            code, text = check(checks, root, build)
+            if code != 0:
+                return text
+    return None
 
 
 def run(_rounds: int, seed: int, report: Report) -> None:
@@ -191,7 +260,7 @@ def run(_rounds: int, seed: int, report: Report) -> None:
             report.progress(LAYER, number, len(some))
             report.add(LAYER, result.verdict.name.lower())
             report.figure(LAYER, result.bug.name, f"{result.verdict.name.lower()}, {result.seconds:.1f} s")
-            if result.verdict is not Verdict.CAUGHT:
+            if not result.verdict.well:
                 name = result.bug.name
                 report.failure(
                     LAYER,
@@ -206,9 +275,11 @@ def run(_rounds: int, seed: int, report: Report) -> None:
 
 def difference(root: Path) -> str:
     """The diff from the packages here to those of a copy, with one line around each change."""
-    pieces = []
+    pieces: list[str] = []
     for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+        for path in sorted((ROOT / package).rglob("*")):
+            if path.suffix not in _SOURCES:
+                continue
             name = path.relative_to(ROOT)
             old, new = path.read_text(), (root / name).read_text()
             if old != new:
@@ -237,9 +308,9 @@ def main(arguments: list[str]) -> int:
         results = [try_bug(bug) for bug in chosen]
         for result in results:
             print(f"{result.bug.name:34} {result.verdict.value} {result.seconds:.1f} s")
-            if result.verdict is not Verdict.CAUGHT:
+            if not result.verdict.well:
                 print(result.text)
-        return int(text is not None or any(result.verdict is not Verdict.CAUGHT for result in results))
+        return int(text is not None or any(not result.verdict.well for result in results))
     name, directory = rest
     path, root = BUGS / f"{name}.patch", Path(directory)
     if what == "open":
