@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.bank import BUGS, CHECK_SECONDS_MAX, ROOT, Bug, Verdict, apply, bugs, copy, sound, try_bug
+from tests.chaos.bank import (
+    BUGS,
+    BUILD_SECONDS_MAX,
+    CHECK_SECONDS_MAX,
+    ROOT,
+    Bug,
+    Build,
+    Verdict,
+    apply,
+    bugs,
+    build_native,
+    copy,
+    native_modules,
+    read_bug,
+    sound,
+    try_bug,
+)
 
 ALL = bugs()
 # One of each kind, and quick ones.
@@ -18,7 +35,9 @@ CHOSEN = (
     "failed_flush_counts_as_flushed",
     "torn_properties_pass",
     "truncation_only_in_memory",
+    "wrong_crc_passes",
 )
+needs_native = pytest.mark.skipif(not native_modules(ROOT), reason="the native modules are not there")
 SOME = [bug for bug in ALL if bug.name in CHOSEN]
 
 
@@ -46,7 +65,28 @@ def test_without_a_bug_the_checks_pass() -> None:
 @pytest.mark.parametrize("bug", SOME, ids=lambda bug: bug.name)
 def test_a_bug_that_is_put_back_is_caught(bug: Bug) -> None:
     result = try_bug(bug)
+    if result.verdict is Verdict.LEFT_OUT:
+        pytest.skip(result.verdict.value)
     assert result.verdict is Verdict.CAUGHT, f"{result.verdict.value}\n{result.text}"
+
+
+def test_a_bug_of_native_code_says_so(tmp_path: Path) -> None:
+    (bug,) = [bug for bug in ALL if bug.name == "wrong_crc_passes_native"]
+    assert (bug.build, bug.builds_anew) == (Build.NATIVE, True)
+    path = tmp_path / "silent.patch"
+    path.write_text(re.sub("^Build: native\n", "", bug.path.read_text(), flags=re.MULTILINE))
+    with pytest.raises(ValueError, match="wants the line Build: native"):
+        read_bug(path)
+
+
+@needs_native
+@pytest.mark.timeout(BUILD_SECONDS_MAX + 30)
+def test_native_code_that_does_not_compile_is_no_bug_and_not_the_old_module_either() -> None:
+    with copy() as root:
+        (root / "commitlog/kernel/core/bus.h").write_text("#error planted\n")
+        said = build_native(root)
+    assert said is not None
+    assert "planted" in said
 
 
 def test_a_patch_that_no_longer_applies_is_named(tmp_path: Path) -> None:
