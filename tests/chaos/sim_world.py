@@ -464,9 +464,7 @@ class World:
             if forced
             or (
                 not record.told
-                and not any(
-                    one.holds(record) and record.held[one.machine] < sight.at_s for one in reached
-                )
+                and not any(one.holds(record) and record.held[one.machine] < sight.at_s for one in reached)
             )
         ]
         self.void(given_up, "failover forced" if forced else "failover")
