@@ -351,6 +351,8 @@ def failover_candidate(topology: Topology, to: str) -> Member:
             continue  # it takes nothing, or gives way to a newer term by itself
         if master is candidate and (master.epoch or 0) < topology.registered.epoch:
             continue  # no nameserver takes it for the master until it begins a newer term
+        if candidate.is_master and master.epoch == candidate.epoch and topology.needs_further_term(master):
+            continue  # one of two that began one number, or whom a slave's promise keeps away
         if master is candidate:
             raise click.ClickException(
                 f"{shown_addr(to)} is the master of {name} already, and takes messages"

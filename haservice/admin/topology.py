@@ -324,6 +324,17 @@ class Topology:
         found = {term.term: term for term in terms if term.number == number}
         return tuple(found.values()) or (None,)
 
+    def needs_further_term(self, master: Member) -> bool:
+        """Whether somebody who answers follows it in a further term only: another master began the same number,
+        or a promise to another one forbids it.
+        """
+        number = master.epoch if master.epoch is not None else -1
+        return len(self._last_terms) > 1 or any(
+            one.pledged > number or (one.pledged == number and not master.is_at(one.pledged_to))
+            for one in self.ours
+            if one is not master
+        )
+
     def _loss_of(self, candidate: Member, term: Epoch | None) -> Loss:
         """What is lost of the log that ends with `term`."""
         addr = candidate.addr

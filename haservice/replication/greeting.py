@@ -181,7 +181,7 @@ class MasterGreeting:
             return Outcome.REFUSED, "a new term has begun since our hello", True
         wanted = plan(slave.lineage, slave.log, said.lineage, said.log, slave.replica_id)
         if wanted.step is Step.OLD_MASTER:
-            return Outcome.OLD_MASTER, "the slave knows of a newer term than we do", True
+            return Outcome.OLD_MASTER, "the slave knows of a newer term, or another master of ours", True
         if wanted.step is Step.REFUSE:
             return Outcome.REFUSED, f"as the slave has it, {wanted.reason}", False
         if not said.log.start <= slave.position <= wanted.position:

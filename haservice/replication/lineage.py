@@ -182,7 +182,10 @@ def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me
     if newest is not None and their_newest is not None and newest.number == their_newest.number:
         if newest.master != their_newest.master:
             # Neither is the newer one, and what we have acknowledged in ours would be cut.
-            text = f"two masters have term {newest.number}, and we follow the other one: {_both(own, theirs)}"
+            text = (
+                f"two masters have term {newest.number}, and we follow the other one; a further mqadmin failover"
+                f" begins a term that all follow: {_both(own, theirs)}"
+            )
             return Plan(Step.OLD_MASTER, own_log.end, text)
     elif newest is not None and (their_newest is None or newest.number > their_newest.number):
         known = their_newest.number if their_newest is not None else -1

@@ -222,8 +222,8 @@ def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
         best = max(further, key=lambda one: one.mark)
         who, better = (_named(members, one.replica_id) for one in (me, best))
         return f"{better} has the log up to {best.end}, {who} up to {me.end}"
-    if any(one.term == me.term and one.master != me.master for one in heard):
-        return f"two masters had term {me.term}, and of both there is something left"
+    if why := _why_two_masters(me, heard):
+        return why
     if not members.replicas:
         return "no master has told it who else holds its messages, so nobody knows what it lacks"
     if len(members.over) >= OVER_MAX:
@@ -239,6 +239,8 @@ def why_unsafe_to_go_on(members: Members, me: Vote, heard: Collection[Vote]) -> 
     if further:
         best = max(further, key=lambda one: one.mark)
         return f"{_named(members, best.replica_id)} has the log up to {best.end}, this master up to {me.end}"
+    if why := _why_two_masters(me, heard):
+        return why
     for one in reversed(members.lists):
         slaves = one.slaves - {me.replica_id}
         counted = slaves & {vote.replica_id for vote in heard}
@@ -246,6 +248,13 @@ def why_unsafe_to_go_on(members: Members, me: Vote, heard: Collection[Vote]) -> 
             return _too_few(
                 one, counted, slaves - counted, "follow a newer master, and have acknowledged to it"
             )
+    return ""
+
+
+def _why_two_masters(me: Vote, heard: Collection[Vote]) -> str:
+    """By length nobody knows for whose bytes of one term an OK was given."""
+    if any(one.term == me.term and one.master != me.master for one in heard):
+        return f"two masters had term {me.term}, and of both there is something left"
     return ""
 
 

@@ -638,6 +638,46 @@ def test_a_master_that_no_nameserver_takes_can_be_chosen_by_force(serve: Serve) 
     assert (refused.exit_code, slave.told) == (1, [])
 
 
+def test_of_two_masters_of_one_epoch_the_chosen_one_begins_a_further_one(serve: Serve) -> None:
+    """They began it on the two sides of a cut network: neither gives way to the other by itself."""
+    one = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), (1000, 400, A))
+    other = Fake(serve, B, "SYNC_MASTER", 400, (3, 0, A), (1000, 400, B))
+    names = Names(serve, one, other)
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", one.addr, "--yes")
+    assert one.codes == [RequestCode.PROMOTE], result.output
+    assert PromoteHeader.decode(one.ext(RequestCode.PROMOTE)).min_epoch == 1001
+    assert FollowHeader.decode(other.ext(RequestCode.FOLLOW)).epoch == 1001
+
+
+@pytest.mark.parametrize(
+    ("terms", "pledge"),
+    [
+        # It has followed another master of that epoch, who is a slave by now.
+        (((3, 0, A), (1000, 400, C)), {}),
+        # It has promised somebody to follow nobody below 2000, or in epoch 1000 nobody but him.
+        (((3, 0, A),), {"pledged": 2000, "pledged_to": "c:1"}),
+        (((3, 0, A),), {"pledged": 1000, "pledged_to": "c:1"}),
+    ],
+)
+def test_a_master_whom_a_slave_follows_in_a_further_epoch_only_can_begin_that(
+    serve: Serve, terms: tuple[tuple[int, int, str], ...], pledge: dict[str, Any]
+) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), (1000, 400, A))
+    slave = Fake(serve, B, "SLAVE", 400, *terms, master_addr=master.addr, **pledge)
+    names = Names(serve, master, slave)
+    arguments = ("failover", "-n", names.addr, "-b", NAME, "--yes", "--to")
+    refused = run(*arguments, slave.addr, "--force")
+    assert (refused.exit_code, "alive and well" in refused.output) == (1, True)
+    if not pledge:  # nobody says how far the other master wrote
+        wants_force = run(*arguments, master.addr)
+        assert (wants_force.exit_code, "--force does it" in wants_force.output) == (1, True)
+    run(*arguments, master.addr, *(() if pledge else ("--force",)))
+    assert master.codes == [RequestCode.PROMOTE]
+    assert (
+        PromoteHeader.decode(master.ext(RequestCode.PROMOTE)).min_epoch == max(1000, slave.said.pledged) + 1
+    )
+
+
 def test_a_held_master_can_be_chosen_and_begins_a_further_epoch(serve: Serve) -> None:
     gone = dead()
     held = Fake(

@@ -601,6 +601,25 @@ def test_a_master_that_is_to_go_on_asks_whether_there_is_a_newer_one() -> None:
     assert forced.did(GatherPledges) == []
 
 
+def test_a_master_goes_on_over_what_another_one_of_its_number_wrote_by_force_alone() -> None:
+    """Two sides of a cut network have each begun term 1000.  What t holds of the other one's may be OK."""
+    ours, others = Epoch(1000, 500, ME), (1000, 500, OTHER)
+    for end, lost in ((500, False), (900, True)):
+        votes = [
+            peer("s", (1, 0, "m"), (1000, 500, ME), end=900, pledged=2000, pledged_to=ADDR),
+            peer("t", (1, 0, "m"), others, end=end, pledged=2000, pledged_to=ADDR),
+        ]
+        world = Driver(master(), Epoch(1, 0, "m"), ours, GatherPledges=Votes(votes))
+        world.keep(members=listed(ME, "s", "t", by=ME))
+        said = world.ask(PromoteHeader(min_epoch=1001))
+        assert isinstance(said, Refuse if lost else Answer), said
+        assert (world.wrote == []) == lost
+        if lost:
+            assert "two masters had term 1000" in reason(said)
+            assert isinstance(world.ask(PromoteHeader(min_epoch=1001, force=True)), Answer)
+        assert world.kept.lineage.epochs[-1].number == 2000
+
+
 def test_a_slave_that_another_one_is_ahead_of_is_not_promoted() -> None:
     world = candidate("s", GatherPledges=Votes([voter("s", 1001)]))
     assert "s:10911 has the log up to 1001" in reason(world.ask(PromoteHeader("SYNC_MASTER")))

@@ -85,7 +85,6 @@ class Record:
             "flushed",
             "held",
             "key",
-            "made_s",
             "offset",
             "place",
             "promised",
@@ -110,14 +109,13 @@ class Record:
         self.end = end
         self.data = data
         self.term = term
-        self.held: dict[str, None] = {}
-        """Machines that ever held it."""
+        self.held: dict[str, float] = {}
+        """Machines that ever held it, and since when."""
         self.flushed: dict[str, None] = {}
         """Machines on whose disk it is, of their own saying."""
         self.replaced: dict[str, None] = {}
         """Machines on whose disk it was when another one took their place: what they had said was true."""
         self.promised = False
-        self.made_s = 0.0
         self.told = False
         """A SYNC_MASTER has answered OK for it."""
         self.blamed = False
@@ -304,13 +302,12 @@ class World:
                     f" holds {other.key}",
                 )
         self._terms[term, offset] = record
-        record.made_s = self.now_s
         self._hold(node, record)
         return record
 
     def _hold(self, node: Node, record: Record) -> None:
         node.records.append(record)
-        record.held[node.machine] = None
+        record.held[node.machine] = self.now_s
 
     def replicated(self, slave: Node, coming: list[Record]) -> None:
         """A slave has appended bytes; those of every whole record are to be its master's."""
@@ -454,8 +451,9 @@ class World:
 
     def promoted(self, candidate: Node, *, forced: bool, sight: Sight) -> None:
         """It becomes the master.  By force, all that it lacks is given up.  Otherwise nothing is that a
-        SYNC_MASTER answered OK for; what was only shown, or is promised by one broker alone, may be on nobody
-        whom the operator saw when he asked for it, or come from one that was back after all while he was at it.
+        SYNC_MASTER answered OK for; what was only shown, or is promised by one broker alone, may have been on
+        nobody whom the operator saw when he asked for it: a master that was back after all while he was at it
+        has shown it, or has sent it on, since.
         """
         self.rightful, self.forced = candidate.name, forced
         reached = [one for one in self.nodes.values() if sight.lives.get(one.name) == one.life]
@@ -466,7 +464,7 @@ class World:
             if forced
             or (
                 not record.told
-                and (record.made_s >= sight.at_s or not any(one.holds(record) for one in reached))
+                and not any(one.holds(record) and record.held[one.machine] < sight.at_s for one in reached)
             )
         ]
         self.void(given_up, "failover forced" if forced else "failover")

@@ -184,6 +184,18 @@ def test_what_a_slave_has_to_do(
     assert bool(decided.reason) is not says_nothing
 
 
+def test_a_slave_between_two_masters_of_one_number_says_that_a_further_term_ends_it_and_follows_that() -> (
+    None
+):
+    """Each of them began the number where the network was cut; only one of them is left."""
+    own, log = lineage("1@0A", "2@500B"), LogSpan(0, 500)
+    left = plan(own, log, lineage("1@0A", "2@400A"), LogSpan(0, 900))
+    assert left.step is Step.OLD_MASTER
+    assert "two masters have term 2, and we follow the other one; a further mqadmin failover" in left.reason
+    further = plan(own, log, lineage("1@0A", "2@400A", "3@900A"), LogSpan(0, 900))
+    assert (further.step, further.position, further.lost_bytes) == (Step.TRUNCATE, 400, 100)
+
+
 # -- against the bytes ------------------------------------------------------------------------------
 
 

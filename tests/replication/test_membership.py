@@ -12,7 +12,14 @@ import pytest
 
 from haservice.replication.hello import decode_members, encode_members
 from haservice.replication.lineage import Mark
-from haservice.replication.membership import OVER_MAX, Members, Membership, Vote, why_unsafe
+from haservice.replication.membership import (
+    OVER_MAX,
+    Members,
+    Membership,
+    Vote,
+    why_unsafe,
+    why_unsafe_to_go_on,
+)
 from tests.support.replica_model import KINDS, World, shortest, story
 
 START = Mark(1, 0)
@@ -76,6 +83,21 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
 )
 def test_who_is_a_safe_choice(members: Members, me: Vote, heard: Sequence[Vote], why: str) -> None:
     found = why_unsafe(members, me, heard)
+    assert (why in found) if why else found == ""
+
+
+@pytest.mark.parametrize(
+    ("heard", "why"),
+    [
+        ([vote("a", 90), vote("b", 80)], ""),
+        ([vote("a", 90)], "b:1 may follow a newer master"),
+        ([vote("a", 90), vote("b", 101)], "b:1 has the log up to 101"),
+        # It has followed the other master of our number, and what that one was told OK for is not here.
+        ([vote("a", 90), vote("b", 80, master="x")], "two masters had term 1"),
+    ],
+)
+def test_whether_a_master_may_go_on_in_a_further_term(heard: Sequence[Vote], why: str) -> None:
+    found = why_unsafe_to_go_on(made("a", "b"), vote("m"), heard)
     assert (why in found) if why else found == ""
 
 
