@@ -24,12 +24,13 @@ from typing import Protocol
 import click
 
 from commitlog.errors import CommitLogError, StoreUnreadable
-from commitlog.kernel import native
+from commitlog.kernel.native import NOTICE
 from haservice import config, logs, rocketmq_keys
 from haservice.admin.explain import explain, of_store_path
 from haservice.admin.in_force import in_force
 from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused
+from haservice.broker import native
 from haservice.broker.node import BrokerNode
 from haservice.deadline import Deadline
 from haservice.errors import HAServiceError
@@ -281,9 +282,9 @@ def warn(warnings: Iterable[str]) -> None:
 
 def say_kernel() -> None:
     """Which build of the kernel this broker has; a warning where it is the slow one and nobody asked for it."""
-    logger.info("broker starts kernelBuild=%s", native.build)
-    if native.lacking:
-        logger.warning("the native kernel is not in force why=%s: %s", native.lacking, native.NOTICE)
+    logger.info("broker starts kernelBuild=%s", native.build())
+    if lacking := native.lacking():
+        logger.warning("the native kernel is not in force why=%s: %s", lacking, NOTICE)
 
 
 @contextmanager

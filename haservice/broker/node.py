@@ -33,9 +33,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from commitlog.dispatch import Arrival, parse_delay_levels
-from commitlog.kernel import native
 from commitlog.kernel.records import encode_host
 from commitlog.store import Store
+from haservice.broker import native
 from haservice.broker.consumers import ClientTable
 from haservice.broker.delay_delivery import DelayDelivery
 from haservice.broker.durability import Wait
@@ -455,7 +455,7 @@ class BrokerNode:
         broker = self.live.config.broker
         return {
             **self.delivery.gauges(),
-            "kernelBuild": native.build,
+            "kernelBuild": native.build(),
             "dispatchBehindBytes": str(self.store.dispatcher.behind),
             "damagedRanges": self.store.log.damaged_text,
             "nextSegmentNotMade": self.store.flusher.next_segment_trouble,

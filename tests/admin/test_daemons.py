@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
-from commitlog.kernel import native
 from haservice import rocketmq_keys
 from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain, of_store_path
 from haservice.admin.pair import free_port_block
+from haservice.broker import native
 from haservice.config import load_broker
 from haservice.deadline import Deadline
 from haservice.replication.lineage_file import LineageFile, RoleCommand
@@ -44,14 +44,14 @@ def test_a_broker_says_once_that_it_lacks_the_native_kernel_unless_it_was_told_t
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(native, "build", "python (HASERVICE_PURE is set)")
-    monkeypatch.setattr(native, "lacking", "")
+    monkeypatch.setattr(native, "build", lambda: "python (HASERVICE_PURE is set)")
+    monkeypatch.setattr(native, "lacking", lambda: "")
     daemons.say_kernel()
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("INFO", "broker starts kernelBuild=python (HASERVICE_PURE is set)")
     ]
     caplog.clear()
-    monkeypatch.setattr(native, "lacking", "No module named 'commitlog.kernel._native'")
+    monkeypatch.setattr(native, "lacking", lambda: "No module named 'commitlog.kernel._native'")
     daemons.say_kernel()
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "No module named" in warning

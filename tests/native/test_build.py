@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -25,6 +26,15 @@ NATIVE_SOURCES = sorted(
     for suffix in ("pyx", "pxd", "h")
     for path in (ROOT / package).rglob(f"*.{suffix}")
 )
+
+
+def extension_modules() -> dict[str, list[str]]:
+    """By name, what each extension module is made of."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {
+        module["name"]: [*module["sources"], *module["depends"]]
+        for module in settings["tool"]["setuptools"]["ext-modules"]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +88,14 @@ def test_without_a_compiler_it_installs_and_works(clone: Path, tmp_path: Path) -
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize("module", extension_modules())
+def test_where_a_compiler_is_every_module_is_built_here_for_an_optional_one_fails_silently(
+    module: str,
+) -> None:
+    importlib.import_module(module)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_a_wheel_has_what_was_built_and_runs_where_no_compiler_is(clone: Path, tmp_path: Path) -> None:
     pip("wheel", "-q", "-w", tmp_path, clone)
     (wheel,) = tmp_path.glob("*.whl")
@@ -104,15 +122,6 @@ def test_an_sdist_has_all_that_is_compiled(clone: Path, tmp_path: Path) -> None:
         names = [name.partition("/")[2] for name in file.getnames()]
     assert sorted(name for name in names if name.endswith((".pyx", ".pxd", ".h"))) == NATIVE_SOURCES
     assert not [name for name in names if name.endswith(".so")]
-
-
-def extension_modules() -> dict[str, list[str]]:
-    """By name, what each extension module is made of."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return {
-        module["name"]: [*module["sources"], *module["depends"]]
-        for module in settings["tool"]["setuptools"]["ext-modules"]
-    }
 
 
 def test_every_native_source_is_named_so_that_a_change_of_it_builds_anew() -> None:
