@@ -270,3 +270,19 @@ def test_a_failover_is_numbered_above_a_term_that_only_the_name_server_has_heard
 def epoch_of(node: Node) -> int:
     last = node.lineage.state.lineage.last
     return last.number if last is not None else -1
+
+
+def test_a_connection_that_was_to_break_after_some_bytes_does_not_once_all_is_healed(tmp_path: Path) -> None:
+    """It broke after the end of all faults, in the very moment in which slaves have to be level."""
+    simulation = begun(tmp_path, slaves=2)
+    world = simulation.world
+    with virtual(world.clock):
+        connections = list(world.network.connections)
+        for connection in connections:
+            connection.cut_after(connection.near, 20)
+        simulation.faults.heal_all()
+        world.clock.run_until(BEGIN_S + 10.0)
+        assert len(connections) == 2
+        assert [one.is_open for one in connections] == [True, True]
+        for node in world.nodes.values():
+            node.crash()
