@@ -13,7 +13,7 @@ from commitlog.retention import DISK_HOLDER
 from commitlog.store import Store
 from haservice.broker import role_hands
 from haservice.broker.peers import PATIENCE_S, Peers
-from haservice.broker.role_actions import Failed, FindOut, Lost, Result
+from haservice.broker.role_actions import Failed, FindOut, Lost, Result, TakeList
 from haservice.broker.role_hands import DOUBT_LOOK_SECONDS, DOUBT_SECONDS, RoleHands
 from haservice.errors import RemotingTimeout, RemotingUnreachable
 from haservice.remoting.lineage_headers import EpochBody, LineageBody
@@ -71,6 +71,24 @@ def made(tmp_path: Path) -> Iterator[Callable[[Peers], RoleHands]]:
 
     yield make
     store.close()
+
+
+# -- a new term of a master that runs ----------------------------------------------------------------
+
+
+def test_slaves_and_name_servers_are_told_of_a_new_term_at_once(made: Callable[[Peers], RoleHands]) -> None:
+    """Who takes over if this master dies now numbers its term above all that name servers have heard of."""
+    told: list[str] = []
+    ha = SimpleNamespace(take_list=lambda: told.append("list"), regreet=lambda: told.append("slaves"))
+    hands = dataclasses.replace(
+        made(Words()),
+        ha=ha,  # type: ignore[arg-type]  # as much of it as is used
+        announce=lambda: told.append("name servers"),
+    )
+    hands.act(TakeList(regreet=False))
+    assert told == ["list"]
+    hands.act(TakeList(regreet=True))
+    assert told[1:] == ["list", "slaves", "name servers"]
 
 
 # -- what became of a slave whose answer is lost ----------------------------------------------------

@@ -72,6 +72,7 @@ class Faults:
         """No further fault, and none that is left."""
         self.stopped = True
         self.world.strikes.clear()
+        self.world.network.heal()
         for number in list(self._open):
             self._healed(number)
 

@@ -63,6 +63,12 @@ class Network:
         """Whether both reach each other."""
         return self.reaches(one, other) and self.reaches(other, one)
 
+    def heal(self) -> None:
+        """No connection that is there now breaks later; what is blocked is for who blocked it."""
+        for connection in self.connections:
+            for node in (connection.near, connection.far):
+                connection.cut_after(node, None)
+
     def delay_s(self, one: str, other: str) -> float:
         slow_s = self.slow.get(frozenset((one, other)), 0.0)
         return self.source.uniform(0.0002, 0.002) + slow_s * self.source.uniform(0.5, 1.5)
@@ -135,8 +141,8 @@ class Connection:
                 way.under_way += end - begin
                 network.clock.after(way.arrives_s - network.clock.now_s, self._arrive, node)
 
-    def cut_after(self, node: str, size: int) -> None:
-        """The connection breaks once `size` more bytes of `node` have arrived."""
+    def cut_after(self, node: str, size: int | None) -> None:
+        """The connection breaks once `size` more bytes of `node` have arrived; None: it does not."""
         self._ways[node].cut_after = size
 
     def moved(self) -> None:

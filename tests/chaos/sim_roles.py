@@ -21,6 +21,7 @@ from commitlog.log import wall_clock_ms
 from commitlog.retention import DISK_HOLDER
 from haservice.broker import refill
 from haservice.broker.peers import Heard
+from haservice.broker.registration import GATHER_S
 from haservice.broker.role_actions import (
     Action,
     Answer,
@@ -207,6 +208,8 @@ class RoleDriver:
             node.world.note("{} says: {}", node, action.text)
         elif isinstance(action, TakeList):
             node.take_list(regreet=action.regreet)
+            if action.regreet:  # name servers are told of a new term at once
+                node.after(GATHER_S, node.world.announce, node)
         elif isinstance(action, SetMaster | LeaveMaster):
             if node.link is not None:
                 node.link.greet_again()

@@ -251,11 +251,15 @@ class World:
                 if one.up and one.link is not None:
                     one.after(self.source.uniform(0.0, REGISTER_S), one.link.look_up_master)
 
+    def announce(self, node: Node) -> None:
+        """A master registers again, if it reaches the name server."""
+        if node.awake and not node.role.is_slave and not self.isolated(node):
+            self.register(node)
+
     def registrations(self) -> None:
         """Every master registers again, as it does every while."""
         for node in self.nodes.values():
-            if node.awake and not node.role.is_slave and not self.isolated(node):
-                self.register(node)
+            self.announce(node)
         self.clock.after(REGISTER_S, self.registrations)
 
     def isolated(self, node: Node) -> bool:

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from commitlog.errors import LogNotWritable
 from commitlog.log import CommitLog
 from commitlog.segment import Segment
 from haservice.broker import role_promotion
+from haservice.remoting.lineage_headers import PromoteHeader
 from haservice.replication import greeting
 from haservice.replication.lineage import Plan, Step
 from haservice.replication.membership import Members, Membership
@@ -33,7 +35,9 @@ from haservice.settings import BrokerRole
 from tests.chaos import sim
 from tests.chaos.checker import Violation
 from tests.chaos.report import Report
-from tests.chaos.sim import Outcome, draw_mode, simulate
+from tests.chaos.sim import Outcome, Simulation, draw_mode, simulate
+from tests.chaos.sim_clock import BEGIN_S, virtual
+from tests.chaos.sim_node import Node
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 200
@@ -229,3 +233,56 @@ def test_a_new_slave_that_counts_before_others_know_of_it_is_found(
     monkeypatch.setattr(Membership, "needed", property(lambda self: self.listed.needed))
     monkeypatch.setattr(Members, "_under", lambda self, newer: ())
     first_failure(tmp_path, broke(Violation.LOST, Violation.WRONG_OK))
+
+
+def begun(directory: Path, slaves: int) -> Simulation:
+    """A SYNC_MASTER whose slaves follow it; nobody registers again by itself, and there are no faults."""
+    mode = replace(draw_mode(random.Random(1)), slaves=slaves, master_role=BrokerRole.SYNC_MASTER)
+    simulation = Simulation(1, directory, mode)
+    with virtual(simulation.world.clock):
+        for node in simulation.world.nodes.values():
+            node.boot()
+        simulation.world.clock.run_until(BEGIN_S + 1.0)
+    assert len(simulation.world.nodes["a"].following()) == slaves
+    return simulation
+
+
+def test_a_failover_is_numbered_above_a_term_that_only_the_name_server_has_heard_of(tmp_path: Path) -> None:
+    """As in the product a master that runs tells them of its new term at once.  It told them with its next
+    registration: where it died before, its successor took the same number.
+    """
+    simulation = begun(tmp_path, slaves=1)
+    world = simulation.world
+    master, slave = world.nodes["a"], world.nodes["b"]
+    with virtual(world.clock):
+        for pair in (("a", "b"), ("b", "a")):
+            world.network.block(*pair)
+        master.requested(PromoteHeader(min_epoch=1000, why="a further term", force=True), lambda _: None)
+        world.clock.run_until(BEGIN_S + 1.3)
+        assert epoch_of(master) == 1000
+        master.power_cut()
+        simulation.operator.fail_over(may_force=True, to="b")
+        world.clock.run_until(BEGIN_S + 6.0)
+        assert (slave.role.is_slave, epoch_of(slave)) == (False, 2000)
+        slave.crash()
+
+
+def epoch_of(node: Node) -> int:
+    last = node.lineage.state.lineage.last
+    return last.number if last is not None else -1
+
+
+def test_a_connection_that_was_to_break_after_some_bytes_does_not_once_all_is_healed(tmp_path: Path) -> None:
+    """It broke after the end of all faults, in the very moment in which slaves have to be level."""
+    simulation = begun(tmp_path, slaves=2)
+    world = simulation.world
+    with virtual(world.clock):
+        connections = list(world.network.connections)
+        for connection in connections:
+            connection.cut_after(connection.near, 20)
+        simulation.faults.heal_all()
+        world.clock.run_until(BEGIN_S + 10.0)
+        assert len(connections) == 2
+        assert [one.is_open for one in connections] == [True, True]
+        for node in world.nodes.values():
+            node.crash()
