@@ -11,6 +11,9 @@
 
 A full disk is no obstacle: the master has nothing to append, and the term begins in the slave's log.
 
+Nobody is asked for a pledge.  So the term is the next promotion's above the master's own, and never a higher one:
+no slave leaves a candidate for it that it has pledged itself to, and may have acknowledged to by now.
+
 Whatever fails before the slave has asked back undoes it: the token is void, and a PROMOTE that was under way
 somewhere comes to nothing.  When the answer is lost the slave's word decides, however long that takes; until
 then nothing is taken, and as to whom it is handed over is in the lineage file, by no start of ours either.
@@ -42,7 +45,7 @@ from haservice.broker.role_actions import (
 )
 from haservice.broker.role_state import Change, RoleState, Step, View
 from haservice.broker.role_terms import Following
-from haservice.broker.roles import NewerMaster
+from haservice.broker.roles import NewerMaster, next_number
 from haservice.remoting.lineage_headers import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
 from haservice.replication.lineage_file import HandingOver
 from haservice.replication.status import SlaveStatus
@@ -80,10 +83,24 @@ def hand_over(state: RoleState, ticket: int, header: SwitchoverHeader, view: Vie
         return state, (Refuse(ticket, "this broker is a slave; ask its master"),)
     if why := state.held or view.unwritable:
         return state, (Refuse(ticket, f"this master takes nothing itself: {why}"),)
+    if why := _why_overtaken(state, header, view):
+        return state, (Refuse(ticket, why),)
     patience_s = min(max(header.timeout_millis, 0) / 1000, SECONDS_MAX)
     token = f"{view.kept.replica_id}-{view.now_ms}-{ticket}"
     over = HandOver(ticket, header, token, view.now_s + patience_s)
     return state.but(change=Choosing(over)), (LookAtSlaves(),)
+
+
+def _why_overtaken(state: RoleState, header: SwitchoverHeader, view: View) -> str:
+    """Whether our term is not the one to hand over any more, by what the tool has seen; "" if it is."""
+    last = view.kept.lineage.last
+    begins = next_number(last.number if last is not None else -1, -1, promoted=True)
+    if header.min_epoch <= begins:
+        return ""
+    return (
+        f"term {header.min_epoch - 1} has begun or is pledged, so there may be a newer master, and a switchover from"
+        f" here begins {begins}; if there is none: mqadmin failover --to {state.who.broker_addr} begins one above"
+    )
 
 
 class Choosing(_Stage):

@@ -210,6 +210,11 @@ def promote(state: RoleState, ticket: int, header: PromoteHeader, view: View) ->
         return state, (Refuse(ticket, wanted),)
     if header.expected_end not in (-1, view.log.end):
         return state, (Refuse(ticket, f"the log ends at {view.log.end}, and not at {header.expected_end}"),)
+    promise = view.kept.pledge
+    if header.confirm_addr and promise is not None:
+        # The master that hands over does not know of it, and the other one may have counted on us.
+        why = f"this slave has pledged itself to {promise.broker_addr} for term {promise.epoch} meanwhile"
+        return state, (Refuse(ticket, why),)
     return Promotion(ticket, header, wanted).begin(state)
 
 

@@ -530,6 +530,16 @@ def test_a_switchover_that_cannot_be_written_is_none() -> None:
     assert (world.did(SendPromote), world.state.held, world.state.token) == ([], "", "")
 
 
+def test_a_master_hands_over_in_no_term_above_one_that_is_pledged_or_has_begun_elsewhere() -> None:
+    """A candidate that others have pledged themselves to may be late, and gives OK in its term all the same."""
+    world = switching()
+    said = reason(switch(world, min_epoch=1001))
+    assert "term 1000 has begun or is pledged" in said
+    assert f"mqadmin failover --to {ADDR}" in said
+    assert (world.did(AwaitLevel), world.wrote, world.state.change) == ([], [], None)
+    assert isinstance(switch(world, min_epoch=1000), AnswerWith)
+
+
 def test_a_slave_hands_nothing_over_and_a_held_master_neither() -> None:
     assert "is a slave" in reason(Driver(slave()).ask(SwitchoverHeader()))
     assert DOUBT in reason(switch(Driver(master(doubt=DOUBT))))
@@ -633,6 +643,14 @@ def test_a_promotion_in_a_switchover_asks_the_master_back_and_nobody_else() -> N
     gone = candidate("s", Confirm=Failed("the master does not hand over any more"))
     assert "does not hand over any more" in reason(gone.ask(header))
     assert (gone.wrote, gone.turned) == ([], True)
+
+
+def test_nobody_is_handed_over_to_who_has_pledged_itself_to_another_slave_meanwhile() -> None:
+    """That one may count on it, and be the master by now."""
+    world = candidate("s", OTHER).keep(pledge=PROMISE)
+    said = reason(world.ask(PromoteHeader("SYNC_MASTER", 1000, 2, confirm_addr="m:10911", token="t")))
+    assert f"has pledged itself to {PROMISE.broker_addr} for term 1000" in said
+    assert (world.kept.pledge, world.wrote, world.did(StopLink), world.turned) == (PROMISE, [], [], False)
 
 
 def test_a_promotion_without_a_last_copy_goes_on_and_says_so() -> None:

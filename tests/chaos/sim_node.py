@@ -114,6 +114,12 @@ class Node(Timed):
         """Whether its reports speak of flushed bytes."""
         return self.flush_type is FlushDiskType.SYNC_FLUSH
 
+    @property
+    def last_term(self) -> int:
+        """The number of the newest term in its file."""
+        last = self.lineage.state.lineage.last
+        return last.number if last is not None else -1
+
     # -- life ---------------------------------------------------------------------------------------
 
     def options(self, role: BrokerRole) -> LogOptions:

@@ -236,8 +236,7 @@ class World:
 
     def register(self, node: Node) -> None:
         """As the name server takes it: a master of an older term is told of the newer one."""
-        last = node.lineage.state.lineage.last
-        epoch = last.number if last is not None else -1
+        epoch = node.last_term
         if epoch < self.registered_epoch and self.registered != node.name:
             node.roles.put(Hint(self.registered))
             node.roles.put(Tick())
@@ -458,7 +457,13 @@ class World:
         SYNC_MASTER answered OK for; what was only shown, or is promised by one broker alone, may have been on
         nobody whom the operator saw when he asked for it: a master that was back after all while he was at it
         has shown it, or has sent it on, since.
+
+        One that was held up after it was pledged may begin its term below one that has begun meanwhile.  That one
+        stays the rightful master, and what the other answers OK for is wrong.
         """
+        if not forced and (newer := self._overtaken_by(candidate)):
+            self.note("{} begins its term too late: {} knows of a newer one", candidate, newer)
+            return
         self.rightful, self.forced = candidate.name, forced
         reached = [one for one in self.nodes.values() if sight.lives.get(one.name) == one.life]
         lacked = [record for record in self._promises if not candidate.holds(record)]
@@ -476,6 +481,11 @@ class World:
             if record.promised and record.told:
                 self.broken(Violation.LOST, f"{candidate} is promoted without force and lacks {record.key}")
                 break
+
+    def _overtaken_by(self, candidate: Node) -> Node | None:
+        """Who has a newer term in its file."""
+        began = candidate.last_term
+        return next((one for one in self.nodes.values() if one.last_term > began), None)
 
     # -- faults at a step of a change of role -----------------------------------------------------------
 

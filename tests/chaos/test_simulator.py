@@ -23,7 +23,7 @@ from commitlog.segment import Segment
 from haservice.broker import role_promotion
 from haservice.remoting.lineage_headers import PromoteHeader
 from haservice.replication import greeting
-from haservice.replication.lineage import Plan, Step
+from haservice.replication.lineage import Epoch, Lineage, Plan, Step
 from haservice.replication.membership import Members, Membership
 from haservice.replication.progress import AckTable, Advance, SlaveProgress
 from haservice.replication.protocol import REPORT, Run
@@ -215,6 +215,27 @@ def test_a_promotion_that_counts_nobody_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(role_promotion, "why_unsafe", lambda *_: "")
     outcome = first_failure(tmp_path, broke(Violation.LOST, Violation.WRONG_OK))
     assert any("without force" in verdict.text for verdict in outcome.verdicts)
+
+
+def test_a_candidate_that_is_late_is_not_the_master_whose_log_counts(tmp_path: Path) -> None:
+    """It stands still once others have pledged themselves to it; a newer term begins, to which it gives way."""
+    outcome = simulate(9933, tmp_path)
+    assert outcome.ok, outcome.text()
+
+
+def test_of_two_masters_the_one_of_the_newer_term_is_the_rightful_one(tmp_path: Path) -> None:
+    world = Simulation(1, tmp_path).world
+    with virtual(world.clock):
+        for node in world.nodes.values():
+            node.boot()
+        for name, term in (("b", 2000), ("a", 1000)):
+            node = world.nodes[name]
+            lineage = Lineage((Epoch(term, 0, node.lineage.state.replica_id),))
+            node.lineage.update(lineage=lineage)
+            world.promoted(node, forced=False, sight=world.sight())
+        assert (world.rightful, world.verdicts) == ("b", [])
+        world.promoted(world.nodes["a"], forced=True, sight=world.sight())
+        assert world.rightful == "a"
 
 
 @pytest.mark.timeout(300)

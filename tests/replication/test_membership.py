@@ -261,6 +261,11 @@ STORIES = {
         "append m; level a m; promote a; level b m; switch m b; decide a; append a; level m a; cut m;"
         " level m b; switch b m",
     ),
+    "a master that hands over goes above no term that a candidate has the pledges for": (
+        4, 2,
+        "level a m; level d m; level b m; level a m; promote a; pledge d a; switch m b seen; decide a;"
+        " append a; level c a; level d a",
+    ),
 }  # fmt: skip
 
 

@@ -421,16 +421,19 @@ class World:
         self.replicas[name].start()
 
     def _promote(self, name: str, how: str = "") -> None:
-        """It asks for pledges; `seen`: whoever commands it knows of every term, `forced`: whatever is lost."""
+        """It asks for pledges; `seen`: by a tool that knows of every term, `forced`: whatever is lost."""
         replica = self.replicas[name]
         if not replica.is_slave or replica.state.changing or replica.name in self.forgotten:
             return
-        terms = [one.term for one in self.replicas.values()]
-        terms += [one.file.state.pledge.epoch for one in self.replicas.values() if one.file.state.pledge]
-        min_epoch = max(terms) + 1 if how == "seen" else 0
-        replica.ask(PromoteHeader("SYNC_MASTER", min_epoch=min_epoch, force=how == "forced"))
+        replica.ask(PromoteHeader("SYNC_MASTER", min_epoch=self._min_epoch(how), force=how == "forced"))
         if how == "forced":
             self._decide(name, forced=True)
+
+    def _min_epoch(self, how: str) -> int:
+        """What a tool asks for that has seen every term, begun or pledged, or none."""
+        files = [one.file.state for one in self.replicas.values()]
+        pledged = [one.pledge.epoch for one in files if one.pledge is not None]
+        return max([one.term for one in self.replicas.values()] + pledged) + 1 if how == "seen" else 0
 
     def _pledge(self, name: str, candidate_name: str) -> None:
         voter, candidate = self.replicas[name], self.replicas[candidate_name]
@@ -477,11 +480,11 @@ class World:
         if not replica.is_slave:
             replica.tell(Tick())
 
-    def _switch(self, name: str, target_name: str) -> None:
-        """A master hands over to a slave that has all."""
+    def _switch(self, name: str, target_name: str, how: str = "") -> None:
+        """A master hands over to a slave that has all; `seen` as in a promotion."""
         master, target = self.replicas[name], self.replicas[target_name]
         if not master.is_slave and not target.state.changing:
-            master.ask(SwitchoverHeader(target.addr))
+            master.ask(SwitchoverHeader(target.addr, min_epoch=self._min_epoch(how)))
 
 
 # -- looking for trouble ----------------------------------------------------------------------------
@@ -500,8 +503,10 @@ def story(rng: random.Random, slaves: int, events: int, kinds: Mapping[str, int]
     for _ in range(events):
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
         one, other = rng.sample(names, 2)
-        if kind in ("greet", "report", "level", "pledge", "forget", "switch"):
+        if kind in ("greet", "report", "level", "pledge", "forget"):
             told.append(f"{kind} {one} {other}")
+        elif kind == "switch":
+            told.append(f"{kind} {one} {other}{rng.choice(['', ' seen'])}")
         elif kind == "needed":
             told.append(f"{kind} {one} {rng.randint(1, slaves)}")
         elif kind == "promote":
