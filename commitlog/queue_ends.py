@@ -15,6 +15,7 @@ from commitlog.consume_queue import ConsumeQueue, ConsumeQueues
 from commitlog.errors import CommitLogError
 from commitlog.mender import is_named
 from commitlog.readable_log import ReadableLog
+from commitlog.readable_queue import Entry
 from commitlog.tail import Held, walk_towards
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,8 @@ def check(log: ReadableLog, queues: ConsumeQueues, position: int) -> int:
     """From where to dispatch, which is `position` if all queues end well.  May raise OSError."""
     for _, queue in queues.items():
         number = queue.max_offset - 1
-        if number < queue.min_offset or not (queue.doubtful or _is_wrong(log, queue, number)):
+        early = queue.doubtful or _dropped_another(log, queue, number + 1)
+        if not early and (number < queue.min_offset or not _is_wrong(log, queue, number)):
             continue
         kept, end = _last_fitting(log, queue, number)
         logger.error(
@@ -34,6 +36,13 @@ def check(log: ReadableLog, queues: ConsumeQueues, position: int) -> int:
         queue.end_at(kept)
         position = max(min(position, end), log.start)
     return position
+
+
+def _dropped_another(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
+    """Whether a start dropped an entry as one of a message that comes again, and it is not of that message: then its
+    own may be one that does not come again."""
+    entry = queue.first_distrusted
+    return entry is not None and not entry.blank and not _names(log, queue, number, entry)
 
 
 def _last_fitting(log: ReadableLog, queue: ConsumeQueue, number: int) -> tuple[int, int]:
@@ -48,13 +57,14 @@ def _last_fitting(log: ReadableLog, queue: ConsumeQueue, number: int) -> tuple[i
 
 
 def _fits(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
-    for entry in queue.read(number, 1):
-        try:
-            record = log.read_record(entry.physical_offset)
-            return is_named(record, queue.topic, queue.queue_id, number, entry)
-        except CommitLogError:
-            return False
-    return False
+    return any(_names(log, queue, number, entry) for entry in queue.read(number, 1))
+
+
+def _names(log: ReadableLog, queue: ConsumeQueue, number: int, entry: Entry) -> bool:
+    try:
+        return is_named(log.read_record(entry.physical_offset), queue.topic, queue.queue_id, number, entry)
+    except CommitLogError:
+        return False
 
 
 def _is_wrong(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from commitlog.errors import CorruptRecord
 from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFile, QueueFiles
-from commitlog.readable_queue import ReadableQueue
+from commitlog.readable_queue import Entry, ReadableQueue
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class ConsumeQueue(ReadableQueue):
         self._cuts = 0  # changes under the lock: who measures without it sees that the measure is void
         self.doubtful = False
         """A start dropped what need not have been a crash's: the queue's end is to be looked at."""
+        self.first_distrusted: Entry | None = None
+        """The first entry that a start after a crash dropped, for its message comes again; if it has that message."""
         # Of the writing thread: what append() gathered for the next write().
         self._pending: list[bytes] = []
         self._pending_start = 0
@@ -252,6 +254,7 @@ class ConsumeQueue(ReadableQueue):
         with self._lock:
             end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
             if end < self.max_offset:
+                self.first_distrusted = next(iter(self.read(end, 1)), None)
                 self._cut(end)
             self._files.distrust_names()
             self._end_unsynced = True
@@ -295,6 +298,7 @@ class ConsumeQueue(ReadableQueue):
         with self._lock:
             self._cut(queue_offset)
             self.doubtful = False
+            self.first_distrusted = None
 
     def correct_min_offset(self, physical_offset: int) -> None:
         """Lets the queue begin at its first message that a log beginning at `physical_offset` has."""

@@ -8,12 +8,14 @@ from what a store without the flip has.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from commitlog.kernel.keys import has_key
 from commitlog.kernel.records import decode
+from commitlog.queue_files import UNIT_BYTES
 from commitlog.store import Store
 from haservice.persisted_file import PersistedFile
 from tests.chaos.crash_stories import ROOT, open_store
@@ -76,6 +78,18 @@ def flipped(content: bytes, place: int) -> bytes:
     at, bit = divmod(place % (8 * min(len(content), _USED_BYTES_MAX)), 8)
     changed[at] ^= 1 << bit
     return bytes(changed)
+
+
+def flips_of_ends(which: int) -> Iterator[bytes]:
+    """An input for each bit of the first and last entry of the first queue in store `which` (0: closed, 1: killed)."""
+    files = _stores()[which]
+    for number, victim in enumerate(victims(files)):
+        name, _ = files[victim]
+        if f"/consumequeue/{TOPIC}/0/" in name:
+            last = MESSAGES // QUEUES - 1
+            for entry in (0, last):
+                for place in range(8 * entry * UNIT_BYTES, 8 * (entry + 1) * UNIT_BYTES):
+                    yield bytes((which, number)) + place.to_bytes(2, "big")
 
 
 def _built(data: bytes) -> object:

@@ -115,7 +115,7 @@ class LogAndAcks(RuleBasedStateMachine):
 
     def _live_anew(self) -> None:
         log = self.store.log
-        self.flushed = log.end
+        self.flushed = log.flushed  # what a start finds is flushed like all else
         self.waits.clear()
         self.ends = [end for end in self.ends if end <= log.end]
         self.links.clear()
@@ -325,7 +325,7 @@ class LogAndAcks(RuleBasedStateMachine):
             whole = max((end for end in self.ends if end <= flushed), default=0)
             assert slave.log.end >= whole, f"flushed up to {flushed}, found up to {slave.log.end}"
             self._check_same(slave)
-        slave.flushed = slave.log.end
+        slave.flushed = slave.log.flushed
 
     # -- liars -------------------------------------------------------------------------------------
 

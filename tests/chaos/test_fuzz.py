@@ -10,6 +10,7 @@ import pytest
 
 import tests.chaos.fuzz as fuzz_module
 from tests.chaos.fuzz import Finding, Target, fuzz, shares, shrunk, targets, told
+from tests.chaos.fuzz_flips import flips_of_ends
 from tests.chaos.fuzz_machine import explore
 from tests.chaos.fuzz_mutate import INPUT_BYTES_MAX, Mutator
 
@@ -32,6 +33,13 @@ def test_nothing_but_what_the_contract_names_comes_of_any_bytes(name: str) -> No
     outcome = fuzz(TARGETS[name], SHARES[name], seed=7)
     assert not outcome.findings, "\n".join(told(TARGETS[name], one) for one in outcome.findings.values())
     assert len(outcome.ends) > 1, "no input came to another end than the others"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_flip_where_a_queue_begins_or_ends_gives_no_number_twice(which: int) -> None:
+    """After a death an entry was dropped whose place had flipped behind what comes again, and did not come again."""
+    for data in flips_of_ends(which):
+        TARGETS["flipped_store"].run(data)
 
 
 def test_log_and_acks_in_any_order_prove_nothing_that_is_not_held() -> None:

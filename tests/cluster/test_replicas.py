@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from commitlog.log import wall_clock_ms
@@ -195,7 +196,9 @@ def test_a_frozen_slave_is_stopped_first_and_a_dead_master_was_seen_when_it_was_
     status = run("haStatus", "-n", pair.namesrv_addr).stdout
     first, second = sorted([pair.slave_addr, third])
     assert f"broker-a: {first} and {second} have the same brokerId=1" in status
-    pair.processes[THIRD].popen.send_signal(signal.SIGSTOP)
+    frozen = pair.processes[THIRD].popen
+    frozen.send_signal(signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(frozen.pid).status() == psutil.STATUS_STOPPED, "it stands still")
     forget = ("forget", "-n", pair.namesrv_addr, "-b", "broker-a", "--replica", third, "--yes")
     refused = run(*forget)
     pair.processes[THIRD].kill()
