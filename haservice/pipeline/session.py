@@ -142,8 +142,11 @@ def _remove(directory: str, owner: int) -> None:
 
 
 def say_if_slow() -> None:
-    """Warns where logs are read without the native kernel, and nobody asked for that."""
-    if native.lacking:
+    """Warns where logs are read without the native kernel, and nobody asked for that.
+
+    Not of a package that came as a zip, which cannot have it; spark-submit puts what is said in front of the result.
+    """
+    if native.lacking and Path(native.__file__).is_file():
         logger.warning(
             "logs are read slowly, a tenth as fast or less build=%s; %s", native.build, INSTALL_NATIVE
         )
