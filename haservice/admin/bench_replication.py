@@ -216,7 +216,8 @@ class ReplicationBench:
             pair.start_master()
             with Relay(pair.ha_port()) as relay, BlockingClient() as client:
                 pair.start_slave(haMasterAddress=f"127.0.0.1:{relay.port}")
-                asyncio.run(drive(pair.master_addr, self._body, 1, 10))
+                while asyncio.run(drive(pair.master_addr, self._body, 1, 10)).not_ok:
+                    time.sleep(LOOK_SECONDS)  # it has booted, and connects
                 not_ok = 0
                 for _ in range(self._rounds * 5):
                     relay.cut()
