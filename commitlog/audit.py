@@ -21,7 +21,8 @@ from commitlog.dispatch import Dispatcher
 from commitlog.errors import CommitLogError
 from commitlog.expected import Expected
 from commitlog.index import IndexFiles
-from commitlog.index_file import IndexFile, Key, Put
+from commitlog.index_file import IndexFile, Key
+from commitlog.kernel.keys import Put
 from commitlog.mender import Mender, is_named
 from commitlog.queue_files import UNIT
 from commitlog.readable_log import ReadableLog

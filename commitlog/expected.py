@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from commitlog.dispatch import Dispatcher, Log
 from commitlog.errors import CorruptRecord
-from commitlog.index_file import Put, Puts
+from commitlog.index_file import Puts
+from commitlog.kernel.keys import Put
 from commitlog.queue_files import UNIT, UNIT_BYTES
 
 _NEVER_FRESH = 1 << 62

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from commitlog.descriptors import Descriptors
 from commitlog.files import NOT_OPENED, Files
-from commitlog.index_file import IndexFile, Puts, index_hash
+from commitlog.index_file import IndexFile, Puts
+from commitlog.kernel.keys import index_hash
 from commitlog.kernel.records import java_hash
 
 logger = logging.getLogger(__name__)

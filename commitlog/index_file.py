@@ -23,7 +23,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
@@ -35,11 +34,10 @@ from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import SegmentSizeMismatch
 from commitlog.files import Files
 from commitlog.kernel import native
-from commitlog.kernel.layout import INDEX_PUT
+from commitlog.kernel.keys import Put
+from commitlog.kernel.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_PUT, INDEX_SLOT
 
-HEADER = struct.Struct(">qqqqii")
-SLOT = struct.Struct(">i")
-ENTRY = struct.Struct(">iqii")
+HEADER, SLOT, ENTRY = INDEX_HEADER, INDEX_SLOT, INDEX_ENTRY
 HEADER_BYTES = HEADER.size
 assert (HEADER_BYTES, SLOT.size, ENTRY.size) == (40, 4, 20)
 
@@ -47,9 +45,6 @@ _INT_MAX = 0x7FFFFFFF
 # Entries that are read at a time, and bytes that are zeroed at a time.
 _PIECE_ENTRIES = 50_000
 _ZEROS = bytes(1 << 20)
-
-# Key hash, physical offset, store timestamp in ms.
-Put = tuple[int, int, int]
 
 
 class Puts:
@@ -99,12 +94,6 @@ class Key(NamedTuple):
         return (self.key_hash, self.physical_offset) == put[:2] and (
             self.number == 1 or self.seconds == seconds
         )
-
-
-def index_hash(java_hash: int) -> int:
-    """The hash as an index keeps it: its absolute value, and 0 for the one that has none in 32 bits."""
-    value = abs(java_hash)
-    return value if value <= _INT_MAX else 0
 
 
 def file_bytes(slots: int, entries: int) -> int:

@@ -18,7 +18,8 @@ from commitlog.dispatch import Dispatcher
 from commitlog.errors import CommitLogError, CorruptRecord
 from commitlog.expected import Expected
 from commitlog.index import IndexFiles
-from commitlog.index_file import IndexFile, Put, Puts
+from commitlog.index_file import IndexFile, Puts
+from commitlog.kernel.keys import Put
 from commitlog.readable_log import ReadableLog
 from commitlog.tail import Held, walk_towards
 

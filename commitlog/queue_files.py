@@ -10,7 +10,6 @@ consume_queue's business.  Format and recovery rules: RocketMQ 4.9.8's ConsumeQu
 from __future__ import annotations
 
 import re
-import struct
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +17,9 @@ from pathlib import Path
 from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch
 from commitlog.files import Files
+from commitlog.kernel.layout import QUEUE_ENTRY
 
-UNIT = struct.Struct(">qiq")
+UNIT = QUEUE_ENTRY
 UNIT_BYTES = UNIT.size
 assert UNIT_BYTES == 20
 

@@ -18,9 +18,8 @@ from typing import Any, Protocol, cast
 
 from commitlog.errors import CorruptRecord
 from commitlog.files import Buffer
-from commitlog.index_file import Put
 from commitlog.kernel import native
-from commitlog.kernel.keys import KeyHasher, last_value, tags_code
+from commitlog.kernel.keys import KeyHasher, Put, last_value, tags_code
 from commitlog.kernel.layout import (
     INDEX_PUT,
     MESSAGE_MAGIC,

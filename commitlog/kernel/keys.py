@@ -13,11 +13,14 @@ from functools import lru_cache
 from operator import mul
 from typing import Protocol
 
-from commitlog.index_file import Put, index_hash
 from commitlog.kernel.records import java_hash
+
+# What the index is given of a key: its hash, physical offset, store timestamp in ms.
+Put = tuple[int, int, int]
 
 _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
+_INT_MAX = 0x7FFFFFFF
 
 # _POWERS[n]: what each byte of an n byte key counts.
 _POWERS_MAX = 64
@@ -62,6 +65,12 @@ class Sink(Protocol):
     """A list of puts, or what stands for one."""
 
     def append(self, put: Put, /) -> None: ...
+
+
+def index_hash(hash_code: int) -> int:
+    """A Java hash as an index keeps it: its absolute value, and 0 for the one that has none in 32 bits."""
+    value = abs(hash_code)
+    return value if value <= _INT_MAX else 0
 
 
 class KeyHasher:

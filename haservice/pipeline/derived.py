@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyspark.sql.functions as F
 
 from commitlog.dispatch import SCHEDULE_TOPIC, parse_delay_levels
-from commitlog.index_file import index_hash
+from commitlog.kernel.keys import index_hash
 from commitlog.kernel.layout import (
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,

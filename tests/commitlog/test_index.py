@@ -12,9 +12,9 @@ import pytest
 from commitlog.errors import SegmentSizeMismatch
 from commitlog.files import OSFiles
 from commitlog.index import IndexFiles, index_name
-from commitlog.index_file import ENTRY, HEADER, SLOT, file_bytes, index_hash
+from commitlog.index_file import ENTRY, HEADER, SLOT, file_bytes
 from commitlog.kernel import native
-from commitlog.kernel.keys import KeyHasher, last_value, tags_code
+from commitlog.kernel.keys import KeyHasher, index_hash, last_value, tags_code
 from commitlog.kernel.records import encode_properties, java_hash
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import STORE_MS, Clock

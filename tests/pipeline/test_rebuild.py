@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.index_file import index_hash
+from commitlog.kernel.keys import index_hash
 from commitlog.kernel.records import encode, java_hash, stamp
 from commitlog.store import Store
 from commitlog.store_lock import StoreLock

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
-from commitlog.index_file import Put
-from commitlog.kernel.keys import KeyHasher, has_key
+from commitlog.kernel.keys import KeyHasher, Put, has_key
 from commitlog.kernel.records import decode, parse_head
 from haservice.broker.message_rights import Caller, MessageRights
 from haservice.errors import RequestError

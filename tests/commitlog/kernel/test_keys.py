@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.index_file import Put, index_hash
-from commitlog.kernel.keys import KeyHasher, has_key, last_value, tags_code
+from commitlog.kernel.keys import KeyHasher, Put, has_key, index_hash, last_value, tags_code
 from commitlog.kernel.records import java_hash
 
 pytestmark = pytest.mark.usefixtures("build")
