@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
+
+from tests.support.c_compiler import NoCompiler, compile_c
 
 COMPILE_S = 60.0
 
@@ -76,19 +76,14 @@ class NoShim(Exception):
 @functools.cache
 def library() -> Path:
     """The compiled library, one for the life of this process.  Raises NoShim."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise NoShim("there is no C compiler on the PATH")
     directory = _scratch().name
     source, built = Path(directory) / "flush_shim.c", Path(directory) / "flush_shim.so"
     source.write_text(_SOURCE)
-    words = [compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(source), "-ldl"]
+    words = ["-shared", "-fPIC", "-O1", "-o", str(built), str(source), "-ldl"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoShim(f"{compiler}: {error}") from None
-    if done.returncode:
-        raise NoShim(f"{compiler}: {done.stderr.strip()[:500]}")
+        compile_c(("gcc", "cc"), words, COMPILE_S)
+    except NoCompiler as error:
+        raise NoShim(str(error)) from None
     return built
 
 

@@ -8,21 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.build import ROOT, NoCompiler, own_loop
+from tests.native.build import ROOT, own_loop_or_skip
 
 CASES = 200_000
 CORE = Path("commitlog/kernel/core")
-
-
-def compiled(directory: Path, include: Path = ROOT) -> Path:
-    if shutil.which("gcc") is None and shutil.which("clang") is None:
-        pytest.skip("there is no C compiler")
-    try:
-        return own_loop(directory, include)
-    except NoCompiler as error:
-        if "cannot find" in str(error):  # gcc without libasan
-            pytest.skip(str(error))
-        raise
 
 
 def played(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +19,7 @@ def played(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_bytes_lead_the_core_beyond_a_buffer_or_to_what_is_not_there(tmp_path: Path) -> None:
-    done = played(compiled(tmp_path), str(CASES), "7")
+    done = played(own_loop_or_skip(tmp_path), str(CASES), "7")
     assert done.returncode == 0, done.stderr[:4000]
     counts = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
     assert int(counts["records passed"]) > CASES // 10, "hardly a case gets beyond the first number"
@@ -53,13 +42,13 @@ def test_the_harness_catches_a_planted_bug(tmp_path: Path, file: str, was: str, 
     text = (tmp_path / CORE / file).read_text()
     assert text.count(was) == 1, "the bug is planted at a place that is no more"
     (tmp_path / CORE / file).write_text(text.replace(was, becomes))
-    done = played(compiled(tmp_path, tmp_path), str(CASES), "7")
+    done = played(own_loop_or_skip(tmp_path, tmp_path), str(CASES), "7")
     assert done.returncode != 0
     assert "Sanitizer" in done.stderr or "CHECK(" in done.stderr
 
 
 def test_an_input_that_was_kept_is_played_again(tmp_path: Path) -> None:
-    program = compiled(tmp_path)
+    program = own_loop_or_skip(tmp_path)
     seeds = tmp_path / "seeds"
     seeds.mkdir()
     assert played(program, "-seeds", str(seeds)).returncode == 0

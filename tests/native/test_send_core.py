@@ -8,24 +8,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.native.build import ROOT, SENDS, own_loop_or_skip
+
 CORES = (Path("commitlog/kernel/core"), Path("haservice/broker/native/core"))
 CASES = 100_000
-FLAGS = ("-O1", "-g", "-Wall", "-Wextra", "-Wno-unused-function", "-fsanitize=address,undefined")
-
-
-def compiled(directory: Path, include: Path = ROOT) -> Path:
-    compiler = shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    program = directory / "fuzz_send"
-    source = ROOT / "tests" / "native" / "fuzz_send.c"
-    words = [compiler, *FLAGS, "-fno-sanitize-recover=all", f"-I{include}", str(source), "-o", str(program)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if "cannot find" in done.stderr:  # gcc without libasan
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
-    return program
 
 
 def played(program: Path, seed: int) -> subprocess.CompletedProcess[str]:
@@ -33,7 +19,7 @@ def played(program: Path, seed: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_frame_leads_beyond_a_buffer(tmp_path: Path) -> None:
-    done = played(compiled(tmp_path), 7)
+    done = played(own_loop_or_skip(tmp_path, harness=SENDS), 7)
     assert done.returncode == 0, done.stderr[:4000]
     assert int(done.stdout.split()[1]) > CASES // 10, "hardly a case is taken"
 
@@ -56,6 +42,6 @@ def test_the_harness_catches_a_planted_bug(tmp_path: Path, was: str, becomes: st
     text = header.read_text()
     assert text.count(was) == 1, "the bug is planted at a place that is no more"
     header.write_text(text.replace(was, becomes))
-    done = played(compiled(tmp_path, tmp_path), 7)
+    done = played(own_loop_or_skip(tmp_path, tmp_path, SENDS), 7)
     assert done.returncode != 0
     assert "Sanitizer" in done.stderr or "CHECK(" in done.stderr or "runtime error" in done.stderr
