@@ -20,7 +20,6 @@ from commitlog.log import CommitLog
 from commitlog.options import LogOptions
 from haservice.broker import native
 from haservice.broker.admission import Admission, Limits
-from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import GroupConfig
 from haservice.broker.processors.fast_sends import fast_sends
 from haservice.broker.processors.send import Gates, SendProcessor, trace_of
@@ -36,6 +35,7 @@ from haservice.remoting.frame import FrameReader
 from haservice.settings import BrokerConfig
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import STORE_HOST, Clock, log_options, records_of, whole_log
+from tests.support.proofs import Proofs
 from tests.support.remoting import frame
 from tests.support.send_frames import odd, plain
 
@@ -88,23 +88,6 @@ class Wire(asyncio.Transport):
         return answers
 
 
-class Slave:
-    """An HA service whose acks come when the test says so."""
-
-    def __init__(self) -> None:
-        self.ok = True
-        self.waits: list[Wait] = []
-        self.ends: list[int] = []
-
-    def is_slave_ok(self, end: int) -> bool:
-        return self.ok
-
-    def submit(self, end: int, deadline_s: float, waiter: Wait) -> bool:
-        self.waits.append(waiter)
-        self.ends.append(end)
-        return False
-
-
 class Broker:
     """Its sends, from connection to log; `fast` says which way plain ones go."""
 
@@ -133,15 +116,8 @@ class Broker:
         self.topics.set_order_topics(["Ordered"])
         self.admission = Admission(Limits("C", 6, 1000), self.topics, _find_group)
         self.stats = Stats()
-        self.slave = Slave()
-        self.calls: list[Callable[[], None]] = []
-        self.durability = Durability(
-            flush=None,
-            replica=self.slave if sync else None,
-            flush_timeout_s=5,
-            replica_timeout_s=3,
-            call_soon=self.calls.append,
-        )
+        proofs = Proofs(sync=sync)
+        self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
         self.gates = GATES._replace(**gates)
         short = fast_sends(
             self.admission, self.log, self.stats, store_host=store_host, trace=trace_of(self.gates)
@@ -174,14 +150,6 @@ class Broker:
         connection, wire = Connection(self.dispatch, FrameReader()), Wire(host, port)
         connection.connection_made(wire)
         return connection, wire
-
-    def ack(self, ok: bool = True) -> None:
-        waits, self.slave.waits = self.slave.waits, []
-        self.durability.replicated(waits, ok)
-        calls = list(self.calls)
-        self.calls.clear()
-        for call in calls:
-            call()
 
     def counted(self) -> dict[str, Any]:
         stats = self.stats

@@ -16,7 +16,6 @@ from commitlog.kernel.records import StoredMessage, decode, decode_properties, e
 from commitlog.log import CommitLog
 from commitlog.options import LogOptions
 from haservice.broker.admission import Admission, Limits
-from haservice.broker.durability import Durability, Wait
 from haservice.broker.groups import GroupConfig
 from haservice.broker.processors.send import CROWD_TURNS, Gates, SendProcessor
 from haservice.broker.stats import Stats
@@ -28,6 +27,7 @@ from haservice.remoting.command import VERSION, RemotingCommand
 from haservice.remoting.headers import SendMessageHeader
 from haservice.settings import BrokerConfig
 from tests.support.messages import batch_body
+from tests.support.proofs import Proofs
 
 STORE_HOST = encode_host("10.0.0.1", 10911)
 BORN_HOST = encode_host("10.1.2.3", 54321)
@@ -57,23 +57,6 @@ class Peer:
         self.sent.append(command)
 
 
-class Slave:
-    """An HA service whose acks come when the test says so."""
-
-    def __init__(self) -> None:
-        self.ok = True
-        self.ends: list[int] = []
-        self.waits: list[Wait] = []
-
-    def is_slave_ok(self, end: int) -> bool:
-        return self.ok
-
-    def submit(self, end: int, deadline_s: float, waiter: Wait) -> bool:
-        self.ends.append(end)
-        self.waits.append(waiter)
-        return False
-
-
 class Bench:
     def __init__(
         self,
@@ -90,15 +73,8 @@ class Bench:
         config = BrokerConfig(cluster_name="C", broker_name="broker-a")
         self.topics = TopicTable(config, PersistedFile(directory / "topics.json"))
         self.topics.update(topic_config("T", 4, 6))
-        self.slave = Slave()
-        self.calls: list[Callable[[], None]] = []
-        self.durability = Durability(
-            flush=None,
-            replica=self.slave if sync else None,
-            flush_timeout_s=5,
-            replica_timeout_s=3,
-            call_soon=self.calls.append,
-        )
+        proofs = Proofs(sync=sync)
+        self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
         self.sends = SendProcessor(
             GATES._replace(**gates),
             Admission(
@@ -124,14 +100,6 @@ class Bench:
         (answer,) = self.send(request)
         assert answer is not None
         return answer
-
-    def ack(self, ok: bool = True) -> None:
-        waits, self.slave.waits = self.slave.waits, []
-        self.durability.replicated(waits, ok)
-        calls = list(self.calls)
-        self.calls.clear()
-        for call in calls:
-            call()
 
     def stored(self) -> list[StoredMessage]:
         messages = []
