@@ -156,6 +156,8 @@ class Node(Timed):
         self.lineage = SimLineageFile(self.root, self.files, f"boot-{self.name}-{self.boots}")
         in_force = self._role_in_force()
         self.role = in_force.role
+        if self.role.is_slave and (pledge := self.lineage.state.pledge) is not None:
+            self.world.gave_way(self, pledge.broker_addr)
         heard = Heard() if self.role.is_slave else self.ask_peers()
         self.store = Store.open(
             self.options(self.role), store_host=STORE_HOST, clock_ms=self.clock_ms, files=self.files

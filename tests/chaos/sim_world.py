@@ -149,8 +149,8 @@ class World:
         self._promises: dict[Record, None] = {}
         self.strikes: list[Callable[[Node], None]] = []
         """Faults that wait for a step of a change of role."""
-        self.forced = False
-        """Whether the last change of master was forced, and so an older one may go on beside it."""
+        self.forced: set[str] = set()
+        """Who became the master by force, so that an older one may go on beside it."""
         self.rightful = "a"
         """The master by the operator's choice; what another one promises beside it does not count."""
         for number in range(mode.slaves + 1):
@@ -437,7 +437,7 @@ class World:
         record.told = record.told or (told and node.role is BrokerRole.SYNC_MASTER)
         self._promises[record] = None
         rightful = self.nodes[self.rightful]
-        if node is not rightful and (self.forced or not record.told):
+        if node is not rightful and (self.rightful in self.forced or not record.told):
             self.void([record], "two masters")
         elif node is not rightful and not rightful.holds(record) and rightful.up:
             self.broken(
@@ -464,7 +464,8 @@ class World:
         if not forced and (newer := self._overtaken_by(candidate)):
             self.note("{} begins its term too late: {} knows of a newer one", candidate, newer)
             return
-        self.rightful, self.forced = candidate.name, forced
+        self.rightful = candidate.name
+        (self.forced.add if forced else self.forced.discard)(candidate.name)
         reached = [one for one in self.nodes.values() if sight.lives.get(one.name) == one.life]
         lacked = [record for record in self._promises if not candidate.holds(record)]
         given_up = [
@@ -481,6 +482,11 @@ class World:
             if record.promised and record.told:
                 self.broken(Violation.LOST, f"{candidate} is promoted without force and lacks {record.key}")
                 break
+
+    def gave_way(self, node: Node, to: str) -> None:
+        """A master is a slave from now on: of two of one term, the one that goes on is the rightful one."""
+        if self.rightful == node.name and to in self.nodes:
+            self.rightful = to
 
     def _overtaken_by(self, candidate: Node) -> Node | None:
         """Who has a newer term in its file."""

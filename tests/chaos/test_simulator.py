@@ -24,6 +24,7 @@ from haservice.broker import role_promotion
 from haservice.remoting.lineage_headers import PromoteHeader
 from haservice.replication import greeting
 from haservice.replication.lineage import Epoch, Lineage, Plan, Step
+from haservice.replication.lineage_file import Pledge
 from haservice.replication.membership import Members, Membership
 from haservice.replication.progress import AckTable, Advance, SlaveProgress
 from haservice.replication.protocol import REPORT, Run
@@ -236,6 +237,19 @@ def test_of_two_masters_the_one_of_the_newer_term_is_the_rightful_one(tmp_path: 
         assert (world.rightful, world.verdicts) == ("b", [])
         world.promoted(world.nodes["a"], forced=True, sight=world.sight())
         assert world.rightful == "a"
+
+
+def test_of_two_masters_of_one_term_the_one_that_goes_on_is_the_rightful_one(tmp_path: Path) -> None:
+    world = Simulation(1, tmp_path).world
+    with virtual(world.clock):
+        for node in world.nodes.values():
+            node.boot()
+        b = world.nodes["b"]
+        world.promoted(b, forced=False, sight=world.sight())
+        b.lineage.update(pledge=Pledge(1000, world.nodes["a"].lineage.state.replica_id, "a"))
+        b.stop_cleanly()
+        b.boot()
+        assert (world.rightful, world.verdicts) == ("a", [])
 
 
 @pytest.mark.timeout(300)

@@ -21,6 +21,7 @@ from haservice.errors import AnswerError
 from tests.cluster.support import (
     TOPIC,
     assert_equal_logs,
+    frozen,
     log_end,
     numbered,
     read,
@@ -165,12 +166,8 @@ def test_a_frozen_slave_costs_answers_but_no_message(make_pair: MakePair, admin:
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    slave = pair.processes["broker-a-s"].popen
-    slave.send_signal(signal.SIGSTOP)
-    try:
+    with frozen(pair.processes["broker-a-s"].popen):
         statuses = Counter(one.status for one in send(pair.master_addr, numbered(100, 200)))
-    finally:
-        slave.send_signal(signal.SIGCONT)
     assert statuses.keys() <= {"FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"}
     assert statuses["FLUSH_SLAVE_TIMEOUT"] > 0
     wait_level(pair, ask)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 
 from commitlog.log import wall_clock_ms
@@ -17,7 +15,7 @@ from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.lineage_headers import LineageBody
 from tests.admin.asking import run
-from tests.cluster.support import numbered, read, send_ok, start_with_topic, wait_level
+from tests.cluster.support import frozen, numbered, read, send_ok, start_with_topic, wait_level
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -196,12 +194,10 @@ def test_a_frozen_slave_is_stopped_first_and_a_dead_master_was_seen_when_it_was_
     status = run("haStatus", "-n", pair.namesrv_addr).stdout
     first, second = sorted([pair.slave_addr, third])
     assert f"broker-a: {first} and {second} have the same brokerId=1" in status
-    frozen = pair.processes[THIRD].popen
-    frozen.send_signal(signal.SIGSTOP)
-    wait_until(lambda: psutil.Process(frozen.pid).status() == psutil.STATUS_STOPPED, "it stands still")
     forget = ("forget", "-n", pair.namesrv_addr, "-b", "broker-a", "--replica", third, "--yes")
-    refused = run(*forget)
-    pair.processes[THIRD].kill()
+    with frozen(pair.processes[THIRD].popen):
+        refused = run(*forget)
+        pair.processes[THIRD].kill()
     assert refused.exit_code == 1
     assert f"still holds a connection to {pair.master_addr}, and was heard " in refused.stderr
     assert "stop it first, then forget it" in refused.stderr
