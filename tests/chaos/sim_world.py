@@ -222,7 +222,7 @@ class World:
         )
 
     def master_started(self, node: Node) -> None:
-        """It registers; the name server keeps the newest term's master."""
+        """It registers if it can; the name server keeps the newest term's master."""
         self.put(self.level_of(node))
         last = node.lineage.state.lineage.last
         epoch = last.number if last is not None else -1
@@ -232,7 +232,8 @@ class World:
             )
         )
         self.note("{} is master, term {}, log {}..{}", node, epoch, node.store.log.start, node.store.log.end)
-        self.register(node)
+        if not self.isolated(node):
+            self.register(node)
 
     def register(self, node: Node) -> None:
         """As the name server takes it: a master of an older term is told of the newer one."""
