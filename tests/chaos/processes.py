@@ -32,7 +32,7 @@ from tests.chaos.report import HARNESS_FAILED, Report
 LAYER = "processes"
 ROUNDS_A_CLUSTER = 10
 # Timelines that are kept for plots.
-TIMELINES_MAX = 3
+TIMELINES_MAX = 1
 # Of each class.
 VERDICTS_SHOWN = 3
 FAILED_STARTS_MAX = 2
@@ -246,12 +246,11 @@ class Teller:
 
     def _plot(self, seed: int, outcome: Outcome) -> None:
         report, layer, line = self.report, self._layer, outcome.timeline
-        report.series(layer, f"OK, seed {seed}", line.throughput, "OK a second")
+        report.series(layer, "OK", line.throughput, "OK a second", seed)
         for node, points in line.lag.items():
-            report.series(layer, f"{node}, seed {seed}", points, "bytes behind")
-        if self._timelines == 1:
-            for what, begin_s, end_s in line.faults:
-                report.span(layer, what, begin_s, end_s)
+            report.series(layer, node, points, "bytes behind", seed)
+        for what, begin_s, end_s in line.faults:
+            report.span(layer, what, begin_s, end_s, seed)
 
     def fail(self, seed: int, kind: str, shape: Shape, outcome: Outcome, cluster: Cluster) -> None:
         """What was broken, and where the files are that show it."""

@@ -58,6 +58,7 @@ class Series(NamedTuple):
     name: str
     unit: str
     points: list[tuple[float, float]]
+    seed: int = 0
 
 
 class Span(NamedTuple):
@@ -67,6 +68,7 @@ class Span(NamedTuple):
     name: str
     begin: float
     end: float
+    seed: int = 0
 
 
 def _no_progress(layer: str, done: int, total: int) -> None:
@@ -174,14 +176,20 @@ class Report:
             {"what": "recovery", "layer": layer, "name": kind, "seconds": seconds, "lost_bytes": lost_bytes}
         )
 
-    def series(self, layer: str, name: str, points: Iterable[tuple[float, float]], unit: str = "") -> None:
-        """A line of a plot; lines of one layer that have one unit share theirs."""
+    def series(
+        self, layer: str, name: str, points: Iterable[tuple[float, float]], unit: str = "", seed: int = 0
+    ) -> None:
+        """A line of a plot; lines of one layer that have one unit share theirs.  The plot shows one seed."""
         some = [(float(x), float(y)) for x, y in points]
-        self._put({"what": "series", "layer": layer, "name": name, "unit": unit, "points": some})
+        self._put(
+            {"what": "series", "layer": layer, "name": name, "unit": unit, "points": some, "seed": seed}
+        )
 
-    def span(self, layer: str, name: str, begin_s: float, end_s: float) -> None:
+    def span(self, layer: str, name: str, begin_s: float, end_s: float, seed: int = 0) -> None:
         """A fault, for the timeline of the layer."""
-        self._put({"what": "span", "layer": layer, "name": name, "begin": begin_s, "end": end_s})
+        self._put(
+            {"what": "span", "layer": layer, "name": name, "begin": begin_s, "end": end_s, "seed": seed}
+        )
 
     def failure(self, layer: str, seed: int, text: str, repeat: str = "") -> None:
         """A failing seed; `repeat` is the command that shows it again."""
@@ -245,9 +253,9 @@ class Report:
                 self.recoveries.append(Recovered(layer, said["name"], said["seconds"], said["lost_bytes"]))
             case "series":
                 points = [(x, y) for x, y in said["points"]]
-                self.all_series.append(Series(layer, said["name"], said["unit"], points))
+                self.all_series.append(Series(layer, said["name"], said["unit"], points, said.get("seed", 0)))
             case "span":
-                self.spans.append(Span(layer, said["name"], said["begin"], said["end"]))
+                self.spans.append(Span(layer, said["name"], said["begin"], said["end"], said.get("seed", 0)))
             case "failure":
                 self.failed[layer] += 1
                 if len(self.failures) < FAILURES_MAX:

@@ -266,9 +266,19 @@ def _plots(report: Report, directory: Path) -> Iterable[tuple[str, str]]:
     for span in report.spans:
         spans[span.layer].append(span)
     for layer, all_ in by_layer.items():
-        yield _saved(_timeline(all_, spans[layer]), directory, f"{layer}: timeline")
+        seed = _most_told(all_, spans[layer])
+        picture = _timeline(
+            *([one for one in all_ if one.seed == seed], [one for one in spans[layer] if one.seed == seed]),
+            seed,
+        )
+        yield _saved(picture, directory, f"{layer}: timeline")
     if report.recoveries:
         yield _saved(_recovery_plot(report), directory, "recovery by kind of fault")
+
+
+def _most_told(all_: Sequence[Series], spans: Sequence[Span]) -> int:
+    """The seed with the most faults, of those that have lines."""
+    return max({one.seed for one in all_}, key=lambda seed: (sum(one.seed == seed for one in spans), -seed))
 
 
 def _figure(rows: int, height_inches: float) -> tuple[Any, list[Any]]:
@@ -283,7 +293,7 @@ def _figure(rows: int, height_inches: float) -> tuple[Any, list[Any]]:
     return figure, [row[0] for row in axes]
 
 
-def _timeline(all_: Sequence[Series], spans: Sequence[Span]) -> Any:
+def _timeline(all_: Sequence[Series], spans: Sequence[Span], seed: int) -> Any:
     """One row for each unit, the faults across all of them, and named in a row of their own."""
     units = list(dict.fromkeys(series.unit for series in all_))
     names = list(dict.fromkeys(span.name for span in spans))
@@ -309,7 +319,7 @@ def _timeline(all_: Sequence[Series], spans: Sequence[Span]) -> Any:
             axis.broken_barh(bars, (number - 0.4, 0.8), color=f"C{number % 10}")
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.grid(alpha=0.3, axis="x")
-    axes[-1].set_xlabel("seconds")
+    axes[-1].set_xlabel(f"seconds, seed {seed}" if seed else "seconds")
     return figure
 
 

@@ -106,3 +106,15 @@ def test_a_page_without_a_run_of_ours_gives_no_verdict_on_us(tmp_path: Path) -> 
     page = page_of(report, tmp_path)
     assert "Nothing of ours was run" in page
     assert "No promise of ours was broken" not in page
+
+
+def test_a_timeline_is_of_one_round(tmp_path: Path) -> None:
+    report = a_run(tmp_path)
+    for seed in (3, 4, 5):
+        report.series("processes", f"OK of {seed}", [(0.0, 1.0), (1.0, 2.0)], "OK a second", seed)
+        for number in range(2 if seed == 4 else 1):
+            report.span("processes", f"fault {number} of {seed}", 0.0, 1.0, seed)
+    page_of(report, tmp_path)
+    drawn = (tmp_path / "processes-timeline.svg").read_text()
+    named = set(re.findall(r"<!-- (?:OK|fault \d) of (\d) -->", drawn))
+    assert named == {"4"}
