@@ -366,7 +366,8 @@ class CommitLog(WritableLog):
                 raise SegmentCrossed(offset, size, self._segment_end)
             self._write_run(buffers, offset, size)
             end = self.end = offset + size
-            self.queue_offsets.update(queue_ends)
+            if queue_ends:
+                self.queue_offsets.update(queue_ends)
         self._appended(offset, end, buffers)
         return end
 

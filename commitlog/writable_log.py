@@ -92,6 +92,8 @@ class WritableLog(ReadableLog):
     @property
     def writable(self) -> str | None:
         """Why append() is refused now; None when it is not."""
+        if not self._refusing:
+            return None
         if self._closed_reason is not None:
             return self._closed_reason
         if self._replica:

@@ -105,7 +105,7 @@ class HAClient:
         self._timeout_s = 0.0  # of the present link, to receive
         # For status(); written by ha-client only.
         self._rate = RateMeter(time.monotonic())
-        self._last_read_ms = self._last_write_ms = 0
+        self._last_read_s = self._last_write_s = 0.0  # 0: never
 
     # -- for others ---------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class HAClient:
     def heard(self) -> MasterHeard:
         """Of the master that we are, or were, one with."""
         end = self._session.followed_end
-        return MasterHeard(end, self._last_read_ms) if end >= 0 else MasterHeard()
+        return MasterHeard(end, self._wall_ms(self._last_read_s)) if end >= 0 else MasterHeard()
 
     def status(self) -> MasterLinkStatus:
         now_s, session = time.monotonic(), self._session
@@ -154,15 +154,19 @@ class HAClient:
             state=session.shown.value,
             offset=self._log.end,
             reported=session.reported,
-            last_read_timestamp_ms=self._last_read_ms,
-            last_write_timestamp_ms=self._last_write_ms,
-            seconds_since_read=now_s - session.last_read_s if self._last_read_ms else -1.0,
+            last_read_timestamp_ms=self._wall_ms(self._last_read_s),
+            last_write_timestamp_ms=self._wall_ms(self._last_write_s),
+            seconds_since_read=now_s - session.last_read_s if self._last_read_s else -1.0,
             bytes_per_second=self._rate.rate(now_s),
             connects=session.connects,
             last_error=session.last_error or ("" if self._address else NO_MASTER),
             master_end=session.master_end,
             lineage=session.lineage,
         )
+
+    def _wall_ms(self, then_s: float) -> int:
+        """When that was; 0 for never.  A read and a report on each message need no look at a second clock."""
+        return self._clock_ms() - round((time.monotonic() - then_s) * 1000) if then_s else 0
 
     def wake(self) -> None:
         """For the owner that has set the stop flag: ends whatever the thread waits for."""
@@ -297,7 +301,7 @@ class HAClient:
         link.set_send_timeout(self._housekeeping_s)
         link.handshake()
         logger.info("connected to master addr=%s offset=%d", link.peer_name, self._log.end)
-        self._last_read_ms = self._clock_ms()
+        self._last_read_s = time.monotonic()
         return self._session.connected(time.monotonic())
 
     def _receive(self) -> Sequence[Action]:
@@ -315,7 +319,7 @@ class HAClient:
             return ()
         if count == 0:
             return session.closed(now_s)
-        self._last_read_ms = self._clock_ms()
+        self._last_read_s = now_s
         self._rate.add(count, now_s)
         return session.received(count, now_s)
 
@@ -334,7 +338,7 @@ class HAClient:
                 data = data[self._link.send(data) :]
         except BlockingIOError:
             raise TimeoutError(errno.ETIMEDOUT, "the master takes no reports") from None
-        self._last_write_ms = self._clock_ms()
+        self._last_write_s = time.monotonic()
 
     def _close(self) -> None:
         with self._lock:

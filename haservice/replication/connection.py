@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # A writer that was woken ends within microseconds; it gets as long as a stuck disk may take.
 WRITER_STOP_SECONDS = 5.0
+# The log is held against the first report only.
+_NOT_ASKED = LogRange(0, 0)
 
 
 class PeerLogger(logging.LoggerAdapter[logging.Logger]):
@@ -205,7 +207,7 @@ class HAConnection:
             self._greet(self._reports, reports)
         if not reports:
             return
-        self._group.reported(progress, reports, LogRange(log.start, log.end))
+        self._group.reported(progress, reports, LogRange(log.start, log.end) if waiting else _NOT_ASKED)
         if waiting and progress.state is MasterState.TRANSFER:
             self._begin()
 

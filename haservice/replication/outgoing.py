@@ -66,6 +66,8 @@ def frames_of(begin: int, buffers: Sequence[Buffer], batch_bytes: int) -> tuple[
 
     A frame ends between buffers where it can: a record that is whole in its frame costs the slave less.
     """
+    if len(buffers) == 1 and (size := len(buffers[0])) <= batch_bytes:
+        return [TRANSFER_HEADER.pack(begin, size), buffers[0]], [begin + size]
     pieces: list[Buffer] = []
     heads: list[tuple[int, int]] = []  # each frame's first piece, and its begin
     ends: list[int] = []
@@ -97,6 +99,8 @@ def _pieces(buffers: Sequence[Buffer], size: int) -> Iterator[Buffer]:
 def rest_of(begin: int, ends: Sequence[int], sent: int) -> Rest | None:
     """What is left of frames from `begin` to `ends` after their first `sent` bytes, of the first that is not
     all out; those behind it have not begun.  None if all is out."""
+    if sent == len(ends) * HEADER_BYTES + ends[-1] - begin:
+        return None
     for end in ends:
         size = HEADER_BYTES + end - begin
         if sent < HEADER_BYTES:

@@ -167,6 +167,11 @@ class HeldRanges:
     def add(self, low: int, high: int) -> bool:
         """Adds (low, high]; whether anything of it is new."""
         ranges = self._ranges
+        if ranges and ranges[-1][0] <= low <= ranges[-1][1]:  # nearly always: it goes on from there
+            first, last = ranges[-1]
+            if high > last:
+                ranges[-1] = (first, high)
+            return high > last
         if low >= high or any(first <= low and high <= last for first, last in ranges):
             return False
         touching = [one for one in ranges if one[0] <= high and low <= one[1]]

@@ -122,6 +122,13 @@ class ReportReader:
 
         A call may be followed by a hello at once, so expect_hello() before the next feed() is soon enough.
         """
+        if (
+            len(data) == REPORT_BYTES
+            and not self._pending
+            and self._greeting is None
+            and data[0] in _FIRST_BYTES
+        ):
+            return list(REPORT.unpack(data))
         if self._pending:
             data, self._pending = self._pending + data, b""
         if self._greeting is not None:

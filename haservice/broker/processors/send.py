@@ -158,8 +158,8 @@ class SendProcessor:
         if taken and run.count:
             if self._crowded(connection):
                 self._gather(connection)
-            else:
-                self._append_run()
+            else:  # nothing was gathered before: these came through the gates just now
+                self._answer_run(fast.append())
         return taken
 
     def _begin_run(self, fast: FastSends) -> bool:
@@ -260,10 +260,6 @@ class SendProcessor:
             )
         outcome = fast.append() if refused is None else fast.refuse(refused)
         self._answer_run(outcome)
-        for connection, request in outcome.lost:
-            answer = self._refuse(request, self._lost(outcome.error))
-            if not request.is_oneway:
-                connection.send(answer)
 
     def _lost(self, error: Exception | None) -> RequestError:
         if isinstance(error, RequestError):
@@ -292,6 +288,10 @@ class SendProcessor:
             write(PutStatus.PUT_OK, True, False)
         else:
             write(status, True, True)
+        for connection, request in outcome.lost:
+            answer = self._refuse(request, self._lost(outcome.error))
+            if not request.is_oneway:
+                connection.send(answer)
 
     def _busy(self, count: int) -> RequestError | None:
         """What the broker says before it looks at a message."""
