@@ -1,11 +1,12 @@
 """Stock RocketMQ and this project under the same stock Java clients, on the same machine, in turn.
 
-    scripts/bench_vs_rocketmq [--rounds N] [--seconds S] [--warm S] [--only sends|consume|catch-up]
+    scripts/bench_vs_rocketmq [--rounds N] [--seconds S] [--warm S] [--only sends|consume|catch-up] [--floor]
 
 A round starts a fresh pair of one kind, warms it and the clients up, measures every cell, and stops it; then
 the other kind has its turn.  One Java process holds the clients throughout, so both kinds meet the same warm
 clients.  Everything shares this machine's cores, the clients too: ratios are what counts.  A cell's figure is
-the median of its rounds.
+the median of its rounds.  With --floor the least that any pair has to do has its turn as well (bare_broker.c):
+its rate is the ceiling that client, kernel and machine set, its CPU the floor.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from haservice.remoting.bodies import KVTable
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
+from tests.interop.bare import BarePair, compiled
 from tests.interop.jars import java_command
 from tests.interop.stock import KINDS, StockBroker, broker, nameserver
 
 MODES = ("ASYNC_MASTER", "SYNC_MASTER")
 SIZES = (128, 1024, 16 * 1024)
 THREADS = (1, 16, 64)
-TOPIC = "BenchmarkTest"
+TOPIC, TOPIC_QUEUES = "BenchmarkTest", 1024
+BARE = "bare"
 CONSUMED = 200_000
 SEGMENT_BYTES = (1 << 31) - 4096  # the largest file that Java maps
 FILL_BATCH = 512
@@ -135,9 +138,17 @@ class Pair:
 
 class Bench:
     def __init__(
-        self, clients: Clients, directory: Path, rounds: int, seconds: float, warm_seconds: float
+        self,
+        clients: Clients,
+        directory: Path,
+        rounds: int,
+        seconds: float,
+        warm_seconds: float,
+        floor: Path | None,
     ) -> None:
+        """`floor` is the compiled bare broker, if that is to be measured, too."""
         self._clients = clients
+        self._floor = floor
         self._directory = directory
         self._rounds = rounds
         self._seconds = seconds
@@ -148,35 +159,43 @@ class Bench:
     def sends(self) -> None:
         cells: dict[tuple[str, Cell], list[Load]] = defaultdict(list)
         memory: dict[tuple[str, str], list[float]] = defaultdict(list)
+        kinds = KINDS if self._floor is None else (*KINDS, BARE)
         for mode in MODES:
-            for kind in self._turns():
-                with self._pair(kind, mode) as pair:
+            for kind in self._turns(kinds):
+                with self._bare(mode) if kind == BARE else self._pair(kind, mode) as pair:
                     for size in SIZES:
                         for threads in THREADS:
                             load = self._load(pair, threads, size)
                             cells[kind, (mode, size, threads)].append(load)
-                    memory[kind, mode].append(pair.memory_mb())
+                    if isinstance(pair, Pair):
+                        memory[kind, mode].append(pair.memory_mb())
             for size in SIZES:
                 for threads in THREADS:
                     cell = (mode, size, threads)
-                    ours, base = (median_load(cells[kind, cell]) for kind in KINDS)
-                    self._show_cell(cell, base, ours)
+                    self._show_cell(cell, *(median_load(cells[kind, cell]) for kind in kinds))
             ours, base = (statistics.median(memory[kind, mode]) for kind in KINDS)
             click.echo(f"| {mode}, memory of a broker | {base:.0f} MB | {ours:.0f} MB | {ours / base:.2f} |")
 
-    def _load(self, pair: Pair, threads: int, size: int) -> Load:
+    def _load(self, pair: Pair | BarePair, threads: int, size: int) -> Load:
+        if isinstance(pair, BarePair):
+            pair.register()
         before = pair.cpu_s()
         sent, not_ok, failed, p50_us, p99_us, nanos = self._produce(pair, threads, size, self._seconds)
         cpu_us = (pair.cpu_s() - before) / max(1, sent) * 1e6
         return Load(sent / nanos * 1e9, p50_us / 1000, p99_us / 1000, cpu_us, not_ok, failed)
 
-    def _show_cell(self, cell: Cell, base: Load, ours: Load) -> None:
+    def _show_cell(self, cell: Cell, ours: Load, base: Load, floor: Load | None = None) -> None:
         mode, size, threads = cell
         name = f"{mode}, {size_text(size)}, {threads} thread{'s' if threads > 1 else ''}"
         click.echo(
             f"| {name} | {load_text(base)} | {load_text(ours)} | {ours.per_second / base.per_second:.2f} |"
             f" {ours.p99_ms / base.p99_ms:.2f} | {ours.cpu_us / base.cpu_us:.2f} |"
         )
+        if floor is not None:
+            click.echo(
+                f"| {name}, floor | | {load_text(floor)} | {floor.per_second / base.per_second:.2f} |"
+                f" {floor.p99_ms / base.p99_ms:.2f} | {floor.cpu_us / base.cpu_us:.2f} |"
+            )
 
     # Consuming
 
@@ -228,9 +247,9 @@ class Bench:
 
     # Pairs
 
-    def _turns(self) -> Iterator[str]:
+    def _turns(self, kinds: Sequence[str] = KINDS) -> Iterator[str]:
         for number in range(self._rounds):
-            for kind in KINDS:
+            for kind in kinds:
                 click.echo(f"round {number + 1} of {self._rounds}: {kind}", err=True)
                 yield kind
 
@@ -248,13 +267,24 @@ class Bench:
             self._warm(pair)
             yield pair
 
+    @contextmanager
+    def _bare(self, mode: str) -> Iterator[BarePair]:
+        assert self._floor is not None
+        with (
+            self._directory_of(BARE) as directory,
+            BarePair(self._floor, mode, directory, TOPIC, TOPIC_QUEUES) as pair,
+        ):
+            pair.register()
+            self._produce(pair, 16, 1024, 2.0)
+            yield pair
+
     def _warm(self, pair: Pair) -> None:
         """Brokers and clients; the slave follows when this returns."""
         self._produce(pair, 16, 1024, self._warm_seconds)
         self._produce(pair, 1, 1024, 2.0)
         wait_for_slave(pair)
 
-    def _produce(self, pair: Pair, threads: int, size: int, seconds: float) -> list[int]:
+    def _produce(self, pair: Pair | BarePair, threads: int, size: int, seconds: float) -> list[int]:
         return self._clients.ask("produce", pair.nameserver.addr, TOPIC, threads, size, seconds)
 
 
@@ -363,12 +393,18 @@ def size_text(size: int) -> str:
     help="Seconds of load before: Java compiles what it runs often.",
 )
 @click.option("--only", multiple=True, help="Only these: sends, consume, catch-up.")
+@click.option(
+    "--floor", is_flag=True, help="Sends beside the least that any broker has to do, too; needs a C compiler."
+)
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where the stores go.")
-def main(rounds: int, seconds: float, warm: float, only: tuple[str, ...], directory: Path | None) -> None:
+def main(
+    rounds: int, seconds: float, warm: float, only: tuple[str, ...], floor: bool, directory: Path | None
+) -> None:
     """Compares a stock pair with ours under stock Java clients; needs Java and Maven."""
     root = Path(tempfile.mkdtemp(prefix="bench-", dir=directory))
+    program = compiled(root) if floor else None
     clients = Clients(java_command("Bench", home=root, heap_mb=512, flags=()), root)
-    bench = Bench(clients, root, rounds, seconds, warm)
+    bench = Bench(clients, root, rounds, seconds, warm, program)
     rows = {"catch-up": bench.catch_up, "consume": bench.consume, "sends": bench.sends}
     try:
         for name, measure in rows.items():
