@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from commitlog.chosen import Chosen
 from commitlog.damage import Fence, Fences
 from commitlog.errors import CorruptRecord, OffsetNotFound, StoreUnreadable
 from commitlog.files import Buffer
@@ -62,8 +63,11 @@ class ReadableLog:
     @property
     def fences(self) -> tuple[Fence, ...]:
         """The same, with reasons; of what retention has left."""
+        items = self._fences.items
+        if not items:  # as good as always
+            return ()
         start = self.start
-        return tuple(fence for fence in self._fences.items if fence.end > start)
+        return tuple(fence for fence in items if fence.end > start)
 
     def fence_at(self, offset: int) -> Fence | None:
         """The fenced range in which `offset` lies."""
@@ -112,6 +116,27 @@ class ReadableLog:
             reason = f"the log is damaged from {fence.begin} to {fence.end}: {fence.reason}"
             raise CorruptRecord(offset, reason)
         return fence.begin - offset
+
+    def gather(self, chosen: Chosen) -> bytes | None:
+        """The records of `chosen`, one behind the other; None if read() is to say how each of them is."""
+        cuts, end = self._cuts, chosen.end
+        segment = self.segments.find(chosen.first) if end <= self.end else None
+        if segment is None or end > segment.end:
+            return None
+        if self._fences:
+            fence = self._fences.first_behind(chosen.first)
+            if fence is not None and fence.begin < end:
+                return None
+        try:
+            if not segment.hold():
+                return None
+        except OSError:
+            return None
+        try:
+            data = segment.gather(chosen.units)
+        finally:
+            segment.release()
+        return data if cuts == self._cuts else None
 
     def read_record(self, offset: int) -> bytes:
         """The record that begins at `offset`; its CRC is not looked at.
