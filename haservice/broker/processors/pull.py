@@ -29,7 +29,8 @@ from haservice.broker.long_polling import HeldPull, LongPolling
 from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.readable_topics import Topics
-from haservice.broker.reader import WARN_AGAIN_S, PullStatus, QueueReader, Scan, Selector
+from haservice.broker.reader import WARN_AGAIN_S, QueueReader, Selector
+from haservice.broker.scan import PullStatus, Scan
 from haservice.broker.stats import Stats
 from haservice.broker.tag_filter import TagCodes
 from haservice.broker.topics import PERM_READ
