@@ -40,7 +40,8 @@ from haservice.remoting.bodies import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader
+from haservice.remoting.headers import PullMessageHeader
+from haservice.remoting.pull_texts import pull_answer, read_pull
 from haservice.remoting.server import Processor
 from haservice.remoting.workers import Offload
 from haservice.settings import BrokerConfig
@@ -63,6 +64,9 @@ _OUTSIDE = frozenset(
         PullStatus.NO_MESSAGE_IN_QUEUE,
     }
 )
+
+# As they are written: an enumeration's member takes longer.
+_SUCCESS, _FOUND = int(ResponseCode.SUCCESS), PullStatus.FOUND.value
 
 # So many messages that have just arrived a held pull looks at on the loop; the rest is a work thread's.
 HELD_ENTRIES = 32
@@ -142,7 +146,7 @@ class PullProcessor:
     def pull(
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
-        header = PullMessageHeader.decode(command.ext)
+        header = read_pull(command.ext)
         pull = self._checked(connection, command, header)
         if header.sys_flag & FLAG_COMMIT_OFFSET and not self._is_slave:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
@@ -377,7 +381,7 @@ class PullProcessor:
         self._stats.get(count, size, seconds)
         self._stats.traffic.got(header.topic, header.queue_id, header.consumer_group, count, size, seconds)
         ext = self._ext(scan, self._suggested(pull.group, scan))
-        return pull.command.answer(ResponseCode.SUCCESS, PullStatus.FOUND.value, ext, body)
+        return pull.command.answer(_SUCCESS, _FOUND, ext, body)
 
     def _nothing(self, pull: _Pull, scan: Scan) -> RemotingCommand:
         header = pull.header
@@ -459,9 +463,7 @@ class PullProcessor:
         return group.which_broker_when_consume_slowly if scan.slow else group.broker_id
 
     def _ext(self, scan: Scan, suggested: int) -> dict[str, str]:
-        return PullMessageResponseHeader(
-            suggested, scan.next_offset, scan.min_offset, scan.max_offset
-        ).encode()
+        return pull_answer(suggested, scan.next_offset, scan.min_offset, scan.max_offset)
 
 
 def keeps_offset(config: BrokerConfig) -> bool:
