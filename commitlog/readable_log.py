@@ -53,6 +53,8 @@ class ReadableLog:
     @property
     def damaged(self) -> tuple[tuple[int, int], ...]:
         """The fenced ranges: begin and end of each, in the order of the log."""
+        if not self._fences.items:  # as good as always, and asked by every pull
+            return ()
         return tuple((fence.begin, fence.end) for fence in self.fences)
 
     @property
@@ -63,11 +65,8 @@ class ReadableLog:
     @property
     def fences(self) -> tuple[Fence, ...]:
         """The same, with reasons; of what retention has left."""
-        items = self._fences.items
-        if not items:  # as good as always
-            return ()
         start = self.start
-        return tuple(fence for fence in items if fence.end > start)
+        return tuple(fence for fence in self._fences.items if fence.end > start)
 
     def fence_at(self, offset: int) -> Fence | None:
         """The fenced range in which `offset` lies."""
