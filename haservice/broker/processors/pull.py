@@ -157,6 +157,8 @@ class PullProcessor:
             scan = outside
         else:
             scan = self._scan(pull)
+            if scan.entries:
+                return self._answer(pull, scan)
         if header.sys_flag & FLAG_SUSPEND and self._code(scan, header) is ResponseCode.PULL_NOT_FOUND:
             held = self._hold(pull, scan)
             if held is not None:
