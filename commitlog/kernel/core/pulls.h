@@ -20,8 +20,8 @@ typedef struct {
     int64_t limit;    /* nothing is given that ends behind it */
     int64_t odd_from; /* what lies from here on is damaged, or behind damage */
     int64_t most;
-    int64_t near_from, near_bytes;          /* what lies from there on counts as in memory */
-    int64_t far_most, far_bytes;            /* a batch that comes to what does not */
+    int64_t near_from, near_bytes; /* what lies from there on counts as in memory: so many bytes then */
+    int64_t far_most, far_bytes;   /* so many messages and bytes where it does not */
     const int32_t *codes;
     size_t code_count;
 } hs_pull_rules;
@@ -54,8 +54,9 @@ static inline int hs_overflows(const hs_pull_rules *rules, const hs_choice *choi
 
    It ends before one that is too much, or that ends behind the limit; and as HS_CHOICE_ODD at one that no message of
    the log can be: a blank, one too short, before the log's begin, in damage, or not behind the one before it. */
-static inline hs_choice_end hs_choose(const hs_pull_rules *rules, hs_choice *choice, const uint8_t *entries, size_t count,
-                                      int64_t number, uint8_t *units, int64_t *numbers, size_t *passed) {
+static inline hs_choice_end hs_choose(const hs_pull_rules *rules, hs_choice *choice, const uint8_t *entries,
+                                      size_t count, int64_t number, uint8_t *units, int64_t *numbers,
+                                      size_t *passed) {
     size_t put = 0;
     for (*passed = 0; *passed < count; ++*passed) {
         const uint8_t *unit = entries + *passed * HS_UNIT_BYTES;
