@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from commitlog.kernel import native
+from commitlog.kernel.layout import QUEUE_ENTRY, RECORD_BYTES_MIN
 
 Buffer = bytes | bytearray | memoryview
 
@@ -87,6 +88,12 @@ class Files(Protocol):
         `fd` comes from open_to_read() and serves nothing else, for it reads no longer ahead.
         """
 
+    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
+        """The records that entries of a queue lead to, one behind the other.  `base` is the file's first offset.
+
+        None if they do not rise, or if not all of them can be read: who wants to know more reads each.
+        """
+
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None: ...
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None: ...
@@ -147,6 +154,23 @@ def pwrite_each(pwrite: Callable[[int, Buffer, int], None], writes: list[Write])
             raise NotAllWritten(error, number) from error
 
 
+def gather_each(pread: Callable[[int, int, int], bytes], fd: int, base: int, units: bytes) -> bytes | None:
+    """gather(), one by one."""
+    records, end = [], base
+    for offset, size, _ in QUEUE_ENTRY.iter_unpack(units):
+        if offset < end or size < RECORD_BYTES_MIN:
+            return None
+        try:
+            record = pread(fd, size, offset - base)
+        except OSError:
+            return None
+        if len(record) < size:
+            return None
+        records.append(record)
+        end = offset + size
+    return b"".join(records)
+
+
 class OSFiles:
     """Files, as the operating system does them."""
 
@@ -184,6 +208,12 @@ class OSFiles:
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)
+
+    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
+        if native.core is None:
+            return gather_each(self.pread, fd, base, units)
+        records: bytes | None = native.core.gather(fd, base, units)
+        return records
 
     def pread_in_passing(self, fd: int, size: int, offset: int) -> bytes:
         buffer = bytearray(size)

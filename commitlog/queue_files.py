@@ -140,17 +140,22 @@ class QueueFiles:
 
     def read(self, position: int, size: int) -> bytes:
         """The bytes from `position` on; shorter where files are missing (deleted meanwhile)."""
-        pieces = []
+        pieces: list[bytes] = []
         while size > 0:
             file = self._file_at(position)
             if file is None:
                 break
             some = min(size, file.start + self.file_bytes - position)
             try:
-                with self._descriptors.borrow(file) as fd:
+                fd = self._descriptors.take(file)
+                try:
                     data = self._files.pread(fd, some, position - file.start)
+                finally:
+                    self._descriptors.give(file)
             except FileNotFoundError:
                 break
+            if some == size and not pieces:
+                return data
             pieces.append(data)
             if len(data) < some:
                 break

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from commitlog.chosen import Chosen
 from commitlog.damage import Fence, Fences
 from commitlog.errors import CorruptRecord, OffsetNotFound, StoreUnreadable
 from commitlog.files import Buffer
@@ -52,6 +53,8 @@ class ReadableLog:
     @property
     def damaged(self) -> tuple[tuple[int, int], ...]:
         """The fenced ranges: begin and end of each, in the order of the log."""
+        if not self._fences.items:  # as good as always, and asked by every pull
+            return ()
         return tuple((fence.begin, fence.end) for fence in self.fences)
 
     @property
@@ -112,6 +115,27 @@ class ReadableLog:
             reason = f"the log is damaged from {fence.begin} to {fence.end}: {fence.reason}"
             raise CorruptRecord(offset, reason)
         return fence.begin - offset
+
+    def gather(self, chosen: Chosen) -> bytes | None:
+        """The records of `chosen`, one behind the other; None if read() is to say how each of them is."""
+        cuts, end = self._cuts, chosen.end
+        segment = self.segments.find(chosen.first) if end <= self.end else None
+        if segment is None or end > segment.end:
+            return None
+        if self._fences:
+            fence = self._fences.first_behind(chosen.first)
+            if fence is not None and fence.begin < end:
+                return None
+        try:
+            if not segment.hold():
+                return None
+        except OSError:
+            return None
+        try:
+            data = segment.gather(chosen.units)
+        finally:
+            segment.release()
+        return data if cuts == self._cuts else None
 
     def read_record(self, offset: int) -> bytes:
         """The record that begins at `offset`; its CRC is not looked at.

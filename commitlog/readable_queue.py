@@ -57,13 +57,17 @@ class ReadableQueue:
 
     def read(self, queue_offset: int, count: int) -> list[Entry]:
         """Up to `count` entries from `queue_offset` on; fewer at the end, none outside of the queue."""
+        return list(map(Entry._make, UNIT.iter_unpack(self.read_units(queue_offset, count))))
+
+    def read_units(self, queue_offset: int, count: int) -> bytes:
+        """The same as bytes, UNIT_BYTES for each."""
         count = min(count, self.max_offset - queue_offset)
         if queue_offset < 0 or count <= 0:
-            return []
+            return b""
         data = self._files.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
         if len(data) % UNIT_BYTES:
             data = data[: len(data) - len(data) % UNIT_BYTES]
-        return list(map(Entry._make, UNIT.iter_unpack(data)))
+        return data
 
     def offset_by_time(self, timestamp_ms: int, log: RecordSource) -> int:
         """Queue offset of the message stored nearest to `timestamp_ms`; 0 if there is none to look at.

@@ -69,6 +69,10 @@ class Segment:
         assert self.fd >= 0
         return self._files.pread(self.fd, size, position)
 
+    def gather(self, units: bytes) -> bytes | None:
+        """The records that these entries of a queue lead to, as Files.gather() has it; the caller holds the segment."""
+        return self._files.gather(self.fd, self.start, units)
+
     def data_blocks(self, position: int) -> Iterator[tuple[int, bytes]]:
         """Every block behind `position` in the file that is not all zeros, as (position, bytes), in order."""
         assert self.fd >= 0

@@ -35,6 +35,26 @@ cdef extern from "core/entries.h" nogil:
         int32_t size
     size_t hs_sound(const uint8_t*, size_t, int64_t, const hs_entry*, size_t, const uint8_t*, size_t, int64_t)
 
+cdef extern from "core/pulls.h" nogil:
+    ctypedef struct hs_pull_rules:
+        int64_t floor, limit, odd_from, most, near_from, near_bytes, far_most, far_bytes
+        const int32_t *codes
+        size_t code_count
+    ctypedef struct hs_choice:
+        int64_t taken, bytes, first, last_seen, seen_end
+    ctypedef enum hs_choice_end:
+        HS_CHOICE_GOES_ON
+        HS_CHOICE_FULL
+        HS_CHOICE_ODD
+    hs_choice_end hs_choose(
+        const hs_pull_rules*, hs_choice*, const uint8_t*, size_t, int64_t, uint8_t*, int64_t*, size_t*
+    )
+    size_t hs_units_bytes(const uint8_t*, size_t, int64_t)
+    int hs_gather(int, int64_t, const uint8_t*, size_t, uint8_t*)
+    size_t hs_sound_gathered(
+        const uint8_t*, size_t, const uint8_t*, const int64_t*, size_t, const uint8_t*, size_t, int64_t
+    )
+
 cdef extern from "core/loops.h" nogil:
     enum:
         HS_COLUMNS
@@ -255,6 +275,99 @@ def sound(data, int64_t start, run, Py_ssize_t first, bytes topic, int64_t queue
             free(entries)
         PyBuffer_Release(&buffer)
     return first + passed
+
+
+# -- pulls: what these are for is said in chosen.py ------------------------------------------------------------
+
+def choose(
+    bytes entries not None, int64_t number, int64_t most, int64_t floor, int64_t limit, int64_t odd_from,
+    int64_t near_from, int64_t near_bytes, int64_t far_most, int64_t far_bytes, codes, tuple before,
+):
+    """What a pull takes of `entries`, the first of which is number `number` of its queue.
+
+    `codes`: a set of tags' codes, at most FEW_ENTRIES, or None.  `before`: (taken, bytes, first, last seen, seen end)
+    of the entries before these.  (that of these and those, how many entries are done with, units that are taken,
+    their numbers, whether the batch is full); None for what the reference is to judge.
+    """
+    cdef int32_t few[FEW_ENTRIES]
+    cdef hs_pull_rules rules
+    cdef hs_choice choice
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(entries) // HS_QUEUE_ENTRY_BYTES, put
+    cdef size_t passed = 0
+    cdef hs_choice_end end
+    cdef uint8_t *units
+    cdef uint8_t *numbers
+    rules.floor, rules.limit, rules.odd_from, rules.most = floor, limit, odd_from, most
+    rules.near_from, rules.near_bytes, rules.far_most, rules.far_bytes = near_from, near_bytes, far_most, far_bytes
+    rules.codes, rules.code_count = NULL, 0
+    if codes is not None:
+        if len(codes) > FEW_ENTRIES:
+            return None
+        for code in codes:
+            few[rules.code_count] = code
+            rules.code_count += 1
+        rules.codes = few
+    choice.taken, choice.bytes, choice.first, choice.last_seen, choice.seen_end = before
+    put = choice.taken
+    taken = PyBytes_FromStringAndSize(NULL, count * HS_QUEUE_ENTRY_BYTES)
+    places = PyBytes_FromStringAndSize(NULL, count * 8)
+    units, numbers = <uint8_t*>PyBytes_AS_STRING(taken), <uint8_t*>PyBytes_AS_STRING(places)
+    end = hs_choose(
+        &rules, &choice, <const uint8_t*>PyBytes_AS_STRING(entries), count, number, units, <int64_t*>numbers, &passed
+    )
+    if end == HS_CHOICE_ODD:
+        return None
+    put = choice.taken - put
+    if put < count:
+        taken, places = taken[:put * HS_QUEUE_ENTRY_BYTES], places[:put * 8]
+    after = (choice.taken, choice.bytes, choice.first, choice.last_seen, choice.seen_end)
+    return after, <Py_ssize_t>passed, taken, places, end == HS_CHOICE_FULL
+
+
+def gather(int fd, int64_t base, bytes units not None):
+    """The records of the entries `units`, one behind the other, out of a file whose first byte is `base` in the log;
+    None if they do not rise, or not all of them could be read."""
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(units) // HS_QUEUE_ENTRY_BYTES
+    cdef const uint8_t *entries = <const uint8_t*>PyBytes_AS_STRING(units)
+    cdef size_t size = hs_units_bytes(entries, count, base)
+    cdef uint8_t *out
+    cdef int well
+    if not size or size > <size_t>INT32_MAX:
+        return None
+    data = PyBytes_FromStringAndSize(NULL, size)
+    out = <uint8_t*>PyBytes_AS_STRING(data)
+    with nogil:  # it may meet the disk
+        well = hs_gather(fd, base, entries, count, out)
+    return data if well else None
+
+
+def sound_gathered(bytes data not None, bytes units not None, numbers, bytes topic, int64_t queue_id):
+    """Whether `data` is nothing but the records of the entries `units`, each ordinary and sound; with a `topic`, of
+    these `numbers` of it, an array of 8 bytes each."""
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(units) // HS_QUEUE_ENTRY_BYTES
+    cdef const uint8_t *entries = <const uint8_t*>PyBytes_AS_STRING(units)
+    cdef const uint8_t *p = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef const uint8_t *name = NULL
+    cdef size_t size = PyBytes_GET_SIZE(data), name_bytes = 0, passed
+    cdef Py_buffer places
+    if hs_units_bytes(entries, count, 0) != size:
+        return False
+    PyObject_GetBuffer(numbers, &places, PyBUF_SIMPLE)
+    try:
+        if topic is not None:
+            name, name_bytes = <const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)
+            if places.len != count * 8:
+                return False
+        if size >= LONG_BYTES:
+            with nogil:
+                passed = hs_sound_gathered(
+                    p, size, entries, <const int64_t*>places.buf, count, name, name_bytes, queue_id)
+        else:
+            passed = hs_sound_gathered(
+                p, size, entries, <const int64_t*>places.buf, count, name, name_bytes, queue_id)
+    finally:
+        PyBuffer_Release(&places)
+    return <Py_ssize_t>passed == count
 
 
 # -- loops: each of these is said in loops.py -----------------------------------------------------------------

@@ -51,7 +51,8 @@ from haservice.broker.processors.topic_admin import TopicProcessor
 from haservice.broker.processors.transactions import ProducerQuestions, TransactionProcessor
 from haservice.broker.queue_locks import QueueLocks
 from haservice.broker.readable_topics import ReadableTopics, Topics
-from haservice.broker.reader import QueueReader, ReadLimits
+from haservice.broker.reader import QueueReader
+from haservice.broker.scan import ReadLimits
 from haservice.broker.stats import Stats
 from haservice.broker.store_view import StoreView
 from haservice.broker.topics import TRACE_TOPIC, TopicTable

@@ -5,6 +5,9 @@ chose.  The first is cheap and for the loop; the second may meet a disk, and any
 
 `select` is for filters that look at a message's properties: it scans and loads in one go.
 
+What is ordinary from the first entry to the last goes a shorter way, natively (plain_pulls.py); here is what
+that way does not judge, and what it is held against.
+
 The rules are RocketMQ's (broker-flows §9.2): statuses, corrected offsets, and where a batch ends.  "In
 memory" and "on disk" are guesses by distance from the log's end, against a share of this machine's
 memory, as they are there.
@@ -12,35 +15,34 @@ memory, as they are there.
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-import psutil
 
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import BadEntry, CorruptRecord, OffsetNotFound
 from commitlog.kernel.entries import Places
 from commitlog.kernel.layout import RECORD_BYTES_MIN
 from commitlog.kernel.records import parse_head
+from haservice.broker.plain_pulls import plain_load, plain_scan
+from haservice.broker.scan import (
+    CHUNK_ENTRIES,
+    SCAN_ENTRIES,
+    SCAN_ENTRIES_MAX,
+    Log,
+    PullStatus,
+    Queue,
+    ReadLimits,
+    Scan,
+)
 from haservice.broker.sound_read import places_of, read_sound
 from haservice.broker.tag_filter import TagCodes, lets_through
 from haservice.news import News
-from haservice.settings import BrokerConfig
 
 logger = logging.getLogger(__name__)
 
 # One kind of damage is reported at most so often.
 WARN_AGAIN_S = 10.0
 
-# A filter looks at so many entries before it reports "no match up to here"; a client that asks for
-# more messages than that has more looked at, up to the second number.
-SCAN_ENTRIES = 800
-SCAN_ENTRIES_MAX = 4000
-# With a filter the index is read so many entries at a time; without one, a batch at a time.
-CHUNK_ENTRIES = 128
 # Two messages closer than this are read in one go: 4 KiB copied cost less than one more call.
 GAP_BYTES_MAX = 4096
 
@@ -49,98 +51,6 @@ SELECT_BYTES_MAX = 16 * 1024 * 1024
 
 # Judges a message by its encoded properties.
 Selector = Callable[[bytes], bool]
-
-
-class Log(Protocol):
-    """What is read of a CommitLog."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-    @property
-    def segment_bytes(self) -> int: ...
-
-    @property
-    def damaged(self) -> tuple[tuple[int, int], ...]: ...
-
-    def read(self, offset: int, size: int) -> bytes: ...
-
-    @property
-    def suspect(self) -> Callable[[int], None]: ...
-
-
-class Queue(Protocol):
-    """What is read of a ConsumeQueue."""
-
-    @property
-    def min_offset(self) -> int: ...
-
-    @property
-    def max_offset(self) -> int: ...
-
-    def read(self, queue_offset: int, count: int) -> list[Entry]: ...
-
-
-class PullStatus(enum.Enum):
-    """What reading a queue came to, in RocketMQ's words: they are the answer's remark."""
-
-    FOUND = "FOUND"
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-
-
-class Scan(NamedTuple):
-    """The outcome of looking at an index: `entries` is empty unless the status is FOUND."""
-
-    status: PullStatus
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    entries: Sequence[Entry] = ()
-    size_bytes: int = 0
-    # The last entry looked at is further from the log's end than what counts as in memory.
-    slow: bool = False
-    # The same of the first entry taken: its bytes probably come from the disk.
-    cold: bool = False
-    # There is something at the wanted offset, but above the readable end.
-    below_mark: bool = False
-    # Of the messages that `entries` are of; None where the log cannot say it.
-    places: Places | None = None
-    # The queue offset of a first entry that cannot be true, whatever the log has; -1 if there is none.
-    impossible: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
-    """How much one pull may carry.  Up to `memory_bytes` from the log's end, messages count as in memory."""
-
-    memory_bytes: int
-    count_in_memory: int = 32
-    bytes_in_memory: int = 256 * 1024
-    count_on_disk: int = 8
-    bytes_on_disk: int = 64 * 1024
-    passes_damage: bool = False
-
-    @classmethod
-    def of(cls, config: BrokerConfig) -> ReadLimits:
-        total: int = psutil.virtual_memory().total
-        return cls(
-            memory_bytes=total * config.access_message_in_memory_max_ratio // 100,
-            count_in_memory=config.max_transfer_count_in_memory,
-            bytes_in_memory=config.max_transfer_bytes_in_memory,
-            count_on_disk=config.max_transfer_count_on_disk,
-            bytes_on_disk=config.max_transfer_bytes_on_disk,
-            passes_damage=config.pass_damaged_messages,
-        )
 
 
 class QueueReader:
@@ -185,8 +95,14 @@ class QueueReader:
         if outside is not None:
             return outside
         assert queue is not None
-        choice = _Choice(self._log, queue, self._limits, self._readable_end(), count, codes)
-        scan = self._inside(queue, offset, choice, max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX)))
+        budget, readable_end = max(SCAN_ENTRIES, min(count, SCAN_ENTRIES_MAX)), self._readable_end()
+        plain = plain_scan(
+            self._log, queue, self._limits, readable_end, topic, queue_id, offset, count, codes, budget
+        )
+        if plain is not None:
+            return plain
+        choice = _Choice(self._log, queue, self._limits, readable_end, count, codes)
+        scan = self._inside(queue, offset, choice, budget)
         if choice.passed:
             self._say_passed(topic, queue_id, choice.passed)
         return scan._replace(places=places_of(topic, queue_id, choice.offsets))
@@ -288,6 +204,9 @@ class QueueReader:
         CorruptRecord, whose offset says which, when one is damaged or something else lies in its place; with
         `places` it is a BadEntry.
         """
+        plain = plain_load(self._log, entries, places)
+        if plain is not None:
+            return plain
         parts: list[bytes | memoryview] = []
         segment_bytes = self._log.segment_bytes
         first = 0

@@ -26,11 +26,11 @@ class Log(Protocol):
 
 
 # Queues of light messages, which stock brokers may have filled: their entries are of other queues' messages.
-_LIGHT = "%LMQ%"
+LIGHT = "%LMQ%"
 
 
 def places_of(topic: str, queue_id: int, offsets: Sequence[int]) -> Places | None:
-    return None if topic.startswith(_LIGHT) else Places(topic, queue_id, offsets)
+    return None if topic.startswith(LIGHT) else Places(topic, queue_id, offsets)
 
 
 def read_sound(

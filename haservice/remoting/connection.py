@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
 # More is not copied for one write: into memory that was never touched, that takes 3 ms for each megabyte.
 JOINED_BYTES_MAX = 256 * 1024
+# Nor pieces that have as much as this on an average: a pull's messages.
+JOINED_PIECE_BYTES_MAX = 4096
 WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 
 # Requests of one connection whose answers are futures.  RocketMQ clients hold at most 65535 asynchronous
@@ -363,7 +365,7 @@ class Connection(asyncio.Protocol):
         self.last_active = self._loop.time()
         if len(out) == 1:
             transport.write(out[0])
-        elif size > JOINED_BYTES_MAX:
+        elif size > JOINED_BYTES_MAX or size > JOINED_PIECE_BYTES_MAX * len(out):
             transport.writelines(out)
         else:
             transport.write(b"".join(out))

@@ -230,9 +230,9 @@ class SendMessageResponseHeader(ExtHeader):
 # Pulling and offsets
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PullMessageHeader(ExtHeader):
-    """11."""
+    """11.  Not frozen: one is made for every pull, and freezing it would take half of that."""
 
     consumer_group: str
     topic: str

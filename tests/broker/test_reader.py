@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from commitlog.chosen import Chosen
 from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import CorruptRecord
 from commitlog.kernel.records import Message, encode, encode_host, java_hash, stamp
-from haservice.broker.reader import PullStatus, QueueReader, ReadLimits, Scan
+from commitlog.queue_files import UNIT
+from haservice.broker.reader import QueueReader
+from haservice.broker.scan import PullStatus, ReadLimits, Scan
 from haservice.broker.tag_filter import TagCodes
 
 KIB = 1024
@@ -50,6 +53,9 @@ class MemoryLog:
             raise CorruptRecord(offset, "fenced")
         return bytes(self.data[offset : offset + size])
 
+    def gather(self, chosen: Chosen) -> bytes | None:
+        return None
+
 
 class MemoryQueue:
     def __init__(self, first: int = 0) -> None:
@@ -64,6 +70,9 @@ class MemoryQueue:
     def read(self, queue_offset: int, count: int) -> list[Entry]:
         at = queue_offset - self.first
         return self.entries[at : at + count] if at >= 0 else []
+
+    def read_units(self, queue_offset: int, count: int) -> bytes:
+        return b"".join(UNIT.pack(*entry) for entry in self.read(queue_offset, count))
 
 
 class Shelf:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import commitlog.store
-from commitlog.files import Buffer, DiskUsage, Write, pwrite_each
+from commitlog.files import Buffer, DiskUsage, Write, gather_each, pwrite_each
 from tests.chaos.disk_states import (
     PAGE_BYTES,
     Change,
@@ -178,6 +178,9 @@ class MemoryDisk:
         inode = self._fds[fd]
         self._change("fdatasync")
         inode.durable = bytes(inode.cached)
+
+    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
+        return gather_each(self.pread, fd, base, units)
 
     def pwrite_all(self, writes: list[Write]) -> None:
         pwrite_each(self.pwrite, writes)

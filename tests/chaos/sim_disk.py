@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from commitlog.files import Buffer, DiskUsage, Write, pwrite_each
+from commitlog.files import Buffer, DiskUsage, Write, gather_each, pwrite_each
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
@@ -249,6 +249,9 @@ class SimFiles:
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
         self.pwrite(fd, b"".join(buffers), offset)
+
+    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
+        return gather_each(self.pread, fd, base, units)
 
     def pwrite_all(self, writes: list[Write]) -> None:
         pwrite_each(self.pwrite, writes)

@@ -12,11 +12,14 @@
    written beyond it is seen.  What comes back is held against what is there: CHECK() ends the process.
 
    To add a header: include it, write one function, put one line into TARGETS. */
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "commitlog/kernel/core/entries.h"
 #include "commitlog/kernel/core/loops.h"
+#include "commitlog/kernel/core/pulls.h"
 #include "commitlog/kernel/core/records.h"
 
 #define CHECK(what) \
@@ -117,6 +120,103 @@ static void fuzz_entries(uint8_t option, const uint8_t *p, size_t n) {
         CHECK(place < n && hs_parse(p + place, n - place, &r) && hs_body_is_sound(p + place, &r));
     }
     give_back(block, count * sizeof *entries);
+}
+
+/* Entries of the records in `p`, at most 8, of messages 100 and on, in a block of exactly their size; `*start` is where
+   the first of them lies in the log.  By the option one of them is bytes of the input, or left out. */
+static uint8_t *units_of(uint8_t option, const uint8_t *p, size_t n, size_t *count, int64_t *start) {
+    uint8_t units[8 * HS_UNIT_BYTES];
+    hs_record r;
+    size_t at = 0;
+    *start = 0;
+    for (*count = 0; *count < 8 && hs_parse(p + at, n - at, &r); at += r.size, ++*count) {
+        uint8_t *unit = units + *count * HS_UNIT_BYTES;
+        if (!*count) *start = r.physical_offset;
+        hs_put64(unit, (uint64_t)r.physical_offset), hs_put32(unit + 8, r.size);
+        hs_put64(unit + 12, (uint64_t)r.sys_flag & 3);
+    }
+    if (*count > 2 && p[n - 1] & 32) { /* one is left out, as another queue's */
+        --*count;
+        memmove(units + HS_UNIT_BYTES, units + 2 * HS_UNIT_BYTES, (*count - 1) * HS_UNIT_BYTES);
+    }
+    if (*count > 1 && option & 128 && n - at >= HS_UNIT_BYTES)
+        memcpy(units + (option & 7) % *count * HS_UNIT_BYTES, p + at, HS_UNIT_BYTES);
+    return exactly(units, *count * HS_UNIT_BYTES);
+}
+
+static uint64_t chosen;
+
+static void fuzz_choose(uint8_t option, const uint8_t *p, size_t n) {
+    static const int32_t codes[] = {0, 2};
+    size_t count, passed = 99;
+    int64_t start;
+    uint8_t *entries = units_of(option, p, n, &count, &start);
+    const int64_t end = start > INT64_MAX - (int64_t)n ? INT64_MAX : start + (int64_t)n;
+    const unsigned roll = n ? p[n - 1] : 0;
+    hs_pull_rules rules = {.floor = start < 0 ? 0 : start, .limit = end, .odd_from = INT64_MAX};
+    rules.most = 1 + (roll & 7), rules.far_most = 2, rules.near_bytes = 1000, rules.far_bytes = 500;
+    rules.near_from = option & 16 ? INT64_MIN : INT64_MAX;
+    if (roll & 8 && start >= 0 && start < INT64_MAX / 2) rules.limit = start + (int64_t)(roll >> 5) * 150;
+    if (roll & 16 && start >= 0 && start < INT64_MAX / 2) rules.odd_from = start + (int64_t)(roll >> 5) * 100;
+    if (option & 32) rules.codes = codes, rules.code_count = 2;
+    hs_choice choice = {0};
+    uint8_t *units = malloc(count * HS_UNIT_BYTES + 1);
+    int64_t *numbers = malloc(count * 8 + 1);
+    if (!units || !numbers) exit(3);
+    const hs_choice_end why = hs_choose(&rules, &choice, entries, count, 100, units, numbers, &passed);
+    const size_t taken = (size_t)choice.taken;
+    int64_t bytes = 0, behind = 0, last = 99;
+    CHECK(passed <= count && choice.taken >= 0 && taken <= passed && choice.taken <= rules.most);
+    CHECK(why != HS_CHOICE_GOES_ON || passed == count);
+    for (size_t i = 0; i < taken; i++) {
+        const uint8_t *unit = units + i * HS_UNIT_BYTES;
+        const int64_t offset = hs_unit_offset(unit), size = hs_unit_size(unit);
+        CHECK(numbers[i] > last && numbers[i] - 100 < (int64_t)passed);
+        CHECK(!memcmp(unit, entries + (numbers[i] - 100) * HS_UNIT_BYTES, HS_UNIT_BYTES));
+        CHECK(offset >= rules.floor && offset >= behind && offset < rules.odd_from);
+        CHECK(size >= HS_RECORD_BYTES_MIN && size <= rules.limit && offset <= rules.limit - size);
+        CHECK(hs_tag_passes(&rules, hs_unit_tag(unit)));
+        CHECK(i || choice.first == offset);
+        last = numbers[i], behind = offset + size, bytes += size;
+    }
+    CHECK(bytes == choice.bytes && behind <= choice.seen_end);
+    CHECK(taken < 2 || bytes <= (rules.near_from == INT64_MIN ? rules.near_bytes : rules.far_bytes));
+    CHECK(!taken || hs_units_bytes(units, taken, 0) == (size_t)bytes);
+    chosen += taken;
+    free(units), free(numbers);
+    give_back(entries, count * HS_UNIT_BYTES);
+}
+
+static uint64_t gathered;
+
+/* What is gathered of a file is what lies there, and is sound where hs_sound() says so. */
+static void fuzz_gather(uint8_t option, const uint8_t *p, size_t n) {
+    size_t count;
+    int64_t base, numbers[8];
+    hs_entry entries[8];
+    uint8_t *units = units_of(option, p, n, &count, &base);
+    const size_t size = hs_units_bytes(units, count, base);
+    const int file = size && size < 1 << 20 ? memfd_create("log", 0) : -1;
+    if (file >= 0) {
+        uint8_t *out = malloc(size);
+        if (!out || pwrite(file, p, n - (option & 64 ? n / 4 : 0), 0) < 0) exit(3);
+        if (hs_gather(file, base, units, count, out)) {
+            size_t at = 0;
+            for (size_t i = 0; i < count; i++) {
+                const uint8_t *unit = units + i * HS_UNIT_BYTES;
+                const size_t place = (size_t)(hs_unit_offset(unit) - base), its = (size_t)hs_unit_size(unit);
+                CHECK(place <= n && its <= n - place && !memcmp(out + at, p + place, its));
+                at += its, numbers[i] = (int64_t)i;
+                entries[i] = (hs_entry){hs_unit_offset(unit), numbers[i], hs_unit_size(unit)};
+            }
+            CHECK(at == size);
+            const size_t sound = hs_sound_gathered(out, size, units, numbers, count, NULL, 0, 0);
+            CHECK(sound == hs_sound(p, n, base, entries, count, NULL, 0, 0));
+            gathered += sound;
+        }
+        free(out), close(file);
+    }
+    give_back(units, count * HS_UNIT_BYTES);
 }
 
 static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *p, size_t n) {
@@ -248,6 +348,8 @@ static const struct {
     {"parse", fuzz_parse},
     {"scan", fuzz_scan},
     {"entries", fuzz_entries},
+    {"choose", fuzz_choose},
+    {"gather", fuzz_gather},
     {"crc32", fuzz_crc32},
     {"walk", fuzz_walk},
     {"seek", fuzz_seek},
@@ -389,7 +491,9 @@ int main(int argc, char **argv) {
     if (!chance_state) chance_state = 1;
     for (unsigned long long number = 0; number < cases; number++) LLVMFuzzerTestOneInput(input, make(input));
     for (unsigned i = 0; i < TARGET_COUNT; i++) printf("%s %llu\n", TARGETS[i].name, (unsigned long long)cases_of[i]);
-    printf("records passed %llu\ncrc levels 0 to %d\n", (unsigned long long)records_passed, hs_crc_level);
+    printf("records passed %llu\nchosen %llu\ngathered %llu\n", (unsigned long long)records_passed,
+           (unsigned long long)chosen, (unsigned long long)gathered);
+    printf("crc levels 0 to %d\n", hs_crc_level);
     return 0;
 }
 #endif

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from commitlog.files import Buffer, OSFiles, Write, pwrite_each
+from commitlog.files import Buffer, OSFiles, Write, gather_each, pwrite_each
 
 
 class Crash(BaseException):
@@ -84,6 +84,9 @@ class FailingFiles(OSFiles):
             super().pwrite(fd, buffers[0], offset)
             raise
         super().pwritev(fd, buffers, offset)
+
+    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
+        return gather_each(self.pread, fd, base, units)
 
     def pwrite_all(self, writes: list[Write]) -> None:
         pwrite_each(self.pwrite, writes)

@@ -41,7 +41,8 @@ from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_mem
 from haservice.broker.processors.offsets import OffsetsProcessor
 from haservice.broker.processors.pull import PullProcessor, keeps_offset
 from haservice.broker.processors.query import QueryProcessor
-from haservice.broker.reader import QueueReader, ReadLimits
+from haservice.broker.reader import QueueReader
+from haservice.broker.scan import ReadLimits
 from haservice.broker.stats import Stats
 from haservice.broker.topics import TopicTable
 from haservice.persisted_file import PersistedFile

@@ -19,7 +19,8 @@ from typing import Protocol
 from commitlog.readable_queue import stored_ms
 from haservice.broker.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.groups import GROUP_LENGTH_MAX
-from haservice.broker.reader import Log, Queue, QueueReader
+from haservice.broker.reader import QueueReader
+from haservice.broker.scan import Log, Queue
 from haservice.broker.store_view import UNKNOWN_MS
 from haservice.broker.topics import TOPIC_LENGTH_MAX
 from haservice.errors import RequestError

@@ -29,7 +29,8 @@ from haservice.broker.long_polling import HeldPull, LongPolling
 from haservice.broker.message_filter import MessageFilters
 from haservice.broker.offset_moved import OffsetMoved
 from haservice.broker.readable_topics import Topics
-from haservice.broker.reader import WARN_AGAIN_S, PullStatus, QueueReader, Scan, Selector
+from haservice.broker.reader import WARN_AGAIN_S, QueueReader, Selector
+from haservice.broker.scan import PullStatus, Scan
 from haservice.broker.stats import Stats
 from haservice.broker.tag_filter import TagCodes
 from haservice.broker.topics import PERM_READ
@@ -39,7 +40,8 @@ from haservice.remoting.bodies import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader
+from haservice.remoting.headers import PullMessageHeader
+from haservice.remoting.pull_texts import pull_answer, read_pull
 from haservice.remoting.server import Processor
 from haservice.remoting.workers import Offload
 from haservice.settings import BrokerConfig
@@ -62,6 +64,9 @@ _OUTSIDE = frozenset(
         PullStatus.NO_MESSAGE_IN_QUEUE,
     }
 )
+
+# As they are written: an enumeration's member takes longer.
+_SUCCESS, _FOUND = int(ResponseCode.SUCCESS), PullStatus.FOUND.value
 
 # So many messages that have just arrived a held pull looks at on the loop; the rest is a work thread's.
 HELD_ENTRIES = 32
@@ -141,7 +146,7 @@ class PullProcessor:
     def pull(
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
-        header = PullMessageHeader.decode(command.ext)
+        header = read_pull(command.ext)
         pull = self._checked(connection, command, header)
         if header.sys_flag & FLAG_COMMIT_OFFSET and not self._is_slave:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
@@ -152,6 +157,8 @@ class PullProcessor:
             scan = outside
         else:
             scan = self._scan(pull)
+            if scan.entries:
+                return self._answer(pull, scan)
         if header.sys_flag & FLAG_SUSPEND and self._code(scan, header) is ResponseCode.PULL_NOT_FOUND:
             held = self._hold(pull, scan)
             if held is not None:
@@ -376,7 +383,7 @@ class PullProcessor:
         self._stats.get(count, size, seconds)
         self._stats.traffic.got(header.topic, header.queue_id, header.consumer_group, count, size, seconds)
         ext = self._ext(scan, self._suggested(pull.group, scan))
-        return pull.command.answer(ResponseCode.SUCCESS, PullStatus.FOUND.value, ext, body)
+        return pull.command.answer(_SUCCESS, _FOUND, ext, body)
 
     def _nothing(self, pull: _Pull, scan: Scan) -> RemotingCommand:
         header = pull.header
@@ -458,9 +465,7 @@ class PullProcessor:
         return group.which_broker_when_consume_slowly if scan.slow else group.broker_id
 
     def _ext(self, scan: Scan, suggested: int) -> dict[str, str]:
-        return PullMessageResponseHeader(
-            suggested, scan.next_offset, scan.min_offset, scan.max_offset
-        ).encode()
+        return pull_answer(suggested, scan.next_offset, scan.min_offset, scan.max_offset)
 
 
 def keeps_offset(config: BrokerConfig) -> bool:

@@ -1,0 +1,137 @@
+/* What a pull takes of a queue: which of its entries, and their records, one behind the other in one buffer.  No Python
+   in here, and no state.  What is not ordinary is not judged: the reference (haservice.broker.reader) does that. */
+#pragma once
+#include <errno.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include "entries.h"
+
+#define HS_UNIT_BYTES HS_QUEUE_ENTRY_BYTES
+#define HS_BLANK_ENTRY_SIZE 0x7FFFFFFF
+
+static inline int64_t hs_unit_offset(const uint8_t *unit) { return (int64_t)hs_get64(unit); }
+static inline int32_t hs_unit_size(const uint8_t *unit) { return (int32_t)hs_get32(unit + 8); }
+/* Java compares the lower half of a tags code. */
+static inline int32_t hs_unit_tag(const uint8_t *unit) { return (int32_t)hs_get32(unit + 16); }
+
+/* When a batch is full, and what is for the reference.  `codes`: the tags that are let through, or NULL for all. */
+typedef struct {
+    int64_t floor;    /* where the log begins */
+    int64_t limit;    /* nothing is given that ends behind it */
+    int64_t odd_from; /* what lies from here on is damaged, or behind damage */
+    int64_t most;
+    int64_t near_from, near_bytes; /* what lies from there on counts as in memory: so many bytes then */
+    int64_t far_most, far_bytes;   /* so many messages and bytes where it does not */
+    const int32_t *codes;
+    size_t code_count;
+} hs_pull_rules;
+
+/* What was looked at, and taken, so far; of nothing, all zeros. */
+typedef struct {
+    int64_t taken, bytes, first, last_seen, seen_end;
+} hs_choice;
+
+typedef enum { HS_CHOICE_GOES_ON, HS_CHOICE_FULL, HS_CHOICE_ODD } hs_choice_end;
+
+static inline int hs_tag_passes(const hs_pull_rules *rules, int32_t tag) {
+    if (!rules->codes) return 1;
+    for (size_t i = 0; i < rules->code_count; i++)
+        if (rules->codes[i] == tag) return 1;
+    return 0;
+}
+
+/* 1 if one more message, of `size` bytes at `offset`, is too much for a batch that has some. */
+static inline int hs_overflows(const hs_pull_rules *rules, const hs_choice *choice, int64_t offset, int32_t size) {
+    if (!choice->taken) return 0;
+    if (choice->taken >= rules->most) return 1;
+    const int64_t bytes = choice->bytes + size;
+    if (offset >= rules->near_from) return bytes > rules->near_bytes;
+    return choice->taken >= rules->far_most || bytes > rules->far_bytes;
+}
+
+/* Looks at `count` entries of a queue, the first of which is number `number`; puts those that are taken into `units`,
+   and their numbers into `numbers`, which have room for `count` of them.  `passed` is how many it is done with.
+
+   It ends before one that is too much, or that ends behind the limit; and as HS_CHOICE_ODD at one that no message of
+   the log can be: a blank, one too short, before the log's begin, in damage, or not behind the one before it. */
+static inline hs_choice_end hs_choose(const hs_pull_rules *rules, hs_choice *choice, const uint8_t *entries,
+                                      size_t count, int64_t number, uint8_t *units, int64_t *numbers,
+                                      size_t *passed) {
+    size_t put = 0;
+    for (*passed = 0; *passed < count; ++*passed) {
+        const uint8_t *unit = entries + *passed * HS_UNIT_BYTES;
+        const int64_t offset = hs_unit_offset(unit);
+        const int32_t size = hs_unit_size(unit);
+        if (size < HS_RECORD_BYTES_MIN || size == HS_BLANK_ENTRY_SIZE) return HS_CHOICE_ODD;
+        if (offset < rules->floor || offset < choice->seen_end || offset >= rules->odd_from) return HS_CHOICE_ODD;
+        if (size > rules->limit || offset > rules->limit - size || hs_overflows(rules, choice, offset, size))
+            return HS_CHOICE_FULL;
+        choice->last_seen = offset;
+        choice->seen_end = offset + size; /* at most the limit */
+        if (!hs_tag_passes(rules, hs_unit_tag(unit))) continue;
+        if (!choice->taken++) choice->first = offset;
+        choice->bytes += size;
+        memcpy(units + put * HS_UNIT_BYTES, unit, HS_UNIT_BYTES);
+        numbers[put++] = number + (int64_t)*passed;
+    }
+    return choice->taken >= rules->most ? HS_CHOICE_FULL : HS_CHOICE_GOES_ON;
+}
+
+/* How many bytes the records of these entries are; 0 if one cannot be a record's, lies before `base`, or not behind the
+   one before it. */
+static inline size_t hs_units_bytes(const uint8_t *units, size_t count, int64_t base) {
+    size_t bytes = 0;
+    int64_t end = base;
+    if (base < 0) return 0;
+    for (const uint8_t *unit = units; count; count--, unit += HS_UNIT_BYTES) {
+        const int64_t offset = hs_unit_offset(unit);
+        const int32_t size = hs_unit_size(unit);
+        if (offset < end || size < HS_RECORD_BYTES_MIN || offset > INT64_MAX - size) return 0;
+        end = offset + size;
+        bytes += (size_t)size;
+    }
+    return bytes;
+}
+
+/* Two records that are closer than this are read in one go: to copy what lies between costs less than one more call. */
+#define HS_GAP_BYTES_MAX 1024
+#define HS_PARTS_MAX 64
+
+/* Reads the records of these entries into `out`, which has room for the hs_units_bytes() of them, not 0; the file's
+   first byte is `base` in the log.  1 if all of it was there: what it was otherwise is not said. */
+static inline int hs_gather(int fd, int64_t base, const uint8_t *units, size_t count, uint8_t *out) {
+    uint8_t between[HS_GAP_BYTES_MAX];
+    struct iovec parts[HS_PARTS_MAX];
+    for (size_t i = 0; i < count;) {
+        const int64_t start = hs_unit_offset(units + i * HS_UNIT_BYTES);
+        int64_t end = start;
+        int used = 0;
+        for (; i < count; i++) {
+            const uint8_t *unit = units + i * HS_UNIT_BYTES;
+            const int64_t offset = hs_unit_offset(unit), gap = offset - end;
+            const size_t size = (size_t)hs_unit_size(unit);
+            if (gap > HS_GAP_BYTES_MAX || used > HS_PARTS_MAX - 2) break;
+            if (gap) parts[used].iov_base = between, parts[used++].iov_len = (size_t)gap;
+            if (used && !gap) parts[used - 1].iov_len += size;
+            else parts[used].iov_base = out, parts[used++].iov_len = size;
+            out += size, end = offset + (int64_t)size;
+        }
+        ssize_t got;
+        do got = preadv(fd, parts, used, start - base);
+        while (got < 0 && errno == EINTR);
+        if (got != end - start) return 0;
+    }
+    return 1;
+}
+
+/* As hs_sound(), of records that follow each other in `p` from its first byte on, in the order of their entries. */
+static inline size_t hs_sound_gathered(const uint8_t *p, size_t n, const uint8_t *units, const int64_t *numbers,
+                                       size_t count, const uint8_t *topic, size_t topic_bytes, int64_t queue_id) {
+    for (size_t i = 0; i < count; i++) {
+        const uint8_t *unit = units + i * HS_UNIT_BYTES;
+        const hs_entry entry = {hs_unit_offset(unit), topic ? numbers[i] : 0, hs_unit_size(unit)};
+        if (!hs_is_of_entry(p, n, &entry, topic, topic_bytes, queue_id)) return i;
+        p += entry.size, n -= (size_t)entry.size;
+    }
+    return count;
+}
