@@ -36,6 +36,9 @@ __all__ = ["SCHEDULE_TOPIC", "Arrival", "Dispatcher", "parse_delay_levels"]
 _PIECE_BYTES = 1 << 20
 # While so much is there a pass takes more pieces: of many queues, each is written to less often.
 _PASS_BYTES = 8 << 20
+# And at a start, when nobody waits yet: 1,024 queues with 1 KiB messages get 100 entries in a write, not 7.  What is
+# gathered of the smallest records takes 30 MB.
+_CATCH_UP_BYTES = 128 << 20
 # Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
 # every millisecond, too.  While nobody waits for arrivals or asks, they gather longer: a pass over many
 # messages costs less than half for each, and it is the interpreter that sends need, too.
@@ -255,14 +258,20 @@ class Dispatcher:
         get over.  An index that cannot be written holds the queues up only when too much waits for it.
         """
         with self.at_work:
-            return self._step()
+            return self._step(_PASS_BYTES)
 
-    def _step(self) -> int:
+    def catch_up(self) -> None:
+        """All that there is, in large passes: for a start.  Raises as step()."""
+        with self.at_work:
+            while self._step(_CATCH_UP_BYTES):
+                pass
+
+    def _step(self, pass_bytes: int) -> int:
         index = self._index
         gathered = self._gathered
         if gathered.position == self.position and (index is None or len(index.pending) < _INDEX_PENDING_MAX):
             try:
-                self._gather_pieces()
+                self._gather_pieces(pass_bytes)
             finally:
                 gathered.take()
         moved = gathered.position - self.position
@@ -290,14 +299,15 @@ class Dispatcher:
 
     # -- reading and gathering ---------------------------------------------------------------------
 
-    def _gather_pieces(self) -> None:
-        gathered = self._gathered
+    def _gather_pieces(self, pass_bytes: int) -> None:
+        gathered, index = self._gathered, self._index
         gathered.look()
         gathered.notify = self.on_arrival is not None
         self._gather_piece()
         while (
             self._log.end - gathered.position >= _PIECE_BYTES
-            and 0 < gathered.position - self.position < _PASS_BYTES
+            and 0 < gathered.position - self.position < pass_bytes
+            and (index is None or len(index.pending) < _INDEX_PENDING_MAX)
         ):
             before = gathered.position
             with suppress(CommitLogError, OSError):  # the next pass comes here with nothing before

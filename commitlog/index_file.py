@@ -255,7 +255,8 @@ class IndexFile:
 
     def cut(self, physical_offset: int) -> None:
         """Keeps the entries of messages before `physical_offset` in the log, all of which were flushed, or
-        never left the page cache; whatever the disk has of others is gone.  Raises OSError.
+        never left the page cache; whatever the disk has of others is gone.  A file that is empty then is left
+        as it was: it is to be deleted.  Raises OSError.
 
         Entries lie in the log's order: the first one that does not is none.  After a crash amid it, it is
         to be done again.
@@ -264,11 +265,12 @@ class IndexFile:
         with self._descriptors.borrow(self._file) as fd:
             number, last, seconds = self._keep(fd, physical_offset, slots)
             self.next_entry = number
+            if self.empty:
+                return
             self.used_slots = self._slots - slots.count(0)
-            if not self.empty:
-                self.end_physical_offset = last
-                if self.begin_ms > 0:
-                    self.end_ms = max(self.begin_ms, min(self.end_ms, self.begin_ms + seconds * 1000 + 999))
+            self.end_physical_offset = last
+            if self.begin_ms > 0:
+                self.end_ms = max(self.begin_ms, min(self.end_ms, self.begin_ms + seconds * 1000 + 999))
             if sys.byteorder == "little":
                 slots.byteswap()
             write = self._files.pwrite

@@ -250,17 +250,17 @@ class QueueFiles:
                 look = _LOOK_BYTES
         return position
 
-    def cut(self, end: int) -> bool:
+    def cut(self, end: int, *, keep_first: bool = False) -> bool:
         """Drops everything from `end` on: later files go, the rest of the last one becomes zeros.
 
         The zeros matter: old units behind the end would look valid to the next recovery.  A queue whose
-        numbers begin above 0 keeps one file, for its name says where they go on.  True if there was
-        anything to drop.
+        numbers begin above 0 keeps one file, for its name says where they go on; with `keep_first` any queue
+        does, for who is about to fill it again.  True if there was anything to drop.
         """
         assert end % UNIT_BYTES == 0
         dropped = False
         for file in reversed(self._list):
-            if file.start < end or (file.start == end == self.first and end):
+            if file.start < end or (file.start == end == self.first and (end or keep_first)):
                 break
             self._list = self._list[:-1]
             self._descriptors.delete(file)

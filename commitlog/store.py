@@ -329,8 +329,7 @@ class Store:
 
     def _dispatch_rest(self) -> None:
         try:
-            while self.dispatcher.step():
-                pass
+            self.dispatcher.catch_up()
         except CorruptRecord as error:
             self._fence_before_dispatch(error)
             self.dispatcher.fail(error)

@@ -137,6 +137,8 @@ class ConsumeQueue(ReadableQueue):
                 start = self._pending_start
                 if self._anew is not None:
                     self._drop(self._anew)
+                if not self.max_offset and start * UNIT_BYTES >= self._files.limit:
+                    self._files.cut(0)  # a file of which nothing was left, and it begins behind that
                 if not self._files.count:
                     blanks = start % (self._files.file_bytes // UNIT_BYTES)
                     start, data = start - blanks, PRE_BLANK * blanks + data
@@ -220,9 +222,9 @@ class ConsumeQueue(ReadableQueue):
             self.min_offset = self.max_offset = self._flushed_offset = 0
             self._files.let_go()
 
-    def _cut(self, end: int) -> bool:
+    def _cut(self, end: int, *, keep_first: bool = False) -> bool:
         """Ends the queue at entry `end`, and forgets what was gathered."""
-        dropped = self._drop(end)
+        dropped = self._drop(end, keep_first=keep_first)
         self.max_physical_offset = self._last_physical_offset()
         self._pending.clear()
         self._anew = None
@@ -235,14 +237,14 @@ class ConsumeQueue(ReadableQueue):
         self._cuts += 1
         self._on_cut()
 
-    def _drop(self, end: int) -> bool:
+    def _drop(self, end: int, *, keep_first: bool = False) -> bool:
         """Ends what is written at entry `end`, for readers before their bytes go; True if anything went."""
         assert self._lock.locked()
         self._note_cut()
         self.max_offset = end
         self.min_offset = min(self.min_offset, end)
         self._flushed_offset = min(self._flushed_offset, end)
-        return self._files.cut(end * UNIT_BYTES)
+        return self._files.cut(end * UNIT_BYTES, keep_first=keep_first)
 
     def _last_physical_offset(self) -> int:
         """Where the last real message ends in the log; blanks, which announce 2 GiB, do not count."""
@@ -250,12 +252,16 @@ class ConsumeQueue(ReadableQueue):
         return entry.physical_offset + entry.size if entry is not None else 0
 
     def distrust(self, physical_offset: int) -> None:
-        """Drops the messages from there on; with the next flush() nothing else than zeros follows."""
+        """Drops the messages from there on; with the next flush() nothing else than zeros follows.
+
+        They come again: a first file that is empty then stays, for to remove it and make it anew costs ten
+        times as much.
+        """
         with self._lock:
             end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
             if end < self.max_offset:
                 self.first_distrusted = next(iter(self.read(end, 1)), None)
-                self._cut(end)
+                self._cut(end, keep_first=True)
             self._files.distrust_names()
             self._end_unsynced = True
 
