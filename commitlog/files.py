@@ -304,7 +304,7 @@ class OSFiles:
             self.sync_directory(path.parent)
 
     def listdir(self, path: Path) -> list[str]:
-        return sorted(entry.name for entry in path.iterdir())
+        return sorted(os.listdir(path))
 
     def exists(self, path: Path) -> bool:
         return path.exists()

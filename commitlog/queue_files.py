@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from commitlog.descriptors import BorrowedFile, Descriptors
 from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch
@@ -28,8 +30,8 @@ PRE_BLANK = UNIT.pack(0, 0x7FFFFFFF, 0)
 
 NAME_DIGITS = 20
 
-# Most queues are short: their end is seen in one page.  Long ones are read in large pieces.
-_FIRST_LOOK_BYTES = 204 * UNIT_BYTES
+# Most queues are short: their end is seen at once.  Long ones are read in large pieces.
+_FIRST_LOOK_BYTES = 1_600 * UNIT_BYTES
 _LOOK_BYTES = 13_107 * UNIT_BYTES
 _NEGATIVE = re.compile(rb"[\x80-\xff]")
 
@@ -54,6 +56,14 @@ def valid_units(data: bytes) -> int:
             assert negative is not None
             ends.append(negative.start())
     return min(end for end in ends if end >= 0)
+
+
+class End(NamedTuple):
+    """Where the valid units of a queue end, and where in that file bytes may differ from zero: begin and end of
+    each part, as it was before the start read any."""
+
+    position: int = 0
+    written: Sequence[tuple[int, int]] = ()
 
 
 class QueueFile(BorrowedFile):
@@ -226,36 +236,42 @@ class QueueFiles:
         """A process that died made files, or removed some: the next flush() makes that durable."""
         self._unsynced_names = True
 
-    def find_end(self) -> int:
+    def find_end(self) -> End:
         """Where the valid units end.  Trusts all files but the last three, as RocketMQ does."""
-        end = self.first
+        end = End(self.first)
         for file in self._list[-3:]:
-            end = file.start + self._valid_bytes(file)
-            if end < file.start + self.file_bytes:
+            end = self._end_in(file)
+            if end.position < file.start + self.file_bytes:
                 break
         return end
 
-    def _valid_bytes(self, file: QueueFile) -> int:
+    def _end_in(self, file: QueueFile) -> End:
         position, look = 0, _FIRST_LOOK_BYTES
         with self._descriptors.borrow(file) as fd:
             # Asked before any byte is read: what was read once counts as data, and so all of a fresh file would.
-            begin, written = next(iter(self._files.data_ranges(fd, 0, self.file_bytes)), (0, 0))
-            limit = 0 if begin else -(-written // UNIT_BYTES) * UNIT_BYTES
-            while position < limit:
+            # For the same reason nothing behind is read: Linux would read ahead.
+            ranges = self._files.data_ranges(fd, 0, self.file_bytes)
+            begin, limit = ranges[0] if ranges else (0, 0)
+            while position < limit and not begin:
                 data = self._files.pread(fd, min(look, limit - position), position)
+                if position + len(data) == limit:
+                    data += bytes(-len(data) % UNIT_BYTES)
                 valid = valid_units(data) * UNIT_BYTES
                 position += valid
                 if valid < len(data) or not data:
                     break
                 look = _LOOK_BYTES
-        return position
+        return End(file.start + position, ranges)
 
-    def cut(self, end: int, *, keep_first: bool = False) -> bool:
+    def cut(
+        self, end: int, *, keep_first: bool = False, written: Sequence[tuple[int, int]] | None = None
+    ) -> bool:
         """Drops everything from `end` on: later files go, the rest of the last one becomes zeros.
 
         The zeros matter: old units behind the end would look valid to the next recovery.  A queue whose
         numbers begin above 0 keeps one file, for its name says where they go on; with `keep_first` any queue
-        does, for who is about to fill it again.  True if there was anything to drop.
+        does, for who is about to fill it again.  `written`: of the file that is the last then, the parts that may
+        differ from zero, if they are known.  True if there was anything to drop.
         """
         assert end % UNIT_BYTES == 0
         dropped = False
@@ -266,14 +282,15 @@ class QueueFiles:
             self._descriptors.delete(file)
             self._unsynced_names = dropped = True
         if self._list and end < self.limit:
-            dropped |= self._zero(self._list[-1], end - self._list[-1].start)
+            dropped |= self._zero(self._list[-1], end - self._list[-1].start, written)
         return dropped
 
-    def _zero(self, file: QueueFile, position: int) -> bool:
+    def _zero(self, file: QueueFile, position: int, written: Sequence[tuple[int, int]] | None) -> bool:
         dropped = False
         with self._descriptors.borrow(file) as fd:
-            for begin, end in self._files.data_ranges(fd, position, self.file_bytes):
-                for at in range(begin, end, _LOOK_BYTES):
+            ranges = self._files.data_ranges(fd, position, self.file_bytes) if written is None else written
+            for begin, end in ranges:
+                for at in range(max(begin, position), end, _LOOK_BYTES):
                     zeros = bytes(min(_LOOK_BYTES, end - at))
                     if self._files.pread(fd, len(zeros), at) != zeros:
                         self._files.pwrite(fd, zeros, at)

@@ -111,8 +111,12 @@ class ReadableQueue:
     @property
     def last_entry(self) -> Entry | None:
         """The last real message's; None if there is none."""
+        last = self.max_offset - 1
+        entries = self.read(last, 1)
+        if entries and not entries[0].blank:
+            return entries[0]
         first = self._first_behind(0, self._files.first // UNIT_BYTES)
-        for queue_offset in range(self.max_offset - 1, first - 1, -1):
+        for queue_offset in range(last - 1, first - 1, -1):
             entries = self.read(queue_offset, 1)
             if entries and not entries[0].blank:
                 return entries[0]

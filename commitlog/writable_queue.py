@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from commitlog.errors import CorruptRecord
 from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFile, QueueFiles
@@ -189,7 +189,8 @@ class ConsumeQueue(ReadableQueue):
         """Finds the files and their valid units; drops what lies behind those.  Raises StoreUnreadable."""
         with self._lock:
             self._files.load()
-            self.doubtful = self._cut(self._files.find_end() // UNIT_BYTES)
+            end = self._files.find_end()
+            self.doubtful = self._cut(end.position // UNIT_BYTES, written=end.written)
             self.min_offset = self._first_behind(0, self._files.first // UNIT_BYTES)
         self._flushed_offset = self.max_offset
 
@@ -222,9 +223,11 @@ class ConsumeQueue(ReadableQueue):
             self.min_offset = self.max_offset = self._flushed_offset = 0
             self._files.let_go()
 
-    def _cut(self, end: int, *, keep_first: bool = False) -> bool:
+    def _cut(
+        self, end: int, *, keep_first: bool = False, written: Sequence[tuple[int, int]] | None = None
+    ) -> bool:
         """Ends the queue at entry `end`, and forgets what was gathered."""
-        dropped = self._drop(end, keep_first=keep_first)
+        dropped = self._drop(end, keep_first=keep_first, written=written)
         self.max_physical_offset = self._last_physical_offset()
         self._pending.clear()
         self._anew = None
@@ -237,14 +240,16 @@ class ConsumeQueue(ReadableQueue):
         self._cuts += 1
         self._on_cut()
 
-    def _drop(self, end: int, *, keep_first: bool = False) -> bool:
+    def _drop(
+        self, end: int, *, keep_first: bool = False, written: Sequence[tuple[int, int]] | None = None
+    ) -> bool:
         """Ends what is written at entry `end`, for readers before their bytes go; True if anything went."""
         assert self._lock.locked()
         self._note_cut()
         self.max_offset = end
         self.min_offset = min(self.min_offset, end)
         self._flushed_offset = min(self._flushed_offset, end)
-        return self._files.cut(end * UNIT_BYTES, keep_first=keep_first)
+        return self._files.cut(end * UNIT_BYTES, keep_first=keep_first, written=written)
 
     def _last_physical_offset(self) -> int:
         """Where the last real message ends in the log; blanks, which announce 2 GiB, do not count."""
@@ -261,7 +266,10 @@ class ConsumeQueue(ReadableQueue):
             end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
             if end < self.max_offset:
                 self.first_distrusted = next(iter(self.read(end, 1)), None)
-                self._cut(end, keep_first=True)
+                # Behind its last entry there are zeros: load() saw to that.
+                start = self._files.file_start(end * UNIT_BYTES)
+                written = (0, min(self.max_offset * UNIT_BYTES - start, self._files.file_bytes))
+                self._cut(end, keep_first=True, written=[written])
             self._files.distrust_names()
             self._end_unsynced = True
 
