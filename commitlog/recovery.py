@@ -318,9 +318,13 @@ def _scan_segment(segment: Segment, scan: _Scan, crc: bool, judge: _Judge) -> No
     needed, torn_from_ms = 0, None if judge.clean else judge.before_ms
     if judge.below is not None and torn_from_ms is not None:
         torn_from_ms = _ALWAYS_MS
+    # What was never written is not read: Linux would read ahead, and those zeros count as data from then on.
+    data_end = segment.start + segment.data_end(scan.end - segment.start)
     while scan.end < segment.end:
         wanted = min(max(_CHUNK_BYTES, needed), segment.end - scan.end)
-        view = memoryview(segment.pread(wanted, scan.end - segment.start))
+        there = min(wanted, max(0, data_end - scan.end))
+        data = segment.pread(there, scan.end - segment.start)
+        view = memoryview(data + bytes(wanted - there) if there < wanted else data)
         done = walk(
             *(view, 0, scan.end, segment.end - scan.end),
             segment_start=segment.start,

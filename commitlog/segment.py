@@ -73,6 +73,12 @@ class Segment:
         """The records that these entries of a queue lead to, as Files.gather() has it; the caller holds the segment."""
         return self._files.gather(self.fd, self.start, units)
 
+    def data_end(self, position: int) -> int:
+        """Behind which place, or `position`, the file has only zeros; asked of the file system, nothing is read."""
+        assert self.fd >= 0
+        ranges = self._files.data_ranges(self.fd, position, self.size)
+        return ranges[-1][1] if ranges else position
+
     def data_blocks(self, position: int) -> Iterator[tuple[int, bytes]]:
         """Every block behind `position` in the file that is not all zeros, as (position, bytes), in order."""
         assert self.fd >= 0
