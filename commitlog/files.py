@@ -304,7 +304,7 @@ class OSFiles:
             self.sync_directory(path.parent)
 
     def listdir(self, path: Path) -> list[str]:
-        return sorted(os.listdir(path))
+        return sorted(os.listdir(path))  # noqa: PTH208 - pathlib makes a path of each name
 
     def exists(self, path: Path) -> bool:
         return path.exists()

@@ -10,8 +10,8 @@ consume_queue's business.  Format and recovery rules: RocketMQ 4.9.8's ConsumeQu
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
