@@ -418,6 +418,30 @@ def test_after_a_crash_what_nobody_has_flushed_goes_for_good_and_comes_again(tmp
     assert files.calls["fdatasync"] == 1
 
 
+@pytest.mark.parametrize("comes_again", [(0, 30), (0, 150), (100, 130), (130, 150)])
+def test_a_queue_that_comes_again_after_a_crash_is_as_if_it_had_never_been(
+    tmp_path: Path, comes_again: tuple[int, int]
+) -> None:
+    """Its file is not removed and made anew, which cost most of a start; unless it begins in another one now."""
+    fill(open_queues(tmp_path / "old"), 0, 60).flush(0)
+    queues = open_queues(tmp_path / "old", files := FailingFiles())
+    queues.distrust(0)
+    (path,) = (tmp_path / "old").rglob("0*0")
+    assert path.read_bytes() == bytes(FILE_BYTES)
+    queue = queues.get("T", 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset, queue.max_physical_offset) == (0, 0, 0)
+    fill(queues, *comes_again)
+    queues.flush()
+    fill(fresh := open_queues(tmp_path / "new"), *comes_again)
+    fresh_queue = fresh.get("T", 0)
+    assert fresh_queue is not None
+    assert files_of(tmp_path / "old") == files_of(tmp_path / "new")
+    assert queue.read(0, 999) == fresh_queue.read(0, 999)
+    assert (queue.min_offset, queue.max_offset) == (fresh_queue.min_offset, fresh_queue.max_offset)
+    assert files.calls["create"] == {(0, 30): 0, (0, 150): 1}.get(comes_again, 1)
+
+
 @pytest.mark.parametrize("operation", ["open", "sync_directory"])
 def test_a_flush_that_lacks_a_descriptor_is_tried_again(tmp_path: Path, operation: str) -> None:
     queues = open_queues(tmp_path, files := FailingFiles())
@@ -546,13 +570,15 @@ def test_a_unit_is_twenty_bytes() -> None:
 
 
 class CountingFiles(OSFiles):
-    """The real disk; `read` counts bytes."""
+    """The real disk; `read` counts bytes, `read_to` is the last place that was read."""
 
     read = 0
+    read_to = 0
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         data = super().pread(fd, size, offset)
         self.read += len(data)
+        self.read_to = max(self.read_to, offset + len(data))
         return data
 
 
@@ -568,6 +594,8 @@ def test_a_start_does_not_read_all_of_a_short_queues_file_which_took_ten_seconds
     assert [queue.max_offset for _, queue in again.items()] == [887]
     # What is read counts as data from then on: a look behind the end saw more and more of it.
     assert files.read < 100_000
+    # Not even a byte: Linux would read ahead of it.
+    assert files.read_to <= -(-887 * UNIT_BYTES // 4096) * 4096
     again.close()
 
 

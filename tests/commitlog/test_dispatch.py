@@ -325,6 +325,25 @@ def test_a_full_disk_delays_the_dispatch_and_loses_nothing(tmp_path: Path, opera
     assert bench.arrivals == [[("TopicTest", 0, 10, 0), ("TopicTest", 1, 10, 0)]]
 
 
+def test_a_start_that_is_far_behind_writes_each_queue_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many queues, passes of 8 MiB gave each of them a few entries in a write, thousands of times."""
+    monkeypatch.setattr("commitlog.dispatch._PIECE_BYTES", 1000)
+    monkeypatch.setattr("commitlog.dispatch._PASS_BYTES", 2000)
+    bench = Bench(tmp_path, files := FailingFiles())
+    for number in range(90):
+        bench.log.append(message(b"x" * number, "T", number % 3, properties={"KEYS": f"k{number}"}))
+    assert bench.dispatcher.behind > 9000
+    queues = [bench.queues.find_or_create("T", number) for number in range(3)]
+    bench.dispatcher.catch_up()
+    assert bench.dispatcher.behind == 0
+    assert [queue.max_offset for queue in queues] == [30, 30, 30]
+    assert all(len(bench.find(f"k{number}", "T")) == 1 for number in range(90))
+    # One pass, and one for the last piece, which is not full; of 2,000 bytes each it would be 6.
+    assert files.calls["pwrite"] == 2 * len(queues)
+
+
 def test_arrivals_tell_each_tag_of_a_queue_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for tag in ("TagA", "tb", "TagA", "tb", "TagA"):

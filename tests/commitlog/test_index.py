@@ -216,6 +216,19 @@ def test_after_a_crash_files_that_follow_the_cut_go_and_the_one_it_is_in_has_roo
     assert contents(tmp_path) == []
 
 
+def test_an_index_of_which_a_crash_leaves_nothing_is_deleted_without_being_written_first(
+    tmp_path: Path,
+) -> None:
+    index = open_index(tmp_path)
+    for number in range(5):
+        put(index, "k", 100 + number)
+    index.close()
+    again = IndexFiles(tmp_path, 10, 40, files := FailingFiles(), Clock())
+    again.load(crashed=True, checkpoint_ms=STORE_MS, position=100)
+    assert (again.paths, list(tmp_path.iterdir())) == ([], [])
+    assert (again.entered_position, files.calls["pwrite"], files.calls["unlink"]) == (0, 0, 1)
+
+
 def test_what_was_cut_is_flushed_before_more_is_claimed(tmp_path: Path) -> None:
     put(open_index(tmp_path), "k", 1)
     files = FailingFiles()

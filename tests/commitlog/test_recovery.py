@@ -394,6 +394,30 @@ def test_a_start_after_a_crash_goes_back_to_where_the_checkpoint_is_sure(
     assert len(records_of(log)) == 15
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_was_never_written_is_not_read(tmp_path: Path, clean: bool) -> None:
+    """Linux would read ahead of it, and it would count as data at the next start: 1 GiB of zeros, read three times."""
+
+    class Reads(OSFiles):
+        read_to = 0
+
+        def pread(self, fd: int, size: int, offset: int) -> bytes:
+            data = super().pread(fd, size, offset)
+            self.read_to = max(self.read_to, offset + len(data))
+            return data
+
+    log = open_log(tmp_path, segment_bytes=8 << 20)
+    end = log.append(message(b"x" * 5000)).end
+    log.segments.close()
+    segments = Segments(files := Reads(), tmp_path / "commitlog", 8 << 20)
+    segments.load()
+    report = recover(segments, cut_directory=tmp_path / "cut", files=files, clean=clean)
+    assert (report.end, report.records, report.cut_bytes) == (end, 1, 0)
+    # The file system knows whole pages, or a few at once.
+    assert files.read_to <= 256 << 10
+    segments.close()
+
+
 def test_crc_is_looked_at_only_if_wanted(tmp_path: Path) -> None:
     ends = written(tmp_path, [b"first", b"second"])
     poke(segment_path(tmp_path), ends[0] + 90, b"\xff")
