@@ -84,7 +84,7 @@ class Segment:
         assert self.fd >= 0
         for begin, end in self._files.data_ranges(self.fd, position, self.size):
             for at in range(begin, end, _BLOCK_BYTES):
-                block = self._files.pread(self.fd, min(_BLOCK_BYTES, end - at), at)
+                block = self._files.pread_in_passing(self.fd, min(_BLOCK_BYTES, end - at), at)
                 if block != _ZEROS[: len(block)]:
                     yield at, block
 
