@@ -68,7 +68,8 @@ __attribute__((target("pclmul,sse4.1"))) static inline uint32_t hs_crc_end(__m12
 /* n >= 64 */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t hs_crc_by_128(uint32_t crc, const uint8_t *p, size_t n) {
     const __m128i by_4 = HS_PAIR(0x0154442bd4LL, 0x01c6e41596LL), by_1 = HS_PAIR(0x01751997d0LL, 0x00ccaa009eLL);
-    __m128i a = _mm_xor_si128(HS_LOAD(0), _mm_cvtsi32_si128((int)crc)), b = HS_LOAD(16), c = HS_LOAD(32), d = HS_LOAD(48);
+    __m128i a = _mm_xor_si128(HS_LOAD(0), _mm_cvtsi32_si128((int)crc));
+    __m128i b = HS_LOAD(16), c = HS_LOAD(32), d = HS_LOAD(48);
     for (p += 64, n -= 64; n >= 64; p += 64, n -= 64) {
         a = hs_fold(a, by_4, HS_LOAD(0));
         b = hs_fold(b, by_4, HS_LOAD(16));

@@ -52,7 +52,8 @@ static inline void hs_lay_out(const uint8_t *p, size_t n, const int64_t *places,
     hs_record r;
     for (size_t row = 0; row < rows; row++) {
         const int64_t place = places[row], end = ends[row];
-        sound[row] = hs_is_within(place, end, n) && hs_is_sound(p + place, 0, (size_t)(end - place), offsets[row], &r) &&
+        sound[row] = hs_is_within(place, end, n) &&
+                     hs_is_sound(p + place, 0, (size_t)(end - place), offsets[row], &r) &&
                      r.size == end - place;
         if (sound[row]) hs_layout_put(layout, rows, row, (size_t)place, &r);
     }

@@ -72,8 +72,8 @@ static inline int hs_body_is_sound(const uint8_t *p, const hs_record *r) {
 /* Goes over records that follow each other from `p`, which is `offset` in the log; returns how many bytes they
    are.  `count` of them; `last` is where the last one begins, or -1.  Stops at the first that is not ordinary,
    that says it belongs elsewhere, or (with `crc`) whose body is not what its CRC is of; and at one that ends
-   behind the offset `torn_from` with a NUL in its properties, which the reference looks at closer.  Bytes that would lie
-   behind the last offset there can be are none of a log. */
+   behind the offset `torn_from` with a NUL in its properties, which the reference looks at closer.  Bytes that would
+   lie behind the last offset there can be are none of a log. */
 static inline size_t hs_scan(const uint8_t *p, size_t n, int64_t offset, int crc, int64_t torn_from, int64_t *count,
                              int64_t *last) {
     size_t at = 0;
@@ -85,7 +85,8 @@ static inline size_t hs_scan(const uint8_t *p, size_t n, int64_t offset, int crc
         if (n - at > 2048) __builtin_prefetch(record + r.size + 512);
         if (r.physical_offset != offset + (int64_t)at) break;
         if (crc && !hs_body_is_sound(record, &r)) break;
-        if (offset + (int64_t)(at + r.size) > torn_from && memchr(record + r.properties_at, 0, r.properties_bytes)) break;
+        if (offset + (int64_t)(at + r.size) > torn_from && memchr(record + r.properties_at, 0, r.properties_bytes))
+            break;
         *last = (int64_t)at;
         at += r.size;
         ++*count;
@@ -124,7 +125,8 @@ static inline size_t hs_scan_pieces(const hs_piece *pieces, size_t count, int64_
                 if (size < HS_RECORD_BYTES_MIN || size > HS_CUT_BYTES_MAX) return done;
             }
         }
-        if (have < size || hs_scan(cut, size, offset + (int64_t)done, 1, torn_from, &records, &last) != size) return done;
+        if (have < size || hs_scan(cut, size, offset + (int64_t)done, 1, torn_from, &records, &last) != size)
+            return done;
         done += size, piece = next, at = next_at;
     }
     return done;
