@@ -294,6 +294,10 @@ class StockBroker(Broker):
     def prepare(self) -> None:
         super().prepare()
         write_home(self.home)
+        # Killed between making a file and giving it its size, RocketMQ does not start over it again.
+        for file in self.root.rglob("0*"):
+            if file.is_file() and not file.stat().st_size:
+                file.unlink()
 
     def of_kind(self) -> dict[str, str]:
         # A busy test machine is no reason to refuse a send.
