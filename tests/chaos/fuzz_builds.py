@@ -1,4 +1,4 @@
-"""Fuzz targets that run a function of the kernel with both builds: results and errors are the same, to the byte.
+"""Fuzz targets that run a function with both builds: results and errors are the same, to the byte.
 
     both(run)      run(data) gives (end, result): `end` tells one way through from another, `result` is all
                    that came of it; of an error its type and text are held against each other
@@ -9,17 +9,24 @@ in force there is nothing to compare, and TARGETS is empty.
 
 from __future__ import annotations
 
+import functools
+import random
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from commitlog.kernel import native
 from commitlog.kernel.layout import AT, MAGICS_BYTES, SYS_FLAG_LOW_AT, offsets
 from commitlog.kernel.records import body_crc, encode, stamp
 from commitlog.kernel.scan import NOWHERE, walk
+from haservice.broker import native as broker_native
 from tests.chaos.fuzz import Target
 from tests.chaos.fuzz_wire import log_bytes
 from tests.support.messages import STORE_HOST, STORE_MS, message
+from tests.support.send_frames import odd, plain
+from tests.support.send_ways import HOSTS, Judge, Native, agree
 
 Run = Callable[[bytes], tuple[object, object]]
 
@@ -163,9 +170,53 @@ def _crc_seeds() -> list[bytes]:
     return [bytes(size) for size in (0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 1000)] + [log_bytes(14)]
 
 
+# -- sends -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _ways() -> tuple[Judge, list[Native]]:
+    with tempfile.TemporaryDirectory() as directory:
+        judge = Judge(Path(directory))
+    return judge, [Native(judge, store) for store in HOSTS]
+
+
+def _send(data: bytes) -> object:
+    """A byte that picks the hosts, one for the form of the header, two for its size, the header, the body."""
+    if len(data) < _SEND_OPTION_BYTES:
+        return None
+    judge, ways = _ways()
+    header_bytes = int.from_bytes(data[2:4], "big") % (len(data) - _SEND_OPTION_BYTES + 1)
+    rest = data[_SEND_OPTION_BYTES:]
+    frame = (len(rest) + 4).to_bytes(4, "big") + data[1:2] + header_bytes.to_bytes(3, "big") + rest
+    number = data[0] & 1
+    born = HOSTS[data[0] >> 1 & 1]
+    return agree(ways[number].says(frame, born), judge.says(frame, born, HOSTS[number])), data[1] & 3
+
+
+def _send_seeds() -> list[bytes]:
+    rng = random.Random(3)
+    frames = [kind(rng, number) for number in range(40) for kind in (plain, odd)]
+    return [bytes((number & 3,)) + frame[4:5] + frame[6:8] + frame[8:] for number, frame in enumerate(frames)]
+
+
+_SEND_OPTION_BYTES = 4
+_SEND_TOKENS = (
+    b"WAIT\x01",
+    b"DELAY\x01",
+    b"TRAN_MSG\x01",
+    b"CLUSTER\x01",
+    b"\\u0001",
+    b"\x02",
+    b'"i":"',
+    b"false",
+)
 _TOKENS = (*MAGICS_BYTES, b"\xcb\xd4\x31\x94", b"\0\0\0\x58", b"\0\0\0\x5b")
 _PAIRS = [
     Target("builds_scan", both(_scan), _scan_seeds, tokens=_TOKENS, weight=1.0),
     Target("builds_crc32", _crc32, _crc_seeds, weight=0.3),
 ]
-TARGETS = _PAIRS if native.core is not None else []
+_SENDS = Target("builds_send", _send, _send_seeds, tokens=_SEND_TOKENS, weight=1.0)
+TARGETS = [
+    *(_PAIRS if native.core is not None else []),
+    *([_SENDS] if broker_native.sends is not None else []),
+]
