@@ -6,6 +6,7 @@ One follower per name server, all on one event loop in the thread `register`, ea
     answered                  again after the period (30 s)
     a topic changed           again, after a short while in which more changes may join
     slave without its master  again after a second: a master that returns is found at once
+    refused for a newer term  again after 5 s: it may have been a stranger's, who is gone by then
     no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
 
 Before a name server that knows nothing of this broker, or may have forgotten it, is told: `on_reachable`.
@@ -48,6 +49,8 @@ RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 5.0
 # A slave that knows no master, or has lost it, asks this often.
 MASTER_WANTED_S = 1.0
+# A master that a name server keeps out of the route asks this often.
+REFUSED_S = 5.0
 # Changes that come together are told together.
 GATHER_S = 0.05
 UNREGISTER_TIMEOUT_S = 1.0
@@ -203,11 +206,15 @@ class Registration:
             self._news.ended(addr)
             announced = self._announced[addr]
             try:
-                pause = MASTER_WANTED_S if self._master_wanted() else self._period_s
-                await asyncio.wait_for(announced.wait(), pause)
+                await asyncio.wait_for(announced.wait(), self._pause_s(addr))
                 await asyncio.sleep(GATHER_S)
             except TimeoutError:
                 pass
+
+    def _pause_s(self, addr: str) -> float:
+        if self._master_wanted():
+            return MASTER_WANTED_S
+        return min(REFUSED_S, self._period_s) if addr in self._failures else self._period_s
 
     async def _register(self, client: RemotingClient, addr: str) -> None:
         expecting = list(self._untold)
