@@ -5,7 +5,7 @@ One follower per name server, all on one event loop in the thread `register`, ea
     at start                  at once
     answered                  again after the period (30 s)
     a topic changed           again, after a short while in which more changes may join
-    slave without its master  again after a second: a master that returns is found at once
+    slave without its master  again within a second: a master that returns is found at once
     refused for a newer term  again after 5 s: it may have been a stranger's, who is gone by then
     no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
 
@@ -33,6 +33,7 @@ from typing import NamedTuple
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
+from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingError, RequestError
 from haservice.news import News
 from haservice.remoting.bodies import KVTable, RegisterBrokerBody, body_crc32
@@ -204,17 +205,22 @@ class Registration:
             await retrying(self._register, client, addr)
             self._attempt_ended(addr)
             self._news.ended(addr)
-            announced = self._announced[addr]
-            try:
-                await asyncio.wait_for(announced.wait(), self._pause_s(addr))
-                await asyncio.sleep(GATHER_S)
-            except TimeoutError:
-                pass
+            await self._pause(addr)
 
-    def _pause_s(self, addr: str) -> float:
-        if self._master_wanted():
-            return MASTER_WANTED_S
-        return min(REFUSED_S, self._period_s) if addr in self._failures else self._period_s
+    async def _pause(self, addr: str) -> None:
+        """Until it is time to register again."""
+        announced = self._announced[addr]
+        pause = Deadline(min(REFUSED_S, self._period_s) if addr in self._failures else self._period_s)
+        while not pause.expired:
+            # It is seen as soon that the master is missed.
+            try:
+                await asyncio.wait_for(announced.wait(), min(MASTER_WANTED_S, pause.remaining))
+            except TimeoutError:
+                if self._master_wanted():
+                    return
+                continue
+            await asyncio.sleep(GATHER_S)
+            return
 
     async def _register(self, client: RemotingClient, addr: str) -> None:
         expecting = list(self._untold)

@@ -7,8 +7,8 @@
 A claim is settled at once when its master was no stranger: it had registered under the name before, as a
 slave or as the master of a settled term, and was not there by another connection; and its number is not lower
 than the settled one.  Any other claim is settled when it is told again after a minute in which no broker of
-the name told of an older term: a name server that was started after a promotion knows nobody.  A claim that is not settled is forgotten with the registrations
-that tell of it.
+the name told of an older term: a name server that was started after a promotion knows nobody.  A claim that
+is not settled is forgotten with the registrations that tell of it.
 
 Pure: times are seconds of one clock, handed in.
 """
