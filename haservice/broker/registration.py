@@ -309,10 +309,12 @@ class Registration:
                 newer.newer_epoch,
                 newer.newer_master,
             )
-        if self._identity.broker_id == 0:
+        who = self._identity
+        if who.broker_id == 0:
             self._failures[addr] = (
                 f"{addr} names no route to this broker, for it was told of term {newer.newer_epoch}, whose master is"
-                f" {newer.newer_master or 'unknown'}, and this one's is older"
+                f" {newer.newer_master or 'unknown'}, and this one's is older; if that is a stranger who stays, or"
+                f" lost for good: mqadmin failover -b {who.broker_name} --to {who.broker_addr} --force begins one above"
             )
         self._on_newer(newer.newer_epoch, newer.newer_master or "")
 

@@ -356,7 +356,7 @@ def test_a_stranger_who_registers_and_leaves_leaves_no_trace(
     client: BlockingClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("haservice.broker.registration.REFUSED_S", 0.1)
+    monkeypatch.setattr("haservice.broker.registration.REFUSED_S", 0.1, raising=False)
     addr = addr_of(start_namesrv())
     ours = {"broker-a": {0: MASTER.broker_addr}}
     stranger = RegisterBrokerHeader(
