@@ -24,7 +24,15 @@ from haservice.admin.options import (
     namesrv_option,
 )
 from haservice.admin.output import and_text, human_bytes, human_seconds, shown_addr
-from haservice.admin.replicas import heard_text, stock_ahead, unheard, unlisted_notes, unsafe, way_out
+from haservice.admin.replicas import (
+    heard_text,
+    stock_ahead,
+    unheard,
+    unlisted_notes,
+    unsafe,
+    way_out,
+    way_past_hearsay,
+)
 from haservice.admin.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
@@ -42,6 +50,7 @@ from haservice.admin.role_steps import (
 )
 from haservice.admin.roll_call import count, fetcher, gather, member_of
 from haservice.admin.topology import Count, Loss, Member, Topology, bound_text, damage_text, loss_text
+from haservice.broker.roles import next_number
 from haservice.deadline import Deadline
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
@@ -94,8 +103,10 @@ def switchover(
         before = gather_with_master(admin, where, namesrv, () if to is None else (to,))
         report.show("before", before)
         master, target = switchover_pair(before, to)
+        check_hearsay(before, master)
         chosen = "its nearest slave" if target is None else shown_addr(target.addr)
-        report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  Nothing is lost.")
+        kept = nothing_is_lost(before, master, target)
+        report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  {kept}")
         for line in (*other_promises(before, master, target), *damages(before)):
             report.line(line)
         report.line(ROUTES)
@@ -178,6 +189,26 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
         raise click.ClickException(f"{shown_addr(to)} is the master of {name} already")
     _check_candidate(topology, to, target)
     return master, target
+
+
+def check_hearsay(topology: Topology, master: Member) -> None:
+    """Raises click.ClickException where a nameserver alone knows of an epoch that the switchover's is not above.
+
+    A switchover asks nobody for a pledge, and so begins the next epoch after its master's.
+    """
+    begins = next_number(master.last_term.number if master.last_term is not None else -1, -1, promoted=True)
+    if topology.unheard_term and topology.last_epoch >= begins:
+        command = f"mqadmin failover -b {topology.name} --to {shown_addr(master.addr)}"
+        lines = (topology.unheard_term, *way_past_hearsay(topology, master, command))
+        raise click.ClickException("\n  ".join([f"refused: {lines[0]}", *lines[1:]]))
+
+
+def nothing_is_lost(topology: Topology, master: Member, target: Member | None) -> str:
+    """What a switchover keeps, in a sentence; the table says of somebody that what he lacks is unknown."""
+    slaves = [one for one in topology.ours if one is not master] if target is None else [target]
+    if any(topology.loss(one.addr).size is None for one in slaves):
+        return f"Nothing is lost that {shown_addr(master.addr)} has; what it lacks itself is not known."
+    return "Nothing is lost."
 
 
 def other_promises(topology: Topology, master: Member, target: Member | None) -> list[str]:
@@ -287,8 +318,11 @@ def failover(
             reasons += [one for one in (why_not, stock_ahead(before, candidate), rotten) if one]
             if reasons and not force:
                 help = way_out(before, candidate) if why_not else []
-                last = f"--force does it all the same{_better(before, candidate)}"
-                raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help, last]))
+                if before.unheard_term:
+                    help += way_past_hearsay(before, candidate)
+                if not before.unheard_term or len(reasons) > 1:
+                    help.append(f"--force does it all the same{_better(before, candidate)}")
+                raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
             report.go_on()
             # Asked again are all: a slave names its dead master no more once the nameservers have dropped it.
             now = gather(admin, where, namesrv, (to, *(one.addr for one in before.members)))
@@ -420,6 +454,10 @@ def promote(
 ) -> Member:
     """Tells it, and gives what it will be.  Raises RemotingError, or ProtocolError."""
     why = "failover by command"
+    if topology.unheard_term:
+        epoch, addr = topology.registered
+        why += f", forced above epoch {epoch} of {addr}, of which only a nameserver had heard"
+        loss = topology.loss(candidate.addr, hearsay=False)
     if loss.size != 0:
         why += ", losing an unknown amount" if loss.size is None else f", losing {loss.size} bytes"
     if unsafe(topology, candidate) and (silent := unheard(topology, candidate)):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from haservice.admin.options import address
-from haservice.admin.output import and_text, shown_addr
+from haservice.admin.output import and_text, human_bytes, shown_addr
 from haservice.admin.topology import SHORT_ID, Member, Topology
 from haservice.remoting.bodies import MASTER_ID
 from haservice.replication.membership import Vote, vote_of, why_unsafe
@@ -98,6 +98,19 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
         forget = f"mqadmin forget -b {topology.name} --replica {shown_addr(one.addr) if one.addr else one.listed_as}"
         lines.append(f"or, if {one.where} is lost for good: {forget}")
     return lines
+
+
+def way_past_hearsay(topology: Topology, candidate: Member, command: str = "") -> list[str]:
+    """What helps where only a nameserver has heard of a term, a line each; with `command`, what begins one above."""
+    epoch, addr = topology.registered
+    size = topology.loss(candidate.addr, hearsay=False).size
+    cost = "an unknown amount" if size is None else human_bytes(size) if size else "nothing"
+    which = f"{command} --force" if command else "--force"
+    return [
+        f"start {shown_addr(addr)} if it is a broker of {topology.name}, and say this again",
+        f"or, if it is a stranger or lost for good: {which} begins an epoch above {epoch};"
+        f" of what those hold who answer, that loses {cost}",
+    ]
 
 
 # -- who is on no list -----------------------------------------------------------------------------

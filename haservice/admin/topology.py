@@ -297,14 +297,16 @@ class Topology:
             return one.state
         return f"waits for {shown_addr(one.master_addr)}{one.lacking}"
 
-    def loss(self, addr: str) -> Loss:
-        """What is lost if the broker at `addr` becomes the master."""
+    def loss(self, addr: str, *, hearsay: bool = True) -> Loss:
+        """What is lost if the broker at `addr` becomes the master; without `hearsay`, of what those hold who answer,
+        whatever a nameserver was told besides.
+        """
         candidate = self.member(addr)
         if candidate is None or not candidate.answers:
             return Loss(addr, unknown="it does not answer")
         if candidate.log is None or candidate not in self.ours:
             return Loss(addr, unknown="it keeps no lineage of this log")
-        unknown = self._unheard_term()
+        unknown = self.unheard_term if hearsay else ""
         answering = {one.replica_id for one in self.ours}
         unheard = [where for name, where in candidate.named.items() if where and name not in answering]
         if candidate.held and unheard and not unknown:
@@ -357,7 +359,8 @@ class Topology:
         holder = furthest if candidate is not furthest and furthest.log.end > begin else None
         return Loss(addr, begin, end, holder, min(end, furthest.log.end), heard_by=heard_by)
 
-    def _unheard_term(self) -> str:
+    @property
+    def unheard_term(self) -> str:
         """That only a nameserver has heard of a term, whose master has written who knows what; "" if not."""
         number, addr = self.registered
         terms = [one.last_term for one in self.ours if one.last_term is not None]

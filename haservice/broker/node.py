@@ -52,7 +52,6 @@ from haservice.broker.long_polling import LongPolling
 from haservice.broker.message_rights import MessageRights
 from haservice.broker.processors.heartbeat import notify_members
 from haservice.broker.refill import Repairer
-from haservice.broker.registration import MasterAddresses
 from haservice.broker.security import security_of
 from haservice.broker.services import (
     durability_of,
@@ -296,7 +295,7 @@ class BrokerNode:
             self.tables,
             lineage,
             self.security,
-            on_master=self._master_found,
+            on_master=self.standing.master_found,
             master_wanted=self._master_wanted,
             on_newer=self.standing.told_of,
         )
@@ -416,12 +415,6 @@ class BrokerNode:
     def _topics_changed(self) -> None:
         self.persistence.soon()
         self.registration.announce()
-
-    def _master_found(self, master: MasterAddresses) -> None:
-        """What a name server said.  A silent one never takes away the log's source, as in RocketMQ."""
-        if master.ha_addr is not None and self.config.replication.master_address is None:
-            self.ha.set_master_address(master.ha_addr)
-        self.slave_sync.set_master_addr(master.broker_addr)
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
         """To whoever waits for messages, to deliver them or, on a slave, to fetch their topics."""

@@ -5,7 +5,8 @@ One follower per name server, all on one event loop in the thread `register`, ea
     at start                  at once
     answered                  again after the period (30 s)
     a topic changed           again, after a short while in which more changes may join
-    slave without its master  again after a second: a master that returns is found at once
+    slave without its master  again within a second: a master that returns is found at once
+    refused for a newer term  again after 5 s: it may have been a stranger's, who is gone by then
     no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
 
 Before a name server that knows nothing of this broker, or may have forgotten it, is told: `on_reachable`.
@@ -32,6 +33,7 @@ from typing import NamedTuple
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from haservice.broker.topics import PERM_READ, PERM_WRITE, TopicTable
+from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingError, RequestError
 from haservice.news import News
 from haservice.remoting.bodies import KVTable, RegisterBrokerBody, body_crc32
@@ -48,6 +50,8 @@ RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 5.0
 # A slave that knows no master, or has lost it, asks this often.
 MASTER_WANTED_S = 1.0
+# A master that a name server keeps out of the route asks this often.
+REFUSED_S = 5.0
 # Changes that come together are told together.
 GATHER_S = 0.05
 UNREGISTER_TIMEOUT_S = 1.0
@@ -201,13 +205,22 @@ class Registration:
             await retrying(self._register, client, addr)
             self._attempt_ended(addr)
             self._news.ended(addr)
-            announced = self._announced[addr]
+            await self._pause(addr)
+
+    async def _pause(self, addr: str) -> None:
+        """Until it is time to register again."""
+        announced = self._announced[addr]
+        pause = Deadline(min(REFUSED_S, self._period_s) if addr in self._failures else self._period_s)
+        while not pause.expired:
+            # It is seen as soon that the master is missed.
             try:
-                pause = MASTER_WANTED_S if self._master_wanted() else self._period_s
-                await asyncio.wait_for(announced.wait(), pause)
-                await asyncio.sleep(GATHER_S)
+                await asyncio.wait_for(announced.wait(), min(MASTER_WANTED_S, pause.remaining))
             except TimeoutError:
-                pass
+                if self._master_wanted():
+                    return
+                continue
+            await asyncio.sleep(GATHER_S)
+            return
 
     async def _register(self, client: RemotingClient, addr: str) -> None:
         expecting = list(self._untold)
@@ -296,10 +309,12 @@ class Registration:
                 newer.newer_epoch,
                 newer.newer_master,
             )
-        if self._identity.broker_id == 0:
+        who = self._identity
+        if who.broker_id == 0:
             self._failures[addr] = (
                 f"{addr} names no route to this broker, for it was told of term {newer.newer_epoch}, whose master is"
-                f" {newer.newer_master or 'unknown'}, and this one's is older"
+                f" {newer.newer_master or 'unknown'}, and this one's is older; if that is a stranger who stays, or"
+                f" lost for good: mqadmin failover -b {who.broker_name} --to {who.broker_addr} --force begins one above"
             )
         self._on_newer(newer.newer_epoch, newer.newer_master or "")
 

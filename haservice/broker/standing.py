@@ -19,6 +19,7 @@ from commitlog.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.bounds import OFFSET_MAX
 from haservice.broker.peers import Heard, Peers
+from haservice.broker.registration import MasterAddresses
 from haservice.broker.role_describe import Describe
 from haservice.broker.role_executor import RoleExecutor
 from haservice.broker.role_hands import RoleHands
@@ -36,6 +37,7 @@ from haservice.broker.security import Security
 from haservice.broker.services import flushes_at_once
 from haservice.broker.slave_sync import SlaveSync
 from haservice.errors import ConfigError
+from haservice.news import News
 from haservice.remoting.headers import ExtHeader
 from haservice.remoting.json_body import JSONBody
 from haservice.remoting.lineage_headers import LineageBody
@@ -79,6 +81,7 @@ class Standing:
         )
         self._state = RoleState(who, heard=heard)
         self._executor: RoleExecutor | None = None
+        self._news = News()
 
     # -- the start ----------------------------------------------------------------------------------
 
@@ -258,6 +261,24 @@ class Standing:
         """A name server speaks of a newer term: who is there is asked, and nothing is done by its word."""
         if not self.role.role.is_slave:
             self.executor.put(Hint(addr))
+
+    def master_found(self, master: MasterAddresses) -> None:
+        """What a name server said.  A silent one never takes away the log's source, as in RocketMQ.
+
+        Ours: a master of ours whose log is coming is left for no name server's word.  One of a newer term tells
+        its slaves to follow it, and whoever is replaced ends the link; a stranger does neither.
+        """
+        here = self._ha.greeted_by
+        if here and master.broker_addr not in (None, here):
+            if self._news.is_news(master.broker_addr):
+                logger.warning(
+                    "a name server names another master, the one that is there is followed named=%s master=%s",
+                    *(master.broker_addr, here),
+                )
+            master = MasterAddresses(here, None)
+        if master.ha_addr is not None and self.config.replication.master_address is None:
+            self._ha.set_master_address(master.ha_addr)
+        self._slave_sync.set_master_addr(master.broker_addr)
 
     def sources(self) -> list[str]:
         """Addresses of brokers that may have what is damaged here, a master first."""

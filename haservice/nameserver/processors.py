@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from haservice.binding import check_address
 from haservice.errors import RequestError
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
-from haservice.nameserver.routes import Queues, Registration, RouteTable, Term
+from haservice.nameserver.routes import Queues, Registration, RouteTable
+from haservice.nameserver.terms import Term
 from haservice.news import News
 from haservice.remoting.bodies import (
     MASTER_ID,
@@ -73,6 +74,7 @@ class BrokerProcessors:
         self._table = table
         self._kv = kv
         self._news = News(WARN_INTERVAL_S)
+        table.on_restored = self._say_restored
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -164,6 +166,9 @@ class BrokerProcessors:
                 newer.addr,
                 newer.epoch,
             )
+
+    def _say_restored(self, name: str, addr: str) -> None:
+        logger.warning("master back in the route, who took its place is gone name=%s addr=%s", name, addr)
 
     def _warn_moved(self, told: Registration, replaced: str) -> None:
         if self._news.is_news():

@@ -8,7 +8,7 @@
 Brokers tell; nobody is asked.  A broker is forgotten when it unregisters, when the connection of its latest
 registration ends, or after 120 s of silence; with the last id of a name go the name's queues.  Topics are
 learnt from id 0 only, and never forgotten while their broker lives.  The rules are those of RocketMQ 4.9's
-RouteInfoManager, with four of our own, each noted where it stands.
+RouteInfoManager, with a few of our own, each noted where it stands; which term counts is in terms.py.
 
 Pure: the clock is handed in, a channel is any hashable object.  One thread owns a table.
 """
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from haservice.bounds import QUEUES_MAX, TERM_JUMP_MAX
 from haservice.errors import RequestError
+from haservice.nameserver.terms import Term, Terms
 from haservice.remoting.bodies import (
     MASTER_ID,
     BrokerData,
@@ -65,13 +66,6 @@ class Registration(NamedTuple):
     """The last term in its log; None for a stock broker."""
 
 
-class Term(NamedTuple):
-    """The newest term of a broker name that was heard of, and the address of its master."""
-
-    epoch: int
-    addr: str
-
-
 class Master(NamedTuple):
     """Where a slave finds its master; both None while there is none."""
 
@@ -95,6 +89,8 @@ class Registered(NamedTuple):
 class _Broker:
     cluster: str
     addrs: dict[int, str] = field(default_factory=dict)
+    displaced: dict[str, str] = field(default_factory=dict)
+    """Masters that live and whose id another one has taken: address → cluster."""
 
 
 @dataclass(slots=True)
@@ -105,6 +101,7 @@ class _Live:
     data_version: DataVersion | None
     ha_server_addr: str
     filter_servers: tuple[str, ...] = ()
+    epoch: int | None = None
 
 
 class RouteTable:
@@ -127,10 +124,10 @@ class RouteTable:
         self._live: dict[str, _Live] = {}
         self._channels: dict[Hashable, set[str]] = {}
         self._queue_entries = 0
-        # Of each name that has told of terms, in the order of the last word.
-        self._terms: dict[str, Term] = {}
-        # The one with the highest number, whoever has taken its place since.  The same names.
-        self._newest: dict[str, Term] = {}
+        # In the order of the last word.
+        self._terms: dict[str, Terms] = {}
+        # Called with the name and address of a master that has its place in the route back.
+        self.on_restored: Callable[[str, str], None] = lambda _, __: None
 
     # What brokers tell
 
@@ -140,7 +137,10 @@ class RouteTable:
         Ours: a master whose term is over does not get its route back, however often it asks.
         """
         self._check(told)
-        newer = self._newer_term(told)
+        terms = self._terms.get(told.broker_name, Terms())
+        newer = self._newer_term(terms, told)
+        if newer is not None:
+            terms.opposed(told.addr, self._clock())
         if newer is not None and told.broker_id == MASTER_ID:
             return Registered(Master(), new=False, newer=newer)
         before = self._live.get(told.addr)
@@ -149,12 +149,15 @@ class RouteTable:
             self._remove(told.addr)
             before = None
         broker = self._brokers.setdefault(told.broker_name, _Broker(told.cluster))
-        if told.broker_id == MASTER_ID:
-            broker.cluster = told.cluster
         for other_id in [key for key, addr in broker.addrs.items() if addr == told.addr]:
             if other_id != told.broker_id:  # a slave that became the master keeps one id only
                 del broker.addrs[other_id]
         replaced = broker.addrs.get(told.broker_id)
+        broker.displaced.pop(told.addr, None)
+        if told.broker_id == MASTER_ID:
+            if replaced is not None and replaced != told.addr and replaced in self._live:
+                broker.displaced[replaced] = broker.cluster
+            broker.cluster = told.cluster
         broker.addrs[told.broker_id] = told.addr
         # Ours: an id that moves to another address brings its topics, as a new id does.
         moved = replaced != told.addr
@@ -162,7 +165,8 @@ class RouteTable:
         if told.broker_id == MASTER_ID and told.topics is not None and changed:
             self._learn(told.broker_name, told.topics)
         self._hear(told, channel, before)
-        self._remember_term(told)
+        self._remember(terms, told, elsewhere=before is not None and before.channel != channel)
+        self._claim_ends(told.broker_name, broker)
         return Registered(
             self._master_for(told, broker), replaced is None, replaced if moved else None, newer
         )
@@ -175,6 +179,8 @@ class RouteTable:
         whose live entry alone were taken would stay in the routes for ever.
         """
         broker = self._brokers.get(broker_name)
+        if broker is not None and broker_id == MASTER_ID:
+            broker.displaced.pop(addr, None)
         if broker is None or broker.addrs.get(broker_id) != addr:
             return False
         self._forget(addr)
@@ -241,8 +247,8 @@ class RouteTable:
         )
 
     def newest_term(self, broker_name: str) -> Term | None:
-        """40001: the term with the highest number that a master of this name has told of, and who told."""
-        return self._newest.get(broker_name)
+        """40001: the term with the highest number that counts, and who told of it."""
+        return self._terms.get(broker_name, Terms()).newest
 
     def clusters(self) -> dict[str, list[str]]:
         clusters: dict[str, list[str]] = {}
@@ -309,7 +315,7 @@ class RouteTable:
             )
         if told.broker_id != MASTER_ID:
             return
-        known = self._terms.get(told.broker_name)
+        known = self._terms.get(told.broker_name, Terms()).last
         if known is not None and (told.epoch or 0) > known.epoch + TERM_JUMP_MAX:
             raise _refused(
                 f"epoch {told.epoch} of {told.addr} is beyond belief: the last one that {told.broker_name} "
@@ -330,37 +336,53 @@ class RouteTable:
                 f"{new} more of {told.broker_name} are not taken, the limit is {self._queue_entries_max}"
             )
 
-    def _newer_term(self, told: Registration) -> Term | None:
-        """The term that makes the one that was told of an old one.
-
-        Two masters with one number: the first one keeps the route for as long as it lives.  From the address
-        of the newest one any number is taken: its store may be another one now.  A number beyond belief
-        counts for as long as who told of it lives: a stranger's is forgotten with the stranger.
-        """
-        known = self._terms.get(told.broker_name)
-        if known is None or told.epoch is None or told.addr == known.addr or told.epoch > known.epoch:
+    def _newer_term(self, terms: Terms, told: Registration) -> Term | None:
+        """The term that makes the one that was told of an old one."""
+        if told.epoch is None:
             return None
-        if self._leads(told.broker_name, known):
-            return known if told.epoch < known.epoch or told.broker_id == MASTER_ID else None
-        return known if told.epoch < known.epoch <= told.epoch + TERM_JUMP_MAX else None
+        leader = self._leader(told.broker_name)
+        return terms.newer_than(told.addr, told.epoch, is_master=told.broker_id == MASTER_ID, leader=leader)
 
-    def _leads(self, broker_name: str, term: Term) -> bool:
+    def _leader(self, broker_name: str) -> str | None:
+        """The address of the live master in the route."""
         broker = self._brokers.get(broker_name)
-        return broker is not None and broker.addrs.get(MASTER_ID) == term.addr and term.addr in self._live
+        addr = broker.addrs.get(MASTER_ID) if broker is not None else None
+        return addr if addr in self._live else None
 
-    def _remember_term(self, told: Registration) -> None:
-        """Outlives the broker, for its predecessor may come back after it is gone."""
-        if told.broker_id != MASTER_ID:
-            return
+    def _remember(self, terms: Terms, told: Registration, *, elsewhere: bool) -> None:
         self._terms.pop(told.broker_name, None)
-        newest = self._newest.pop(told.broker_name, None)
-        if told.epoch is not None:  # a stock broker has none, and who comes after it starts afresh
-            term = self._terms[told.broker_name] = Term(told.epoch, told.addr)
-            counts = newest is not None and term.epoch <= newest.epoch <= term.epoch + TERM_JUMP_MAX
-            self._newest[told.broker_name] = newest if newest is not None and counts else term
-            if len(self._terms) > self._brokers_max:
-                oldest = next(iter(self._terms))
-                del self._terms[oldest], self._newest[oldest]
+        self._terms[told.broker_name] = terms
+        if len(self._terms) > self._brokers_max:
+            del self._terms[next(iter(self._terms))]
+        if told.broker_id == MASTER_ID:
+            terms.master_told(told.addr, told.epoch, self._clock(), elsewhere=elsewhere)
+        else:
+            terms.slave_told(told.addr, told.epoch)
+
+    def _claim_ends(self, broker_name: str, broker: _Broker) -> None:
+        """Unless somebody who is registered tells of it; then a master that it kept out has its place back.
+
+        Ours: RocketMQ's has it with its next registration, which brings its topics here, too.
+        """
+        terms = self._terms.get(broker_name)
+        if terms is None or terms.claim is None:
+            return
+        claim = terms.claim
+        live = [one for addr in broker.addrs.values() if (one := self._live.get(addr)) is not None]
+        stays = self._leader(broker_name) == claim.addr
+        told = stays or (claim.epoch is not None and any(one.epoch == claim.epoch for one in live))
+        if not told:
+            terms.ended()
+        if told or MASTER_ID in broker.addrs:
+            return
+        waiting = [(self._live[addr], addr) for addr in broker.displaced if addr in self._live]
+        for one, addr in sorted(waiting, key=lambda pair: pair[0].epoch or 0, reverse=True):
+            if one.epoch is None or terms.newer_than(addr, one.epoch, is_master=True, leader=None) is None:
+                broker.addrs[MASTER_ID], broker.cluster = addr, broker.displaced.pop(addr)
+                one.data_version = None
+                terms.master_told(addr, one.epoch, self._clock(), elsewhere=False)
+                self.on_restored(broker_name, addr)
+                return
 
     def _learn(self, broker_name: str, topics: Mapping[str, Queues]) -> None:
         """Creates and updates; a topic that is no longer named stays, as in RocketMQ."""
@@ -376,7 +398,13 @@ class RouteTable:
             filters = tuple(told.filter_servers)
         self._forget(told.addr)
         self._live[told.addr] = _Live(
-            told.broker_name, channel, self._clock(), told.data_version, told.ha_server_addr, filters
+            told.broker_name,
+            channel,
+            self._clock(),
+            told.data_version,
+            told.ha_server_addr,
+            filters,
+            told.epoch,
         )
         self._channels.setdefault(channel, set()).add(told.addr)
 
@@ -408,6 +436,7 @@ class RouteTable:
 
     def _drop_id(self, broker_name: str, broker: _Broker, broker_id: int) -> None:
         del broker.addrs[broker_id]
+        self._claim_ends(broker_name, broker)
         if broker.addrs:
             return
         del self._brokers[broker_name]

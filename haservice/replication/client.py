@@ -113,6 +113,10 @@ class HAClient:
     def connected(self) -> bool:
         return self._session.state is State.TRANSFER
 
+    @property
+    def greeted_by(self) -> str:
+        return self._session.greeted_by
+
     def set_master_address(self, address: str | None) -> None:
         """Follows `address` from now on; a link to another one is cut.  None changes nothing: a name server
         that has lost the master for a while does not take it from us.  Raises ValueError."""

@@ -52,8 +52,6 @@ T = TypeVar("T")
 
 # A greeting that ends the same way is told again after so long.
 REFUSED_AGAIN_S = 600.0
-
-
 # Nobody waits for an ASYNC_MASTER's acks: to a slave that is level, what comes within this time goes in one
 # frame, instead of a wake-up of four threads on two machines for each message.
 ASYNC_LINGER_S = 0.001
@@ -226,14 +224,16 @@ class HAService(Generic[T]):
         return self._accept.port if self._accept is not None else self._config.listen_port
 
     @property
-    def push2slave_max_offset(self) -> int:
-        """The furthest true ack of any slave in this life of the master."""
+    def push2slave_max_offset(self) -> int:  # the furthest true ack of any slave in this life of the master
         return self._table.proven
 
     @property
-    def connected(self) -> bool:
-        """On a slave: whether the link to the master is up."""
+    def connected(self) -> bool:  # on a slave: whether the link to the master is up
         return self._client is not None and self._client.connected
+
+    @property
+    def greeted_by(self) -> str:  # on a slave: the master of ours to which the link is up, "" if it is not
+        return self._client.greeted_by if self._client is not None else ""
 
     def is_slave_ok(self, end: int) -> bool:
         """Whether a slave that has reported lags less than haSlaveFallbehindMax behind `end`.

@@ -167,6 +167,12 @@ class SlaveSession:
         self._bad: tuple[BadRecord, Run] | None = None
 
     @property
+    def greeted_by(self) -> str:
+        """The broker address of the master of ours whose log is coming; "" if none is, or a stock one's."""
+        master = self._greeting.master if self._greeting is not None else None
+        return master.broker_addr if self.state is State.TRANSFER and master is not None else ""
+
+    @property
     def shown(self) -> SlaveState:
         return SHOWN[self.state]
 

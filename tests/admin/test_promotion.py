@@ -627,15 +627,46 @@ def test_a_master_that_no_nameserver_takes_can_be_chosen_by_force(serve: Serve) 
     refused = run(*arguments)
     assert refused.exit_code == 1
     assert f"the nameserver knows of epoch 1000, of {gone}" in refused.stderr
+    assert f"start {gone} if it is a broker of {NAME}" in refused.stderr
+    assert "--force begins an epoch above 1000; of what those hold who answer, that loses nothing" in (
+        refused.stderr
+    )
     assert master.told == []
     assert run(*arguments, "--force").exit_code == 0
-    assert PromoteHeader.decode(master.ext(RequestCode.PROMOTE)).min_epoch == 1001
+    told = PromoteHeader.decode(master.ext(RequestCode.PROMOTE))
+    assert told.min_epoch == 1001
+    assert told.why == (
+        f"failover by command, forced above epoch 1000 of {gone}, of which only a nameserver had heard"
+    )
     # Its slave is not promoted over it for a nameserver's word, or for a pledge that came to nothing.
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, pledged=1000, pledged_to=gone)
     master.say(epochs=(EpochBody(3, 0, A),))
     names.fakes = (master, slave)
     refused = run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--force")
     assert (refused.exit_code, slave.told) == (1, [])
+
+
+def test_a_switchover_below_an_epoch_of_which_only_a_nameserver_has_heard_names_what_helps(
+    serve: Serve,
+) -> None:
+    """The master would refuse, and name a failover that is refused without --force."""
+    gone = dead()
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
+    names = Names(serve, master, slave, term=(1000, gone))
+    refused = run("switchover", "-n", names.addr, "-b", NAME, "--yes")
+    assert refused.exit_code == 1
+    assert f"refused: the nameserver knows of epoch 1000, of {gone}" in refused.stderr
+    assert f"mqadmin failover -b {NAME} --to {master.addr} --force begins an epoch above 1000" in (
+        refused.stderr
+    )
+    assert "Nothing is lost" not in refused.output
+    assert master.told == slave.told == []
+    # A lower one is no obstacle; but what whoever began it may have taken, the table says is unknown.
+    names = Names(serve, master, slave, term=(999, gone))
+    asked = run("switchover", "-n", names.addr, "-b", NAME)
+    assert "unknown" in asked.output
+    assert f"Nothing is lost that {master.addr} has; what it lacks itself is not known." in asked.output
 
 
 def test_of_two_masters_of_one_epoch_the_chosen_one_begins_a_further_one(serve: Serve) -> None:

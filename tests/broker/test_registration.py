@@ -26,7 +26,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.headers import RouteHeader
+from haservice.remoting.headers import RegisterBrokerHeader, RouteHeader
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.service import Service
 from haservice.settings import BrokerConfig, NameserverConfig
@@ -348,6 +348,34 @@ def test_a_master_hears_from_a_name_server_that_its_term_is_over(
     assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10931"}}
     old.stop()
     assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10931"}}
+
+
+def test_a_stranger_who_registers_and_leaves_leaves_no_trace(
+    register: Callable[..., Registered],
+    start_namesrv: Callable[..., NameserverNode],
+    client: BlockingClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("haservice.broker.registration.REFUSED_S", 0.1, raising=False)
+    addr = addr_of(start_namesrv())
+    ours = {"broker-a": {0: MASTER.broker_addr}}
+    stranger = RegisterBrokerHeader(
+        "broker-a", "127.0.0.1:1", "DefaultCluster", "127.0.0.1:2", 0, epoch=2_000_000
+    )
+    request = RemotingCommand.request(RequestCode.REGISTER_BROKER, stranger.encode())
+    with BlockingClient() as his:
+        his.call(addr, request)
+        told: list[int] = []
+        real = register(MASTER, [addr], epoch=lambda: 1_005_000, on_newer=lambda epoch, _: told.append(epoch))
+        wait_until(lambda: len(told) > 1, "it is refused, and asks again soon")
+        assert "term 2000000" in real.registration.trouble
+    wait_until(lambda: brokers(client, addr) == ours, "the real one is in the route")
+    wait_until(lambda: real.registration.trouble == "", "and nothing is wrong with it")
+    # Again, while it is there: nobody asks it to register before its place is its own again.
+    for _ in range(3):
+        with BlockingClient() as his:
+            his.call(addr, request)
+        wait_until(lambda: brokers(client, addr) == ours, "its place is given back")
 
 
 def test_an_answer_that_cannot_be_read_ends_no_thread(

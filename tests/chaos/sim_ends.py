@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from commitlog.errors import CommitLogError
 from commitlog.files import Buffer
 from commitlog.log import wall_clock_ms
+from haservice.broker.registration import MASTER_WANTED_S
 from haservice.broker.role_state import Hint, SlaveAhead, Tick
 from haservice.errors import ProtocolError
 from haservice.replication.connection import HAConnection
@@ -311,6 +312,7 @@ class SlaveEnd:
             receive_bytes=RECEIVE_BYTES,
         )
         self._looks_s = float("inf")  # when it looks at the time next
+        self._looks_up = False
         self._ended = False
 
     def whole_end(self) -> int:
@@ -334,10 +336,24 @@ class SlaveEnd:
     # -- what happens -------------------------------------------------------------------------------
 
     def look_up_master(self) -> None:
-        """The name server's word has come: another master is followed from now on."""
+        """The name server's word has come: another master is followed from now on, unless one is there."""
+        if self.session.greeted_by:
+            return
         master = self.node.world.master_of(self.node)
         if master is not None and master.name != self.session.address:
             self._event(lambda: self.session.told(master.name))
+
+    def _look_up_soon(self) -> None:
+        """As a broker registers that misses its master, every second until it has one."""
+        if not self._looks_up:
+            self._looks_up = True
+            self.node.after(MASTER_WANTED_S, self._look_up_again)
+
+    def _look_up_again(self) -> None:
+        self._looks_up = False
+        if not self._ended and not self.transfers:
+            self.look_up_master()
+            self._look_up_soon()
 
     def greet_again(self) -> None:
         """Leaves its link and dials again, to the master that it knows of now."""
@@ -403,6 +419,7 @@ class SlaveEnd:
         if isinstance(error, BadRecord):
             node.world.bad_record(node, str(error))
         self._do_all(self.session.lost(error, self._now_s))
+        self._look_up_soon()
         if node.store.log.fenced:
             self._ended = True
             node.world.fenced(node)

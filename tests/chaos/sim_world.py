@@ -236,7 +236,10 @@ class World:
             self.register(node)
 
     def register(self, node: Node) -> None:
-        """As the name server takes it: a master of an older term is told of the newer one."""
+        """As the name server takes it: a master of an older term is told of the newer one.
+
+        Each term is settled at once there, for all are known to it: it counts while its master is away, too.
+        """
         epoch = node.last_term
         if epoch < self.registered_epoch and self.registered != node.name:
             node.roles.put(Hint(self.registered))

@@ -3,7 +3,8 @@
 import pytest
 
 from haservice.errors import RequestError
-from haservice.nameserver.routes import Master, Queues, Registered, Registration, RouteTable, Term
+from haservice.nameserver.routes import Master, Queues, Registered, Registration, RouteTable
+from haservice.nameserver.terms import SETTLED_S, Term
 from haservice.remoting.bodies import DataVersion
 
 V1 = DataVersion(timestamp=1_700_000_000_000, counter=1)
@@ -48,6 +49,13 @@ def slave(
 ) -> Registration:
     ha = addr.replace(":10911", ":10912")
     return Registration("C", "broker-a", broker_id, addr, ha, version, topics or {"T": FOUR})
+
+
+def settle(table: RouteTable, clock: Clock, told: Registration, channel: str) -> None:
+    """The master of a term that stands for a minute, and that nobody speaks against."""
+    table.register(told, channel)
+    clock.now += SETTLED_S
+    table.register(told, channel)
 
 
 def addrs(table: RouteTable, topic: str = "T") -> dict[str, dict[int, str]]:
@@ -337,6 +345,9 @@ def test_an_old_master_does_not_get_its_route_back(table: RouteTable) -> None:
 
 
 def test_a_newer_master_that_is_gone_is_remembered(table: RouteTable) -> None:
+    """It was promoted: it had registered as a slave before, and is away for a restart."""
+    table.register(slave(), "s")
+    table.channel_closed("s")
     table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b")
     table.channel_closed("b")
     assert table.register(master()._replace(epoch=1), "a").newer == Term(2, NEW_MASTER)
@@ -380,9 +391,9 @@ def test_a_slave_is_told_of_the_newest_term_that_was_heard_of(table: RouteTable)
     assert addrs(table) == {"broker-a": {0: MASTER, 1: SLAVE}}
 
 
-def test_the_newest_term_is_told_whoever_has_taken_its_place(table: RouteTable) -> None:
+def test_the_newest_term_is_told_whoever_has_taken_its_place(table: RouteTable, clock: Clock) -> None:
     assert table.newest_term("broker-a") is None
-    table.register(master()._replace(epoch=5), "a")
+    settle(table, clock, master()._replace(epoch=5), "a")
     table.channel_closed("a")
     assert table.newest_term("broker-a") == Term(5, MASTER)
     # With an empty store, or because it could ask nobody.
@@ -393,12 +404,12 @@ def test_the_newest_term_is_told_whoever_has_taken_its_place(table: RouteTable) 
     assert table.newest_term("broker-a") == Term(5, MASTER)
     table.register(master(addr=NEW_MASTER)._replace(epoch=6), "b")
     assert table.newest_term("broker-a") == Term(6, NEW_MASTER)
-    table.register(master(), "a")  # a stock broker
+    settle(table, clock, master(), "a")  # a stock broker
     assert table.newest_term("broker-a") is None
 
 
-def test_a_number_beyond_belief_takes_no_route_from_a_master(table: RouteTable) -> None:
-    table.register(master()._replace(epoch=3), "a")
+def test_a_number_beyond_belief_takes_no_route_from_a_master(table: RouteTable, clock: Clock) -> None:
+    settle(table, clock, master()._replace(epoch=3), "a")
     for lives in (True, False):
         with pytest.raises(
             RequestError, match=r"epoch 10000000 .* beyond belief: .* is 3, of 10.0.0.1:10911"
@@ -427,10 +438,144 @@ def test_a_number_beyond_belief_is_forgotten_with_the_stranger_who_came_first(ta
 def test_terms_are_remembered_of_a_bounded_number_of_names(clock: Clock) -> None:
     table = RouteTable(clock, brokers_max=2)
     for number in range(4):
-        table.register(master(addr=f"10.0.0.{number}:1", name=f"b{number}")._replace(epoch=9), "x")
+        settle(table, clock, master(addr=f"10.0.0.{number}:1", name=f"b{number}")._replace(epoch=9), "x")
         table.channel_closed("x")
     assert table.newest_term("b0") is None
     assert table.newest_term("b3") == Term(9, "10.0.0.3:1")
     assert table.register(master(addr="10.0.9.9:1", name="b0")._replace(epoch=1), "y").newer is None
     table.channel_closed("y")
     assert table.register(master(addr="10.0.9.9:1", name="b3")._replace(epoch=1), "y").newer is not None
+
+
+# ---- strangers: whose number outlives his registration
+
+STRANGER = "10.6.6.6:1"
+
+
+def a_stranger(epoch: int | None = 2000, addr: str = STRANGER) -> Registration:
+    return master(addr)._replace(epoch=epoch, cluster="X")
+
+
+@pytest.mark.parametrize("epoch", [2000, None])
+def test_a_stranger_who_leaves_gives_the_route_back_at_once(table: RouteTable, epoch: int | None) -> None:
+    restored: list[tuple[str, str]] = []
+    table.on_restored = lambda name, addr: restored.append((name, addr))
+    table.register(master()._replace(epoch=1000), "a")
+    table.register(slave()._replace(epoch=1000), "s")
+    table.register(a_stranger(epoch), "x")
+    assert addrs(table) == {"broker-a": {0: STRANGER, 1: SLAVE}}
+    table.channel_closed("x")
+    assert addrs(table) == {"broker-a": {0: MASTER, 1: SLAVE}}
+    assert restored == [("broker-a", MASTER)]
+    assert table.clusters() == {"C": ["broker-a"]}
+    assert table.newest_term("broker-a") == Term(1000, MASTER)
+    assert table.register(slave()._replace(epoch=1000), "s") == Registered(
+        Master(MASTER, "10.0.0.1:10912"), new=False
+    )
+    # Its topics are taken again, for the stranger may have told others.
+    assert table.data_version(MASTER, V1)[0] is True
+
+
+@pytest.mark.parametrize("end", ["unregistered", "silent", "as a slave"])
+def test_a_strangers_number_goes_however_his_registration_ends(
+    table: RouteTable, clock: Clock, end: str
+) -> None:
+    table.register(a_stranger(), "x")
+    for _ in range(20):  # the real one speaks against him all the time
+        assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, STRANGER)
+        clock.now += 5
+        table.register(a_stranger(), "x")
+    if end == "unregistered":
+        assert table.unregister("broker-a", STRANGER, 0)
+    elif end == "silent":
+        clock.now += 121
+        table.expire()
+    else:
+        table.register(slave(STRANGER, 7)._replace(epoch=1999), "x")
+    assert table.newest_term("broker-a") is None
+    assert table.register(master()._replace(epoch=1000), "a").newer is None
+    assert addrs(table)["broker-a"][0] == MASTER
+
+
+def test_a_stranger_who_comes_again_with_more_is_one_still(table: RouteTable) -> None:
+    table.register(master()._replace(epoch=1000), "a")
+    for epoch in (2000, 3000, 4000):
+        table.register(a_stranger(epoch), "x")
+        table.channel_closed("x")
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+
+
+def test_a_slave_of_the_strangers_upholds_his_number_only_while_it_is_there(
+    table: RouteTable, clock: Clock
+) -> None:
+    """Another pair of the same name has the wrong nameserver."""
+    settle(table, clock, master()._replace(epoch=1000), "a")
+    table.register(a_stranger(), "x")
+    theirs = slave("10.6.6.7:1", 7)._replace(epoch=2000)
+    table.register(theirs, "y")
+    table.channel_closed("x")
+    assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, STRANGER)
+    table.channel_closed("y")
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+    # Nor is it known by that: promoted over there, it leaves no trace either.
+    table.register(a_stranger(3000, "10.6.6.7:1"), "y")
+    table.channel_closed("y")
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+
+
+@pytest.mark.parametrize("taken", [MASTER, SLAVE])
+def test_who_registers_by_the_address_of_another_is_a_stranger(
+    table: RouteTable, clock: Clock, taken: str
+) -> None:
+    settle(table, clock, master()._replace(epoch=1000), "a")
+    table.register(slave()._replace(epoch=1000), "s")
+    for _ in range(3):
+        table.register(a_stranger(addr=taken), "x")
+    table.channel_closed("x")
+    assert table.newest_term("broker-a") != Term(2000, taken)
+    assert table.register(master()._replace(epoch=1000), "a").newer is None
+    assert addrs(table)["broker-a"][0] == MASTER
+
+
+def test_a_deposed_master_stays_out_while_a_stranger_comes_and_goes(table: RouteTable) -> None:
+    table.register(slave()._replace(epoch=1000), "s")
+    table.channel_closed("s")
+    table.register(master()._replace(epoch=1000), "a")
+    # It is cut off from its successor, and does not hear of it.
+    table.register(master(addr=NEW_MASTER)._replace(epoch=2000), "b")
+    for epoch in (3000, None):
+        table.register(a_stranger(epoch), "x")
+        table.channel_closed("x")
+        assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
+    table.channel_closed("b")
+    assert addrs(table) == {}
+    for told in (a_stranger(3000), a_stranger(None), a_stranger(1, NEW_MASTER), a_stranger(None, NEW_MASTER)):
+        table.register(told, "x")
+        table.channel_closed("x")
+        assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, NEW_MASTER)
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=2000), "b").newer is None
+
+
+def test_a_nameserver_that_was_started_later_remembers_who_stood_for_a_minute(
+    table: RouteTable, clock: Clock
+) -> None:
+    settle(table, clock, master(addr=NEW_MASTER)._replace(epoch=2000), "b")
+    table.channel_closed("b")
+    assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, NEW_MASTER)
+
+
+def test_a_term_counts_while_a_slave_tells_of_it(table: RouteTable) -> None:
+    table.register(master(addr=NEW_MASTER)._replace(epoch=2000), "b")
+    table.register(slave("10.0.0.3:10911")._replace(epoch=2000), "c")
+    table.channel_closed("b")
+    assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, NEW_MASTER)
+    table.channel_closed("c")
+    assert table.register(master()._replace(epoch=1000), "a").newer is None
+
+
+def test_a_master_that_says_goodbye_while_a_stranger_has_its_place_is_not_put_back(table: RouteTable) -> None:
+    table.register(master()._replace(epoch=1000), "a")
+    table.register(a_stranger(), "x")
+    assert not table.unregister("broker-a", MASTER, 0)
+    table.channel_closed("x")
+    assert addrs(table) == {}
