@@ -252,6 +252,46 @@ def test_what_is_refused_changes_nothing(
     assert config(client, addr_of(served.node))[0]["counter"] == 0
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "there"),
+    [
+        ("mappedFileSizeCommitLog", "131072", 65536),
+        ("mappedFileSizeConsumeQueue", "60000", 2000),
+        ("maxHashSlotNum", "200", 100),
+        ("maxIndexNum", "500", 400),
+    ],
+)
+def test_a_size_that_the_store_does_not_have_is_refused_and_the_broker_starts_again(
+    served: Served, client: BlockingClient, key: str, value: str, there: int
+) -> None:
+    addr, before = addr_of(served.node), served.file.read_bytes()
+    assert send(client, addr, "T", properties="KEYS\x01K\x02").code == 0
+    wait_until(lambda: served.node.store.dispatcher.behind == 0, "dispatched")
+    result = run("updateBrokerConfig", "-b", addr, "-k", key, "-v", value)
+    served.node.stop()
+    again = BrokerNode(load_broker(served.file, environ={}))
+    again.start()
+    again.stop()
+    assert result.exit_code == 1
+    assert f"{key}={value}: the store in {served.node.config.log.root} has {there}, " in result.stderr
+    assert "a new, empty store: stop the broker, set this key and a new storePathRootDir" in result.stderr
+    assert served.file.read_bytes() == before
+
+
+def test_an_index_of_as_many_bytes_in_another_shape_is_refused(
+    served: Served, client: BlockingClient
+) -> None:
+    answer = update(client, addr_of(served.node), "maxHashSlotNum=105\nmaxIndexNum=399")
+    assert "maxHashSlotNum=105: the store in " in str(answer.remark)
+
+
+def test_the_size_that_the_store_has_is_taken_also_before_it_is_rounded_up(
+    served: Served, client: BlockingClient
+) -> None:
+    assert update(client, addr_of(served.node), "mappedFileSizeConsumeQueue=1981").code == 0
+    assert update(client, addr_of(served.node), "mappedFileSizeCommitLog=65536").code == 0
+
+
 def test_the_page_lists_the_keys_that_are_live(served: Served) -> None:
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     listed = page.partition("<!-- live -->")[2].partition("<!-- /live -->")[0]
