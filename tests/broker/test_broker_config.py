@@ -12,11 +12,14 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from haservice.admin.calls import Admin
 from haservice.admin.daemons import mqbroker
+from haservice.admin.explain import explain
 from haservice.admin.pair import free_port_block
 from haservice.binding import PORT_MAX
 from haservice.broker.node import BrokerNode
 from haservice.config import BROKER_CLASSES, load_broker, options_of
+from haservice.errors import AnswerError
 from haservice.live_settings import NEVER_CHANGED_PREFIXES, is_not_a_strangers
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies import TopicConfigWrapper, TopicRouteData
@@ -338,6 +341,39 @@ def test_without_access_control_nobody_moves_the_broker(
         "changes it. Edit the file and start again.",
     )
     assert served.file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("brokerId", ""),
+        ("haMaxConnections", ""),
+        ("brokerRole", ""),
+        ("bindAddress", ""),
+        ("aclEnable", "edit the file there, and start the node again"),
+        ("configBlackList", "edit the file there, and start the node again"),
+    ],
+)
+def test_a_key_that_no_request_changes_is_not_explained_by_the_rights_of_topics(
+    served: Served, key: str, hint: str
+) -> None:
+    result = run("updateBrokerConfig", "-b", addr_of(served.node), "-k", key, "-v", "0")
+    assert result.exit_code == 1
+    assert "answered code 16" in result.stderr
+    assert "brokerPermission" not in result.stderr
+    assert result.stderr.partition("\n  ")[2].strip().endswith(hint)
+    assert bool(hint) == ("\n  " in result.stderr)
+
+
+def test_a_pull_that_no_one_may_make_is_explained_by_the_rights_of_topics(
+    served: Served, client: BlockingClient
+) -> None:
+    addr = addr_of(served.node)
+    assert send(client, addr, "T").code == 0
+    assert update(client, addr, "brokerPermission=2").code == 0
+    with Admin() as admin, pytest.raises(AnswerError) as refused:
+        admin.pull(addr, "T", 0, 0, 1, "G")
+    assert "mqadmin updateTopic -p 6 allows both ways" in explain(refused.value)
 
 
 def test_with_access_control_an_admin_may_as_before(tmp_path: Path, client: BlockingClient) -> None:
