@@ -59,7 +59,9 @@ REQUESTS_BY_CODE = {
     16: _SENDS | {RequestCode.PULL_MESSAGE},
 }
 _CONFIG_UPDATES = frozenset({RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG})
-OF_BLACK_LIST = "configBlackList names it, or it guards the node: edit the file there, and start the node again"
+OF_BLACK_LIST = (
+    "configBlackList names it, or it guards the node: edit the file there, and start the node again"
+)
 # What a broker with access control says first to whom it does not let in.
 ACL_REFUSAL = "AclException"
 
@@ -146,7 +148,10 @@ def advise(error: Explainable) -> str | None:
         case FileExistsError() | NotADirectoryError():
             return "a file stands where a directory is wanted: move it, or choose another path"
         case OSError(errno=errno.EADDRINUSE):
-            return "another process listens there: stop it, or choose another port"
+            return (
+                "another process listens there, or an outgoing connection has the port; ss -tanp shows who:"
+                " stop it, or choose another port"
+            )
         case OSError(errno=errno.EADDRNOTAVAIL):
             return "this machine has no such address: check bindAddress"
         case OSError(errno=errno.EACCES):
