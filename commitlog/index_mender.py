@@ -54,6 +54,7 @@ class IndexMender:
         self._look_at = look_at
         self._wake = wake
         self._suspects: set[tuple[str, str, int]] = set()
+        self._busy = False
 
     def suspect(self, topic: str, key: str, physical_offset: int) -> None:
         """The index says that a message with this key lies there, and it does not."""
@@ -61,8 +62,19 @@ class IndexMender:
             self._suspects.add((topic, key, physical_offset))
             self._wake()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a file is suspected or built again: until then keys may be missing.  Any thread; has what a
+        query has just found looked at.
+        """
+        if any(file.doubtful for file in self._index.files):
+            self._wake()
+            return True
+        return self._busy or bool(self._suspects)
+
     def look(self) -> None:
         """Looks at what is suspected, and builds again what is damaged."""
+        self._busy = bool(self._suspects) or any(file.doubtful for file in self._index.files)
         try:
             while self._suspects:
                 self._look_at_suspect(*self._suspects.pop())
@@ -71,6 +83,8 @@ class IndexMender:
                     self.build_again(file)
         except (CommitLogError, OSError) as error:
             logger.error("index not mended reason=%s", error)
+        finally:
+            self._busy = False
 
     def _look_at_suspect(self, topic: str, key: str, physical_offset: int) -> None:
         if self._log.start <= physical_offset < self._log.end:

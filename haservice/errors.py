@@ -76,10 +76,14 @@ class RemotingTimeout(RemotingError):
 
 
 class AnswerError(RemotingError):
-    """`addr` answered with `code` and `remark` instead of success; the text is printable, `remark` is raw."""
+    """`addr` answered with `code` and `remark` instead of success; the text is printable, `remark` is raw.
 
-    def __init__(self, addr: str, code: int, remark: str | None) -> None:
+    `request` is the code of what was asked, 0 where nobody said it.
+    """
+
+    def __init__(self, addr: str, code: int, remark: str | None, request: int = 0) -> None:
         super().__init__(f"{addr}: answered code {code}: {escaped(remark or 'no remark')}")
         self.addr = addr
         self.code = code
         self.remark = remark
+        self.request = request

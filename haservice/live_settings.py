@@ -98,9 +98,11 @@ class LiveSettings(Generic[C]):
         path: Path | None = None,
         black_list: Iterable[str] = (),
         open_to_all: bool = False,
+        check: Callable[[NodeConfig, Properties], None] = lambda following, asked: None,
     ) -> None:
         """`path` is the file to rewrite; without one a change lasts until the node stops.  With `open_to_all`
-        whoever reaches the port may ask for changes.
+        whoever reaches the port may ask for changes.  `check` gets what a broker's next start would take, and
+        what was asked for; it raises ConfigError where that start would fail.
         """
         self.config: C = config
         # Changes so far.
@@ -108,6 +110,7 @@ class LiveSettings(Generic[C]):
         self._path = path.resolve() if path is not None else None
         self._forbidden = NEVER_CHANGED[type(config)].union(black_list)
         self._open_to_all = open_to_all
+        self._check = check
         self._followers: list[tuple[frozenset[str], Callable[[C], None]]] = []
         # Held by one change at a time, from reading the file to its replacement.
         self._lock = threading.Lock()
@@ -147,7 +150,7 @@ class LiveSettings(Generic[C]):
         keys_found = {key for key, cls, field in options_of(*classes) if field.name in values[cls]}
         live = self.live_keys & keys_found & wanted.keys()
         with self._lock:
-            path = self._rewrite(wanted)
+            path = self._rewrite(asked, wanted)
         return Change(values, tuple(sorted(live)), tuple(sorted(wanted.keys() - live)), path)
 
     def apply(self, change: Change) -> None:
@@ -174,7 +177,7 @@ class LiveSettings(Generic[C]):
                 hint = f"; the nearest known key is {names[nearest[0]]}" if nearest else ""
                 raise ConfigError("request", asked.line_of(key), key, f"unknown key{hint}")
 
-    def _rewrite(self, wanted: Mapping[str, str]) -> Path | None:
+    def _rewrite(self, asked: Properties, wanted: Mapping[str, str]) -> Path | None:
         assert self._lock.locked()
         path = self._path
         if path is None or not wanted:
@@ -184,7 +187,7 @@ class LiveSettings(Generic[C]):
             text, encoding = _decoded(data.removeprefix(_BOM))
             new = rewritten(text, wanted)
             if isinstance(self.config, NodeConfig):
-                broker_from(parse(new, str(path)))
+                self._check(broker_from(parse(new, str(path))), asked)
             else:
                 nameserver_from(parse(new, str(path)))
             content = (_BOM if data.startswith(_BOM) else b"") + new.encode(encoding)

@@ -253,7 +253,7 @@ class Admin:
         command = RemotingCommand.request(code, ext, body)
         if language is not None:
             command.language = language
-        return expect(addr, self._client.call(addr, command, timeout_s), *expected)
+        return expect(addr, self._client.call(addr, command, timeout_s), *expected, request=code)
 
     def call_namesrv(self, code: RequestCode, header: ExtHeader | None = None) -> RemotingCommand:
         """As `call`, of the first nameserver that answers."""

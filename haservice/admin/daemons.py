@@ -26,14 +26,14 @@ import click
 from commitlog.errors import CommitLogError, StoreUnreadable
 from commitlog.kernel.native import NOTICE
 from haservice import config, logs, rocketmq_keys
-from haservice.admin.explain import explain, of_store_path
+from haservice.admin.explain import explain, of_store_path, said_by_system
 from haservice.admin.in_force import in_force
 from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused
 from haservice.broker import native
 from haservice.broker.node import BrokerNode
 from haservice.deadline import Deadline
-from haservice.errors import HAServiceError
+from haservice.errors import ConfigError, HAServiceError
 from haservice.nameserver.node import NameserverNode
 from haservice.news import News
 from haservice.settings import NodeConfig
@@ -52,6 +52,12 @@ GC_THRESHOLDS = (50_000, 20, 50)
 
 # How often a successor looks whether the disk has room for what it has to make.
 ROOM_SECONDS = 5.0
+
+# How often, and how long, it asks for a port that it had and another one has now: an outgoing connection of
+# any program can have taken it between two starts, and ends.  A listener stays, and nobody is served.
+PORT_SECONDS = 2.0
+PORT_SECONDS_MAX = 120.0
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # What Java gives itself as well, where the hard limit allows it.
 FILES_MAX = 65_536
@@ -195,8 +201,8 @@ def run(node: Node) -> None:
     and once through its shell.  As RocketMQ's, whose Java stops at it, too; a file is never read again.
 
     A node whose ports are gone is stopped, too, for whoever watches the process to start it again.  One that
-    takes another role is followed by its successor, and the process stays; on a full disk the successor
-    waits for room, for nobody looks on then.
+    takes another role is followed by its successor, and the process stays, for nobody looks on then: on a full
+    disk the successor waits for room, and for a taken port for a while.
     """
     told = threading.Event()
     # Set when there is something to look at: a signal, or another role.
@@ -212,20 +218,20 @@ def run(node: Node) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
     gc.set_threshold(*GC_THRESHOLDS)
-    first, waits = node, News()
+    first, patience = node, Patience()
     current: Node | None = node
     while current is not None:
         node = current
         node.on_restart = stirred.set
         try:
             node.start()
-        except (CommitLogError, OSError) as error:
-            if node is first or not is_disk_full(error):
+        except (CommitLogError, ConfigError, OSError) as error:
+            seconds = None if node is first else patience.seconds(error)
+            if seconds is None:
                 raise
-            if waits.is_news():
-                logger.error("no room to go on, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
-            current = None if told.wait(ROOM_SECONDS) else node.again()
+            current = None if told.wait(seconds) else node.again()
             continue
+        patience = Patience()
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -239,13 +245,54 @@ def run(node: Node) -> None:
     logger.info("stopped cleanly")
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether the system said so, to whoever said `error` of it."""
+class Patience:
+    """Of one start with those that are refused, how long to wait for the next; the log says what for."""
+
+    def __init__(self) -> None:
+        self._news = News()
+        self._for_port: Deadline | None = None
+
+    def seconds(self, error: BaseException) -> float | None:
+        """None where waiting helps nobody, or did not."""
+        if said_of(error, errno.ENOSPC, errno.EDQUOT):
+            if self._news.is_news("room"):
+                logger.error("no room to go on, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
+            return ROOM_SECONDS
+        if not said_of(error, errno.EADDRINUSE):
+            return None
+        self._for_port = self._for_port or Deadline(PORT_SECONDS_MAX)
+        if self._for_port.expired:
+            return None
+        if self._news.is_news("port"):
+            logger.error(
+                "a port of this broker was taken meanwhile, trying again every_s=%g at_most_s=%g reason=%s: "
+                "by an outgoing connection, if it is within net.ipv4.ip_local_port_range (%s), or by another "
+                "program that listens; ss -tanp shows who",
+                *(
+                    PORT_SECONDS,
+                    PORT_SECONDS_MAX,
+                    said_by_system(error) if isinstance(error, OSError) else error,
+                    port_range(),
+                ),
+            )
+        return PORT_SECONDS
+
+
+def said_of(error: BaseException | None, *numbers: int) -> bool:
+    """Whether the system said one of these, to whoever said `error` of it."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in numbers:
             return True
         error = error.__cause__
     return False
+
+
+def port_range() -> str:
+    """Of which ports the system chooses one for a connection."""
+    try:
+        return "-".join(PORT_RANGE.read_text().split())
+    except OSError:
+        return "unknown"
 
 
 def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:

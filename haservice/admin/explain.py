@@ -20,6 +20,7 @@ from haservice.errors import (
     RemotingTimeout,
     RemotingUnreachable,
 )
+from haservice.remoting.codes import RequestCode
 from haservice.settings import NodeConfig
 
 Explainable = HAServiceError | CommitLogError | OSError
@@ -39,6 +40,28 @@ ADVICE_BY_CODE = {
     206: "nobody of that group is connected now; consumerProgress -g shows how far it came",
     207: "the client was asked, and did not answer its broker in time",
 }
+_SENDS = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+    }
+)
+# Advice that fits these requests alone; the other codes mean one thing whatever was asked.
+REQUESTS_BY_CODE = {
+    10: _SENDS,
+    11: _SENDS,
+    12: _SENDS,
+    14: _SENDS,
+    16: _SENDS | {RequestCode.PULL_MESSAGE},
+}
+_CONFIG_UPDATES = frozenset({RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG})
+OF_BLACK_LIST = (
+    "configBlackList names it, or it guards the node: edit the file there, and start the node again"
+)
 # What a broker with access control says first to whom it does not let in.
 ACL_REFUSAL = "AclException"
 
@@ -109,8 +132,11 @@ def advise(error: Explainable) -> str | None:
             return (
                 "the keys of tools are in $ROCKETMQ_HOME/conf/tools.yml, or the file MQADMIN_TOOLS_YML names"
             )
+        case AnswerError(code=16, remark=str() as said) if error.request in _CONFIG_UPDATES:
+            return OF_BLACK_LIST if "black list" in said else None
         case AnswerError():
-            return ADVICE_BY_CODE.get(error.code)
+            fits = REQUESTS_BY_CODE.get(error.code)
+            return ADVICE_BY_CODE.get(error.code) if fits is None or error.request in fits else None
         case ProtocolError():
             return "what answers there does not speak RocketMQ's protocol: is the port right?"
         case StoreLocked():
@@ -122,7 +148,10 @@ def advise(error: Explainable) -> str | None:
         case FileExistsError() | NotADirectoryError():
             return "a file stands where a directory is wanted: move it, or choose another path"
         case OSError(errno=errno.EADDRINUSE):
-            return "another process listens there: stop it, or choose another port"
+            return (
+                "another process listens there, or an outgoing connection has the port; ss -tanp shows who:"
+                " stop it, or choose another port"
+            )
         case OSError(errno=errno.EADDRNOTAVAIL):
             return "this machine has no such address: check bindAddress"
         case OSError(errno=errno.EACCES):

@@ -168,8 +168,9 @@ COLUMNS = (
     Column("#Addr", "brokerAddr", lambda value: "-" if value is None else shown_addr(value)),
     Column("#Replica", "replicaId", lambda value: value[:SHORT_ID]),
     Column("#Part", "part"),
-    Column("#Last Seen", "lastSeenMs", last_seen_text),
+    Column("#Last Seen", "lastSeen"),
     Column("#State", "state"),
+    Column("", "lastSeenMs", json_only=True),
 )
 
 
@@ -188,8 +189,9 @@ def list_of(topology: Topology, now_ms: int) -> Table:
             addr or None,
             replica_id,
             "master" if replica_id == replicas.master else "slave",
-            seen_ms or None,
+            last_seen_text(seen_ms, told=topology.seen_told(replica_id)),
             None if one is None else topology.state_of(one),
+            seen_ms or None,
         )
     return table
 

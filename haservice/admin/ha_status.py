@@ -34,7 +34,7 @@ from haservice.admin.output import (
     show,
     shown_addr,
 )
-from haservice.admin.topology import SHORT_ID, damage_text, last_seen_text
+from haservice.admin.topology import SHORT_ID, damage_text, seen_text
 from haservice.broker.roles import last_heard
 from haservice.errors import RemotingError
 from haservice.remoting.bodies import (
@@ -243,13 +243,13 @@ def silent_notes(seen: Sequence[Seen]) -> list[str]:
         for replica_id in sorted(listed.slaves - answering - connected):
             addr = listed.replicas[replica_id]
             if addr in asked or has_master:
-                notes.append(_silent_note(name, replica_id, addr, _seen_ms(seen, replica_id)))
+                said = seen_text(_seen_ms(seen, replica_id), told=has_master)
+                notes.append(_silent_note(name, replica_id, addr, said))
     return notes
 
 
-def _silent_note(name: str, replica_id: str, addr: str, seen_ms: int) -> str:
+def _silent_note(name: str, replica_id: str, addr: str, seen: str) -> str:
     who = f"{shown_addr(addr)} ({replica_id[:SHORT_ID]})" if addr else f"replica {replica_id[:SHORT_ID]}"
-    seen = f", last seen {last_seen_text(seen_ms)}"
     return (
         f"{name}: {who} is on the list of replicas and not there{seen}: it may hold acknowledged messages that"
         f" nobody else has.  Start it; if it is lost for good: mqadmin forget -b {name} --replica"

@@ -43,7 +43,7 @@ from haservice.admin.trace_entries import sent_entry
 from haservice.admin.where import readable_queues, writable_queues
 from haservice.broker.topics import TRACE_TOPIC
 from haservice.errors import AnswerError, RemotingUnreachable
-from haservice.remoting.codes import ResponseCode
+from haservice.remoting.codes import RequestCode, ResponseCode
 
 INTERRUPTED = 130  # as shells count an end by SIGINT
 
@@ -181,7 +181,7 @@ def say_advice(tally: Tally, queues: Sequence[Queue]) -> None:
         elif ACL_REFUSAL in (remark or ""):
             advice = advise(AnswerError(addr, ResponseCode.SYSTEM_ERROR, remark))
         elif status in STORED:
-            advice = advise(AnswerError(addr, ResponseCode[status], remark))
+            advice = advise(AnswerError(addr, ResponseCode[status], remark, RequestCode.SEND_MESSAGE_V2))
         if advice:
             echo(f"  {advice}", err=True)
 

@@ -25,6 +25,7 @@ from haservice.admin.options import (
 )
 from haservice.admin.output import and_text, human_bytes, human_seconds, shown_addr
 from haservice.admin.replicas import (
+    has_all_acknowledged,
     heard_text,
     stock_ahead,
     unheard,
@@ -42,6 +43,7 @@ from haservice.admin.role_steps import (
     name_option,
     not_yet,
     refuse,
+    say_waited_for,
     show_after,
     timeout_option,
     wait_for_followers,
@@ -49,7 +51,8 @@ from haservice.admin.role_steps import (
     yes_option,
 )
 from haservice.admin.roll_call import count, fetcher, gather, member_of
-from haservice.admin.topology import Count, Loss, Member, Topology, bound_text, damage_text, loss_text
+from haservice.admin.topology import Count, Loss, Member, Topology, damage_text
+from haservice.admin.topology_text import bound_text, loss_text
 from haservice.broker.roles import next_number
 from haservice.deadline import Deadline
 from haservice.errors import RemotingError
@@ -115,6 +118,7 @@ def switchover(
         to_addr = "" if target is None else target.broker_addr
         header = SwitchoverHeader(to_addr, int(timeout_s * 1000), before.last_epoch + 1)
         patience_s = timeout_s + ANSWER_S
+        say_waited_for(before)
         with report.telling(admin, before.name, master):
             done = admin.ask(
                 master.addr, RequestCode.SWITCHOVER, header, into=SwitchoverBody, timeout_s=patience_s
@@ -331,6 +335,7 @@ def failover(
             report.changed()
             before = now
         started = time.monotonic()
+        say_waited_for(now)
         with report.telling(admin, before.name, candidate):
             promoted = promote(admin, before, candidate, role, loss, force=force)
         epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
@@ -407,7 +412,7 @@ def failover_candidate(topology: Topology, to: str) -> Member:
 def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> list[str]:
     """What the choice of this candidate means, a line each."""
     lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
-    if bound := bound_text(loss):
+    if bound := bound_text(loss, acknowledged=has_all_acknowledged(topology, candidate, loss)):
         lines.append(bound)
     why = unsafe(topology, candidate)
     lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]

@@ -36,6 +36,7 @@ from haservice.admin.output import (
     preview,
     show,
     show_pairs,
+    shown_addr,
     to_json,
 )
 from haservice.admin.reading import body_of, decode_all, message_fields
@@ -57,6 +58,7 @@ CLIENT_TIMEOUT_S = 15.0
 PORT_MAX = 65535
 # What RocketMQ's clients call it when an index has no such message.
 NO_MESSAGE = 208
+MENDING = "its index is damaged and is built again from the log: messages may be missing here, ask again soon"
 # Where stock mqadmin saves the bodies of the messages that it shows.
 BODIES = Path("/tmp/rocketmq/msgbodys")
 
@@ -237,6 +239,9 @@ def query(
         addrs,
         lambda addr: admin.call(addr, RequestCode.QUERY_MESSAGE, ext, expected, timeout_s=QUERY_TIMEOUT_S),
     )
+    for addr, answer in found:
+        if answer.ext.get("indexMending") == "true":
+            echo(f"NOTE: {shown_addr(addr)}: {MENDING}", err=True)
     messages = [message for _, answer in found for message in decode_all(answer.body)]
     matching = [message for message in messages if message.topic == topic and has_key(message, key, unique)]
     return sorted(matching, key=lambda message: message.store_timestamp_ms)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from haservice.admin.options import address
 from haservice.admin.output import and_text, human_bytes, shown_addr
-from haservice.admin.topology import SHORT_ID, Member, Topology
+from haservice.admin.topology import SHORT_ID, SYNC_MASTER, Loss, Member, Topology
 from haservice.remoting.bodies import MASTER_ID
 from haservice.replication.membership import Vote, vote_of, why_unsafe
 
@@ -27,17 +27,17 @@ def with_listed(topology: Topology) -> Topology:
     for replica_id, addr in topology.replicas.replicas.items():
         if replica_id in answering:
             continue
-        seen_ms = topology.seen_ms(replica_id)
+        seen_ms, told = topology.seen_ms(replica_id), topology.seen_told(replica_id)
         there = topology.member(addr)
         if there is not None and not there.answers:
-            members[there.addr] = replace(there, listed_as=replica_id, seen_ms=seen_ms)
+            members[there.addr] = replace(there, listed_as=replica_id, seen_ms=seen_ms, seen_told=told)
             continue
         trouble = (
             f"another broker is at {shown_addr(addr)} now"
             if there is not None
             else "nobody knows its address"
         )
-        lost.append(Member("", trouble=trouble, listed_as=replica_id, seen_ms=seen_ms))
+        lost.append(Member("", trouble=trouble, listed_as=replica_id, seen_ms=seen_ms, seen_told=told))
     return replace(topology, members=(*members.values(), *lost))
 
 
@@ -54,6 +54,23 @@ def unsafe(topology: Topology, candidate: Member) -> str:
         return ""
     return why_unsafe(
         topology.replicas, _vote(candidate), [_vote(one) for one in _others(topology, candidate)]
+    )
+
+
+def has_all_acknowledged(topology: Topology, candidate: Member, loss: Loss) -> bool:
+    """Whether it holds all that the last master gave an OK for, though that one took more perhaps.
+
+    Of an ASYNC_MASTER nobody knows: it gave its OK whoever had heard.  Nor where one is on no list.
+    """
+    roles = {one.master_role for one in topology.ours if one.master_role}
+    return (
+        roles == {SYNC_MASTER}
+        and loss.size == 0
+        and not candidate.is_master
+        and not candidate.damaged
+        and bool(topology.replicas.replicas)
+        and not unsafe(topology, candidate)
+        and not unlisted_notes(topology)
     )
 
 

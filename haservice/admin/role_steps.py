@@ -15,7 +15,8 @@ from haservice.admin.calls import Admin
 from haservice.admin.explain import explain
 from haservice.admin.output import Table, and_text, echo, shown_addr, to_json
 from haservice.admin.roll_call import ask, gather, table_at
-from haservice.admin.topology import Member, Topology, table_of
+from haservice.admin.topology import Member, Topology
+from haservice.admin.topology_text import table_of
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, HAServiceError, ProtocolError, RemotingError
 from haservice.remoting.bodies import MASTER_ID, ClusterInfo
@@ -127,6 +128,16 @@ class Report:
         self.said |= facts
         if self.output_format == "json":
             echo(to_json(self.said))
+
+
+def say_waited_for(topology: Topology) -> None:
+    """On standard error, before a change: for whom the brokers wait in its steps, though nothing comes of it."""
+    if silent := [one.where for one in topology.silent if one.is_waited_for]:
+        them, does = ("it", "does") if len(silent) == 1 else ("them", "do")
+        echo(
+            f"  … {and_text(silent)} {does} not answer: the brokers wait 1 to 2 s for {them} at each step",
+            err=True,
+        )
 
 
 def wait_for_master(

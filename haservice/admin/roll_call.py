@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,9 +19,9 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.explain import advise, explain
 from haservice.admin.options import address
-from haservice.admin.output import echo, echo_line, shown_addr
+from haservice.admin.output import and_text, echo, echo_line, shown_addr
 from haservice.admin.replicas import with_listed
-from haservice.admin.topology import Count, Loss, Member, Registered, Topology
+from haservice.admin.topology import SILENT, Count, Loss, Member, Registered, Topology
 from haservice.broker.refill import Fetch, edge_at_or_below, whole_records
 from haservice.broker.roles import last_heard, lineage_of, members_of
 from haservice.errors import AnswerError, ProtocolError, RemotingClosed, RemotingError, RemotingTimeout
@@ -34,6 +34,8 @@ from haservice.replication.membership import REPLICAS_MAX
 
 # A broker that is there answers in milliseconds.
 ASK_S = 2.0
+# Who has not answered by then is named to who waits for the command.
+SAY_AFTER_S = 1.0
 # Brokers that answers name are asked, too, and those that these name.
 ROUNDS_MAX = 3
 # As many as a list of replicas may have; who names more is not believed that far.
@@ -67,8 +69,9 @@ def gather(
         for _ in range(ROUNDS_MAX):
             asked = [addr for addr in dict.fromkeys(waiting) if addr not in found]
             asked = asked[: ADDRS_MAX - len(found)]
-            answers = pool.map(lambda addr: ask(admin, addr, listed.get(addr)), asked)
-            found |= zip(asked, answers, strict=True)
+            asking = {addr: pool.submit(ask, admin, addr, listed.get(addr)) for addr in asked}
+            say_late(asking)
+            found |= {addr: answer.result() for addr, answer in asking.items()}
             waiting = [addr for one in found.values() if one.name == name for addr in _named_by(one)]
         # A log that grows meanwhile is not to look shorter than those that follow it.
         masters = [addr for addr, one in found.items() if one.is_ours and one.is_master]
@@ -94,6 +97,14 @@ def gather(
     seen = with_listed(topology)
     members = sorted(seen.members, key=lambda one: (not one.is_master, one.addr))
     return replace(seen, members=tuple(members))
+
+
+def say_late(asking: Mapping[str, Future[Member]]) -> None:
+    """Names those whose answers are late, on standard error, and leaves the rest of the wait to the caller."""
+    wait(asking.values(), SAY_AFTER_S)
+    if late := [shown_addr(addr) for addr, answer in asking.items() if not answer.done()]:
+        does = "does" if len(late) == 1 else "do"
+        echo(f"  … {and_text(late)} {does} not answer: waits {ASK_S:g} s at most", err=True)
 
 
 def _distinct(members: Sequence[Member]) -> list[Member]:
@@ -203,7 +214,7 @@ def _untold(addr: str, broker_id: int | None, error: RemotingError | ProtocolErr
     """One that does not say what it is.  With any answer at all it `lives`."""
     trouble = str(error).removeprefix(f"{addr}: ")
     if isinstance(error, RemotingTimeout):
-        trouble = f"silent for {error.seconds:g} s"
+        trouble = f"{SILENT} {error.seconds:g} s"
     if isinstance(error, RemotingClosed):
         # A proxy before a dead broker does so as well: it is no proof that one lives.
         trouble += ": something listens there and hangs up; --tls if it is a broker that takes only TLS"

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from haservice.admin.output import Column, Table, human_bytes, local_second, shown_addr
+from haservice.admin.output import local_second, shown_addr
 from haservice.bounds import TERM_JUMP_MAX
 from haservice.replication.lineage import Epoch, Lineage, LogSpan, common_point
 from haservice.replication.membership import Members
@@ -26,6 +26,8 @@ from haservice.replication.membership import Members
 SHORT_ID = 8
 STOCK = "stock peer: keeps no lineage"
 SYNC_MASTER = "SYNC_MASTER"
+# How the trouble begins of one that did not answer in time.
+SILENT = "silent for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class Member:
     """Of one that does not answer: the replica that it is by the list of those who do."""
     seen_ms: int = 0
     """And when these heard it last; 0 if unknown."""
+    seen_told: bool = True
+    """Whether somebody answers who would know that: of a slave its master, and no other slave."""
     trouble: str = ""
     lives: bool = False
     """Whether it answered, though with an error: what it is is not known, but it is not dead."""
@@ -91,6 +95,11 @@ class Member:
     @property
     def answers(self) -> bool:
         return not self.trouble
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether each that asks it waits to the end: it takes connections, and says nothing."""
+        return self.trouble.startswith(SILENT)
 
     @property
     def is_ours(self) -> bool:
@@ -138,7 +147,7 @@ class Member:
     def state(self) -> str:
         """For people: what matters most of it."""
         if self.trouble:
-            seen = f", last seen {last_seen_text(self.seen_ms)}" if self.listed_as else ""
+            seen = seen_text(self.seen_ms, told=self.seen_told) if self.listed_as else ""
             return f"lives, but {self.trouble}" if self.lives else f"no answer: {self.trouble}{seen}"
         if not self.is_ours:
             return STOCK
@@ -159,8 +168,18 @@ class Member:
         return f"; damaged{copied}" if self.damaged else copied
 
 
-def last_seen_text(seen_ms: int | None) -> str:
-    return local_second(seen_ms) if seen_ms else "not known"
+def last_seen_text(seen_ms: int | None, *, told: bool = True) -> str:
+    """When a replica was seen last; where that is unknown, whether who knows it was `told`, that is, asked."""
+    if seen_ms:
+        return local_second(seen_ms)
+    return "not known" if told else "only its master knows"
+
+
+def seen_text(seen_ms: int, *, told: bool) -> str:
+    """The same behind a comma, of one that does not answer."""
+    return (
+        f", last seen {last_seen_text(seen_ms)}" if seen_ms or told else ", last seen: only its master knows"
+    )
 
 
 def damage_text(who: str, ranges: str) -> str:
@@ -287,6 +306,10 @@ class Topology:
         """When anybody who answers heard a replica last; 0 if nobody knows."""
         return max((one.seen.get(replica_id, 0) for one in self.ours), default=0)
 
+    def seen_told(self, replica_id: str) -> bool:
+        """Whether somebody answers who would know when it was seen; of a master each slave does."""
+        return bool(self.masters) or replica_id == self.replicas.master
+
     def member(self, addr: str) -> Member | None:
         return next((one for one in self.members if one.is_at(addr)), None)
 
@@ -411,82 +434,3 @@ class Topology:
 
 def _rank(one: Member) -> tuple[int, int]:
     return (-1 if one.epoch is None else one.epoch, -1 if one.end is None else one.end)
-
-
-# -- showing ---------------------------------------------------------------------------------------
-
-
-def lost_text(size: int | None) -> str:
-    return "unknown" if size is None else human_bytes(size)
-
-
-COLUMNS = (
-    Column("#Addr", "brokerAddr", shown_addr),
-    Column("#BID", "brokerId", right=True),
-    Column("#Role", "role"),
-    Column("#Role From", "roleFrom"),
-    Column("#Replica", "replicaId", lambda value: str(value or "-")[:SHORT_ID]),
-    Column("#Epoch", "epoch", right=True),
-    Column("#Log End", "logEnd", right=True),
-    Column("#Lost If Master", "lostIfMasterBytes", lost_text, right=True),
-    Column("#State", "state"),
-    Column("", "logStart", json_only=True),
-    Column("", "roleWhy", json_only=True),
-    Column("", "held", json_only=True),
-    Column("", "masterAddr", json_only=True),
-    Column("", "lastSeenMs", json_only=True),
-    Column("", "pledged", json_only=True),
-    Column("", "pledgedTo", json_only=True),
-    Column("", "unproven", json_only=True),
-)
-
-
-def table_of(topology: Topology) -> Table:
-    """A line for each broker.  Pure."""
-    table = Table(COLUMNS)
-    for one in topology.members:
-        table.add(
-            one.addr,
-            one.broker_id,
-            one.role or None,
-            one.role_from or None,
-            one.replica_id or one.listed_as or None,
-            one.epoch,
-            one.end,
-            topology.loss(one.addr).size,
-            topology.state_of(one),
-            None if one.log is None else one.log.start,
-            one.role_why or None,
-            one.held or None,
-            one.master_addr or None,
-            one.seen_ms or None,
-            one.pledged if one.pledged >= 0 else None,
-            one.pledged_to or None,
-            one.unproven or None,
-        )
-    return table
-
-
-def loss_text(loss: Loss, counted: Count) -> str:
-    """What would be lost, in a sentence without its end."""
-    if loss.unknown:
-        return f"it is not known what would be lost: {loss.unknown}"
-    if loss.size == 0:
-        return f"nothing that is known of would be lost: the furthest log ends at {loss.end}"
-    return (
-        f"{human_bytes(loss.size)} with {counted.text()} would be lost, "
-        f"offsets {loss.begin} to {loss.end} of the log"
-    )
-
-
-def bound_text(loss: Loss) -> str:
-    """That the end of the log is hearsay, in a sentence; "" if it is not."""
-    by = loss.heard_by
-    if by is None or loss.unknown:
-        return ""
-    when = f" at {local_second(by.master_heard_ms)}" if by.master_heard_ms else ""
-    before = ", before it was started again" if by.master_end_kept else ""
-    return (
-        f"That is the least: {shown_addr(by.addr)} heard of the last master{when}{before}; "
-        "what it took after that is not known."
-    )

@@ -172,6 +172,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         parts.rights,
         broker.default_query_max_num,
         store.index_mender.suspect,
+        lambda: store.index_mender.busy,
     )
     live = parts.live
     live.follow(live_keys.PULLS, lambda config: pulls.configure(config.broker))

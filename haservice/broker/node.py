@@ -50,6 +50,7 @@ from haservice.broker.handlers import (
 from haservice.broker.live_keys import follow_settings
 from haservice.broker.long_polling import LongPolling
 from haservice.broker.message_rights import MessageRights
+from haservice.broker.next_start import check_store
 from haservice.broker.processors.heartbeat import notify_members
 from haservice.broker.refill import Repairer
 from haservice.broker.security import security_of
@@ -123,6 +124,7 @@ class BrokerNode:
             path=file_of(config.source),
             black_list=config.broker.config_black_list,
             open_to_all=not config.acl.enabled,
+            check=lambda following, asked: check_store(self.config, following, asked),
         )
         # Set when this broker is to be run again, in another role: what its successor starts with.
         self.restart: NodeConfig | None = None

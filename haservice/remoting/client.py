@@ -46,12 +46,12 @@ UNACKNOWLEDGED_MS = 30_000
 CALLS_MAX = 65535
 
 
-def expect(addr: str, answer: RemotingCommand, *codes: int) -> RemotingCommand:
+def expect(addr: str, answer: RemotingCommand, *codes: int, request: int = 0) -> RemotingCommand:
     """`answer` itself when its code is one of `codes` (SUCCESS when none is given); else raises
-    AnswerError.
+    AnswerError, of that `request`.
     """
     if answer.code not in (codes or (0,)):
-        raise AnswerError(addr, answer.code, answer.remark)
+        raise AnswerError(addr, answer.code, answer.remark, request)
     return answer
 
 

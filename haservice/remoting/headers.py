@@ -330,6 +330,7 @@ class QueryMessageHeader(ExtHeader):
 class QueryMessageResponseHeader(ExtHeader):
     index_last_update_timestamp: I64
     index_last_update_phyoffset: I64
+    index_mending: bool | None = None  # ours: messages may be missing
 
 
 # Membership

@@ -276,5 +276,5 @@ def _bind_one(listener: Listener) -> socket.socket:
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         reason = "the port is already taken" if taken else f"cannot listen there: {error}"
-        raise ConfigError(place, 0, listener.key, reason) from None
+        raise ConfigError(place, 0, listener.key, reason) from error
     return sock

@@ -20,9 +20,11 @@ from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain, of_store_path
 from haservice.admin.pair import free_port_block
 from haservice.broker import native
+from haservice.broker.node import BrokerNode
 from haservice.config import load_broker
 from haservice.deadline import Deadline
 from haservice.replication.lineage_file import LineageFile, RoleCommand
+from tests.support.brokers import node_config
 
 
 def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:
@@ -226,10 +228,54 @@ def test_a_successor_waits_for_room_on_the_disk(monkeypatch: pytest.MonkeyPatch)
     assert fourth.calls == ["start", "stop"]
 
 
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port below the ephemeral ones that an outgoing connection of somebody has."""
+    port = free_port_block(4) + 1
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as outgoing:
+        outgoing.bind(("127.0.0.1", port))
+        outgoing.connect(there.getsockname())
+        yield port
+
+
+# Of listenPort, listenPort - 2 and haListenPort, where the taken one is.
+@pytest.mark.parametrize("above", [0, -2, 1])
+@pytest.mark.usefixtures("signals_kept")
+def test_a_successor_waits_for_a_port_that_was_taken_meanwhile(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    taken: int,
+    above: int,
+) -> None:
+    monkeypatch.setattr(daemons, "PORT_SECONDS", 0.001)
+
+    def start(_: FakeNode) -> None:
+        BrokerNode(node_config(tmp_path / "store", port=taken - above)).start()
+
+    last = FakeNode(terminate)
+    second = FakeNode(start, FakeNode(start, last))
+    daemons.run(FakeNode(lambda node: node.on_restart(), second))
+    assert (second.calls, last.calls) == (["start", "again"], ["start", "stop"])
+    (line,) = [
+        one.message for one in caplog.records if one.name == daemons.__name__ and one.levelname == "ERROR"
+    ]
+    assert f"reason=127.0.0.1:{taken}: " in line
+    assert "an outgoing connection, if it is within net.ipv4.ip_local_port_range (" in line
+
+
+@pytest.mark.usefixtures("signals_kept")
+def test_a_successor_does_not_wait_for_a_port_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemons, "PORT_SECONDS_MAX", 0.0)
+    with pytest.raises(StoreUnreadable):
+        daemons.run(FakeNode(lambda node: node.on_restart(), FakeNode(refuse(errno.EADDRINUSE))))
+
+
 @pytest.mark.usefixtures("signals_kept")
 def test_a_start_that_fails_otherwise_or_at_first_ends_the_process() -> None:
     for node in (
         FakeNode(refuse(errno.ENOSPC)),
+        FakeNode(refuse(errno.EADDRINUSE)),
         FakeNode(lambda node: node.on_restart(), FakeNode(refuse(errno.EIO))),
     ):
         with pytest.raises(StoreUnreadable):

@@ -289,6 +289,15 @@ def test_who_is_on_the_list_is_asked_whoever_is_registered() -> None:
     assert [one.is_master for one in unregistered([alone])] == [True, False]
 
 
+def test_where_no_master_answers_nobody_knows_when_a_slave_was_seen_last() -> None:
+    alone = with_list(slave(), B)
+    assert alone.lineage is not None
+    alone = replace(alone, lineage=replace(alone.lineage, replicas=()))
+    gone = Seen(Broker("C", "broker-a", 1 << 31, LOST), "SLAVE", failure=RemotingUnreachable(LOST, "refused"))
+    (note,) = (one for one in silent_notes([alone, gone]) if LOST in one)
+    assert "not there, last seen: only its master knows: it may hold" in note
+
+
 def test_who_is_on_the_list_and_not_there_is_told_until_it_is_forgotten() -> None:
     there = [with_list(master(greeted(B)), A), with_list(slave(), B)]
     gone = Seen(Broker("C", "broker-a", 1 << 31, LOST), "SLAVE", failure=RemotingUnreachable(LOST, "refused"))

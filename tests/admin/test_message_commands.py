@@ -76,6 +76,21 @@ def test_a_message_that_is_not_found_is_an_error_that_says_so(serve: Serve) -> N
         assert "CODE: 208  topic T has no message with key K" in result.stderr
 
 
+@pytest.mark.parametrize("found", [0, 1])
+def test_a_query_at_a_broker_whose_index_is_being_mended_says_what_may_be_missing(
+    serve: Serve, found: int
+) -> None:
+    ext = {"indexMending": "true"}
+    known = message(1, KEYS="K", UNIQ_KEY="U") if found else b""
+    broker = serve(
+        {RequestCode.QUERY_MESSAGE: lambda request: request.answer(0 if found else 22, ext=ext, body=known)}
+    )
+    namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(route(broker).encode())})
+    result = run("queryMsgByKey", "-n", namesrv, "-t", "T", "-k", "K")
+    assert f"NOTE: {broker}: its index is damaged and is built again from the log" in result.stderr
+    assert ("U" in result.stdout, result.exit_code) == ((True, 0) if found else (False, 1))
+
+
 def test_a_body_is_saved_to_a_new_file_or_else_the_message_is_shown_without(
     serve: Serve, bodies: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import socketserver
 import threading
 from dataclasses import replace
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from commitlog.log import CommitLog
-from haservice.admin import promotion, role_steps
+from haservice.admin import promotion, role_steps, roll_call
 from haservice.admin.calls import Admin
 from haservice.admin.roll_call import count
-from haservice.admin.topology import Member, Registered, Topology, bound_text, loss_text, table_of
+from haservice.admin.topology import Member, Registered, Topology
+from haservice.admin.topology_text import bound_text, loss_text, table_of
 from haservice.errors import RemotingTimeout
 from haservice.remoting.bodies import BrokerData, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -230,6 +232,25 @@ def test_failover_promotes_a_level_slave_and_tells_the_others_whom_to_follow(ser
     assert before[other.addr]["lostIfMasterBytes"] == 100
     assert before[gone]["state"].startswith("no answer")
     assert (after[slave.addr]["role"], after[slave.addr]["epoch"]) == ("SYNC_MASTER", 4)
+
+
+@pytest.mark.parametrize("command", ["failover", "switchover"])
+def test_a_change_of_roles_names_a_frozen_broker_that_it_waits_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(roll_call, "ASK_S", 0.3)
+    monkeypatch.setattr(roll_call, "SAY_AFTER_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # takes connections, and says nothing
+        addr = f"127.0.0.1:{frozen.getsockname()[1]}"
+        master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A)) if command == "switchover" else None
+        gone = dead() if master is None else master.addr
+        slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
+        names = Names(serve, *(one for one in (master, slave) if one is not None), listed={7: addr})
+        result = run(command, "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--timeout", "0.1")
+    lines = result.stderr.splitlines()
+    # Those who look, and the brokers themselves in the steps of the change.
+    assert any(addr in line and line.endswith("not answer: waits 0.3 s at most") for line in lines), lines
+    assert f"  … {addr} does not answer: the brokers wait 1 to 2 s for it at each step" in lines
 
 
 def followers(serve: Serve, count: int = 1) -> tuple[Names, Fake, list[Fake]]:

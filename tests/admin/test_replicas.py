@@ -180,7 +180,8 @@ def test_a_dead_master_was_seen_when_its_slaves_heard_it_last(serve: Serve) -> N
         shown = {row["brokerAddr"]: row for row in json.loads(result.stdout)["before"]}
         assert shown[three.gone]["lastSeenMs"] == SEEN_MS + 5000
         assert shown[three.c_addr]["lastSeenMs"] is None
-        assert shown[three.c_addr]["state"].endswith("last seen not known")
+        # Of a slave no other slave knows it.
+        assert shown[three.c_addr]["state"].endswith("last seen: only its master knows")
 
 
 def test_the_list_shows_who_answers_as_seen_and_says_of_whom_nobody_knows(serve: Serve) -> None:
@@ -189,7 +190,39 @@ def test_the_list_shows_who_answers_as_seen_and_says_of_whom_nobody_knows(serve:
     result = run("forget", "-n", three.names.addr, "-b", NAME, "--replica", three.c_addr, stdin="n\n")
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.startswith("127.")}
     assert "  not known  " in lines[three.gone]
-    assert "not known" not in lines[three.b.addr]
+    assert f"{three.c_addr}  {C[:8]}  slave   only its master knows  " in result.stdout
+    assert "knows" not in lines[three.b.addr]
+
+
+def told(result: Any) -> str:
+    assert result.exit_code == 0, result.output
+    return str(result.stderr)
+
+
+def test_what_a_sync_master_acknowledged_is_said_to_be_there_where_it_is(serve: Serve) -> None:
+    there = "All that the last master, a SYNC_MASTER, acknowledged is there.  "
+    three = Three(serve, c_end=500)
+    said = told(three.failover())
+    assert there + f"{three.b.addr} heard of it" in said or there + f"{three.c_addr} heard of it" in said
+    assert "what it took after that, without an OK, is not known." in said
+    assert "That is the least" not in said
+
+
+@pytest.mark.parametrize("why_not", ["ASYNC_MASTER", "one is silent", "no list", "behind", "stock slave"])
+def test_what_is_acknowledged_and_perhaps_not_there_is_called_the_least(serve: Serve, why_not: str) -> None:
+    three = Three(
+        serve, b_end=400 if why_not == "behind" else 500, c_end=None if "silent" in why_not else 500
+    )
+    if why_not == "ASYNC_MASTER":
+        three.b.say(master_role=why_not)
+    if why_not == "no list":
+        for one in three.there:
+            one.say(members=None)
+    if why_not == "stock slave":
+        three.names.listed = {7: stock_broker(serve, "SLAVE", 500)}
+    said = told(three.failover("--force"))
+    assert "acknowledged is there" not in said
+    assert "That is the least: " in said
 
 
 @pytest.mark.parametrize("known", [True, False])

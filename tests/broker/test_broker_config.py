@@ -12,11 +12,14 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from haservice.admin.calls import Admin
 from haservice.admin.daemons import mqbroker
+from haservice.admin.explain import explain
 from haservice.admin.pair import free_port_block
 from haservice.binding import PORT_MAX
 from haservice.broker.node import BrokerNode
 from haservice.config import BROKER_CLASSES, load_broker, options_of
+from haservice.errors import AnswerError
 from haservice.live_settings import NEVER_CHANGED_PREFIXES, is_not_a_strangers
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies import TopicConfigWrapper, TopicRouteData
@@ -252,6 +255,46 @@ def test_what_is_refused_changes_nothing(
     assert config(client, addr_of(served.node))[0]["counter"] == 0
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "there"),
+    [
+        ("mappedFileSizeCommitLog", "131072", 65536),
+        ("mappedFileSizeConsumeQueue", "60000", 2000),
+        ("maxHashSlotNum", "200", 100),
+        ("maxIndexNum", "500", 400),
+    ],
+)
+def test_a_size_that_the_store_does_not_have_is_refused_and_the_broker_starts_again(
+    served: Served, client: BlockingClient, key: str, value: str, there: int
+) -> None:
+    addr, before = addr_of(served.node), served.file.read_bytes()
+    assert send(client, addr, "T", properties="KEYS\x01K\x02").code == 0
+    wait_until(lambda: served.node.store.dispatcher.behind == 0, "dispatched")
+    result = run("updateBrokerConfig", "-b", addr, "-k", key, "-v", value)
+    served.node.stop()
+    again = BrokerNode(load_broker(served.file, environ={}))
+    again.start()
+    again.stop()
+    assert result.exit_code == 1
+    assert f"{key}={value}: the store in {served.node.config.log.root} has {there}, " in result.stderr
+    assert "a new, empty store: stop the broker, set this key and a new storePathRootDir" in result.stderr
+    assert served.file.read_bytes() == before
+
+
+def test_an_index_of_as_many_bytes_in_another_shape_is_refused(
+    served: Served, client: BlockingClient
+) -> None:
+    answer = update(client, addr_of(served.node), "maxHashSlotNum=105\nmaxIndexNum=399")
+    assert "maxHashSlotNum=105: the store in " in str(answer.remark)
+
+
+def test_the_size_that_the_store_has_is_taken_also_before_it_is_rounded_up(
+    served: Served, client: BlockingClient
+) -> None:
+    assert update(client, addr_of(served.node), "mappedFileSizeConsumeQueue=1981").code == 0
+    assert update(client, addr_of(served.node), "mappedFileSizeCommitLog=65536").code == 0
+
+
 def test_the_page_lists_the_keys_that_are_live(served: Served) -> None:
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     listed = page.partition("<!-- live -->")[2].partition("<!-- /live -->")[0]
@@ -298,6 +341,39 @@ def test_without_access_control_nobody_moves_the_broker(
         "changes it. Edit the file and start again.",
     )
     assert served.file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("brokerId", ""),
+        ("haMaxConnections", ""),
+        ("brokerRole", ""),
+        ("bindAddress", ""),
+        ("aclEnable", "edit the file there, and start the node again"),
+        ("configBlackList", "edit the file there, and start the node again"),
+    ],
+)
+def test_a_key_that_no_request_changes_is_not_explained_by_the_rights_of_topics(
+    served: Served, key: str, hint: str
+) -> None:
+    result = run("updateBrokerConfig", "-b", addr_of(served.node), "-k", key, "-v", "0")
+    assert result.exit_code == 1
+    assert "answered code 16" in result.stderr
+    assert "brokerPermission" not in result.stderr
+    assert result.stderr.partition("\n  ")[2].strip().endswith(hint)
+    assert bool(hint) == ("\n  " in result.stderr)
+
+
+def test_a_pull_that_no_one_may_make_is_explained_by_the_rights_of_topics(
+    served: Served, client: BlockingClient
+) -> None:
+    addr = addr_of(served.node)
+    assert send(client, addr, "T").code == 0
+    assert update(client, addr, "brokerPermission=2").code == 0
+    with Admin() as admin, pytest.raises(AnswerError) as refused:
+        admin.pull(addr, "T", 0, 0, 1, "G")
+    assert "mqadmin updateTopic -p 6 allows both ways" in explain(refused.value)
 
 
 def test_with_access_control_an_admin_may_as_before(tmp_path: Path, client: BlockingClient) -> None:

@@ -114,6 +114,32 @@ def test_a_running_broker_gives_no_wrong_message_for_a_flip_in_its_index_and_men
     assert node.store.log.damaged == ()
 
 
+def test_a_query_that_sees_the_index_off_its_chain_says_so_and_has_it_mended(
+    start: START, client: BlockingClient, tmp_path: Path
+) -> None:
+    """The hash of the newest entry of a chain flips: it hides its key, and belongs to another slot."""
+    node = start()
+    fill(node, client)
+    (path,) = (tmp_path / "a" / "index").iterdir()
+    before = path.read_bytes()
+    number = MESSAGES - 1
+    look, node.store.scrub.also_look = node.store.scrub.also_look, lambda: None  # nothing is mended yet
+    flip(path, 40 + 400 + 20 * (2 * MESSAGES), 0)
+    header = QueryMessageHeader("T", f"k{number}", 10, 0, 1 << 60)
+    request = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header.encode())
+    for _ in range(2):
+        answer = client.call(addr_of(node), request, 10.0)
+        assert (answer.code, answer.ext["indexMending"]) == (22, "true")
+        assert "the index is damaged and being built again from the log: messages may be missing" in str(
+            answer.remark
+        )
+    node.store.scrub.also_look = look
+    wait_until(lambda: asked(client, addr_of(node), number) == [body(number)], "found again")
+    wait_until(lambda: path.read_bytes() == before, "the file is built again")
+    answer = client.call(addr_of(node), request, 10.0)
+    assert (answer.code, answer.remark, "indexMending" in answer.ext) == (0, None, False)
+
+
 # -- small files, one by one ----------------------------------------------------------------------
 
 HEALS = "heals"

@@ -26,6 +26,7 @@ from haservice.remoting.workers import Offload
 # A tool that asks for more gets so many; the answer has to fit a frame.
 QUERY_MESSAGES_MAX = 64
 QUERY_BYTES_MAX = 8 * 1024 * 1024
+MENDING = "the index is damaged and being built again from the log: messages may be missing, ask again soon"
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
@@ -52,11 +53,13 @@ class QueryProcessor:
         rights: MessageRights,
         default_query_max_num: int = 32,
         suspect: Callable[[str, str, int], None] = lambda topic, key, offset: None,
+        mending: Callable[[], bool] = lambda: False,
     ) -> None:
         """`suspect` is told of a topic, a key, and the offset where the index says that a message has it,
-        and none has.
+        and none has.  `mending`: whether the index is damaged, as far as is known, and will be mended.
         """
         self._suspect = suspect
+        self._mending = mending
         self._log = log
         self._index = index
         self._offload = offload
@@ -95,11 +98,13 @@ class QueryProcessor:
         self, command: RemotingCommand, header: QueryMessageHeader, count: int
     ) -> RemotingCommand:
         offsets, body = await self._offload(self._find, header, count)
-        ext = QueryMessageResponseHeader(0, offsets[0] if offsets else 0).encode()
+        mending = self._index is not None and self._mending()
+        ext = QueryMessageResponseHeader(0, offsets[0] if offsets else 0, mending or None).encode()
         if not body:
             remark = f"no message of topic {header.topic} with this key in the given time"
+            remark += f"; {MENDING}" if mending else ""
             return command.answer(ResponseCode.QUERY_NOT_FOUND, remark, ext)
-        return command.answer(ext=ext, body=body)
+        return command.answer(ResponseCode.SUCCESS, MENDING if mending else None, ext=ext, body=body)
 
     def _find(self, header: QueryMessageHeader, count: int) -> tuple[list[int], bytes]:
         if self._index is None or count == 0:
