@@ -12,7 +12,7 @@ from commitlog.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.options import command, format_option, namesrv_option
 from haservice.admin.output import Column, Table, human_seconds, shown_addr
-from haservice.admin.replicas import named_replicas, replica_text
+from haservice.admin.replicas import named_replicas, only_here, replica_text
 from haservice.admin.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
@@ -54,7 +54,8 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
 
     The master is told, or, where none answers, each broker of the name that does.  A replica that answers,
     or is connected, is not forgotten: stop it first.  One that comes back all the same is put on the list
-    again when it follows, and cuts what its master has not (it is kept aside, under cut/).
+    again when it follows, and cuts what its master has not (it is kept aside, under cut/).  While there is no
+    master yet, mqadmin failover --to it needs no --force if it has all that those who answer have.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:
@@ -66,6 +67,8 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
         who = replica_text(before, gone)
         report.line(f"{who} is given up: what only it has is lost, acknowledged or not.")
         report.line("A promotion has to hear of it no more, and a master that is held for it waits no more.")
+        for line in only_here(before, gone):
+            report.line(line)
         report.line(f"It is told to {', '.join(one.where for one in told)}.")
         report.go_on()
         for one in told:

@@ -325,7 +325,8 @@ def failover(
                 if before.unheard_term:
                     help += way_past_hearsay(before, candidate)
                 if not before.unheard_term or len(reasons) > 1:
-                    help.append(f"--force does it all the same{_better(before, candidate)}")
+                    known = ", and loses nothing that is known of" if loss.size == 0 else ""
+                    help.append(f"--force does it all the same{known}{_better(before, candidate)}")
                 raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
             report.go_on()
             # Asked again are all: a slave names its dead master no more once the nameservers have dropped it.
@@ -336,7 +337,9 @@ def failover(
             before = now
         started = time.monotonic()
         say_waited_for(now)
-        with report.telling(admin, before.name, candidate):
+        known = f"by what was known before, {loss_text(loss, counted)}"
+        help = [] if force else [*way_out(before, candidate), known]
+        with report.telling(admin, before.name, candidate, help):
             promoted = promote(admin, before, candidate, role, loss, force=force)
         epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
         became = wait_for_master(admin, before.name, candidate.addr, epoch, namesrv, timeout_s)

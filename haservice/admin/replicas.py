@@ -7,14 +7,23 @@ until it is forgotten on purpose.  A stock broker is on no list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from haservice.admin.options import address
 from haservice.admin.output import and_text, human_bytes, shown_addr
 from haservice.admin.topology import SHORT_ID, SYNC_MASTER, Loss, Member, Topology
 from haservice.remoting.bodies import MASTER_ID
-from haservice.replication.membership import Vote, vote_of, why_unsafe
+from haservice.replication.membership import (
+    Members,
+    Vote,
+    has_to_be_heard,
+    newest_of,
+    takes_text,
+    vote_of,
+    why_no_candidate,
+    why_unsafe,
+)
 
 
 def with_listed(topology: Topology) -> Topology:
@@ -44,6 +53,37 @@ def with_listed(topology: Topology) -> Topology:
 # -- whether a promotion is safe -------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What a candidate will hear when it asks for pledges, and the list by which that is judged."""
+
+    members: Members
+    pledged: tuple[Member, ...]
+    objections: Mapping[str, str]
+    """Replica id → why it will promise nothing, of those that answer."""
+
+
+def poll(topology: Topology, candidate: Member) -> Poll:
+    """As far as it can be foreseen: by the rules that the brokers go by, from what they say of themselves."""
+    own_addr = candidate.broker_addr or candidate.addr
+    asked = {*candidate.named.values(), *candidate.replicas.given_up(candidate.given).values()}
+    pledged, lists, objections = list[Member](), list[Members](), dict[str, str]()
+    for one in sorted(topology.ours, key=lambda one: one.broker_addr or one.addr):
+        if one is candidate:
+            continue
+        why = why_no_candidate(one.replicas, one.given, candidate.replica_id, own_addr)
+        if one.is_master:
+            objections[one.replica_id] = f"is a {one.role} itself, of term {one.epoch}"
+        elif not asked & {one.broker_addr, one.addr}:
+            objections[one.replica_id] = f"{candidate.where} does not know of it, and will not ask it"
+        elif why:
+            objections[one.replica_id] = f"refuses: {why}"
+        else:
+            pledged.append(one)
+            lists.append(one.replicas.let_back(one.given, candidate.replica_id))
+    return Poll(newest_of(candidate.replicas, lists), tuple(pledged), objections)
+
+
 def unsafe(topology: Topology, candidate: Member) -> str:
     """Why its promotion may lose an acknowledged message, as the broker itself judges it; "" if it cannot.
 
@@ -52,9 +92,8 @@ def unsafe(topology: Topology, candidate: Member) -> str:
     """
     if candidate.is_master or not topology.replicas.replicas:
         return ""
-    return why_unsafe(
-        topology.replicas, _vote(candidate), [_vote(one) for one in _others(topology, candidate)]
-    )
+    heard = poll(topology, candidate)
+    return why_unsafe(heard.members, _vote(candidate), list(map(_vote, heard.pledged)), heard.objections)
 
 
 def has_all_acknowledged(topology: Topology, candidate: Member, loss: Loss) -> bool:
@@ -74,28 +113,23 @@ def has_all_acknowledged(topology: Topology, candidate: Member, loss: Loss) -> b
     )
 
 
-def _others(topology: Topology, candidate: Member) -> list[Member]:
-    """Who can pledge itself to the candidate."""
-    return [one for one in topology.ours if one is not candidate and not one.is_master]
-
-
 def _vote(one: Member) -> Vote:
     return vote_of(one.replica_id, one.lineage, one.end or 0, one.whole_from)
 
 
 def unheard(topology: Topology, candidate: Member) -> list[Member]:
     """The slaves on the list that do not speak for themselves: any of them may hold what nobody else does."""
-    return [
-        one for one in topology.silent if one.listed_as in topology.replicas.slaves - {candidate.replica_id}
-    ]
+    slaves = frozenset(one for each in poll(topology, candidate).members.lists for one in each.slaves)
+    return [one for one in topology.silent if one.listed_as in slaves - {candidate.replica_id}]
 
 
 def heard_text(topology: Topology, candidate: Member) -> str:
     """That enough are heard, in a sentence; "" where that goes without saying."""
-    slaves, wanted = topology.replicas.slaves, topology.replicas.wanted
+    found = poll(topology, candidate)
+    slaves, wanted = found.members.slaves, found.members.wanted
     if len(slaves) < 2 or candidate.is_master:
         return ""
-    heard = slaves & {candidate.replica_id, *(one.replica_id for one in _others(topology, candidate))}
+    heard = slaves & {candidate.replica_id, *(one.replica_id for one in found.pledged)}
     return (
         f"{len(heard)} of {len(slaves)} slaves {'is' if len(heard) == 1 else 'are'} heard, and {wanted}"
         f" {'is' if wanted == 1 else 'are'} enough to know of every message that was acknowledged."
@@ -104,16 +138,21 @@ def heard_text(topology: Topology, candidate: Member) -> str:
 
 def way_out(topology: Topology, candidate: Member) -> list[str]:
     """What helps where too few are heard, a line each."""
-    silent = unheard(topology, candidate)
+    silent, members = unheard(topology, candidate), poll(topology, candidate).members
     named = [one.where for one in silent]
-    missing = topology.replicas.wanted - (len(topology.replicas.slaves) - len(silent))
-    if missing <= 0:
-        return []  # enough are heard: it is what these have that makes it unsafe
-    which = and_text(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
-    lines = [f"start {which}, and say this again"]
-    for one in silent:
-        forget = f"mqadmin forget -b {topology.name} --replica {shown_addr(one.addr) if one.addr else one.listed_as}"
-        lines.append(f"or, if {one.where} is lost for good: {forget}")
+    missing = members.wanted - len(members.slaves - {one.listed_as for one in silent})
+    lines = []
+    if silent and missing > 0:  # else enough are heard: it is what these have or say that makes it unsafe
+        which = and_text(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
+        lines.append(f"start {which}, and say this again")
+        for one in silent:
+            gone = shown_addr(one.addr) if one.addr else one.listed_as
+            forget = f"mqadmin forget -b {topology.name} --replica {gone}"
+            lines.append(f"or, if {one.where} is lost for good: {forget}")
+    lines += [f"or {one}" if lines else one for one in start_master(topology)]
+    for one in topology.ours:
+        if one is not candidate and topology.loss(one.addr).size == 0 and not unsafe(topology, one):
+            lines.append(f"--to {one.where} needs no --force: nothing that is known of would be lost")
     return lines
 
 
@@ -128,6 +167,33 @@ def way_past_hearsay(topology: Topology, candidate: Member, command: str = "") -
         f"or, if it is a stranger or lost for good: {which} begins an epoch above {epoch};"
         f" of what those hold who answer, that loses {cost}",
     ]
+
+
+def start_master(topology: Topology) -> list[str]:
+    """That the last master, where it does not answer, has all that it answered with OK; a line, or none."""
+    gone = [one for one in topology.silent if one.listed_as == topology.replicas.master and one.addr]
+    return [f"start {one.where}, the last master, again: it has all that it took" for one in gone]
+
+
+def only_here(topology: Topology, gone: str) -> list[str]:
+    """That a replica which is to be given up may hold acknowledged messages alone; lines, or none.
+
+    While a master answers, that has them all.
+    """
+    if topology.masters:
+        return []
+    heard = [one.replica_id for one in topology.ours if (one.end or 0) >= one.whole_from]
+    members = has_to_be_heard(topology.replicas, gone, heard)
+    if members is None:
+        return []
+    count = len(members.slaves & set(heard))
+    lines = [
+        f"NOTE: {replica_text(topology, gone)} may have acknowledged messages that no other broker has:"
+        f" {takes_text(members)}, and {count} {'is' if count == 1 else 'are'}.",
+        f"Once it is forgotten mqadmin failover of {topology.name} wants no --force for want of it, though they are"
+        " lost.  Unless it is lost for good, start it, and forget nothing.",
+    ]
+    return lines + [f"Or {one}." for one in start_master(topology)]
 
 
 # -- who is on no list -----------------------------------------------------------------------------

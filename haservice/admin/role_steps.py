@@ -112,8 +112,10 @@ class Report:
         self.line("\nMeanwhile that has changed:\n")
 
     @contextlib.contextmanager
-    def telling(self, admin: Admin, name: str, one: Member) -> Iterator[None]:
-        """Around the call that tells `one` what to do.  Raises click.ClickException with what came of it."""
+    def telling(self, admin: Admin, name: str, one: Member, help: Sequence[str] = ()) -> Iterator[None]:
+        """Around the call that tells `one` what to do.  Raises click.ClickException with what came of it, and with
+        `help` where it refuses.
+        """
         shows = f"mqadmin history -b {name} and mqadmin haStatus show what came of it"
         self.told = f"{shown_addr(one.addr)} was told, and goes on with it\n  {shows}"
         try:
@@ -122,7 +124,8 @@ class Report:
             now, addr = ask(admin, one.addr), shown_addr(one.addr)
             refused = isinstance(error, AnswerError) and (now.role, now.state) == (one.role, one.state)
             fate = f"{NOTHING}, {addr} goes on as before" if refused else f"{addr}: {now.state}\n  {shows}"
-            raise click.ClickException(f"{explain(error)}\n  {fate}") from error
+            lines = [explain(error), fate, *(help if isinstance(error, AnswerError) else ())]
+            raise click.ClickException("\n  ".join(lines)) from error
 
     def end(self, **facts: Any) -> None:
         self.said |= facts

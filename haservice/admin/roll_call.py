@@ -23,7 +23,7 @@ from haservice.admin.output import and_text, echo, echo_line, shown_addr
 from haservice.admin.replicas import with_listed
 from haservice.admin.topology import SILENT, Count, Loss, Member, Registered, Topology
 from haservice.broker.refill import Fetch, edge_at_or_below, whole_records
-from haservice.broker.roles import last_heard, lineage_of, members_of
+from haservice.broker.roles import given_of, last_heard, lineage_of, members_of
 from haservice.errors import AnswerError, ProtocolError, RemotingClosed, RemotingError, RemotingTimeout
 from haservice.remoting.bodies import MASTER_ID, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -274,6 +274,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
         named={one.replica_id: one.broker_addr for one in body.replicas} | dict(replicas.replicas),
         seen=last_heard(body),
         replicas=replicas,
+        given=given_of(body),
         whole_from=body.whole_from,
         pledged=body.pledged,
         pledged_to=body.pledged_to,

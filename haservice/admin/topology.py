@@ -71,6 +71,8 @@ class Member:
     """replica id → when it heard it last, in ms."""
     replicas: Members = field(default_factory=Members)
     """Who may hold an acknowledged message, by the newest list that it knows."""
+    given: Members = field(default_factory=Members)
+    """The same as its master gave it, where replicas were forgotten there since."""
     whole_from: int = 0
     """Below there it may have lost what it had acknowledged, while its log ends before."""
     pledged: int = -1
@@ -288,8 +290,9 @@ class Topology:
 
     @property
     def replicas(self) -> Members:
-        """The newest list of replicas that anybody knows."""
-        return max((one.replicas for one in self.ours), key=lambda one: one.version, default=Members())
+        """The newest list of replicas that anybody knows; the longest, where some have forgotten one of it."""
+        lists = (one.replicas for one in self.ours)
+        return max(lists, key=lambda one: (one.version, len(one.replicas)), default=Members())
 
     @property
     def silent(self) -> tuple[Member, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from haservice.broker.peers import Heard
 from haservice.broker.roles import RoleInForce
@@ -54,12 +54,20 @@ class Pulled:
     more: bool = False
 
 
+class NoVote(NamedTuple):
+    """Why one that was asked for its pledge says nothing of itself; whether it `answered`, with a no."""
+
+    addr: str
+    why: str
+    answered: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Votes:
     """What those say of themselves who were asked for their pledges, and why others did not answer so."""
 
     heard: Sequence[LineageBody]
-    refused: Sequence[str] = ()
+    refused: Sequence[NoVote] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Describe:
             promise=_promise(config),
             damaged=log.damaged_text,
             members=members_body(kept.members),
+            given=members_body(kept.given),
             whole_from=kept.whole_from,
             pledged=pledge.epoch if pledge is not None else -1,
             pledged_to=pledge.broker_addr if pledge is not None else "",

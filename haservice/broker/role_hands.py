@@ -44,6 +44,7 @@ from haservice.broker.role_actions import (
     LeaveMaster,
     LookAtSlaves,
     Lost,
+    NoVote,
     Prove,
     Pull,
     Pulled,
@@ -275,23 +276,23 @@ class RoleHands:
     def _gather_pledges(self, action: GatherPledges) -> Votes:
         request = RemotingCommand.request(RequestCode.PLEDGE, action.header.encode())
 
-        async def ask(client: RemotingClient, addr: str) -> LineageBody | str:
+        async def ask(client: RemotingClient, addr: str) -> LineageBody | NoVote:
             try:
                 answer = expect(addr, await client.invoke(addr, request, PLEDGE_SECONDS))
                 return lineage_at(addr, answer.body)
             except AnswerError as error:
-                return f"{addr}: {error.remark}"
+                return NoVote(addr, error.remark or str(error), answered=True)
             except (RemotingError, ValueError) as error:
-                return f"{addr}: {str(error).removeprefix(f'{addr}: ')}"
+                return NoVote(addr, str(error).removeprefix(f"{addr}: "))
 
-        async def ask_all(client: RemotingClient) -> list[LineageBody | str]:
+        async def ask_all(client: RemotingClient) -> list[LineageBody | NoVote]:
             return list(await asyncio.gather(*(ask(client, addr) for addr in action.addrs)))
 
         said = with_client(self.peers.make_client, ask_all)
         name = self.config.broker.broker_name
         return Votes(
             [one for one in said if isinstance(one, LineageBody) and one.broker_name == name],
-            [one for one in said if isinstance(one, str)],
+            [one for one in said if isinstance(one, NoVote)],
         )
 
     def _slaves(self, action: LookAtSlaves) -> Slaves:

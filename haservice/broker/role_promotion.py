@@ -45,13 +45,23 @@ from haservice.broker.role_actions import (
     Write,
 )
 from haservice.broker.role_state import Change, Looking, RoleState, Step, View
-from haservice.broker.role_votes import newest_list, others_of, pledged_to, votes_of
+from haservice.broker.role_votes import (
+    newest_list,
+    objections_to,
+    others_of,
+    pledged_to,
+    silent_text,
+    votes_of,
+)
 from haservice.broker.roles import command_for, new_term, next_number, role_wanted
 from haservice.remoting.lineage_headers import LineageBody, PledgeHeader, PromoteHeader, ReinitHeader
 from haservice.replication.lineage import Lineage, LogSpan
 from haservice.replication.lineage_file import LineageState, Pledge
-from haservice.replication.membership import vote_of, why_unsafe
+from haservice.replication.membership import vote_of, why_no_candidate, why_unsafe
 from haservice.settings import BrokerRole
+
+# Of a refusal that can be overruled.
+FORCE = "--force does it all the same"
 
 # -- becoming the master ----------------------------------------------------------------------------
 
@@ -125,10 +135,10 @@ class Counting(Change):
         me = vote_of(kept.replica_id, kept.lineage, promotion.end, kept.whole_from)
         last = kept.lineage.last
         newest = last.number if last is not None else -1
-        why = _living_master(result.heard, newest) or why_unsafe(members, me, votes_of(pledged))
+        objections = objections_to(members, result, pledged)
+        why = _living_master(result.heard, newest) or why_unsafe(members, me, votes_of(pledged), objections)
         if why and not promotion.header.force:
-            refusals = "".join(f"; {one}" for one in result.refused)
-            return give_up(state, promotion, f"{why}{refusals}")
+            return give_up(state, promotion, f"{why}{silent_text(result)}; {FORCE}")
         kept = replace(kept, members=members)
         return _write(state, promotion, view, kept, self.epoch)
 
@@ -237,8 +247,14 @@ class Verifying(Change):
         if result.replica_id != header.replica_id or not result.changing:
             why = f"{header.broker_addr} says that it does not ask for this"
             return state.but(change=None), (Refuse(self.ticket, why),)
-        promise = Pledge(header.epoch, header.replica_id, header.broker_addr)
-        return state.but(change=Pledging(self.ticket, header)), (Write({"pledge": promise}),)
+        kept, promise = view.kept, Pledge(header.epoch, header.replica_id, header.broker_addr)
+        write, said = Write({"pledge": promise}), tuple[Action, ...]()
+        members = kept.members.let_back(kept.given, header.replica_id)
+        if members != kept.members:
+            write = Write({"pledge": promise, "members": members}, listed=kept.members)
+            text = f"a replica that was forgotten asks for a pledge, and is on the list again addr={header.broker_addr}"
+            said = (Say(Level.WARNING, text),)
+        return state.but(change=Pledging(self.ticket, header)), (*said, write)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +287,7 @@ def pledge(state: RoleState, ticket: int, header: PledgeHeader, view: View) -> S
         return state, (
             Refuse(ticket, f"this slave knows of term {highest}{to}, and {header.epoch} is no newer one"),
         )
-    if header.broker_addr not in kept.members.replicas.values():
-        why = f"{header.broker_addr} is not on the list of replicas that this slave knows"
+    if why := why_no_candidate(kept.members, kept.given, header.replica_id, header.broker_addr):
         return state, (Refuse(ticket, why),)
     return state.but(change=Verifying(ticket, header)), (AskOne(header.broker_addr),)
 

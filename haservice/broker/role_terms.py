@@ -28,7 +28,14 @@ from haservice.broker.role_actions import (
     Write,
 )
 from haservice.broker.role_state import Change, RoleState, Step, View, Who
-from haservice.broker.role_votes import newest_list, others_of, pledged_to, votes_of
+from haservice.broker.role_votes import (
+    newest_list,
+    objections_to,
+    others_of,
+    pledged_to,
+    silent_text,
+    votes_of,
+)
 from haservice.broker.roles import (
     NewerMaster,
     RoleInForce,
@@ -47,7 +54,7 @@ from haservice.remoting.lineage_headers import (
 )
 from haservice.replication.lineage import LogSpan
 from haservice.replication.lineage_file import Pledge, RoleCommand
-from haservice.replication.membership import vote_of, why_unsafe_to_go_on
+from haservice.replication.membership import Members, vote_of, why_unsafe_to_go_on
 from haservice.settings import BrokerRole
 
 
@@ -163,12 +170,12 @@ class Recounting(Change):
         kept = view.kept
         pledged = pledged_to(result.heard, self.epoch, state.who.broker_addr)
         me = vote_of(kept.replica_id, kept.lineage, view.log.end)
-        why = why_unsafe_to_go_on(newest_list(kept.members, pledged), me, votes_of(pledged))
+        members = newest_list(kept.members, pledged)
+        why = why_unsafe_to_go_on(members, me, votes_of(pledged), objections_to(members, result, pledged))
         if not why:
             return replace(self.term, min_epoch=self.epoch).begin(state, view)
         assert self.term.ticket is not None
-        refusals = "".join(f"; {one}" for one in result.refused)
-        return state.but(change=None), (Refuse(self.term.ticket, f"{why}{refusals}"),)
+        return state.but(change=None), (Refuse(self.term.ticket, f"{why}{silent_text(result)}"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +313,10 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
         return state, (Refuse(ticket, f"no replica {gone[:32]} is known"),)
     if gone == kept.members.master:
         return state, (Refuse(ticket, "that is the master that made the list: nobody waits for it"),)
+    given = Members()
     if state.who.is_slave:
         members = kept.members.written_off(gone)
+        given = kept.given if kept.given.version == kept.members.version else kept.members
     else:
         last = kept.lineage.last
         epoch = last.number if last is not None else 0
@@ -318,4 +327,5 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
     if not state.who.is_slave:
         then = (*then, TakeList(regreet=False))
     change = Writing(ticket, "that it is forgotten", then, forgets=gone)
-    return state.but(change=change), (Write({"members": members, "replicas": replicas}, listed=kept.members),)
+    changes = {"members": members, "given": given, "replicas": replicas}
+    return state.but(change=change), (Write(changes, listed=kept.members),)

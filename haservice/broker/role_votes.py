@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from haservice.broker.role_actions import Votes
 from haservice.broker.roles import lineage_of, members_of
 from haservice.remoting.lineage_headers import LineageBody
 from haservice.replication.lineage_file import LineageState
-from haservice.replication.membership import Members, Vote, vote_of
+from haservice.replication.membership import Members, Vote, newest_of, vote_of
 
 
 def others_of(kept: LineageState, own_addr: str) -> tuple[str, ...]:
-    """Where the other replicas are that we know of."""
+    """Where the other replicas are that we know of; who was forgotten and answers has a say on what it has."""
     addrs = {*kept.members.replicas.values(), *(one.broker_addr for one in kept.replicas.values())}
+    addrs |= set(kept.members.given_up(kept.given).values())
     return tuple(sorted(addrs - {"", own_addr}))
 
 
@@ -27,4 +29,19 @@ def votes_of(pledged: Sequence[LineageBody]) -> list[Vote]:
 
 def newest_list(own: Members, pledged: Sequence[LineageBody]) -> Members:
     """The newest list of replicas that we, or any of them, know."""
-    return max([own, *map(members_of, pledged)], key=lambda one: one.version)
+    return newest_of(own, map(members_of, pledged))
+
+
+def objections_to(members: Members, votes: Votes, pledged: Sequence[LineageBody]) -> dict[str, str]:
+    """Replica id → why it promised nothing, of those on the list that answered."""
+    said = {one.addr: f"refuses: {one.why}" for one in votes.refused if one.answered}
+    found = {one: said[addr] for one, addr in members.replicas.items() if addr in said}
+    for one in votes.heard:
+        if one not in pledged:
+            found[one.replica_id] = f"is a {one.role} itself, of term {one.epoch}"
+    return found
+
+
+def silent_text(votes: Votes) -> str:
+    """Who did not answer at all, and how, as the end of a sentence; "" if all did."""
+    return "".join(f"; {one.addr}: {one.why}" for one in votes.refused if not one.answered)

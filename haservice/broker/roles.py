@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from haservice.remoting.lineage_headers import LineageBody, ListBody
+from haservice.remoting.lineage_headers import LineageBody, ListBody, MembersBody
 from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage_file import HandingOver, LineageState, Replica, RoleCommand
 from haservice.replication.membership import Members
@@ -249,6 +249,7 @@ def new_term(
         "replicas": none_in_sync(state),
         "handing_over": None,
         "pledge": None,
+        "given": Members(),
         "whole_from": 0,
         **listed(state, number, log.end, addr, needed),
     }
@@ -402,7 +403,15 @@ def last_heard(body: LineageBody) -> dict[str, int]:
 
 def members_of(body: LineageBody) -> Members:
     """The list of replicas that a broker knows of."""
-    said = body.members
+    return _members_of(body.members)
+
+
+def given_of(body: LineageBody) -> Members:
+    """The same as its master gave it, where replicas were forgotten there since."""
+    return _members_of(body.given)
+
+
+def _members_of(said: MembersBody | None) -> Members:
     if said is None:
         return Members()
     return replace(_list_of(said), over=tuple(map(_list_of, said.over)))

@@ -203,6 +203,8 @@ class LineageBody(JSONBody):
     """Ranges of its log that it knows to be damaged, as `begin to end, begin to end`."""
     members: MembersBody | None = None
     """Who may hold an OK, by the newest list that it knows; None where it knows none."""
+    given: MembersBody | None = None
+    """Of a slave: the same list as its master gave it, where replicas were forgotten here since; None if not."""
     whole_from: Offset = 0
     """Of a slave: below there it may have lost what it had acknowledged, until its log reaches that far again."""
     pledged: TermOrNone = -1

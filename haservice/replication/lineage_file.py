@@ -124,6 +124,8 @@ class LineageState:
     handing_over: HandingOver | None = None
     members: Members = field(default_factory=Members)
     """Who may hold an OK, by the newest list that this broker knows."""
+    given: Members = field(default_factory=Members)
+    """A slave's: the same list as its master gave it, where replicas were forgotten here since."""
     pledge: Pledge | None = None
     whole_from: int = 0
     """A slave's: below there it may have lost what it had acknowledged, until its log reaches that far again."""
@@ -196,7 +198,8 @@ class LineageFile:
                 changes["past"] = _past(self.state, lineage, own_unwritten=True)
             # What it may have lost, the master has: its log is whole again where the master's ends now.
             whole_from = changes["master_end"] if self.state.whole_from else 0
-            return self._replace(lineage=lineage, pledge=pledge, whole_from=whole_from, **changes)
+            changes |= {"pledge": pledge, "whole_from": whole_from, "given": Members()}
+            return self._replace(lineage=lineage, **changes)
 
     def begin(self, epoch: Epoch) -> LineageState:
         """Adds a term to the epochs.  Raises OSError, or ValueError if it is no newer than those before."""
@@ -297,6 +300,7 @@ def encode_state(state: LineageState) -> bytes:
         },
     }
     said["members"] = encode_members(state.members)
+    said["given"] = encode_members(state.given)
     said["wholeFrom"] = state.whole_from
     said["past"] = encode_terms(state.past)
     if state.pledge is not None:
@@ -334,6 +338,7 @@ def decode_state(content: bytes) -> LineageState:
         lineage = decode_epochs(said["epochs"], LONG_MAX)
         past = decode_terms(said.get("past", []), LONG_MAX)
         members = decode_members(said.get("members"), LONG_MAX)
+        given = decode_members(said.get("given"), LONG_MAX)
     except ProtocolError as error:
         raise ValueError(str(error)) from None
     command, handing, pledge = said.get("command"), said.get("handingOver"), said.get("pledge")
@@ -365,6 +370,7 @@ def decode_state(content: bytes) -> LineageState:
         if handing is None
         else HandingOver(_of(str, handing["brokerAddr"]), _of(str, handing["replicaId"])),
         members=members,
+        given=given,
         past=past,
         pledge=None
         if pledge is None

@@ -19,7 +19,7 @@ it, and is no safe choice whatever it has heard.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage, Mark
 REPLICAS_MAX = 64
 # So many masters in a row may have been promoted without that a list of theirs came into effect.
 OVER_MAX = 4
+LOST_POWER = "its machine went down, and what it had acknowledged and not flushed may be lost there"
+NOBODY: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,29 @@ class Members:
             replicas=_without(self.replicas, replica_id),
             over=tuple(one.written_off(replica_id) for one in self.over),
         )
+
+    def given_up(self, given: Members) -> dict[str, str]:
+        """Replicas that were written off here, and where they were.  `given` is the list as its master gave it; of
+        another version it says nothing.
+        """
+        if given.version != self.version:
+            return {}
+        return {one: addr for one, addr in given._everybody.items() if one not in self._everybody}
+
+    def let_back(self, given: Members, replica_id: str) -> Members:
+        """As if that replica had not been written off here."""
+        gone = self.given_up(given)
+        if replica_id not in gone:
+            return self
+        members = given
+        for one in gone.keys() - {replica_id}:
+            members = members.written_off(one)
+        return members
+
+    @property
+    def _everybody(self) -> dict[str, str]:
+        """All replicas, of the lists that it stands over as well."""
+        return {one: addr for each in self.lists for one, addr in each.replicas.items()}
 
     def taken_effect(self) -> Members:
         """The same list, over no other one any more: a version of its own, so that slaves can be told."""
@@ -211,11 +236,40 @@ def vote_of(replica_id: str, lineage: Lineage, end: int, whole_from: int = 0) ->
     )
 
 
-def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
+def newest_of(own: Members, others: Iterable[Members]) -> Members:
+    """The list that a promotion is judged by: the newest one, and of two with one version our own."""
+    return max((own, *others), key=lambda one: one.version)
+
+
+def why_no_candidate(members: Members, given: Members, replica_id: str, addr: str) -> str:
+    """Why a slave with this list does not pledge itself to the replica at `addr`; "" if it may.
+
+    One that an operator wrote off here may ask as ever.  By `given`, the list as its master gave it, an OK may be
+    with it, and nobody has made a newer list since that does without it: so it is let back on this one, and all
+    is as if it had not been written off.
+    """
+    if addr in members.replicas.values() or members.given_up(given).get(replica_id, "") == addr != "":
+        return ""
+    return f"{addr} is not on the list of replicas that this slave knows"
+
+
+def has_to_be_heard(members: Members, replica_id: str, heard: Collection[str]) -> Members | None:
+    """The list by which nobody knows of every OK who has heard no more slaves than these; None if it is known, or
+    may be without that replica.
+    """
+    for one in members.lists:
+        if replica_id in one.slaves and replica_id not in heard and len(one.slaves & set(heard)) < one.wanted:
+            return one
+    return None
+
+
+def why_unsafe(
+    members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
+) -> str:
     """Why `me` cannot become the master without losing, or without anybody knowing; "" if it can.
 
     `members` is the newest list that any of them knows, `heard` are the others that answered, and promised to
-    follow no older master.
+    follow no older master.  `objections` are of replicas that answered, and did not promise that.
     """
     further = [one for one in heard if one.mark > me.mark]
     if further:
@@ -228,10 +282,13 @@ def why_unsafe(members: Members, me: Vote, heard: Collection[Vote]) -> str:
         return "no master has told it who else holds its messages, so nobody knows what it lacks"
     if len(members.over) >= OVER_MAX:
         return f"{OVER_MAX} masters in a row were promoted before enough slaves knew of the one before"
-    return next(filter(None, (_why_unsafe_by(one, me, heard) for one in reversed(members.lists))), "")
+    lists = reversed(members.lists)
+    return next(filter(None, (_why_unsafe_by(one, me, heard, objections) for one in lists)), "")
 
 
-def why_unsafe_to_go_on(members: Members, me: Vote, heard: Collection[Vote]) -> str:
+def why_unsafe_to_go_on(
+    members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
+) -> str:
     """As why_unsafe(), of a master that is to go on in a further term: what OKs it gave itself it has, but its
     slaves may have made another one the master since.
     """
@@ -245,9 +302,8 @@ def why_unsafe_to_go_on(members: Members, me: Vote, heard: Collection[Vote]) -> 
         slaves = one.slaves - {me.replica_id}
         counted = slaves & {vote.replica_id for vote in heard}
         if slaves and len(counted) < one.wanted - (me.replica_id in one.slaves):
-            return _too_few(
-                one, counted, slaves - counted, "follow a newer master, and have acknowledged to it"
-            )
+            may = "follow a newer master, and have acknowledged to it"
+            return _too_few(one, counted, slaves - counted, may, objections)
     return ""
 
 
@@ -258,7 +314,7 @@ def _why_two_masters(me: Vote, heard: Collection[Vote]) -> str:
     return ""
 
 
-def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote]) -> str:
+def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str]) -> str:
     slaves = members.slaves
     if me.replica_id not in slaves:
         return "it is not on its master's list of replicas, so it may lack what they were told OK for"
@@ -272,16 +328,32 @@ def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote]) -> str:
     counted = slaves & {me.replica_id, *(one.replica_id for one in heard if one.is_whole)}
     if len(counted) >= members.wanted:
         return ""
+    lost_power = {one.replica_id: LOST_POWER for one in heard if not one.is_whole}
     may = "have acknowledged messages that no other broker has"
-    return _too_few(members, counted, slaves - counted, may)
+    return _too_few(members, counted, slaves - counted, may, {**objections, **lost_power})
 
 
-def _too_few(members: Members, counted: Collection[str], silent: Collection[str], may: str) -> str:
-    named = ", ".join(_named(members, one) for one in sorted(silent))
-    are = "is" if len(counted) == 1 else "are"
+def _too_few(
+    members: Members,
+    counted: Collection[str],
+    others: Collection[str],
+    may: str,
+    objections: Mapping[str, str],
+) -> str:
+    """`others` are silent, or answer and are not counted; each is named with what it is."""
+    silent = ", ".join(_named(members, one) for one in sorted(others) if one not in objections)
+    why = [f"{silent} may {may}"] if silent else []
+    answer = [one for one in sorted(others) if one in objections]
+    why += [f"{_named(members, one)} answers, but {objections[one]}" for one in answer]
+    one_is, more_are = ("counts", "count") if answer else ("is", "are")
+    return f"{takes_text(members)}, and {len(counted)} {one_is if len(counted) == 1 else more_are}: {'; '.join(why)}"
+
+
+def takes_text(members: Members) -> str:
+    """The rule, in numbers."""
     return (
         f"SEND_OK takes {members.needed} of {len(members.slaves)} slaves, so {members.wanted} of them have to be"
-        f" heard, and {len(counted)} {are}: {named} may {may}"
+        " heard"
     )
 
 

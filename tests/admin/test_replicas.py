@@ -134,6 +134,52 @@ def test_all_slaves_that_speak_for_themselves_are_enough(serve: Serve) -> None:
     assert "2 of 2 slaves are heard" in done.stderr
 
 
+def test_whom_a_slave_was_told_to_forget_is_promoted_where_that_slave_lets_it_back(serve: Serve) -> None:
+    """B was taken for lost, by C alone; no list without it was made since."""
+    three = Three(serve, c_end=500)
+    assert three.c is not None
+    given = listed({A: three.gone, B: three.b.addr, C: three.c_addr})
+    three.c.say(members=listed({A: three.gone, C: three.c_addr}), given=given)
+    done = three.failover()
+    assert done.exit_code == 0, done.output
+    assert "2 of 2 slaves are heard" in done.stderr
+    assert not PromoteHeader.decode(three.b.ext(RequestCode.PROMOTE)).force
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_a_slave_will_refuse_is_foreseen_with_its_reason_and_every_way_out(
+    serve: Serve, number: int
+) -> None:
+    """C's list has no B, and C does not know that it ever had."""
+    three = Three(serve, c_end=500)
+    assert three.c is not None
+    three.c.say(members=listed({A: three.gone, C: three.c_addr}, number=number))
+    refused = three.failover()
+    assert refused.exit_code == 1
+    why = f"{three.c_addr} answers, but refuses: {three.b.addr} is not on the list of replicas"
+    assert why in refused.stderr
+    assert f"{three.c_addr} may have acknowledged" not in refused.stderr
+    assert f"start {three.c_addr}" not in refused.stderr
+    assert f"start {three.gone}, the last master, again: it has all that it took" in refused.stderr
+    assert f"--to {three.c_addr} needs no --force" in refused.stderr
+    assert "--force does it all the same, and loses nothing that is known of" in refused.stderr
+    assert three.b.told == []
+    assert three.failover(to=three.c_addr).exit_code == 0
+
+
+def test_a_broker_that_refuses_though_nothing_spoke_against_it_is_shown_with_every_way_out(
+    serve: Serve,
+) -> None:
+    three = Three(serve, c_end=500)
+    three.b.refuses[RequestCode.PROMOTE] = "one of them does not agree; --force does it all the same"
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert "one of them does not agree; --force does it all the same" in refused.stderr
+    assert f"start {three.gone}, the last master, again" in refused.stderr
+    assert f"--to {three.c_addr} needs no --force" in refused.stderr
+    assert "by what was known before, nothing that is known of would be lost" in refused.stderr
+
+
 def test_the_new_epoch_is_above_what_anybody_has_pledged_or_ever_began(serve: Serve) -> None:
     for said in ({"pledged": 4000, "pledged_to": "c:1"}, {"past": (EpochBody(4000, 500, C),)}):
         three = Three(serve, c_end=500)
@@ -261,6 +307,23 @@ def test_forgotten_it_keeps_no_failover_waiting(serve: Serve, by_id: bool) -> No
     assert C not in [row["replicaId"] for row in shown["after"]]
     assert "what only it has is lost" in done.stderr
     assert three.failover().exit_code == 0
+
+
+def test_to_forget_who_may_hold_acknowledged_messages_alone_says_so_and_what_helps(serve: Serve) -> None:
+    three = Three(serve)
+    done = three.forget(three.c_addr)
+    assert done.exit_code == 0, done.output
+    assert (
+        f"NOTE: {three.c_addr} (replica cccccccc) may have acknowledged messages that no other" in done.stderr
+    )
+    assert "SEND_OK takes 1 of 2 slaves, so 2 of them have to be heard, and 1 is." in done.stderr
+    assert "wants no --force for want of it" in done.stderr
+    assert f"Or start {three.gone}, the last master, again" in done.stderr
+
+
+def test_to_forget_who_holds_nothing_alone_says_nothing_of_it(serve: Serve) -> None:
+    three = Three(serve, needed=2)
+    assert "NOTE" not in three.forget(three.c_addr).stderr
 
 
 def test_a_broker_that_does_not_know_the_replica_is_not_told_to_forget_it(serve: Serve) -> None:

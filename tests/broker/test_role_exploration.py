@@ -31,6 +31,7 @@ from haservice.broker.role_actions import (
     GatherPledges,
     LookAtSlaves,
     Lost,
+    NoVote,
     Prove,
     Pull,
     Pulled,
@@ -67,6 +68,7 @@ END = 1000
 NO = Failed("no")
 NEWER = peer(OTHER, (1, 0, ME), (1000, 800, OTHER), role="SYNC_MASTER")
 AHEAD = peer("s", (1, 0, ME), end=END + 500)
+NO_VOTES = [NoVote("x", "refused"), NoVote("s:10911", "no", answered=True)]
 VOTER = peer("s", (1, 0, "m"), end=END, pledged=1000, pledged_to=ADDR)
 ASKS = peer(OTHER, (1, 0, "m"), changing=True)
 # What each action may come to.
@@ -80,7 +82,11 @@ RESULTS: Mapping[type, tuple[Result, ...]] = {
     Copy: (Done(), NO),
     StopLink: (End(END), End(END - 10), NO),
     Confirm: (Done(), NO),
-    GatherPledges: (Votes([]), Votes([VOTER]), Votes([AHEAD], ["x: refused"])),
+    GatherPledges: (
+        Votes([]),
+        Votes([VOTER]),
+        Votes([AHEAD], NO_VOTES),
+    ),
     LookAtSlaves: (Slaves([]), Slaves([at("s")]), Slaves([at("s"), at("x", END + 1)])),
     AwaitLevel: (End(END), NO),
     SendPromote: (PROMOTED, NO, Lost("no answer")),

@@ -24,6 +24,7 @@ from haservice.broker.role_actions import (
     GatherPledges,
     LeaveMaster,
     Lost,
+    NoVote,
     Prove,
     Pull,
     Pulled,
@@ -52,7 +53,7 @@ from haservice.remoting.lineage_headers import (
     ReinitHeader,
     SwitchoverHeader,
 )
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
+from haservice.replication.lineage import Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage_file import HandingOver, Pledge, Replica
 from haservice.replication.membership import Members
 from haservice.replication.status import SlaveStatus
@@ -570,7 +571,7 @@ def test_a_slave_becomes_the_master_by_the_pledges_of_the_others() -> None:
 
 
 def test_a_promotion_that_is_not_safe_wants_force_and_says_what_is_not_known() -> None:
-    votes = Votes([], ["s:10911: Connection refused"])
+    votes = Votes([], [NoVote("s:10911", "Connection refused")])
     world = candidate("s", GatherPledges=votes)
     said = reason(world.ask(PromoteHeader("SYNC_MASTER")))
     assert "s:10911 may have acknowledged messages that no other broker has" in said
@@ -603,7 +604,7 @@ def test_a_master_that_is_to_go_on_asks_whether_there_is_a_newer_one() -> None:
     world = going_on(GatherPledges=Votes(pledged))
     assert isinstance(world.ask(PromoteHeader(min_epoch=2)), Answer)
     assert world.kept.lineage.epochs[-1].number == 1000
-    alone = going_on(GatherPledges=Votes(pledged[:1], ["t:10911: Connection refused"]))
+    alone = going_on(GatherPledges=Votes(pledged[:1], [NoVote("t:10911", "Connection refused")]))
     assert "t:10911 may follow a newer master" in reason(alone.ask(PromoteHeader(min_epoch=2)))
     assert (alone.wrote, alone.state.held) == ([], "")
     forced = going_on(GatherPledges=Votes([]))
@@ -726,6 +727,54 @@ def test_a_pledge_that_its_candidate_does_not_ask_for_is_none(word: object, said
 
 def test_nobody_pledges_himself_to_a_stranger() -> None:
     assert "is not on the list" in reason(candidate("s", AskOne=ASKS).ask(ASKED))
+
+
+def test_whom_a_slave_was_told_to_forget_is_on_its_list_again_with_the_pledge() -> None:
+    """Its operator took it for lost; it asks for a pledge, and says so where it is asked."""
+    world = voting()
+    given = world.kept.members
+    assert isinstance(world.ask(ForgetHeader(OTHER)), Answer)
+    assert (world.kept.members, world.kept.given) == (given.written_off(OTHER), given)
+    assert isinstance(world.ask(ForgetHeader("s")), Answer)
+    world.said["AskOne"] = peer(OTHER, (1, 0, "m"))
+    assert "does not ask for this" in reason(world.ask(ASKED))
+    assert OTHER not in world.kept.members.replicas
+    world.said["AskOne"] = ASKS
+    assert isinstance(world.ask(ASKED), Answer)
+    assert (world.kept.pledge, world.kept.members) == (PROMISE, given.written_off("s"))
+
+
+def test_who_was_forgotten_by_a_master_of_the_list_since_is_not_let_back() -> None:
+    world = voting()
+    given = world.kept.members
+    newer = given.forgotten(1, Mark(1, 1000), OTHER).taken_effect()
+    world.keep(members=newer, given=given)
+    assert "is not on the list" in reason(world.ask(ASKED))
+
+
+def test_a_slave_that_becomes_the_master_asks_whom_it_was_told_to_forget_as_well() -> None:
+    """That one has no say any more, but what it has is known of."""
+    world = candidate("s", GatherPledges=Votes([voter("s", 1001)]))
+    assert isinstance(world.ask(ForgetHeader("s")), Answer)
+    assert "s has the log up to 1001" in reason(world.ask(PromoteHeader("SYNC_MASTER")))
+    assert world.did(GatherPledges)[0].addrs == ("m:10911", "s:10911")
+    world = candidate("s", GatherPledges=Votes([]))
+    world.ask(ForgetHeader("s"))
+    assert isinstance(world.ask(PromoteHeader("SYNC_MASTER")), Answer)
+    assert world.kept.given == Members()
+
+
+def test_who_refuses_its_pledge_is_named_with_its_reason_and_not_called_silent() -> None:
+    votes = Votes(
+        [], [NoVote("m:10911", "Connection refused"), NoVote("s:10911", "it will not", answered=True)]
+    )
+    said = reason(candidate("s", GatherPledges=votes).ask(PromoteHeader("SYNC_MASTER")))
+    assert "and 1 counts: s:10911 answers, but refuses: it will not; m:10911: Connection refused" in said
+    assert said.endswith("--force does it all the same")
+    assert "may have acknowledged" not in said
+    said = reason(going_on(GatherPledges=votes).ask(PromoteHeader(min_epoch=2)))
+    assert "s:10911 answers, but refuses: it will not" in said
+    assert "t:10911 may follow a newer master" in said
 
 
 S_ASKS = peer("s", (1, 0, "m"), changing=True)

@@ -41,6 +41,7 @@ from haservice.broker.role_actions import (
     LeaveMaster,
     LookAtSlaves,
     Lost,
+    NoVote,
     Prove,
     Pull,
     Pulled,
@@ -440,9 +441,12 @@ class RoleDriver:
             said.append((addr, one))
             if len(said) == len(action.addrs):
                 bodies = [body for _, body in said if isinstance(body, LineageBody)]
-                self._finish(
-                    Votes(bodies, [f"{at}: {why}" for at, why in said if not isinstance(why, LineageBody)])
-                )
+                nos = [
+                    NoVote(at, "silent" if why is None else str(why), answered=why is not None)
+                    for at, why in said
+                    if not isinstance(why, LineageBody)
+                ]
+                self._finish(Votes(bodies, nos))
 
         if not action.addrs:
             self._finish(Votes(()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +116,34 @@ def test_the_slave_that_acknowledged_alone_is_the_one_to_promote(make_pair: Make
     assert (done["newMaster"], done["complete"], done["unsafe"]) == (third, True, None)
     wait_until(lambda: in_sync(ask, third) == {pair.slave_addr}, "the other one follows")
     assert read(ask, third) == numbered(0, 100)
+
+
+def test_a_slave_that_was_forgotten_while_it_stood_still_is_promoted_with_all_that_it_has(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    """The other one stood still before, and lacks what was acknowledged meanwhile; the master is dead."""
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    third = start_three(pair, ask)
+    with contextlib.ExitStack() as standing_still:
+        with frozen(pair.processes[THIRD].popen):
+            wait_until(lambda: in_sync(ask, pair.master_addr) == {pair.slave_addr}, "the third is let go")
+            send_ok(pair.master_addr, numbered(0, 50))
+            standing_still.enter_context(frozen(pair.processes["broker-a-s"].popen))
+            kill(pair, "broker-a")
+        command = ("forget", "-n", pair.namesrv_addr, "-b", "broker-a", "--replica", pair.slave_addr, "--yes")
+        forgotten = run(*command)
+        assert forgotten.exit_code == 0, forgotten.output
+        assert f"NOTE: {pair.slave_addr}" in forgotten.output
+        assert "may have acknowledged messages that no other broker has" in forgotten.output
+        assert f"Or start {pair.master_addr}, the last master, again" in forgotten.output
+    refused = run("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", third, "--yes")
+    assert refused.exit_code == 1
+    assert f"--to {pair.slave_addr} needs no --force" in refused.stderr
+    done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert (done["newMaster"], done["complete"], done["unsafe"]) == (pair.slave_addr, True, None)
+    wait_until(lambda: in_sync(ask, pair.slave_addr) == {third}, "the third follows")
+    assert read(ask, pair.slave_addr) == numbered(0, 50)
 
 
 def test_one_silent_slave_is_no_danger_where_two_have_to_acknowledge(make_pair: MakePair, admin: Ask) -> None:

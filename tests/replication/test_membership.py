@@ -17,6 +17,9 @@ from haservice.replication.membership import (
     Members,
     Membership,
     Vote,
+    has_to_be_heard,
+    newest_of,
+    why_no_candidate,
     why_unsafe,
     why_unsafe_to_go_on,
 )
@@ -70,7 +73,7 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
             made("a", "b"),
             vote("a"),
             [replace(vote("b"), is_whole=False)],
-            "2 of them have to be heard, and 1 is",
+            "2 of them have to be heard, and 1 counts: b:1 answers, but its machine went down",
         ),
         # What was acknowledged by an older list lies below.
         (made("a", since=Mark(1, 100)), vote("a"), [], ""),
@@ -161,6 +164,73 @@ def test_what_a_slave_writes_off_changes_no_version_that_its_master_gives() -> N
     before = made("a", "b").joined(1, START, "c", "c:1")
     after = before.written_off("b")
     assert (after.version, after.slaves, after.over[0].slaves) == (before.version, {"a", "c"}, {"a"})
+
+
+def test_whom_a_slave_wrote_off_is_let_back_as_if_that_had_not_been() -> None:
+    given = made("a", "b", "c").joined(1, START, "d", "d:1")
+    without = given.written_off("b").written_off("d")
+    assert without.given_up(given) == {"b": "b:1", "d": "d:1"}
+    assert without.let_back(given, "b") == given.written_off("d")
+    assert without.let_back(given, "b").let_back(given, "d") == given
+    assert without.let_back(given, "x") is without
+    assert given.given_up(given) == {}
+
+
+def test_nobody_is_let_back_on_a_list_that_a_master_made_since() -> None:
+    given = made("a", "b")
+    newer = given.forgotten(1, Mark(1, 50), "b").taken_effect()
+    assert newer.given_up(given) == {}
+    assert newer.let_back(given, "b") is newer
+    assert "b:1 is not on the list" in why_no_candidate(newer, given, "b", "b:1")
+
+
+def test_a_slave_pledges_itself_to_who_is_on_its_list_or_was_forgotten_there_alone() -> None:
+    given = made("a", "b")
+    without = given.written_off("b")
+    assert why_no_candidate(given, Members(), "b", "b:1") == ""
+    assert why_no_candidate(without, given, "b", "b:1") == ""
+    for members, before, replica_id, addr in (
+        (without, Members(), "b", "b:1"),
+        (without, given, "b", "b:2"),
+        (without, given, "x", "b:1"),
+        (without, given, "x", ""),
+    ):
+        assert "is not on the list" in why_no_candidate(members, before, replica_id, addr)
+
+
+def test_of_two_lists_of_one_version_a_promotion_is_judged_by_its_own() -> None:
+    given = made("a", "b")
+    without = given.written_off("b")
+    assert newest_of(without, [given]) is without
+    assert newest_of(given, [without]) is given
+    newer = given.joined(1, START, "c", "c:1")
+    assert newest_of(given, [without, newer]) is newer
+
+
+@pytest.mark.parametrize(
+    ("members", "heard", "needs"),
+    [
+        (made("a", "b"), {"a"}, True),
+        (made("a", "b"), {"a", "b"}, False),
+        (made("a", "b", needed=2), {"a"}, False),
+        (made("a", "b", needed=2), set(), True),
+        (made("a"), {"a"}, False),
+        (made("b").joined(1, START, "a", "a:1"), {"a"}, True),
+    ],
+)
+def test_who_has_to_be_heard_before_all_is_known(members: Members, heard: set[str], needs: bool) -> None:
+    assert (has_to_be_heard(members, "b", heard) is not None) is needs
+
+
+def test_who_answers_and_promises_nothing_is_not_called_silent() -> None:
+    said = why_unsafe(made("a", "b", "c"), vote("a"), [], {"b": "refuses: it will not"})
+    assert said == (
+        "SEND_OK takes 1 of 3 slaves, so 3 of them have to be heard, and 1 counts: c:1 may have acknowledged messages"
+        " that no other broker has; b:1 answers, but refuses: it will not"
+    )
+    said = why_unsafe_to_go_on(made("a", "b"), vote("m"), [vote("a")], {"b": "refuses: it will not"})
+    assert "b:1 answers, but refuses: it will not" in said
+    assert "may follow" not in said
 
 
 def test_a_list_never_gets_an_older_version() -> None:
@@ -261,6 +331,11 @@ STORIES = {
         "append m; level a m; promote a; level b m; switch m b; decide a; append a; level m a; cut m;"
         " level m b; switch b m",
     ),
+    "who was forgotten is not let back on a list that a later master made without it": (
+        3, 1,
+        "level a m; level b m; cut b; level a m; level b m; writeoff b a; promote b; decide b; follow m; level m b;"
+        " switch b m; level c m; level b m; append m; level c m; promote a seen; pledge b a; decide a",
+    ),
     "a master that hands over goes above no term that a candidate has the pledges for": (
         4, 2,
         "level a m; level d m; level b m; level a m; promote a; pledge d a; switch m b seen; decide a;"
@@ -294,6 +369,33 @@ def test_a_promotion_that_is_forced_may_lose_and_the_world_sees_it_when_it_is_no
     world = World(2, 1).run(events)
     assert (world.broken, len(world.promoted), len(world.oks)) == ("", 1, 1)
     assert set(world.oks) - world.promoted[0].log
+
+
+def test_whoever_was_forgotten_by_slaves_and_is_let_back_lacks_no_message_with_an_ok() -> None:
+    """No master answers, and the slaves are told to forget `a`.  What only `a` has may be lost by that, but what was
+    acknowledged since by a master that was promoted without it is not lost when `a` is promoted after all.
+    """
+    kinds = {**KINDS, "forget": 0, "needed": 0, "promote": 3}
+    logging.disable(logging.WARNING)
+    let_back = 0
+    try:
+        for seed in range(int(os.environ.get("ROLE_STORIES", "700"))):
+            chance = random.Random(seed)
+            slaves = chance.randint(2, 4)
+            needed, names = chance.randint(1, slaves - 1), "mabcd"[: slaves + 1]
+            events = [f"level {one} m" for one in names[1:]]
+            events += [event for one in names[1:] * 2 for event in (f"cut {one}", f"level {one} m")]
+            for event in story(chance, slaves, 80, kinds):
+                events += [f"writeoff {chance.choice(names)} a"] if chance.random() < 0.1 else []
+                events.append(event)
+            world = World(slaves, needed).run(events)
+            let_back += world.let_back
+            if world.broken:
+                short = shortest(slaves, needed, events)
+                pytest.fail(f"{world.broken}\n  World({slaves}, {needed}), seed {seed}: {'; '.join(short)}")
+    finally:
+        logging.disable(logging.NOTSET)
+    assert let_back  # else it would prove nothing
 
 
 # `ROLE_STORIES=100000 scripts/test tests/replication/test_membership.py` looks for long.

@@ -47,6 +47,7 @@ from haservice.broker.role_actions import (
 from haservice.broker.role_describe import epoch_bodies, members_body
 from haservice.broker.role_machine import step
 from haservice.broker.role_state import Asked, Event, RoleState, Tick, View, Who
+from haservice.broker.role_votes import newest_list
 from haservice.broker.roles import RoleInForce, StartOfMaster, command_that_counts, start_of_master
 from haservice.remoting.headers import ExtHeader
 from haservice.remoting.lineage_headers import (
@@ -157,6 +158,7 @@ class Replica:
             changing=self.state.changing,
             pledged=pledge.epoch if pledge is not None else -1,
             pledged_to=pledge.broker_addr if pledge is not None else "", members=members_body(kept.members),
+            given=members_body(kept.given),
         )  # fmt: skip
 
     # -- the machine --------------------------------------------------------------------------------
@@ -275,6 +277,7 @@ class Promoted(NamedTuple):
     term: int
     name: str
     log: frozenset[Message]
+    by_writing_off: bool = False
 
 
 @dataclass
@@ -290,6 +293,13 @@ class World:
     broken: str = ""
     forgotten: set[str] = field(default_factory=set)
     """Given up on purpose: nobody makes one of them the master before it has joined again."""
+    lists: dict[tuple[str, tuple[int, int]], Members] = field(default_factory=dict)
+    """As masters gave them, with nobody written off."""
+    given_up: set[Message] = field(default_factory=set)
+    """Lost by an operator's word: by a promotion without a replica that was written off."""
+    written_off: set[str] = field(default_factory=set)
+    let_back: int = 0
+    """How many promotions there were of replicas that had been written off somewhere."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -333,17 +343,22 @@ class World:
     def acknowledged(self, master: Replica, message: Message) -> None:
         self.oks[message] = master.name
         for one in self.promoted:
-            if one.term > master.term and message not in one.log:
+            if one.term > master.term and message not in one.log and one.by_writing_off:
+                self.given_up.add(message)
+            elif one.term > master.term and message not in one.log and message not in self.given_up:
                 self.broken = (
                     f"{master.name} gives OK for {message} in term {master.term}, after {one.name} was"
                     f" promoted without it in term {one.term}"
                 )
 
-    def is_promoted(self, replica: Replica, forced: bool) -> None:
+    def is_promoted(self, replica: Replica, forced: bool, by_writing_off: bool = False) -> None:
         name, log = replica.name, frozenset(replica.log)
-        self.promoted.append(Promoted(replica.term, name, log))
+        self.promoted.append(Promoted(replica.term, name, log, by_writing_off))
         lost = [one for one in self.oks if one not in log and one.term < replica.term]
-        if lost and not forced:
+        lost = [one for one in lost if one not in self.given_up]
+        if by_writing_off:
+            self.given_up.update(lost)
+        elif lost and not forced:
             self.broken = (
                 f"{name} is promoted in term {replica.term} without {lost}, for which there was an OK"
             )
@@ -376,7 +391,8 @@ class World:
         members = master.joins(slave)
         self.forgotten.discard(slave.name)
         slave.log = slave.log[: found.position]
-        slave.file.update(lineage=theirs, members=members, pledge=None)
+        slave.file.update(lineage=theirs, members=members, given=Members(), pledge=None)
+        self.lists[members.master, members.version] = members
         master.links.append(Link(slave, master, members, len(slave.log)))
 
     def _take(self, name: str) -> None:
@@ -456,10 +472,13 @@ class World:
         if candidate.gathering is None:
             return
         votes, before = candidate.votes, candidate.term
+        newest = newest_list(candidate.file.state.members, votes)
+        given = self.lists.get((newest.master, newest.version), newest)
         candidate.gathering = None
         candidate.tell(Votes(votes))
         if not candidate.is_slave and candidate.term > before:
-            self.is_promoted(candidate, forced)
+            self.is_promoted(candidate, forced, by_writing_off=newest != given)
+            self.let_back += name in self.written_off
 
     def _tick(self, name: str) -> None:
         """A slave that has pledged asks what became of it."""
@@ -473,6 +492,14 @@ class World:
             return
         if any(isinstance(one, Answer) for one in replica.ask(ForgetHeader(given_up.name))):
             self.forgotten.add(given_up.name)
+
+    def _writeoff(self, name: str, gone: str) -> None:
+        """A slave is told to forget one, for no master answers; that one may come back all the same."""
+        replica, given_up = self.replicas[name], self.replicas[gone]
+        if replica is given_up or not (replica.is_slave and given_up.is_slave) or replica.state.changing:
+            return
+        if any(isinstance(one, Answer) for one in replica.ask(ForgetHeader(gone))):
+            self.written_off.add(gone)
 
     def _follow(self, name: str) -> None:
         """A master hears of a newer term, and gives way."""
