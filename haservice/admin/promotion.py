@@ -27,6 +27,7 @@ from haservice.admin.output import and_text, human_bytes, human_seconds, shown_a
 from haservice.admin.replicas import (
     has_all_acknowledged,
     heard_text,
+    only_copy_is_damaged,
     stock_ahead,
     unheard,
     unlisted_notes,
@@ -325,8 +326,7 @@ def failover(
                 if before.unheard_term:
                     help += way_past_hearsay(before, candidate)
                 if not before.unheard_term or len(reasons) > 1:
-                    known = ", and loses nothing that is known of" if loss.size == 0 else ""
-                    help.append(f"--force does it all the same{known}{_better(before, candidate)}")
+                    help.append(f"--force does it all the same{_better(before, candidate)}")
                 raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
             report.go_on()
             # Asked again are all: a slave names its dead master no more once the nameservers have dropped it.
@@ -337,9 +337,8 @@ def failover(
             before = now
         started = time.monotonic()
         say_waited_for(now)
-        known = f"by what was known before, {loss_text(loss, counted)}"
-        help = [] if force else [*way_out(before, candidate), known]
-        with report.telling(admin, before.name, candidate, help):
+        help = [*way_out(before, candidate), f"by what was known before, {loss_text(loss, counted)}"]
+        with report.telling(admin, before.name, candidate, [] if force else help):
             promoted = promote(admin, before, candidate, role, loss, force=force)
         epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
         became = wait_for_master(admin, before.name, candidate.addr, epoch, namesrv, timeout_s)
@@ -435,23 +434,15 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
     return lines
 
 
-def only_copy_is_damaged(topology: Topology, candidate: Member) -> str:
-    """What it cannot give, where nobody else answers who could give it back; "" if there is nothing."""
-    if not candidate.damaged or any(one is not candidate for one in topology.ours):
-        return ""
-    return (
-        f"{shown_addr(candidate.addr)} is damaged from {candidate.damaged}, and no other broker of "
-        f"{topology.name} answers that may have these bytes"
-    )
-
-
 def _better(topology: Topology, candidate: Member) -> str:
-    """Who would lose less, for the end of a sentence."""
+    """That this loses nothing, or who would lose less, for the end of a sentence."""
+    own = topology.loss(candidate.addr).size
+    if own == 0:
+        return ", and loses nothing that is known of"
     sizes = [(size, one) for one in topology.ours if (size := topology.loss(one.addr).size) is not None]
     if not sizes:
         return ""
     size, one = min(sizes, key=lambda pair: pair[0])
-    own = topology.loss(candidate.addr).size
     if one is candidate or (own is not None and own <= size):
         return ""
     return f"; --to {shown_addr(one.addr)} would lose {human_bytes(size)}"

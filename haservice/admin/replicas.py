@@ -196,6 +196,16 @@ def only_here(topology: Topology, gone: str) -> list[str]:
     return lines + [f"Or {one}." for one in start_master(topology)]
 
 
+def only_copy_is_damaged(topology: Topology, candidate: Member) -> str:
+    """What it cannot give, where nobody else answers who could give it back; "" if there is nothing."""
+    if not candidate.damaged or any(one is not candidate for one in topology.ours):
+        return ""
+    return (
+        f"{shown_addr(candidate.addr)} is damaged from {candidate.damaged}, and no other broker of "
+        f"{topology.name} answers that may have these bytes"
+    )
+
+
 # -- who is on no list -----------------------------------------------------------------------------
 
 
