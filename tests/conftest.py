@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import deque
 
 from haservice.admin import pair
@@ -14,3 +15,4 @@ def pytest_configure() -> None:
     share = len(pair.PORTS) // workers
     # The number of a process that takes a dead one's place goes on counting.
     pair.PORTS = deque(sorted(pair.PORTS)[number % workers * share :][:share])
+    pair.PORTS.rotate(random.randrange(share))  # another session may run beside this one
