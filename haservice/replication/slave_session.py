@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 from collections.abc import Callable, Sequence
 from socket import gaierror
 
@@ -153,7 +152,7 @@ class SlaveSession:
         # Connections in a row that the master ended without a word.
         self._unanswered = 0
         # When a master that we had heard ended its connection.
-        self._closed_s = -math.inf
+        self._away_s: float | None = None  # since when the master has ended its link, or refuses one
         # When a pause is over, or what a greeting waits for has to be there.
         self._until_s = 0.0
         # Of the present connection.
@@ -206,7 +205,8 @@ class SlaveSession:
         """Follows `address` from now on.  What it has with a master ends, also if that is the same one."""
         ending = self._leave()
         self._move(Event.TOLD)
-        self.address = address
+        if address != self.address:
+            self.address, self._away_s = address, None
         self._backoff.succeeded()
         return [*ending, *self._dial()]
 
@@ -237,6 +237,7 @@ class SlaveSession:
         self._move(Event.CONNECTED)
         self.connects += 1
         self._connected_s = self.last_read_s = now_s
+        self._away_s = None
         self._silence_s = self._housekeeping_s
         self._heard, self._unfollowed, self._bad = False, True, None
         self._reader.reset()
@@ -452,9 +453,11 @@ class SlaveSession:
         grave = isinstance(error, (ProtocolError, CommitLogError)) or self._unanswered > 1
         level = logging.ERROR if grave else logging.WARNING
         if isinstance(error, MasterClosed) and self._heard:
-            self._closed_s, level = now_s, logging.INFO
-        elif isinstance(error, ConnectionRefusedError) and now_s < self._closed_s + TURN_S:
-            return ()
+            self._away_s, level = now_s, logging.INFO
+        elif isinstance(error, ConnectionRefusedError):
+            self._away_s = now_s if self._away_s is None else self._away_s
+            if now_s < self._away_s + TURN_S:
+                return ()
         if not self._seldom.ready(f"{self.address} {level} {type(error).__name__}", now_s):
             return ()
         text = "link to master lost, trying again addr=%s offset=%d reason=%s"

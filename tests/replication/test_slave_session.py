@@ -301,6 +301,16 @@ def test_a_master_that_ends_its_link_and_turns_is_no_trouble_until_it_stays_away
         assert told(slave.session.lost(refused, slave.now_s)) == said
 
 
+def test_a_master_that_is_not_up_yet_is_no_trouble_until_it_stays_away(talk: Callable[..., Talk]) -> None:
+    """Who has just turned into a slave calls a master that has just turned, too."""
+    slave, refused = talk(), ConnectionRefusedError(111, "Connection refused")
+    for seconds, told in ((0.0, 0), (TURN_S - 0.1, 0), (0.2, 1)):
+        slave.passes(seconds)
+        slave.session.told(ADDR)
+        said = slave.session.lost(refused, slave.now_s)
+        assert sum(isinstance(one, Tell) for one in said) == told
+
+
 def bring(slave: Talk, state: State, tmp_path: Path) -> None:
     """Into that state."""
     session = slave.session
