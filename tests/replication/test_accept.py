@@ -191,9 +191,8 @@ def test_ten_thousand_probes_leave_nothing_behind(tmp_path: Path) -> None:
             if number % 200 == 0:  # the port's backlog is not what is tested
                 wait_until(lambda: len(ha.status().slaves) == 1)
         wait_until(lambda: len(ha.status().slaves) == 1)
-        # What tests before this one left to the collector may go meanwhile.
-        wait_until(lambda: threading.active_count() <= threads, "every thread is back")
-        wait_until(lambda: open_files() <= files, "every descriptor is back")
+        wait_until(lambda: threading.active_count() == threads)
+        wait_until(lambda: open_files() == files, "every descriptor is back")
         fill_raw(log, 20)
         assert slave.frame()[0] == 10
 
