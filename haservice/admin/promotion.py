@@ -65,6 +65,7 @@ from haservice.remoting.lineage_headers import (
     SwitchoverBody,
     SwitchoverHeader,
 )
+from haservice.replication.lineage import of_one_promotion
 
 # Beyond the time that a switchover may take: until its answer is here.
 ANSWER_S = 5.0
@@ -388,11 +389,15 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     assert candidate is not None
     check_at_rest(topology)
     for master in topology.masters:
-        if master.held or (master.is_ours and (master.epoch or 0) < topology.heard_epoch):
+        if master.held or (master.is_ours and topology.gives_way(master)):
             continue  # it takes nothing, or gives way to a newer term by itself
         if master is candidate and (master.epoch or 0) < topology.registered.epoch:
             continue  # no nameserver takes it for the master until it begins a newer term
-        if candidate.is_master and master.epoch == candidate.epoch and topology.needs_further_term(master):
+        if (
+            candidate.is_master
+            and of_one_promotion(master.epoch or 0, candidate.epoch or 0)
+            and topology.needs_further_term(master)
+        ):
             continue  # one of two that began one number, or whom a slave's promise keeps away
         if master is candidate:
             raise click.ClickException(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from haservice.admin.output import local_second, shown_addr
 from haservice.bounds import TERM_JUMP_MAX
-from haservice.replication.lineage import Epoch, Lineage, LogSpan, common_point
+from haservice.replication.lineage import Epoch, Lineage, LogSpan, common_point, of_one_promotion
 from haservice.replication.membership import Members
 
 SHORT_ID = 8
@@ -346,19 +346,24 @@ class Topology:
 
     @property
     def _last_terms(self) -> tuple[Epoch | None, ...]:
-        """The newest one that anybody who counts has heard of; more than one if two masters began it."""
+        """The newest one that anybody who counts has heard of; more than one of masters who are rivals."""
         terms = [one.last_term for one in self._told if one.last_term is not None]
-        number = max((term.number for term in terms), default=-1)
-        found = {term.term: term for term in terms if term.number == number}
+        found = {one.term: one for one in terms if not any(other.outranks(one) for other in terms)}
         return tuple(found.values()) or (None,)
 
+    def gives_way(self, master: Member) -> bool:
+        """Whether it does so by itself, to a newer term of which it only has to hear."""
+        number, newest = master.epoch or 0, self.heard_epoch
+        return number < newest and not of_one_promotion(number, newest)
+
     def needs_further_term(self, master: Member) -> bool:
-        """Whether somebody who answers follows it in a further term only: another master began the same number,
-        or a promise to another one forbids it.
+        """Whether somebody who answers follows it in a further term only: there is a rival, or a promise to
+        another one forbids it.
         """
         number = master.epoch if master.epoch is not None else -1
         return len(self._last_terms) > 1 or any(
-            one.pledged > number or (one.pledged == number and not master.is_at(one.pledged_to))
+            one.pledged > number
+            or (of_one_promotion(one.pledged, number) and not master.is_at(one.pledged_to))
             for one in self.ours
             if one is not master
         )
@@ -366,9 +371,12 @@ class Topology:
     def _loss_of(self, candidate: Member, term: Epoch | None) -> Loss:
         """What is lost of the log that ends with `term`."""
         addr = candidate.addr
-        others = {one.term for one in self._last_terms if one is not None and one is not term}
         furthest = max(
-            (one for one in self._told if one.last_term is None or one.last_term.term not in others),
+            (
+                one
+                for one in self._told
+                if one.last_term is None or term is None or not one.last_term.rivals(term)
+            ),
             key=_rank,
         )
         assert candidate.log is not None
@@ -390,11 +398,14 @@ class Topology:
         """That only a nameserver has heard of a term, whose master has written who knows what; "" if not."""
         number, addr = self.registered
         terms = [one.last_term for one in self.ours if one.last_term is not None]
-        same = [term for term in terms if term.number == number]
+        same = [term for term in terms if of_one_promotion(term.number, number)]
         known = self.addrs_by_id
-        if number < 0 or any(term.number > number for term in terms):
+        if number < 0 or any(term.number > number and term not in same for term in terms):
             return ""
-        if any(not (where := known.get(term.master)) or self._same(where, addr) for term in same):
+        if any(
+            term.number >= number and (not (where := known.get(term.master)) or self._same(where, addr))
+            for term in same
+        ):
             return ""
         return (
             f"the nameserver knows of epoch {number}, of {shown_addr(addr)}, "

@@ -34,6 +34,7 @@ from haservice.broker.roles import (
     highest_number,
     is_member,
     lineage_of,
+    may_have_answered,
     newer_masters,
     rival,
     start_of_master,
@@ -61,7 +62,9 @@ class Look(Looking):
 
 def begin(state: RoleState, event: Begin, view: View) -> Step:
     """A master starts: it gives way to a newer one, or begins, or waits for what it may have lost."""
-    claims = newer_masters(view.kept.replica_id, view.kept.lineage, event.heard.peers, starting=True)
+    kept = view.kept
+    starting = not may_have_answered(kept, state.who.needed)
+    claims = newer_masters(kept.replica_id, kept.lineage, event.heard.peers, starting=starting)
     return Proving(claims, event.heard, start=event.start).begin(state, view)
 
 

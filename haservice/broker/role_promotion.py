@@ -55,7 +55,7 @@ from haservice.broker.role_votes import (
 )
 from haservice.broker.roles import command_for, new_term, next_number, role_wanted
 from haservice.remoting.lineage_headers import LineageBody, PledgeHeader, PromoteHeader, ReinitHeader
-from haservice.replication.lineage import Lineage, LogSpan
+from haservice.replication.lineage import Lineage, LogSpan, of_one_promotion
 from haservice.replication.lineage_file import LineageState, Pledge
 from haservice.replication.membership import vote_of, why_no_candidate, why_unsafe
 from haservice.settings import BrokerRole
@@ -146,7 +146,8 @@ class Counting(Change):
 def _living_master(heard: Sequence[LineageBody], newest: int) -> str:
     """Who is not dead, after all; one of an older term than we know gives way by itself."""
     for one in heard:
-        if one.is_master and not one.held and one.epoch >= newest:
+        is_older = one.epoch < newest and not of_one_promotion(one.epoch, newest)
+        if one.is_master and not one.held and not is_older:
             return (
                 f"{one.broker_addr} is the master of term {one.epoch} and takes messages: mqadmin switchover loses"
                 " nothing"

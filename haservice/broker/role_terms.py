@@ -52,7 +52,7 @@ from haservice.remoting.lineage_headers import (
     PromoteHeader,
     SwitchoverBody,
 )
-from haservice.replication.lineage import LogSpan
+from haservice.replication.lineage import LogSpan, of_one_promotion
 from haservice.replication.lineage_file import Pledge, RoleCommand
 from haservice.replication.membership import Members, vote_of, why_unsafe_to_go_on
 from haservice.settings import BrokerRole
@@ -242,7 +242,7 @@ class LookingForPlace(Change):
 def follow(state: RoleState, ticket: int, header: FollowHeader, view: View) -> Step:
     """40004 at a master."""
     last = view.kept.lineage.last
-    if last is not None and header.epoch <= last.number:
+    if last is not None and (header.epoch <= last.number or of_one_promotion(header.epoch, last.number)):
         why = f"this broker is the master of term {last.number}, and {header.epoch} is no newer one"
         return state, (Refuse(ticket, why),)
     return state.but(change=LookingForPlace(ticket, header)), (Ask((header.master_addr,)),)

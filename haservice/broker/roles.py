@@ -18,14 +18,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from haservice.remoting.lineage_headers import LineageBody, ListBody, MembersBody
-from haservice.replication.lineage import UNKNOWN_EPOCH, Epoch, Lineage, LogSpan, Mark
+from haservice.replication.lineage import (
+    PROMOTION_STEP,
+    UNKNOWN_EPOCH,
+    Epoch,
+    Lineage,
+    LogSpan,
+    Mark,
+    of_one_promotion,
+)
 from haservice.replication.lineage_file import HandingOver, LineageState, Replica, RoleCommand
 from haservice.replication.membership import Members
 from haservice.settings import BrokerRole, NodeConfig
-
-# A master that was cut off does not know of its successor, and must not outrank it however often it starts.
-# So promotions are numbered by its multiples, and what restarts begin lies between them.
-PROMOTION_STEP = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,19 +344,19 @@ def newer_masters(
 ) -> list[tuple[NewerMaster, LineageBody]]:
     """Whom a master may have to give way to, and by whose word; the newest first.
 
-    That is whoever a peer knows to have a term above our last one.  A master that is `starting` does not
-    take over from one that runs in a term of the same number, either: for that there are commands, which
+    That is whoever a peer knows to have a term that outranks our last one.  A master that is `starting` does not
+    take over from a rival that runs, or from the one whose term its log is in: for that there are commands, which
     lose nothing.
     """
-    last_number = own.last.number if own.last is not None else -1
+    last = own.last
     found: list[tuple[tuple[int, bool, bool], LineageBody]] = []
     for one in peers:
         term = _newest_term(one)
         if one.replica_id == own_id or term is None or term.master in ("", own_id):
             continue
         runs_it = one.is_master and term.master == one.replica_id
-        overrules = starting and runs_it and term.number == last_number
-        if term.number > last_number or overrules:
+        overrules = last is not None and starting and runs_it and of_one_promotion(term.number, last.number)
+        if last is None or term.outranks(last) or overrules:
             found.append(((term.number, runs_it, one.is_master), one))
     found.sort(key=lambda item: item[0], reverse=True)
     return [(_followed(one), one) for _, one in found]
@@ -384,11 +388,23 @@ def _newest_term(peer: LineageBody) -> Epoch | None:
     return None
 
 
+def may_have_answered(state: LineageState, needed: int) -> bool:
+    """Whether a master may have given an OK in a last term of its own: so many slaves have followed it there.
+
+    If it has, it gives way to no rival when it starts: that one was promoted by somebody who did not know of it,
+    and an operator has to choose.
+    """
+    last = state.lineage.last
+    is_own = last is not None and last.master == state.replica_id
+    return is_own and sum(one.in_sync for one in state.replicas.values()) >= needed
+
+
 def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBody | None:
-    """A master whose term has our number: neither is the newer one, and somebody has to decide."""
+    """A master of which neither is the newer one: somebody has to decide."""
     last = own.last
     for one in peers:
-        if last is not None and one.is_master and one.epoch == last.number and one.epoch_master != own_id:
+        is_other = one.is_master and one.epoch_master != own_id
+        if last is not None and is_other and of_one_promotion(one.epoch, last.number):
             return one
     return None
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from haservice.bounds import TERM_JUMP_MAX
+from haservice.replication.lineage import of_one_promotion
 
 # Two periods of registration: a real master that a stranger keeps out has spoken against him by then.
 SETTLED_S = 60.0
@@ -74,17 +75,19 @@ class Terms:
     def newer_than(self, addr: str, epoch: int, *, is_master: bool, leader: str | None) -> Term | None:
         """The term that makes `epoch`, told of by `addr`, an old one.  `leader`: the live master in the route.
 
-        Two masters with one number: the first one keeps the route for as long as it lives.  From the address
-        of a term any number is taken: its store may be another one now.  A number beyond belief counts for
-        as long as who told of it lives.
+        Two masters with one number, or of one promotion: the first one keeps the route for as long as it lives.
+        From the address of a term any number is taken: its store may be another one now.  A number beyond belief
+        counts for as long as who told of it lives.
         """
         for term in (self.claimed, self.settled):
-            if term is None or addr == term.addr or epoch > term.epoch:
+            if term is None or addr == term.addr:
                 continue
+            is_rival = is_master and of_one_promotion(epoch, term.epoch)
+            is_older = epoch < term.epoch and not is_rival
             if term.addr == leader:
-                if epoch < term.epoch or is_master:
+                if is_older or is_rival:
                     return term
-            elif epoch < term.epoch <= epoch + TERM_JUMP_MAX:
+            elif is_older and term.epoch <= epoch + TERM_JUMP_MAX:
                 return term
         return None
 

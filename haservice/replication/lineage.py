@@ -8,6 +8,10 @@ where the next one begins; the last one is open.  A number belongs to one term o
 both have it, from the same start and the same master, hold the same bytes from there to the nearer of its
 two ends.  Terms that began at the same offset as a later one wrote nothing, and are forgotten.
 
+A promotion takes the next multiple of 1000, and what its master begins by itself are the next numbers.  So of
+two masters whose terms lie within one thousand each was promoted without the other: however often one of them
+started since, neither term is the newer one (they are rivals).
+
 Epoch 0 stands for what was written before anybody kept epochs; that two logs agree on it, only their bytes
 can tell (hello.py compares a digest of the last ones in any case).
 """
@@ -18,12 +22,23 @@ import enum
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+# A master that was cut off does not know of its successor, and must not outrank it however often it starts.
+# So promotions are numbered by its multiples, and what restarts begin lies between them.
+PROMOTION_STEP = 1000
 # The oldest terms are forgotten beyond it; a log that old begins anew.
 EPOCHS_MAX = 1000
 # Written before lineage was kept: a stock broker's log, or one of our first versions.
 UNKNOWN_EPOCH = 0
 # Beyond every log.
 _NO_END = 1 << 63
+
+
+def of_one_promotion(one: int, other: int) -> bool:
+    """Whether no promotion's number lies between those of two terms, so that of two masters neither is newer.
+
+    Below the first promotion's the higher number is newer: a master starts there whom nobody has promoted.
+    """
+    return one == other or one // PROMOTION_STEP == other // PROMOTION_STEP > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,14 @@ class Epoch:
     def term(self) -> tuple[int, int, str]:
         """What tells one term from all others.  The start of epoch 0 moves with retention: it counts as 0."""
         return (self.number, self.start if self.number != UNKNOWN_EPOCH else 0, self.master)
+
+    def rivals(self, other: Epoch) -> bool:
+        """Whether both are of masters of which neither is the newer one."""
+        return self.master != other.master and of_one_promotion(self.number, other.number)
+
+    def outranks(self, other: Epoch) -> bool:
+        """Whether the master of the other one has to give way."""
+        return self.number > other.number and not self.rivals(other)
 
     def is_same_term(self, other: Epoch) -> bool:
         return self.term == other.term
@@ -176,18 +199,20 @@ def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me
     """What the slave (`own`, replica id `me`) has to do to follow the master (`theirs`)."""
     # As if the master had lost nothing: terms that begin beyond its end tell what it once held.
     agreed = common_point(own, own_log.end, theirs, _NO_END)
-    if agreed is None and not own_log.is_empty:
-        return _refused(own_log, f"no term of a master is in both logs: {_both(own, theirs)}")
     newest, their_newest = own.newest(own_log.end, me), theirs.last
-    if newest is not None and their_newest is not None and newest.number == their_newest.number:
-        if newest.master != their_newest.master:
-            # Neither is the newer one, and what we have acknowledged in ours would be cut.
-            text = (
-                f"two masters have term {newest.number}, and we follow the other one; a further mqadmin failover"
-                f" begins a term that all follow: {_both(own, theirs)}"
-            )
-            return Plan(Step.OLD_MASTER, own_log.end, text)
-    elif newest is not None and (their_newest is None or newest.number > their_newest.number):
+    is_rival = newest is not None and their_newest is not None and newest.rivals(their_newest)
+    # Of two who were promoted an operator chooses one, though their logs share nothing.
+    has_choice = is_rival and newest is not None and newest.number >= PROMOTION_STEP
+    if agreed is None and not own_log.is_empty and not has_choice:
+        return _refused(own_log, f"no term of a master is in both logs: {_both(own, theirs)}")
+    if newest is not None and their_newest is not None and is_rival:
+        # Neither is the newer one, and what we have acknowledged in ours would be cut.
+        text = (
+            f"two masters have term {numbers_text(newest.number, their_newest.number)}, and we follow the other one;"
+            f" a further mqadmin failover begins a term that all follow: {_both(own, theirs)}"
+        )
+        return Plan(Step.OLD_MASTER, own_log.end, text)
+    if newest is not None and (their_newest is None or newest.outranks(their_newest)):
         known = their_newest.number if their_newest is not None else -1
         text = f"we know of term {newest.number}, and the master's newest is {known}: {_both(own, theirs)}"
         return Plan(Step.OLD_MASTER, own_log.end, text)
@@ -210,6 +235,14 @@ def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me
     if lost:
         return Plan(Step.TRUNCATE, point, f"the two logs part at {point}", lost)
     return Plan(Step.CONTINUE, point)
+
+
+def numbers_text(one: int, other: int) -> str:
+    """The numbers of two rivals' terms, for people."""
+    if one == other:
+        return str(one)
+    low, high = sorted((one, other))
+    return f"{low // PROMOTION_STEP * PROMOTION_STEP} (now {low} and {high})"
 
 
 def _refused(own_log: LogSpan, reason: str) -> Plan:

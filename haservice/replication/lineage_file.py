@@ -44,7 +44,7 @@ from haservice.replication.hello import (
     encode_members,
     encode_terms,
 )
-from haservice.replication.lineage import EPOCHS_MAX, UNKNOWN_EPOCH, Epoch, Lineage
+from haservice.replication.lineage import EPOCHS_MAX, UNKNOWN_EPOCH, Epoch, Lineage, of_one_promotion
 from haservice.replication.membership import Members
 
 T = TypeVar("T")
@@ -101,7 +101,9 @@ class Pledge:
 
     def allows(self, term: Epoch) -> bool:
         """Whether the master of that term may be followed."""
-        return term.number > self.epoch or (term.number == self.epoch and term.master == self.replica_id)
+        if of_one_promotion(term.number, self.epoch):
+            return term.master == self.replica_id and term.number >= self.epoch
+        return term.number > self.epoch
 
 
 class ListChanged(OSError):

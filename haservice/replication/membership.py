@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage, Mark
+from haservice.replication.lineage import UNKNOWN_EPOCH, Lineage, Mark, numbers_text, of_one_promotion
 
 # More than any broker name has; what is forgotten makes room.
 REPLICAS_MAX = 64
@@ -87,9 +87,14 @@ class Members:
         return self._next(epoch, since, replicas=_without(self.replicas, replica_id))
 
     def written_off(self, replica_id: str) -> Members:
-        """As a slave has it whose operator gives a replica up: the same list, but nobody asks for that one."""
+        """As a slave has it whose operator gives a replica up: the same list, but nobody asks for that one.
+
+        An OK may have counted it: of those that are left one fewer has each message.
+        """
+        counted = replica_id in self.slaves
         return replace(
             self,
+            needed=max(1, self.needed - counted),
             replicas=_without(self.replicas, replica_id),
             over=tuple(one.written_off(replica_id) for one in self.over),
         )
@@ -309,8 +314,11 @@ def why_unsafe_to_go_on(
 
 def _why_two_masters(me: Vote, heard: Collection[Vote]) -> str:
     """By length nobody knows for whose bytes of one term an OK was given."""
-    if any(one.term == me.term and one.master != me.master for one in heard):
-        return f"two masters had term {me.term}, and of both there is something left"
+    for one in heard:
+        if of_one_promotion(one.term, me.term) and one.master != me.master:
+            return (
+                f"two masters had term {numbers_text(one.term, me.term)}, and of both there is something left"
+            )
     return ""
 
 

@@ -166,6 +166,21 @@ def test_of_two_masters_with_one_number_neither_has_what_the_other_took() -> Non
     assert (seen.loss("b:1").begin, seen.loss("b:1").end) == (500, 900)
 
 
+def test_of_two_masters_promoted_beside_each_other_neither_has_what_the_other_took() -> None:
+    """One of them lost power, and began a term by itself; its slave has not heard of that one yet."""
+    one = member("a:1", A, 900, (1, 0, A), (2000, 500, A), (2001, 800, A), role="SYNC_MASTER")
+    slave = member("c:1", C, 850, (1, 0, A), (2000, 500, A))
+    other = member("b:1", B, 700, (1, 0, A), (2000, 600, B), role="SYNC_MASTER")
+    seen = topology(one, slave, other)
+    assert (seen.loss("a:1").begin, seen.loss("a:1").end) == (500, 700)
+    assert (seen.loss("b:1").begin, seen.loss("b:1").end) == (500, 900)
+    assert seen.needs_further_term(one)
+    assert seen.needs_further_term(other)
+    assert not seen.gives_way(other)
+    # The nameserver's word: of a rival who is gone nobody knows what he took.
+    assert "epoch 2000, of z:1" in Topology(NAME, (one, slave), Registered(2000, "z:1")).loss("a:1").unknown
+
+
 def test_what_was_heard_before_a_restart_is_the_least_that_a_sync_master_had() -> None:
     kept = {"master_end": 720, "master_end_kept": True, "master_heard_ms": 1_700_000_000_000}
     slave = member("b:1", B, 500, *ONE_TERM, master_role="SYNC_MASTER", **kept)

@@ -157,6 +157,27 @@ def test_two_masters_of_one_number_are_told_of() -> None:
     assert (world.turned, world.state.held) == (False, "")
 
 
+RIVAL = peer(OTHER, (1, 0, OTHER), (2003, 900, OTHER), role="SYNC_MASTER")
+OWN_PROMOTION = Lineage((Epoch(1, 0, OTHER), Epoch(2000, 500, ME)))
+
+
+def test_a_master_gives_way_to_no_rival_that_started_oftener() -> None:
+    world = Driver(master(), Ask=Heard([RIVAL])).keep(lineage=OWN_PROMOTION).tell(Tick())
+    assert any("two masters have one term" in one.text for one in world.did(Say))
+    assert (world.turned, world.state.held) == (False, "")
+    assert "2003 is no newer one" in reason(world.ask(FollowHeader(f"{OTHER}:10911", "", 2003)))
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_a_master_that_starts_gives_way_to_a_rival_unless_its_slaves_may_have_made_an_ok(
+    followed: bool,
+) -> None:
+    slaves = {"s": Replica("s:1", 900, 1, followed)}
+    world = Driver(master(), Prove=Done()).keep(lineage=OWN_PROMOTION, replicas=slaves)
+    world.tell(Begin(Heard([RIVAL]), start()))
+    assert world.turned is not followed
+
+
 def test_slaves_that_follow_another_one_are_told_who_the_master_is() -> None:
     lost = follower(900, master_addr="other:10911")
     world = Driver(master(), Ask=Heard([lost, peer("x", (1, 0, ME))])).tell(Tick())

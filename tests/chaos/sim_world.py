@@ -24,6 +24,7 @@ from typing import Any
 from commitlog.errors import CommitLogError
 from commitlog.options import FlushDiskType
 from haservice.broker.role_state import Hint, Tick
+from haservice.replication.lineage import of_one_promotion
 from haservice.replication.progress import SlaveProgress
 from haservice.settings import BrokerRole, ReadMark
 from tests.chaos import history
@@ -495,7 +496,8 @@ class World:
     def _overtaken_by(self, candidate: Node) -> Node | None:
         """Who has a newer term in its file."""
         began = candidate.last_term
-        return next((one for one in self.nodes.values() if one.last_term > began), None)
+        newer = (one for one in self.nodes.values() if one.last_term > began)
+        return next((one for one in newer if not of_one_promotion(one.last_term, began)), None)
 
     # -- faults at a step of a change of role -----------------------------------------------------------
 

@@ -366,6 +366,21 @@ def test_of_two_masters_with_one_number_the_first_keeps_the_route_while_it_lives
     assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
 
 
+@pytest.mark.parametrize(("first", "second"), [(2000, 2001), (2001, 2000)])
+def test_of_two_masters_promoted_beside_each_other_the_first_keeps_the_route_while_it_lives(
+    table: RouteTable, first: int, second: int
+) -> None:
+    """A restart in between makes neither the newer one."""
+    table.register(master()._replace(epoch=first), "a")
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=second), "b").newer == Term(first, MASTER)
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+    table.channel_closed("a")
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=second), "b").newer is None
+    assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
+    assert table.register(master()._replace(epoch=3000), "a").newer is None
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+
+
 def test_the_newest_master_may_come_back_with_another_store(table: RouteTable) -> None:
     table.register(master()._replace(epoch=5), "a")
     assert table.register(master()._replace(epoch=1), "a").newer is None

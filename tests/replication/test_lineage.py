@@ -196,6 +196,41 @@ def test_a_slave_between_two_masters_of_one_number_says_that_a_further_term_ends
     assert (further.step, further.position, further.lost_bytes) == (Step.TRUNCATE, 400, 100)
 
 
+@pytest.mark.parametrize(
+    ("own", "theirs"),
+    [
+        ("2000@500B", "2001@900A"),  # ours was promoted beside theirs, whose machine went down since
+        ("2001@500B", "2000@400A"),
+        ("2007@500B", "2007@500A"),
+    ],
+)
+def test_no_restart_makes_one_of_two_promoted_masters_the_newer_one(own: str, theirs: str) -> None:
+    for begin in (("1@0A",), ()):  # also where the two logs share nothing
+        decided = plan(lineage(*begin, own), LogSpan(0, 600), lineage(*begin, theirs), LogSpan(0, 900), "C")
+        assert decided.step is Step.OLD_MASTER
+        assert "two masters have term 2000" in decided.reason or "term 2007" in decided.reason
+    further = plan(
+        lineage("1@0A", own), LogSpan(0, 600), lineage("1@0A", theirs, "3000@950A"), LogSpan(0, 990), "C"
+    )
+    assert further.step is Step.TRUNCATE
+
+
+def test_which_of_two_terms_outranks_the_other() -> None:
+    promoted, restarted, rival, later = (
+        Epoch(2000, 0, "A"), Epoch(2001, 5, "A"), Epoch(2003, 0, "B"), Epoch(3000, 0, "B"),
+    )  # fmt: skip
+    assert restarted.outranks(promoted)
+    assert not promoted.outranks(restarted)
+    for one in (promoted, restarted):
+        assert one.rivals(rival)
+        assert not one.outranks(rival)
+        assert not rival.outranks(one)
+        assert later.outranks(one)
+        assert not later.rivals(one)
+    # Before the first promotion the higher number is the newer one, as ever.
+    assert Epoch(4, 0, "A").outranks(Epoch(3, 0, "B"))
+
+
 # -- against the bytes ------------------------------------------------------------------------------
 
 

@@ -82,6 +82,12 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
         (made("a", "b", needed=2, since=Mark(1000, 90)), vote("a"), [vote("b", 80)], "messages up to 90"),
         # Two masters of one number: by length nobody knows whose bytes an OK was given for.
         (made("a", "b"), vote("a"), [vote("b", 90, master="x")], "two masters had term 1"),
+        (
+            made("a", "b"),
+            vote("a", term=2001),
+            [vote("b", 90, term=2000, master="x")],
+            "two masters had term 2000",
+        ),
     ],
 )
 def test_who_is_a_safe_choice(members: Members, me: Vote, heard: Sequence[Vote], why: str) -> None:
@@ -164,6 +170,16 @@ def test_what_a_slave_writes_off_changes_no_version_that_its_master_gives() -> N
     before = made("a", "b").joined(1, START, "c", "c:1")
     after = before.written_off("b")
     assert (after.version, after.slaves, after.over[0].slaves) == (before.version, {"a", "c"}, {"a"})
+
+
+def test_whoever_is_written_off_may_have_been_one_of_those_that_an_ok_counted() -> None:
+    """A message may be with b and c alone: once c is given up a has to hear b, as before."""
+    without = made("a", "b", "c", needed=2).written_off("c")
+    assert "b:1 may have acknowledged" in why_unsafe(without, vote("a"), [])
+    assert why_unsafe(without, vote("a"), [vote("b")]) == ""
+    # Where it alone made an OK, that is given up with it; and twice is once.
+    assert made("a", "b", needed=1).written_off("b").wanted == 1
+    assert without.written_off("c") == without
 
 
 def test_whom_a_slave_wrote_off_is_let_back_as_if_that_had_not_been() -> None:
