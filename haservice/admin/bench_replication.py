@@ -18,7 +18,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -216,8 +216,10 @@ class ReplicationBench:
             pair.start_master()
             with Relay(pair.ha_port()) as relay, BlockingClient() as client:
                 pair.start_slave(haMasterAddress=f"127.0.0.1:{relay.port}")
-                while asyncio.run(drive(pair.master_addr, self._body, 1, 10)).not_ok:
-                    time.sleep(LOOK_SECONDS)  # it has booted, and connects
+                until(
+                    lambda: not asyncio.run(drive(pair.master_addr, self._body, 1, 10)).not_ok,
+                    f"cut: the slave at {pair.slave_addr} does not follow, sends to {pair.master_addr} are not OK",
+                )
                 not_ok = 0
                 for _ in range(self._rounds * 5):
                     relay.cut()
@@ -243,8 +245,10 @@ class ReplicationBench:
                     end = log_end(client, pair.master_addr)
                     began = time.perf_counter()
                     pair.start_slave()
-                    while log_end(client, pair.slave_addr) < end:
-                        time.sleep(LOOK_SECONDS)
+                    until(
+                        lambda end=end: log_end(client, pair.slave_addr) >= end,  # type: ignore[misc]
+                        f"restart: the slave at {pair.slave_addr} does not reach {end}",
+                    )
                     times.append(time.perf_counter() - began)
         click.echo(
             f"slave restarted, from start of the process to level: median {statistics.median(times):.2f} s"
@@ -333,6 +337,15 @@ _EXT = SendMessageHeader(
     flag=0,
     properties="UNIQ_KEY\x017F0000010A5B18B4AAC20000000A0000\x02WAIT\x01true",
 ).encode(RequestCode.SEND_MESSAGE_V2)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Looks again and again.  Raises click.ClickException, which says `what` is not so, at the end of patience."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise click.ClickException(f"{what}, for {PATIENCE_SECONDS:g} s now")
+        time.sleep(LOOK_SECONDS)
 
 
 def log_end(client: BlockingClient, addr: str) -> int:

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from commitlog.errors import CorruptRecord
 from commitlog.kernel import native
+from commitlog.kernel.dispatching import AnyLanes, lanes
 from commitlog.kernel.layout import AT, MAGICS_BYTES, SYS_FLAG_LOW_AT, offsets
-from commitlog.kernel.records import body_crc, encode, stamp
+from commitlog.kernel.records import body_crc, encode, parse_head, stamp
 from commitlog.kernel.scan import NOWHERE, walk
 from haservice.broker import native as broker_native
 from tests.chaos.fuzz import Target
@@ -170,6 +172,76 @@ def _crc_seeds() -> list[bytes]:
     return [bytes(size) for size in (0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 1000)] + [log_bytes(14)]
 
 
+# -- dispatch --------------------------------------------------------------------------------------
+
+_DISPATCH_OPTION_BYTES = 5
+# A log of nothing but what stops it ends after so many.
+_STOPS_MAX = 40
+
+
+def _dispatch(data: bytes) -> tuple[object, object]:
+    """Bytes: from where on keys are put, how much is given at once, whether it is taken between calls, what is told
+    of a lane, and whether the log is mended first.  What stops it is told as the dispatcher tells it, or passed
+    over.
+    """
+    if len(data) < _DISPATCH_OPTION_BYTES:
+        return None, None
+    indexed, step, takes, told, mend = data[:_DISPATCH_OPTION_BYTES]
+    log = bytearray(data[_DISPATCH_OPTION_BYTES:])
+    offset = _DISPATCH_OFFSETS[indexed >> 2 & 3]
+    if mend & 1:
+        _mend(log, 0, offset, crc=False)
+    indexed_to = (0, offset, offset + len(log) // 2, NOWHERE)[indexed & 3]
+    known, at, came = lanes(), 0, list[object]()
+    for stop in range(_STOPS_MAX):
+        end = len(log) if step & 1 else min(len(log), at + 16 * step)
+        moved, full, stored_ms = known.gather(_SHAPES[step % 3](log), at, offset + at, end, indexed_to)
+        came.append((moved, full, stored_ms))
+        at += moved
+        if full or takes >> stop % 8 & 1:
+            came.append(known.take())
+        if not full and not (step and moved and end < len(log)):
+            passed = _tell_lane(known, log, at, told + stop)
+            if passed is None:
+                break
+            at += passed
+    came.append(known.take())
+    return (len(came), at == len(log), indexed & 3, told & 3), came
+
+
+def _tell_lane(known: AnyLanes, log: bytearray, at: int, told: int) -> int | None:
+    """Of the record that stopped it; how many bytes of it are passed over, None at the end of what can be read."""
+    try:
+        head = parse_head(log, at, len(log) - at)
+    except CorruptRecord:
+        return None
+    if head is None:
+        return None
+    if told % 7 == 6:
+        known.forget()
+    edge = (0, 0, head.physical_offset, NOWHERE)[told & 3]
+    known.learn(head.topic.encode(), head.queue_id, head.queue_offset, edge, (head.topic, head.queue_id))
+    return head.size if told % 5 == 4 else 0
+
+
+def _dispatch_seeds() -> list[bytes]:
+    rng = random.Random(7)
+    out = bytearray()
+    for number in range(24):
+        properties = rng.choice((b"", b"TAGS\1a\2", b"KEYS\1k1 k2\2UNIQ_KEY\1u\2", b"TAGS\1\xe6\xa0\x87\2"))
+        record = encode(message(b"body", topic=f"T{number % 3}", queue_id=number % 2), STORE_HOST)
+        properties_at = AT["body"] + len(b"body") + 1 + 2
+        record[properties_at:] = len(properties).to_bytes(2, "big") + properties
+        record[:4] = len(record).to_bytes(4, "big")
+        stamp(record, number // 6, len(out), STORE_MS + number)
+        out += record
+    options = (b"\0\1\xff\0\1", b"\2\1\0\0\1", b"\4\x10\x55\2\1", b"\0\x21\xff\3\0")
+    return [option + bytes(log) for option in options for log in (out, log_bytes(8, 1 << 16), odd_log())]
+
+
+_DISPATCH_OFFSETS = (0, 4096, 1 << 40, NOWHERE - 3000)
+
+
 # -- sends -----------------------------------------------------------------------------------------
 
 
@@ -211,8 +283,10 @@ _SEND_TOKENS = (
     b"false",
 )
 _TOKENS = (*MAGICS_BYTES, b"\xcb\xd4\x31\x94", b"\0\0\0\x58", b"\0\0\0\x5b")
+_DISPATCH_TOKENS = (*_TOKENS, b"TAGS\1", b"KEYS\1", b"UNIQ_KEY\1", b"\2", b" ")
 _PAIRS = [
     Target("builds_scan", both(_scan), _scan_seeds, tokens=_TOKENS, weight=1.0),
+    Target("builds_dispatch", both(_dispatch), _dispatch_seeds, tokens=_DISPATCH_TOKENS, weight=1.0),
     Target("builds_crc32", _crc32, _crc_seeds, weight=0.3),
 ]
 _SENDS = Target("builds_send", _send, _send_seeds, tokens=_SEND_TOKENS, weight=1.0)

@@ -134,6 +134,8 @@ class Simulation:
                 "failovers": self.operator.failovers,
                 "forced": self.operator.forced,
                 "switchovers": self.operator.switchovers,
+                "told to forget a replica": self.operator.forgotten,
+                "told so without a master": self.operator.written_off,
             },
             error,
             world.events,

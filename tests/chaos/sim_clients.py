@@ -2,7 +2,7 @@
 
     Producer    sends one message after the other, some again after an answer that was not OK
     Consumer    reads a queue from the master, up to where it may
-    Operator    fails over by the tools' own reckoning of who is ahead; switches over; renews
+    Operator    fails over by the tools' own reckoning of who is ahead; switches over; renews; forgets
 
 They reach the brokers over the network of the simulation, where requests and answers may be lost.
 """
@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from commitlog.kernel.records import body_crc, decode
+from haservice.admin.forget import replica_to_forget, who_is_told
+from haservice.admin.replicas import with_listed
 from haservice.admin.roll_call import member_of
 from haservice.admin.topology import Member, Registered, Topology
 from haservice.remoting.json_body import JSONBody
 from haservice.remoting.lineage_headers import (
     FollowHeader,
+    ForgetHeader,
     LineageBody,
     PromoteHeader,
     SwitchoverBody,
@@ -217,6 +222,7 @@ class Operator:
     def __init__(self, world: World) -> None:
         self.world = world
         self.failovers = self.switchovers = self.forced = 0
+        self.forgotten = self.written_off = 0
 
     def topology(self) -> Topology:
         """As roll_call gathers it."""
@@ -292,3 +298,29 @@ class Operator:
 
         epoch = self.topology().last_epoch + 1
         master.after(0.001, master.requested, SwitchoverHeader(slave, int(LEVEL_S * 1000), epoch), answered)
+
+    def forget(self, gone: Node) -> None:
+        """`mqadmin forget` of a replica that is down, as the command itself judges it."""
+        world = self.world
+        topology = with_listed(self.topology())
+        try:
+            replica_id = replica_to_forget(topology, gone.lineage.state.replica_id)
+            told = who_is_told(topology, replica_id)
+        except click.ClickException as error:
+            world.note("operator does not forget {}: {}", gone, error.message)
+            return
+        world.note("operator forgets {} at {}", gone, ", ".join(one.addr for one in told))
+
+        def answered(node: Node, was_slave: bool, said: JSONBody | str) -> None:
+            if isinstance(said, str):
+                world.note("{} does not forget {}: {}", node, gone, said)
+                return
+            self.forgotten += 1
+            if was_slave:
+                self.written_off += 1
+                world.written_off.add(gone.name)
+
+        for one in told:
+            node, was_slave = world.nodes[one.addr], not one.is_master
+            header = ForgetHeader(replica_id)
+            node.after(0.001, node.requested, header, lambda said, n=node, s=was_slave: answered(n, s, said))

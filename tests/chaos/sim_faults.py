@@ -4,7 +4,8 @@ links      a connection cut at a byte, a link gone in one or both directions, a 
 nodes      killed, killed with its page cache, all of them at once, frozen, replaced by an empty machine
 disks      one flush that fails, no space for new files
 clocks     a jump of seconds, hours, a year
-roles      a failover after a death, a switchover; a fault just before a step of one
+roles      a failover after a death, a switchover; a fault just before a step of one; a replica that is down is
+           forgotten, at the master or at slaves alone, and comes back
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ WEIGHTS = {
     "slave paused": 2,
     "restarts in doubt": 2,
     "slave replaced": 1,
+    "replica forgotten": 2,
+    "replica forgotten without a master": 2,
 }
 JUMPS_MS = (-365 * 86_400_000, -3_600_000, -5_000, 700, 5_000, 3_600_000, 365 * 86_400_000)
 
@@ -296,3 +299,33 @@ class Faults:
     def _switchover(self, what: str) -> None:
         self._fault(what, self.world.registered, 1.0, lambda: None)
         self.operator.switch_over()
+
+    def _replica_forgotten(self, what: str) -> None:
+        """A slave dies, an operator gives it up, and it comes back all the same."""
+        slaves = [one for one in self.world.nodes.values() if one.up and one.role.is_slave]
+        if slaves:
+            self._forget(what, self.world.source.choice(slaves))
+
+    def _replica_forgotten_without_a_master(self, what: str) -> None:
+        """The master does not answer, and a slave dies: that one is given up at the slaves that are left, of which
+        one is the master then."""
+        world = self.world
+        master = world.nodes.get(world.registered)
+        slaves = [one for one in world.nodes.values() if one is not master and one.up and one.role.is_slave]
+        if master is None or len(slaves) < 2:
+            return
+        if master.up:
+            world.source.choice((master.crash, master.power_cut))()
+            self._fault("crash", master.name, world.source.uniform(3.0, 10.0), self._restart(master))
+        self._forget(what, world.source.choice(slaves))
+        world.later(world.source.uniform(1.0, 3.0), self._fail_over, master)
+
+    def _forget(self, what: str, gone: Node) -> None:
+        kill = self.world.source.choice((gone.crash, gone.crash, gone.power_cut))
+        kill()
+        self._fault(what, gone.name, self.world.source.uniform(1.5, 8.0), self._restart(gone))
+        self.world.later(self.world.source.uniform(0.2, 1.0), self._forgotten, gone)
+
+    def _forgotten(self, gone: Node) -> None:
+        if not self.stopped and not gone.up:
+            self.operator.forget(gone)

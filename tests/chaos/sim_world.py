@@ -152,6 +152,10 @@ class World:
         """Faults that wait for a step of a change of role."""
         self.forced: set[str] = set()
         """Who became the master by force, so that an older one may go on beside it."""
+        self.written_off: set[str] = set()
+        """Whom an operator has given up at slaves, while no master answered: for the next promotion."""
+        self.written_off_before: set[str] = set()
+        """The same for the last one: an older master that is back may still ask these, and nobody else."""
         self.rightful = "a"
         """The master by the operator's choice; what another one promises beside it does not count."""
         for number in range(mode.slaves + 1):
@@ -442,7 +446,11 @@ class World:
         record.told = record.told or (told and node.role is BrokerRole.SYNC_MASTER)
         self._promises[record] = None
         rightful = self.nodes[self.rightful]
-        if node is not rightful and (self.rightful in self.forced or not record.told):
+        if node is not rightful and (
+            self.rightful in self.forced
+            or not record.told
+            or self._is_written_off(record, node.name, self.written_off_before)
+        ):
             self.void([record], "two masters")
         elif node is not rightful and not rightful.holds(record) and rightful.up:
             self.broken(
@@ -469,7 +477,7 @@ class World:
         if not forced and (newer := self._overtaken_by(candidate)):
             self.note("{} begins its term too late: {} knows of a newer one", candidate, newer)
             return
-        self.rightful = candidate.name
+        before, self.rightful = self.rightful, candidate.name
         (self.forced.add if forced else self.forced.discard)(candidate.name)
         reached = [one for one in self.nodes.values() if sight.lives.get(one.name) == one.life]
         lacked = [record for record in self._promises if not candidate.holds(record)]
@@ -477,16 +485,24 @@ class World:
             record
             for record in lacked
             if forced
+            or self._is_written_off(record, before, self.written_off)
             or (
                 not record.told
                 and not any(one.holds(record) and record.held[one.machine] < sight.at_s for one in reached)
             )
         ]
+        self.written_off_before, self.written_off = self.written_off, set()
         self.void(given_up, "failover forced" if forced else "failover")
         for record in lacked:
             if record.promised and record.told:
                 self.broken(Violation.LOST, f"{candidate} is promoted without force and lacks {record.key}")
                 break
+
+    def _is_written_off(self, record: Record, master: str, gone: set[str]) -> bool:
+        """Whether it is, beside that master, with nobody but slaves that were given up."""
+        others = [one for one in self.nodes.values() if one.name not in (master, *gone)]
+        had = {machine[0] for machine in record.held}
+        return bool(had & gone) and not any(one.holds(record) for one in others)
 
     def gave_way(self, node: Node, to: str) -> None:
         """A master is a slave from now on: of two of one term, the one that goes on is the rightful one."""

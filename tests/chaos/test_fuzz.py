@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import tests.chaos.fuzz as fuzz_module
+from commitlog.kernel import dispatching, native
 from tests.chaos.fuzz import Finding, Target, fuzz, shares, shrunk, targets, told
 from tests.chaos.fuzz_flips import flips_of_ends
 from tests.chaos.fuzz_machine import explore
@@ -44,6 +46,31 @@ def test_a_flip_where_a_queue_begins_or_ends_gives_no_number_twice(which: int) -
 
 def test_log_and_acks_in_any_order_prove_nothing_that_is_not_held() -> None:
     explore(examples=250, number=7)
+
+
+def _hash_of_nothing(tags: bytes) -> int:
+    return 0
+
+
+def _indexed_from_the_next(known: dispatching.Lanes, *where: Any) -> tuple[int, bool, int]:
+    *before, indexed_to = where
+    return _GATHER(known, *before, indexed_to + 1)
+
+
+_GATHER = dispatching.Lanes.gather
+
+
+@pytest.mark.skipif(native.core is None, reason="there is one build only")
+@pytest.mark.parametrize(
+    ("name", "otherwise"), [("tags_code", _hash_of_nothing), ("Lanes.gather", _indexed_from_the_next)]
+)
+def test_a_dispatch_that_differs_between_the_builds_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, otherwise: object
+) -> None:
+    """An entry with another hash; a key that is put in one build only."""
+    monkeypatch.setattr(f"commitlog.kernel.dispatching.{name}", otherwise)
+    outcome = fuzz(TARGETS["builds_dispatch"], 500, seed=7)
+    assert any("AssertionError" in cause for cause in outcome.findings)
 
 
 # -- the loop itself -------------------------------------------------------------------------------

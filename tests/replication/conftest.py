@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.builds import build
+from tests.support.replication import close_logs
 from tests.support.waiting import wait_until
 
 __all__ = ["build"]
@@ -14,6 +15,9 @@ def of_replication() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_left_behind() -> Iterator[None]:
+def _nothing_left_behind() -> Iterator[None]:
     yield
-    wait_until(lambda: not of_replication(), f"no thread of replication left: {of_replication()}")
+    try:
+        wait_until(lambda: not of_replication(), f"no thread of replication left: {of_replication()}")
+    finally:
+        close_logs()

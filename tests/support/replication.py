@@ -28,10 +28,22 @@ STOP_SECONDS = 10.0
 CONFIG = ReplicationConfig(heartbeat_interval_ms=600_000, housekeeping_interval_ms=600_000)
 
 
+# Logs of the test that runs, for close_logs().
+_opened: list[CommitLog] = []
+
+
 def open_log(root: Path, *, replica: bool = False, segment_bytes: int = SEGMENT_BYTES) -> CommitLog:
-    return CommitLog.open(
+    log = CommitLog.open(
         LogOptions(root=root, segment_bytes=segment_bytes, replica=replica), store_host=STORE_HOST
     )
+    _opened.append(log)
+    return log
+
+
+def close_logs() -> None:
+    """When a test is over: a log left to the collector gives its descriptors back amid some later test."""
+    while _opened:
+        _opened.pop().close()
 
 
 def pattern(start: int, end: int) -> bytes:
@@ -139,8 +151,8 @@ def master(
         **{"role": BrokerRole.SYNC_MASTER, "loop": server, **(options or {})},
     )
     server.start()
-    service.start()
     try:
+        service.start()
         yield service
     finally:
         assert server.stop(Deadline(STOP_SECONDS))
