@@ -34,8 +34,9 @@ logger = logging.getLogger(__name__)
 __all__ = ["SCHEDULE_TOPIC", "Arrival", "Dispatcher", "parse_delay_levels"]
 
 _PIECE_BYTES = 1 << 20
-# While so much is there a pass takes more pieces: of many queues, each is written to less often.
-_PASS_BYTES = 8 << 20
+# So much a pass takes while it is there, piece by piece: of many queues, each is written to less often.  It is
+# what comes within _MANY_LINGER_S at 64 MB/s; what is gathered of the smallest records takes 8 MB.
+_PASS_BYTES = 32 << 20
 # And at a start, when nobody waits yet: 1,024 queues with 1 KiB messages get 100 entries in a write, not 7.  What is
 # gathered of the smallest records takes 30 MB.
 _CATCH_UP_BYTES = 128 << 20
@@ -46,9 +47,10 @@ _LINGER_S = 0.001
 _UNAWAITED_LINGER_S = 0.05
 # And longer where a pass writes to many queues, for each of them costs a write of some 5 µs, however much comes.
 _MANY_QUEUES = 256
-_MANY_LINGER_S = 0.2
-# Less than this is level; while nobody waits, less than one piece.
+_MANY_LINGER_S = 0.5
+# Less than this is level; while nobody waits, less than what comes during a long pass.
 _LEVEL_BYTES = 64 << 10
+_UNAWAITED_LEVEL_BYTES = 4 << 20
 _EXPECTED_MAX = 10_000
 # How long nothing comes before the index gives its memory back.
 _REST_AFTER_S = 5.0
@@ -215,7 +217,7 @@ class Dispatcher:
                 self._tell_expecting()
             if moved == 0:
                 self._wait(stop)
-            elif self.behind < (_LEVEL_BYTES if (awaited := self.awaited()) else _PIECE_BYTES):
+            elif self.behind < (_LEVEL_BYTES if (awaited := self.awaited()) else _UNAWAITED_LEVEL_BYTES):
                 self._patience_s = _FLOOD_MAX_S
                 if awaited:
                     stop.wait(_LINGER_S)

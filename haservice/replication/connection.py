@@ -66,11 +66,11 @@ class HAConnection:
     """One slave.
 
     `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
-    `linger_s` is how long new bytes are left to gather before a slave that is level gets them; without it what
-    is appended is pushed, and reports are read on `loop` if there is one.  With a
-    `greeting`, a slave of ours may greet; `on_greeted(connection, answer)` is called, by the read thread,
-    before the slave gets its answer, and `on_joined(connection)` after the first report of such a slave: it
-    has written down by then what the answer said.
+    `linger_s` is how long new bytes gather behind those that a level slave was just sent; without it what is
+    appended is pushed, and reports are read on `loop` if there is one.  With a `greeting`, a slave of ours may
+    greet; `on_greeted(connection, answer)` is called, by the read thread, before the slave gets its answer, and
+    `on_joined(connection)` after the first report of such a slave: it has written down by then what the answer
+    said.
     """
 
     def __init__(

@@ -28,6 +28,8 @@ from haservice.replication.transport import Transport
 FRAMES_PER_WINDOW = 64
 # What one append hands to a slave: some 50 µs of copying, which the appending thread spends.
 PUSH_BYTES_MAX = 256 * 1024
+# With less than this to send, a slave whose bytes gather is level.
+GATHER_BYTES = 1024 * 1024
 # So many the kernel takes with one call.
 PIECES_MAX = 1024
 
@@ -115,8 +117,9 @@ def rest_of(begin: int, ends: Sequence[int], sent: int) -> Rest | None:
 class Outgoing:
     """What goes to one slave, from its first report on.
 
-    `linger_s` is how long new bytes are left to gather before a slave that is level gets them: nothing is pushed
-    then.  `failed` is what ended a push; it has shut the link down.
+    With a `linger_s` nothing is pushed.  What comes while the link rests is sent at once, and what comes behind
+    it is left to gather for so long: while messages flow, no append has to wake the writer.  `failed` is what
+    ended a push; it has shut the link down.
     """
 
     def __init__(
@@ -208,9 +211,9 @@ class Outgoing:
             with self._turn:
                 wrote = self.send_some()
             if not wrote:
-                end = log.follow(self.position, self._last_write_s + self._heartbeat_s)
-                if self._linger_s and end > self._progress.sent:
-                    stop.wait(self._linger_s)
+                log.follow(self.position, self._last_write_s + self._heartbeat_s)
+            elif self._linger_s and log.end - self._progress.sent < GATHER_BYTES:
+                stop.wait(self._linger_s)
 
     def send_some(self) -> bool:
         """What is due now, at most a window of it; whether there may be more.  Raises as run() does."""

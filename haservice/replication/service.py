@@ -52,9 +52,9 @@ T = TypeVar("T")
 
 # A greeting that ends the same way is told again after so long.
 REFUSED_AGAIN_S = 600.0
-# Nobody waits for an ASYNC_MASTER's acks: to a slave that is level, what comes within this time goes in one
-# frame, instead of a wake-up of four threads on two machines for each message.
-ASYNC_LINGER_S = 0.001
+# Nobody waits for an ASYNC_MASTER's acks: what comes within this time after something was sent goes to a level
+# slave together, instead of a wake-up of four threads on two machines for each message.
+ASYNC_LINGER_S = 0.005
 
 
 class Log(SourceLog, ReplicaLog, Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -562,6 +563,63 @@ def test_queues_go_on_while_there_is_no_room_for_an_index_file(tmp_path: Path) -
         wait_until(lambda: bench.dispatcher.trouble is None)
     assert len(bench.index.pending) == 0
     assert [len(bench.find(key)) for key in ("k499", "late")] == [1, 1]
+
+
+class Gathering(threading.Event):
+    """In place of what ends a wait for arrivals: does what is left to do, one thing at each wait, then stops."""
+
+    def __init__(self, dispatcher: Dispatcher, *doings: Callable[[], None]) -> None:
+        super().__init__()
+        self.stop = threading.Event()
+        self.waits: list[tuple[float | None, bool]] = []
+        self._dispatcher = dispatcher
+        self._doings = list(doings)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append((timeout, self._dispatcher.behind == 0))
+        if self._doings:
+            self._doings.pop(0)()
+        else:
+            self.stop.set()
+        return True
+
+
+def test_arrivals_gather_longer_where_they_go_to_many_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitlog.dispatch._MANY_QUEUES", 3)
+    bench = Bench(tmp_path)
+    dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS)
+    dispatcher.awaited = lambda: False
+
+    def arrive(queues: int) -> None:
+        for queue_id in range(queues):
+            bench.log.append(message(queue_id=queue_id))
+
+    arrive(2)
+    dispatcher._hurry = gathering = Gathering(dispatcher, lambda: arrive(3), lambda: arrive(2))
+    dispatcher.run(gathering.stop)
+    assert gathering.waits == [(0.05, True), (0.5, True), (0.05, True)]
+
+
+def test_little_that_came_during_a_pass_gathers_and_much_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitlog.dispatch._UNAWAITED_LEVEL_BYTES", 2000)
+    bench = Bench(tmp_path)
+    dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS)
+    dispatcher.awaited = lambda: False
+    during = [10, 3000]
+
+    def arrive(size: int = 10) -> None:
+        bench.log.append(message(bytes(size)))
+
+    dispatcher.on_arrival = lambda _: arrive(during.pop(0)) if during else None
+    arrive()
+    dispatcher._hurry = gathering = Gathering(dispatcher, arrive)
+    dispatcher.run(gathering.stop)
+    # The second pass takes what came during the first, and during it comes so much that a third follows at once.
+    assert gathering.waits == [(0.05, False), (0.05, True)]
 
 
 def test_arrivals_gather_until_somebody_waits_for_them(

@@ -265,6 +265,63 @@ def test_what_is_not_pushed_waits_for_the_writer(tmp_path: Path, case: str) -> N
     assert bench.complete()
 
 
+class Pauses(threading.Event):
+    """Stands for the writer's stop: at each pause the log grows by the next of `sizes`, and after the last the
+    writer is stopped."""
+
+    def __init__(self, bench: Bench, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.bench = bench
+        self.left = list(sizes)
+        self.sent: list[int] = []
+        self.pauses: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert not self.bench.log._followers.waiting, "an append that comes now wakes nobody"
+        self.sent.append(self.bench.progress.sent)
+        self.pauses.append(timeout)
+        if self.left:
+            self.bench.grow(self.left.pop(0))
+        else:
+            self.set()
+        return self.is_set()
+
+
+def test_what_comes_to_a_resting_link_goes_at_once_and_what_follows_gathers(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, linger_s=0.25)
+    bench.outgoing.open()
+    bench.grow(100)
+    pauses = Pauses(bench, [50, 60])
+    bench.outgoing.run(pauses)
+    assert pauses.sent == [1100, 1150, 1210]
+    assert pauses.pauses == [0.25] * 3
+    assert bench.complete()
+
+
+def test_a_slave_that_is_far_behind_is_sent_all_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("haservice.replication.outgoing.GATHER_BYTES", 1000)
+    monkeypatch.setattr("haservice.replication.outgoing.FRAMES_PER_WINDOW", 1)
+    bench = Bench(tmp_path, linger_s=0.25)
+    bench.outgoing.open()
+    bench.grow(3000)  # in frames of 500
+    pauses = Pauses(bench, [])
+    bench.outgoing.run(pauses)
+    assert pauses.sent == [1000 + 2500]
+
+
+def test_a_link_that_rests_is_woken_by_the_first_append(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, linger_s=0.001)
+    bench.outgoing.open()
+    with writer(bench.outgoing, bench.log):
+        for size in (100, 200, 300):
+            wait_until(lambda: bench.log._followers.waiting, "the writer waits")
+            bench.grow(size)
+            wait_until(bench.complete)
+    assert [len(body) for _, body in bodies(bytes(bench.link.wire))] == [100, 200, 300]
+
+
 def test_bytes_that_were_cut_off_again_are_not_pushed(tmp_path: Path) -> None:
     """The appender's thread comes late: the log is shorter by then."""
     bench = Bench(tmp_path)
