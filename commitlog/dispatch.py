@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from commitlog import gathering
+from commitlog.ahead import Ahead
 from commitlog.damage import Fence
 from commitlog.errors import CommitLogError, CorruptRecord
 from commitlog.gathering import SCHEDULE_TOPIC, Arrival, Gatherer, parse_delay_levels
@@ -147,6 +148,8 @@ class Dispatcher:
         self._patience_s = _FLOOD_MAX_S
         # The pass that is gathered and not written yet.
         self._gathered = Gatherer(queues, index, delay_levels, self.position)
+        # At a start, what was gathered before.
+        self._ahead: Ahead | None = None
         # How many queues the last pass wrote to.
         self._spread = 0
         # The log's end when the record at `position` was not all there, and how many bytes it wants.
@@ -262,11 +265,18 @@ class Dispatcher:
         with self.at_work:
             return self._step(_PASS_BYTES)
 
-    def catch_up(self) -> None:
-        """All that there is, in large passes: for a start.  Raises as step()."""
+    def catch_up(self, ahead: Ahead | None = None) -> None:
+        """All that there is, in large passes: for a start.  Raises as step().
+
+        `ahead`: what was gathered of the log as it is, and need not be read again.
+        """
         with self.at_work:
-            while self._step(_CATCH_UP_BYTES):
-                pass
+            self._ahead = ahead
+            try:
+                while self._step(_CATCH_UP_BYTES):
+                    pass
+            finally:
+                self._ahead = None
 
     def _step(self, pass_bytes: int) -> int:
         index = self._index
@@ -318,9 +328,15 @@ class Dispatcher:
                 return
 
     def _gather_at(self, position: int) -> bytes:
-        """From one piece; its bytes."""
-        log, end = self._log, self._log.end
-        data = log.read(position, min(_PIECE_BYTES, end - position))
+        """From one piece; its bytes, or none if it was gathered before."""
+        log, end, ahead = self._log, self._log.end, self._ahead
+        size = min(_PIECE_BYTES, end - position)
+        if ahead is not None and log.fence_at(position) is None:
+            part = ahead.take(position)
+            if part is not None and part.end <= end and self._gathered.take_over(part):
+                return b""
+            size = min(size, ahead.begin - position)
+        data = log.read(position, size)
         self._gathered.gather(data, position, log.segment_bytes - position % log.segment_bytes, end)
         return data
 

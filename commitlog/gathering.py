@@ -11,14 +11,19 @@ entries, which keys: RocketMQ 4.9.8's ReputMessageService and its dispatchers.
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Protocol
 
+from commitlog.ahead import Part
 from commitlog.errors import CorruptRecord
 from commitlog.index_file import Puts
-from commitlog.kernel.dispatching import lanes
+from commitlog.kernel.dispatching import Run, lanes
 from commitlog.kernel.keys import KeyHasher, last_value, tags_code
 from commitlog.kernel.layout import (
     BLANK_MAGIC,
+    INDEX_PUT,
     QUEUE_ENTRY,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
@@ -102,6 +107,17 @@ class _Lane:
             self.arrivals[code] = number + 1
 
 
+def _from(rows: bytes, row: struct.Struct, column: int, position: int) -> bytes:
+    """Those rows whose place in the log, which rises and is in that column, is `position` or behind it."""
+    if not rows or row.unpack_from(rows)[column] >= position:
+        return rows
+
+    def place(number: int) -> int:
+        return int(row.unpack_from(rows, number * row.size)[column])
+
+    return rows[row.size * bisect_left(range(len(rows) // row.size), position, key=place) :]
+
+
 class Gatherer:
     """What one dispatcher has gathered and not written yet.  Of one thread.
 
@@ -178,8 +194,38 @@ class Gatherer:
 
     def take(self) -> None:
         """What the kernel gathered goes to the queues and the index, to be written there."""
-        touched, notify = self._touched, self.notify
         runs, puts = self._known.take()
+        self._append(runs)
+        if self._index is not None:
+            self._index.pending.packed += puts
+
+    def take_over(self, part: Part) -> bool:
+        """Gathers what a start's look over the log has gathered from `position` on: all of it, or nothing.
+
+        Nothing, and False, where a queue does not go on as the part has it, or has tags codes of another kind.
+        """
+        self.take()
+        runs, puts = part.take()
+        fitting = []
+        for (topic, queue_id), gathered, next_offset, known, code in runs:
+            lane = self._lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
+            queue = lane.queue
+            entries = _from(gathered, QUEUE_ENTRY, 0, queue.known_physical_offset)
+            if not entries:
+                continue
+            if lane.delayed or queue.next_offset + len(entries) // QUEUE_ENTRY.size != next_offset:
+                return False
+            fitting.append((lane, entries, next_offset, known, code))
+        self._append(fitting)
+        if self._index is not None:
+            self._index.pending.packed += _from(puts, INDEX_PUT, 1, self._index.entered_position)
+        self._known.forget()  # it has older numbers of these queues
+        self.position, self.stored_ms = part.end, part.stored_ms
+        return True
+
+    def _append(self, runs: Iterable[Run]) -> None:
+        """Each run to the queue of its lane, to be written there."""
+        touched, notify = self._touched, self.notify
         for lane, entries, next_offset, known, code in runs:
             lane.queue.append_all(entries, next_offset, known)
             touched[lane] = None
@@ -187,8 +233,6 @@ class Gatherer:
                 lane.arrivals[code] = next_offset
             elif notify:
                 lane.note_arrivals(entries, next_offset)
-        if self._index is not None:
-            self._index.pending.packed += puts
 
     def _odd(self, data: bytes, position: int, room: int, end: int, count: int) -> bool:
         """The next `count` records, one by one; False when no whole one is left.  Raises CorruptRecord."""

@@ -294,8 +294,8 @@ class IndexFile:
                     *(data, number, slots, physical_offset), *(before, last, last_seconds)
                 )
                 number, data = number + entered, data[ENTRY.size * entered :]
-            fields = list(ENTRY.iter_unpack(data))
-            for entry, following in zip_longest(fields, fields[1:]):
+            behind = islice(ENTRY.iter_unpack(data), 1, None)
+            for entry, following in zip_longest(ENTRY.iter_unpack(data), behind):
                 key_hash, place, seconds, _ = entry
                 kept = place
                 if not last <= place < physical_offset:

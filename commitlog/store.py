@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from commitlog import going_back, queue_ends
+from commitlog.ahead import Ahead
 from commitlog.audit import Audit
 from commitlog.checkpoint import Checkpoint
 from commitlog.consume_queue import ConsumeQueues
@@ -134,7 +135,8 @@ class Store:
                 checkpoint_ms=self.checkpoint.index_timestamp_ms,
                 position=None if known is None else known.index,
             )
-            self.recovery = self._recover(segments, clean, clock_ms())
+            ahead = Ahead(keys=options.index_enabled)
+            self.recovery = self._recover(segments, clean, clock_ms(), ahead)
             self._make_parts(segments, store_host, clock_ms)
             self.index.check_times(lambda offset: stored_ms(Entry(offset, 0, 0), self.log))
             self.checkpoint.forget_future(clock_ms())
@@ -143,7 +145,7 @@ class Store:
                 self._finish_rewinding(rewinding)
             self._restore_fences()
             self._disown_queues()
-            self._dispatch_rest()
+            self._dispatch_rest(ahead)
             self._fill_queue_offsets()
             self._make_abort()
         logger.info("log recovered %s", self.recovery)
@@ -165,10 +167,10 @@ class Store:
         self._unfinished.done(what)
         logger.warning("log cut, as was begun before the start offset=%d end=%d", what.offset, self.log.end)
 
-    def _recover(self, segments: Segments, clean: bool, now_ms: int) -> RecoveryReport:
+    def _recover(self, segments: Segments, clean: bool, now_ms: int, ahead: Ahead) -> RecoveryReport:
         """The log; then nothing in queues or index points behind its end."""
         checkpoint = self.checkpoint
-        safe_ms = checkpoint.min_timestamp_ms
+        safe_ms, flushed_ms = checkpoint.min_timestamp_ms, checkpoint.physic_timestamp_ms
         known = checkpoint.positions.known
         safe_below = None if known is None else min(known.log, known.queues)
         if self.options.index_enabled:
@@ -183,15 +185,14 @@ class Store:
             clean=clean,
             # A checkpoint from the future, by whichever clock, proves nothing.
             safe_before_ms=safe_ms if safe_ms <= now_ms else 0,
-            durable_before_ms=checkpoint.physic_timestamp_ms
-            if checkpoint.physic_timestamp_ms <= now_ms
-            else 0,
+            durable_before_ms=flushed_ms if flushed_ms <= now_ms else 0,
             safe_below=safe_below,
             durable_below=None if known is None else known.log,
             crc=self.options.check_crc_on_recover,
             replica=self.options.replica,
             trusted_end=self._trusted_end,
             proven_end=self.queues.max_physical_offset,
+            passed=None if clean else ahead.passed,
         )
         if not clean:
             proven = 0 if known is None else min(known.queues, report.end)
@@ -327,9 +328,9 @@ class Store:
             self._files.close(self._files.create(self._abort, 0))
         self._files.sync_directory(self.options.root)
 
-    def _dispatch_rest(self) -> None:
+    def _dispatch_rest(self, ahead: Ahead) -> None:
         try:
-            self.dispatcher.catch_up()
+            self.dispatcher.catch_up(ahead)
         except CorruptRecord as error:
             self._fence_before_dispatch(error)
             self.dispatcher.fail(error)

@@ -94,8 +94,10 @@ cdef extern from "core/dispatch.h" nogil:
         HS_DISPATCH_NO_MEMORY
     ctypedef struct hs_lane:
         int64_t next, known, code
+        int32_t queue_id
         uint32_t count, at
-        uint8_t mixed
+        uint8_t mixed, topic_bytes
+        uint8_t *topic
     ctypedef struct hs_dispatch:
         hs_lane *lanes
         uint32_t *touched
@@ -103,6 +105,7 @@ cdef extern from "core/dispatch.h" nogil:
         uint8_t *puts
         uint32_t lane_count, touched_count, entry_count, put_count
         int64_t stored_ms
+        uint8_t meets
     int64_t hs_lane_learn(hs_dispatch*, const uint8_t*, size_t, int32_t, int64_t, int64_t)
     void hs_lanes_forget(hs_dispatch*)
     void hs_dispatch_free(hs_dispatch*)
@@ -553,16 +556,32 @@ cdef class Lanes:
     cdef hs_dispatch dispatch
     cdef list owners
 
-    def __cinit__(self):
+    def __cinit__(self, bint meets=False):
         self.owners = []
+        self.dispatch.meets = meets
 
     def __dealloc__(self):
         hs_dispatch_free(&self.dispatch)
 
+    @property
+    def count(self):
+        return self.dispatch.lane_count
+
+    cdef _own_met(self):
+        """Lanes that were met belong to (topic, queue id)."""
+        cdef uint32_t number
+        cdef hs_lane *lane
+        for number in range(<uint32_t>len(self.owners), self.dispatch.lane_count):
+            lane = &self.dispatch.lanes[number]
+            topic = PyBytes_FromStringAndSize(<char*>lane.topic, lane.topic_bytes)
+            self.owners.append((topic.decode("ascii"), lane.queue_id))
+
     def learn(self, bytes topic, queue_id, next_offset, known_physical_offset, owner):
         cdef int64_t next_ = min(next_offset, INT64_MAX), known = min(known_physical_offset, INT64_MAX)
         cdef const uint8_t *name = <const uint8_t*>PyBytes_AS_STRING(topic)
-        cdef int64_t number = hs_lane_learn(&self.dispatch, name, PyBytes_GET_SIZE(topic), queue_id, next_, known)
+        cdef int64_t number
+        self._own_met()
+        number = hs_lane_learn(&self.dispatch, name, PyBytes_GET_SIZE(topic), queue_id, next_, known)
         if number == <int64_t>len(self.owners):
             self.owners.append(owner)
         elif number >= 0:
@@ -607,6 +626,7 @@ cdef class Lanes:
             laid = hs_dispatch_sort(&self.dispatch)
         if not laid:
             raise MemoryError("no memory to gather what is to be dispatched")
+        self._own_met()
         for i in range(self.dispatch.touched_count):
             lane = &self.dispatch.lanes[self.dispatch.touched[i]]
             entries = PyBytes_FromStringAndSize(

@@ -8,6 +8,9 @@ gather() goes over whole, ordinary records of known lanes.  It stops before any 
 of a lane that is not known; of another queue offset than the lane's next; with a tag or key that is not ASCII.
 What becomes of that is the dispatcher's matter, which makes the lane known then, or known anew.
 
+Lanes that meet queues know none before: each becomes one with its first message, whatever that one's queue offset.
+Its owner is then (topic, queue id).  So a log can be gone over before anybody asks what its queues have.
+
 Lanes is the reference; the native build has the same in C (core/dispatch.h), which lanes() gives where it is.
 """
 
@@ -36,6 +39,8 @@ from commitlog.kernel.records import is_topic, parse_head
 ENTRIES_MAX = 1 << 16
 PUTS_MAX = 1 << 16
 _NEXT_MAX = ((1 << 63) - 1) // QUEUE_ENTRY.size
+# Of a lane that was met and has no entry yet.
+_NEXT_ANY = -1
 
 _TAGS, _UNIQUE, _KEYS = b"\x02TAGS\x01", b"\x02UNIQ_KEY\x01", b"\x02KEYS\x01"
 
@@ -46,6 +51,10 @@ of them, or None where these differ."""
 
 class AnyLanes(Protocol):
     """The lanes of one dispatcher.  Of one thread."""
+
+    @property
+    def count(self) -> int:
+        """How many are known."""
 
     def learn(
         self, topic: bytes, queue_id: int, next_offset: int, known_physical_offset: int, owner: object
@@ -69,9 +78,9 @@ class AnyLanes(Protocol):
         """Runs and puts of all calls since the last time."""
 
 
-def lanes() -> AnyLanes:
-    """None is known yet."""
-    return cast(AnyLanes, native.core.Lanes()) if native.core is not None else Lanes()
+def lanes(*, meets: bool = False) -> AnyLanes:
+    """None is known yet; with `meets` all become known that are met."""
+    return cast(AnyLanes, native.core.Lanes(meets)) if native.core is not None else Lanes(meets)
 
 
 class _Lane:
@@ -85,6 +94,10 @@ class _Lane:
         self.known = 0
         self.owner: object = None
 
+    def takes_next(self, queue_offset: int) -> bool:
+        """Whether its next entry may have this number."""
+        return queue_offset == self.next or (self.next == _NEXT_ANY and queue_offset <= _NEXT_MAX)
+
     def take(self) -> Run:
         entries, codes = b"".join(self.entries), self.codes
         self.entries, self.codes = [], set()
@@ -94,13 +107,18 @@ class _Lane:
 class Lanes:
     """In Python: AnyLanes says what each method does."""
 
-    def __init__(self) -> None:
+    def __init__(self, meets: bool = False) -> None:
+        self._meets = meets
         self._lanes: dict[tuple[str, int], _Lane] = {}
         # What is gathered and not taken: in lanes, how many, and puts.
         self._touched: dict[_Lane, None] = {}
         self._count = 0
         self._puts: list[Put] = []
         self._stored_ms = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._lanes)
 
     def learn(
         self, topic: bytes, queue_id: int, next_offset: int, known_physical_offset: int, owner: object
@@ -112,6 +130,14 @@ class Lanes:
         name = topic.decode()
         lane = self._lanes.setdefault((name, queue_id), _Lane(name))
         lane.next, lane.known, lane.owner = next_offset, known_physical_offset, owner
+
+    def _meet(self, topic: str, queue_id: int) -> _Lane | None:
+        """As a lane from now on; None for what no queue can be."""
+        self.learn(topic.encode(), queue_id, 0, 0, (topic, queue_id))
+        lane = self._lanes.get((topic, queue_id))
+        if lane is not None:
+            lane.next = _NEXT_ANY
+        return lane
 
     def forget(self) -> None:
         self._lanes.clear()
@@ -135,13 +161,15 @@ class Lanes:
             while (head := parse_head(data, at, end - at)) is not None:
                 size, magic, queue_id, queue_offset, place, sys_flag, time_ms, topic, text = head
                 lane = known.get((topic, queue_id))
+                if lane is None and self._meets and magic == MESSAGE_MAGIC:
+                    lane = self._meet(topic, queue_id)
                 if lane is None or magic != MESSAGE_MAGIC or place != at + shift or queue_offset < 0:
                     break
                 transaction = sys_flag & SYS_TRANSACTION_MASK
                 whole = transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
                 entered = whole and place >= lane.known
                 put = transaction != SYS_TRANSACTION_ROLLBACK and place >= indexed_to
-                if entered and queue_offset != lane.next:
+                if entered and not lane.takes_next(queue_offset):
                     break
                 if entered or put:
                     if len(puts) + 2 + len(text) // 2 > PUTS_MAX or self._count >= ENTRIES_MAX:

@@ -230,6 +230,43 @@ def known(lanes: dispatching.AnyLanes, next_offset: int = 0, known_physical_offs
     lanes.learn(b"T", 0, next_offset, known_physical_offset, "owner")
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_both_builds_meet_the_same_queues(seed: int) -> None:
+    made, chance = RandomLog(seed), random.Random(seed)
+    for _ in range(150):
+        made.add()
+    data = damaged(made.bytes, chance)
+    reference, compiled = dispatching.Lanes(meets=True), native_core().Lanes(True)
+    at = 0
+    while (head := _head(data, at)) is not None:
+        end = chance.choice((len(data), at + chance.randrange(4000)))
+        one = reference.gather(data, at, at, end, 0)
+        assert one[:2] == compiled.gather(data, at, at, end, 0)[:2]
+        if chance.random() < 0.5:
+            assert reference.take() == compiled.take()
+        if chance.random() < 0.1:
+            for lanes in (reference, compiled):
+                lanes.learn(head[1], head[2], head[3], at, "owner")
+        at += one[0] or head[0]
+    assert reference.take() == compiled.take()
+
+
+def test_a_queue_that_is_met_goes_on_from_its_first_message(build: str) -> None:
+    lanes = dispatching.lanes(meets=True)
+    first = one_record(57)
+    second = one_record(58, len(first))
+    third = one_record(60, len(first) + len(second))
+    data = first + second + third
+    assert lanes.gather(data, 0, 0, len(data), 0)[0] == len(first + second), "number 59 is not there"
+    assert lanes.count == 1
+    ((owner, entries, next_offset, known_to, code),) = lanes.take()[0]
+    assert (owner, next_offset, known_to, code) == (("T", 0), 59, len(first + second), 2598919)
+    assert [entry[:2] for entry in QUEUE_ENTRY.iter_unpack(entries)] == [
+        (0, len(first)),
+        (len(first), len(second)),
+    ]
+
+
 @pytest.fixture
 def each(build: str) -> dispatching.AnyLanes:
     return dispatching.lanes()

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "commitlog/kernel/core/dispatch.h"
 #include "commitlog/kernel/core/entries.h"
 #include "commitlog/kernel/core/loops.h"
 #include "commitlog/kernel/core/pulls.h"
@@ -219,6 +220,50 @@ static void fuzz_gather(uint8_t option, const uint8_t *p, size_t n) {
     give_back(units, count * HS_UNIT_BYTES);
 }
 
+static uint64_t entered;
+
+/* In one call, or record by record with the lanes as they became: the same entries and puts, and the entries are those
+   of the records.  Lanes that meet queues take them as they come; the others know the first record's. */
+static void fuzz_dispatch(uint8_t option, const uint8_t *p, size_t n) {
+    const int64_t offset = OFFSETS[option >> 1 & 7], indexed_to = option & 64 ? offset : option & 32 ? INT64_MAX : 0;
+    hs_dispatch one, each;
+    hs_record r;
+    size_t moved = 7, at = 0, some = 1, units = 0;
+    memset(&one, 0, sizeof one), memset(&each, 0, sizeof each);
+    one.meets = each.meets = option & 1;
+    if (!(option & 17) && hs_parse(p, n, &r)) {
+        const int64_t number = hs_lane_learn(&one, p + r.topic_at, r.topic_bytes, r.queue_id, r.queue_offset, 0);
+        CHECK(number == hs_lane_learn(&each, p + r.topic_at, r.topic_bytes, r.queue_id, r.queue_offset, 0));
+    }
+    CHECK(hs_dispatch_gather(&one, p, n, offset, indexed_to, &moved) == HS_DISPATCH_STOPPED && moved <= n);
+    const int fits = offset >= 0 && n <= (uint64_t)(INT64_MAX - offset);
+    for (; fits && some && at < n && hs_parse(p + at, n - at, &r); at += some) {
+        hs_dispatch_gather(&each, p + at, r.size, offset + (int64_t)at, indexed_to, &some);
+        CHECK(some == 0 || some == r.size);
+    }
+    CHECK(at == moved && one.entry_count == each.entry_count && one.put_count == each.put_count);
+    CHECK(one.stored_ms == each.stored_ms && one.touched_count == each.touched_count);
+    CHECK(!one.put_count || !memcmp(one.puts, each.puts, (size_t)one.put_count * HS_INDEX_PUT_BYTES));
+    CHECK(hs_dispatch_sort(&one));
+    for (uint32_t i = 0; i < one.touched_count; i++) {
+        const hs_lane *lane = &one.lanes[one.touched[i]];
+        CHECK(lane->at == units && lane->count && lane->next >= lane->count);
+        units += lane->count;
+        for (uint32_t k = 0; k < lane->count; k++) {
+            const uint8_t *unit = one.sorted + (size_t)(lane->at + k) * HS_QUEUE_ENTRY_BYTES;
+            const size_t place = (size_t)((int64_t)hs_get64(unit) - offset);
+            CHECK(place < moved && hs_parse(p + place, n - place, &r) && r.size == hs_get32(unit + 8));
+            CHECK(r.queue_id == lane->queue_id && r.queue_offset == lane->next - (int64_t)lane->count + k);
+            CHECK(r.topic_bytes == lane->topic_bytes && !memcmp(p + place + r.topic_at, lane->topic, r.topic_bytes));
+        }
+    }
+    CHECK(units == one.entry_count);
+    entered += units;
+    hs_dispatch_taken(&one);
+    CHECK(!one.entry_count && !one.put_count && !one.touched_count);
+    hs_dispatch_free(&one), hs_dispatch_free(&each);
+}
+
 static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *p, size_t n) {
     crc = ~crc;
     while (n--) {
@@ -350,6 +395,7 @@ static const struct {
     {"entries", fuzz_entries},
     {"choose", fuzz_choose},
     {"gather", fuzz_gather},
+    {"dispatch", fuzz_dispatch},
     {"crc32", fuzz_crc32},
     {"walk", fuzz_walk},
     {"seek", fuzz_seek},
@@ -491,8 +537,8 @@ int main(int argc, char **argv) {
     if (!chance_state) chance_state = 1;
     for (unsigned long long number = 0; number < cases; number++) LLVMFuzzerTestOneInput(input, make(input));
     for (unsigned i = 0; i < TARGET_COUNT; i++) printf("%s %llu\n", TARGETS[i].name, (unsigned long long)cases_of[i]);
-    printf("records passed %llu\nchosen %llu\ngathered %llu\n", (unsigned long long)records_passed,
-           (unsigned long long)chosen, (unsigned long long)gathered);
+    printf("records passed %llu\nchosen %llu\ngathered %llu\nentered %llu\n", (unsigned long long)records_passed,
+           (unsigned long long)chosen, (unsigned long long)gathered, (unsigned long long)entered);
     printf("crc levels 0 to %d\n", hs_crc_level);
     return 0;
 }

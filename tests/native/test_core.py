@@ -25,6 +25,7 @@ def test_no_bytes_lead_the_core_beyond_a_buffer_or_to_what_is_not_there(tmp_path
     assert int(counts["records passed"]) > CASES // 10, "hardly a case gets beyond the first number"
     assert int(counts["chosen"]) > CASES // 100
     assert int(counts["gathered"]) > CASES // 100
+    assert int(counts["entered"]) > CASES // 100
 
 
 # A check that is left out, and one byte too many that is read: (file, what stands there, what stands there then).

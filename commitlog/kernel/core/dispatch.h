@@ -5,7 +5,9 @@
    together by lane.  It stops before any other record (odd, of an unknown lane, of another queue offset than the
    lane's next, with a tag or key that is not ASCII), which the reference (dispatching.py) judges.
 
-       gather, gather, … sort, the caller takes entries and puts, taken */
+       gather, gather, … sort, the caller takes entries and puts, taken
+
+   One that `meets` takes each queue for a lane that it comes upon, whose next offset is what its first message says. */
 #pragma once
 #include <stdlib.h>
 #include "records.h"
@@ -43,7 +45,11 @@ typedef struct {
     uint32_t lane_count, lane_room, slot_count, touched_count;
     uint32_t entry_count, entry_room, sorted_room, put_count, put_room;
     int64_t stored_ms; /* when the last record was stored */
+    uint8_t meets;     /* whether a lane that is not known becomes known */
 } hs_dispatch;
+
+/* The next offset of a lane that was met and has no entry yet: any. */
+#define HS_NEXT_ANY (-1)
 
 /* What became of a record, or why a call ended: at the data's end, or before a record that is not ordinary; nothing
    more fits until what is gathered is taken; there is no memory. */
@@ -156,6 +162,19 @@ static inline int64_t hs_lane_learn(hs_dispatch *d, const uint8_t *topic, size_t
     return number - 1;
 }
 
+/* The number + 1 of a lane that was not known, and is from now on; 0 for what cannot be one, or without memory. */
+static inline uint32_t hs_lane_meet(hs_dispatch *d, const uint8_t *topic, size_t n, int32_t queue_id) {
+    const int64_t number = hs_lane_learn(d, topic, n, queue_id, 0, 0);
+    if (number >= 0) d->lanes[number].next = HS_NEXT_ANY;
+    return (uint32_t)(number + 1);
+}
+
+/* Whether the lane's next entry may have this number. */
+static inline int hs_is_next(const hs_lane *lane, int64_t queue_offset) {
+    if (lane->next == HS_NEXT_ANY) return queue_offset <= INT64_MAX / HS_QUEUE_ENTRY_BYTES;
+    return lane->next == queue_offset;
+}
+
 /* No lane is known any more. */
 static inline void hs_lanes_forget(hs_dispatch *d) {
     if (d->slots) memset(d->slots, 0, d->slot_count * sizeof *d->slots);
@@ -231,7 +250,7 @@ static inline void hs_enter(hs_dispatch *d, uint32_t number, const hs_record *r,
     } else if (lane->code != code) {
         lane->mixed = 1;
     }
-    lane->next++;
+    lane->next = r->queue_offset + 1;
     lane->known = r->physical_offset + r->size;
 }
 
@@ -252,7 +271,9 @@ static inline hs_dispatch_end hs_dispatch_reserve(hs_dispatch *d, uint32_t prope
 /* Gathers from one record, or changes nothing. */
 static inline hs_dispatch_end hs_dispatch_one(hs_dispatch *d, const uint8_t *record, const hs_record *r,
                                               int64_t indexed_to) {
-    const uint32_t number = hs_lane_find(d, record + r->topic_at, r->topic_bytes, r->queue_id);
+    const uint8_t *topic = record + r->topic_at;
+    uint32_t number = hs_lane_find(d, topic, r->topic_bytes, r->queue_id);
+    if (!number && d->meets) number = hs_lane_meet(d, topic, r->topic_bytes, r->queue_id);
     if (!number) return HS_DISPATCH_STOPPED;
     const hs_lane *lane = &d->lanes[number - 1];
     const int32_t transaction = r->sys_flag & HS_SYS_TRANSACTION_MASK;
@@ -262,7 +283,7 @@ static inline hs_dispatch_end hs_dispatch_one(hs_dispatch *d, const uint8_t *rec
     if (is_entered | is_put) {
         uint8_t odd = 0;
         hs_properties found;
-        if (is_entered && r->queue_offset != lane->next) return HS_DISPATCH_STOPPED;
+        if (is_entered && !hs_is_next(lane, r->queue_offset)) return HS_DISPATCH_STOPPED;
         const hs_dispatch_end why = hs_dispatch_reserve(d, r->properties_bytes);
         if (why != HS_DISPATCH_ORDINARY) return why;
         hs_properties_find(record + r->properties_at, r->properties_bytes, &found);
