@@ -288,7 +288,8 @@ def note_master(state: RoleState, ticket: int, header: FollowHeader, view: View)
     kept, told = view.kept, SetMaster(header.master_addr, header.ha_addr)
     last = kept.lineage.last
     floor = max(kept.pledge.epoch if kept.pledge is not None else -1, last.number if last is not None else -1)
-    if header.epoch < floor:
+    # Where neither is the newer one the greeting says so, and what an operator can do.
+    if header.epoch < floor and not of_one_promotion(header.epoch, floor):
         return state, (
             Refuse(ticket, f"term {header.epoch} is older than {floor}, which this slave knows of"),
         )

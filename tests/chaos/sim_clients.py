@@ -316,7 +316,9 @@ class Operator:
                 world.note("{} does not forget {}: {}", node, gone, said)
                 return
             self.forgotten += 1
-            if was_slave:
+            if not was_slave:
+                world.forgotten(node, gone)
+            else:
                 self.written_off += 1
                 world.written_off.add(gone.name)
 

@@ -156,7 +156,7 @@ class World:
         """Whom an operator has given up at slaves, while no master answered: for the next promotion."""
         self.written_off_before: set[str] = set()
         """The same for the last one: an older master that is back may still ask these, and nobody else."""
-        self.rightful = "a"
+        self.rightful = self._rightful_machine = "a"
         """The master by the operator's choice; what another one promises beside it does not count."""
         for number in range(mode.slaves + 1):
             name = "abcde"[number]
@@ -243,10 +243,14 @@ class World:
     def register(self, node: Node) -> None:
         """As the name server takes it: a master of an older term is told of the newer one.
 
-        Each term is settled at once there, for all are known to it: it counts while its master is away, too.
+        Each term is settled at once there, for all are known to it: it counts while its master is away, too.  Of
+        two of which neither is the newer one, the first keeps the route while it lives.
         """
         epoch = node.last_term
-        if epoch < self.registered_epoch and self.registered != node.name:
+        first = self.nodes.get(self.registered, node)
+        lives = first.awake and not first.role.is_slave and not self.isolated(first)
+        is_rival = of_one_promotion(epoch, self.registered_epoch)
+        if first is not node and (lives if is_rival else epoch < self.registered_epoch):
             node.roles.put(Hint(self.registered))
             node.roles.put(Tick())
             return
@@ -452,7 +456,12 @@ class World:
             or self._is_written_off(record, node.name, self.written_off_before)
         ):
             self.void([record], "two masters")
-        elif node is not rightful and not rightful.holds(record) and rightful.up:
+        elif (
+            node is not rightful
+            and rightful.machine == self._rightful_machine
+            and not rightful.holds(record)
+            and rightful.up
+        ):
             self.broken(
                 Violation.WRONG_OK,
                 f"{node} answers OK for {record.key}, which {rightful}, the master since, has never had",
@@ -478,6 +487,7 @@ class World:
             self.note("{} begins its term too late: {} knows of a newer one", candidate, newer)
             return
         before, self.rightful = self.rightful, candidate.name
+        self._rightful_machine = candidate.machine
         (self.forced.add if forced else self.forced.discard)(candidate.name)
         reached = [one for one in self.nodes.values() if sight.lives.get(one.name) == one.life]
         lacked = [record for record in self._promises if not candidate.holds(record)]
@@ -507,7 +517,13 @@ class World:
     def gave_way(self, node: Node, to: str) -> None:
         """A master is a slave from now on: of two of one term, the one that goes on is the rightful one."""
         if self.rightful == node.name and to in self.nodes:
-            self.rightful = to
+            self.rightful, self._rightful_machine = to, self.nodes[to].machine
+
+    def forgotten(self, master: Node, gone: Node) -> None:
+        """A master waited for a replica that may have what it lost, and is told to go on without it."""
+        lacked = [one for one in self._promises if gone.machine in one.held and not master.holds(one)]
+        others = [one for one in self.nodes.values() if one is not gone]
+        self.void([one for one in lacked if not any(n.holds(one) for n in others)], "replica forgotten")
 
     def _overtaken_by(self, candidate: Node) -> Node | None:
         """Who has a newer term in its file."""
