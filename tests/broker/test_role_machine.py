@@ -947,3 +947,12 @@ def test_while_a_broker_turns_nothing_else_is_begun() -> None:
 def test_a_newer_master_is_remembered_over_all_else() -> None:
     newer = NewerMaster(1000, "n:1", "n:2")
     assert master(newer=newer, trouble="no room", doubt="d", undecided="u").held == "no room"
+
+
+def test_a_slave_looks_for_a_rival_of_its_master_too_and_the_greeting_tells_what_is_wrong() -> None:
+    """Its own master, of 2003, may be gone: refused here, it would never find out what an operator can do."""
+    terms = Lineage((Epoch(1, 0, OTHER), Epoch(2003, 500, OTHER)))
+    world = Driver(slave()).keep(lineage=terms)
+    world.ask(FollowHeader("n:10911", "n:10912", 2000))
+    assert world.did(SetMaster) == [SetMaster("n:10911", "n:10912")]
+    assert "older than 2003" in reason(world.ask(FollowHeader("o:10911", "o:10912", 1000)))
