@@ -38,7 +38,8 @@ from commitlog.kernel.records import is_topic, parse_head
 # What is gathered and not taken yet stays small, however much data is given.
 ENTRIES_MAX = 1 << 16
 PUTS_MAX = 1 << 16
-_NEXT_MAX = ((1 << 63) - 1) // QUEUE_ENTRY.size
+_OFFSET_MAX = (1 << 63) - 1
+_NEXT_MAX = _OFFSET_MAX // QUEUE_ENTRY.size
 # Of a lane that was met and has no entry yet.
 _NEXT_ANY = -1
 
@@ -71,7 +72,8 @@ class AnyLanes(Protocol):
         """From the records that `data` has from `at`, which is `offset` in the log, to `end` at most.
 
         How many bytes they are; whether nothing more fits until what is gathered is taken; and when the last
-        record of this or an earlier call was stored.  Keys of messages before `indexed_to` are not put.
+        record of this or an earlier call was stored.  Keys of messages before `indexed_to` are not put.  Nothing
+        is gathered from data that would end behind the last offset a log can have.
         """
 
     def take(self) -> tuple[list[Run], bytes]:
@@ -154,6 +156,9 @@ class Lanes:
         return runs, puts
 
     def gather(self, data: Buffer, at: int, offset: int, end: int, indexed_to: int) -> tuple[int, bool, int]:
+        end = min(end, len(data))
+        if not 0 <= offset <= _OFFSET_MAX - (end - at):
+            return 0, False, self._stored_ms
         begin, shift = at, offset - at
         full, puts = False, self._puts
         known, touched, pack = self._lanes, self._touched, QUEUE_ENTRY.pack

@@ -322,6 +322,13 @@ def test_what_is_not_ordinary_stops_it_and_changes_nothing(
     assert each.gather(good, 0, 0, len(good), 0)[0] == len(good)
 
 
+def test_nothing_is_gathered_from_data_that_ends_where_no_log_can(each: dispatching.AnyLanes) -> None:
+    known(each)
+    last = (1 << 63) - 1 - len(one_record())
+    assert each.gather(one_record(0, last) + b"\0", 0, last, 1 << 20, 0)[:2] == (0, False)
+    assert each.gather(one_record(0, last), 0, last, 1 << 20, 0)[0] == len(one_record())
+
+
 def test_no_lane_is_known_that_no_queue_can_be(each: dispatching.AnyLanes) -> None:
     for topic, queue_id, next_offset in ((b"", 0, 0), (b"a/b", 0, 0), (b"T" * 128, 0, 0), (b"T", -1, 0)):
         each.learn(topic, queue_id, next_offset, 0, None)
