@@ -266,7 +266,7 @@ class ReadableLog:
         """
         try:
             if self._takers:
-                if self._fences:
+                if self._fences.items:
                     buffers = ()  # a reader has to look at what is damaged; a taker does not
                 for take in self._takers:
                     take(begin, end, buffers)

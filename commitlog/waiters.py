@@ -52,7 +52,8 @@ class OffsetWaiters(Generic[T]):
             number = heappop(heap)[1]
             if number in self._waiters:
                 done.append(self._waiters.pop(number))
-        self._sweep()
+        if len(self._by_deadline) > _STALE_MAX:
+            self._sweep()
         return done
 
     def expire(self, now_s: float) -> list[T]:

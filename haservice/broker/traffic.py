@@ -105,6 +105,9 @@ class Traffic:
         # Counts what finds no room, for nobody.
         self._beyond = Counter(0.0)
         self._told = False
+        self.feed: Callable[[], Mapping[tuple[str, int], tuple[int, int]]] | None = None
+        """Who counts plain sends himself says here how many he has stored since he was last asked, and their size, by
+        topic and queue id; each came with a call of its own."""
 
     # On the way of messages
 
@@ -116,17 +119,6 @@ class Traffic:
         counter.count += messages
         counter.size += size_bytes
         counter.times += 1
-
-    def put_run(self, sums: Mapping[tuple[str, int], tuple[int, int]]) -> None:
-        """So many calls stored one message each, by queue: how many, and their size."""
-        puts, slot = self._puts, self._slot
-        for key, (count, size_bytes) in sums.items():
-            counter = puts.get(key) or self._new_put(*key)
-            if counter.slot != slot:
-                counter.turn(slot)
-            counter.count += count
-            counter.size += size_bytes
-            counter.times += count
 
     def got(
         self, topic: str, queue_id: int, group: str, messages: int, size_bytes: int, seconds: float
@@ -156,10 +148,24 @@ class Traffic:
 
     def turn(self) -> None:
         """Once a second: tells the counters the time."""
+        self._take_fed()
         self._slot = int(self._monotonic()) // SLOT_S
+
+    def _take_fed(self) -> None:
+        if self.feed is None:
+            return
+        puts, slot = self._puts, self._slot
+        for key, (count, size_bytes) in self.feed().items():
+            counter = puts.get(key) or self._new_put(*key)
+            if counter.slot != slot:
+                counter.turn(slot)
+            counter.count += count
+            counter.size += size_bytes
+            counter.times += count
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted."""
+        self._take_fed()
         self._forget(lambda key: key[0] == topic)
 
     def forget_group(self, group: str) -> None:
@@ -173,6 +179,7 @@ class Traffic:
 
     def figures(self, name: str, key: str) -> tuple[Figures, Figures, Figures] | None:
         """A statistic by RocketMQ's name and key, of a minute, an hour and a day; None if there is none."""
+        self._take_fed()
         counters = self._counters(name, key)
         value_of = _VALUES.get(name.rpartition("_")[2])
         if not counters or value_of is None:

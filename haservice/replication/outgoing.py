@@ -191,14 +191,15 @@ class Outgoing:
     def _push(self, begin: int, end: int, buffers: Sequence[Buffer]) -> None:
         assert self._turn.locked()
         assert self._prompt is not None
-        now_s = time.monotonic()
         pieces, ends = frames_of(begin, buffers, self._batch_bytes)
         if len(pieces) > PIECES_MAX:
             return
         # First: the slave's ack of these bytes may be read before the call returns here.
         self._progress.sent = end
-        self._rest = rest_of(begin, ends, self._prompt.send_now(pieces))
-        self._last_write_s = now_s
+        sent = self._prompt.send_now(pieces)
+        if sent != len(ends) * HEADER_BYTES + end - begin:
+            self._rest = rest_of(begin, ends, sent)
+        self._last_write_s = now_s = time.monotonic()
         self._growth.note(end, now_s)
         self.rate.add(end - begin, now_s)
 

@@ -158,7 +158,10 @@ class HeldRanges:
         self._ranges: list[tuple[int, int]] = []
 
     def __contains__(self, end: int) -> bool:
-        return any(low < end <= high for low, high in reversed(self._ranges))
+        for low, high in reversed(self._ranges):
+            if low < end:
+                return end <= high
+        return False
 
     @property
     def furthest(self) -> int:

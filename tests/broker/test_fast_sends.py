@@ -153,6 +153,7 @@ class Broker:
 
     def counted(self) -> dict[str, Any]:
         stats = self.stats
+        stats.sample()  # as once a second
         return {
             "puts": (stats.puts, stats.put_bytes, stats.puts_failed),
             "queues": {

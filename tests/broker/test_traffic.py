@@ -154,3 +154,17 @@ def test_counting_costs_next_to_nothing() -> None:
     count = 20_000
     best_s = min(timeit.repeat(lambda: traffic.put("Topic", 3, 1, 1000), number=count, repeat=5))
     assert best_s / count < 2e-6
+
+
+def test_what_others_have_counted_is_in_every_answer_and_counted_once() -> None:
+    traffic = Traffic()
+    fed = [{("T", 1): (3, 500)}, {("T", 1): (1, 100), ("T", 2): (2, 20)}]
+    traffic.feed = lambda: fed.pop(0) if fed else {}
+    assert sums(traffic, "QUEUE_PUT_NUMS", "T@1") == [3, 3, 3]
+    traffic.turn()
+    assert sums(traffic, "QUEUE_PUT_NUMS", "T@1") == [4, 4, 4]
+    assert sums(traffic, "QUEUE_PUT_SIZE", "T@1") == [600, 600, 600]
+    assert sums(traffic, "TOPIC_PUT_NUMS", "T") == [6, 6, 6]
+    fed.append({("T", 1): (1, 1)})
+    traffic.forget_topic("T")
+    assert traffic.figures("TOPIC_PUT_NUMS", "T") is None

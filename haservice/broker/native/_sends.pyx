@@ -42,7 +42,7 @@ cdef enum:
     # From here on the lock is let go: some 10 µs of work.
     LONG_BYTES = 64 << 10
     SENDS_MAX = 8192
-    # Queues of all topics that are known at a time: 40 bytes each.
+    # Queues of all topics that are known at a time: 48 bytes each.
     LANES_MAX = 1 << 17
 
 # What a run holds at most; a larger message goes the long way, which copies it once.
@@ -59,6 +59,7 @@ cdef struct Put:
 cdef struct Lane:
     int64_t next, bytes       # next queue offset; bytes of what was stamped
     int64_t count, mark       # how many were; the stamping that saw it last
+    int64_t told, told_bytes  # what is in the log of it, and was not collected
 
 
 cdef class Topic:
@@ -118,6 +119,8 @@ cdef class Answers:
     cdef Pieces pieces
     cdef readonly Py_ssize_t waiting
     """How many wait for proofs: all but one-way sends and those whose senders do not want to wait."""
+    cdef readonly Py_ssize_t prompt
+    """How many get their answers at once: those of senders who do not want to wait."""
     cdef readonly int64_t waiting_end
     """Where the last of those ends in the log; 0 without any."""
 
@@ -174,7 +177,8 @@ cdef class Sends:
     cdef int64_t stampings
     cdef list senders, held   # connections; topics that Puts point to
     cdef list touched         # (Topic, queue id) of this stamping
-    cdef dict sums            # (topic, queue id) → [count, bytes] of what is in the log
+    cdef list uncollected     # (Topic, queue id) of each lane of which something was not collected
+    cdef dict sums            # (topic, queue id) → (count, bytes) of topics that are taught no more
     cdef uint8_t properties[32768]
     cdef readonly Py_ssize_t count
     """How many there are in the run."""
@@ -193,13 +197,14 @@ cdef class Sends:
         self.record = <uint8_t*>PyByteArray_AS_STRING(self.records)
         self.put = <Put*>PyByteArray_AS_STRING(self.puts)
         self.view = memoryview(self.records)
+        self.topics, self.sums, self.uncollected = {}, {}, []
         self.most = SENDS_MAX
         self._clear()
         self.forget()
 
     cdef _clear(self):
         self.count = self.filled = self.done = self.done_bytes = self.stamped = self.stamped_bytes = 0
-        self.senders, self.held, self.touched, self.sums = [], [], [], {}
+        self.senders, self.held, self.touched = [], [], []
 
     # -- what is plain ------------------------------------------------------------------------------------------
 
@@ -233,6 +238,7 @@ cdef class Sends:
         """Knows no topic any more.  Not amid a run, in which two of one name would count the same places."""
         if self.count:
             raise ValueError("a run is being gathered")
+        self._sum_up()
         self.topics, self.last, self.lanes = {}, None, 0
 
     # -- gathering ----------------------------------------------------------------------------------------------
@@ -352,13 +358,11 @@ cdef class Sends:
         for found, number in self.touched:
             topic, queue_id = <Topic>found, number
             lane = topic.lane(queue_id)
-            key = topic.key(queue_id)
-            queue_offsets[key] = lane.next
-            if self.done == 0:
-                self.sums[key] = (lane.count, lane.bytes)
-            else:
-                count, size = self.sums.get(key, (0, 0))
-                self.sums[key] = (count + lane.count, size + lane.bytes)
+            queue_offsets[topic.key(queue_id)] = lane.next
+            if not lane.told:
+                self.uncollected.append((topic, queue_id))
+            lane.told += lane.count
+            lane.told_bytes += lane.bytes
         self.touched = []
         self.done, self.done_bytes = self.stamped, self.stamped_bytes
 
@@ -370,9 +374,7 @@ cdef class Sends:
         return self.done, self.done_bytes
 
     def finish(self):
-        """(answers of what is in the log, {(topic, queue id): (count, bytes)} of it, the others as `lost` says), and
-        the run is empty.
-        """
+        """(answers of what is in the log, the others as `lost` says), and the run is empty."""
         cdef Answers answers = Answers.__new__(Answers)
         cdef Put* put
         cdef Py_ssize_t i
@@ -382,10 +384,14 @@ cdef class Sends:
         answers.senders, answers.pieces = self.senders, self.pieces
         for i in range(self.done):
             put = self.put + i
-            if put.stored.wait and not put.stored.oneway:
+            if put.stored.oneway:
+                continue
+            if put.stored.wait:
                 answers.waiting += 1
                 answers.waiting_end = put.stored.physical_offset + put.size
-        result = answers, self.sums, self._lost() if self.done < self.count else []
+            else:
+                answers.prompt += 1
+        result = answers, self._lost() if self.done < self.count else []
         self._clear()
         return result
 
@@ -398,3 +404,24 @@ cdef class Sends:
             put = self.put + i
             lost.append((self.senders[put.sender], put.stored.opaque, int(put.stored.binary), bool(put.stored.oneway)))
         return lost
+
+    # -- statistics ---------------------------------------------------------------------------------------------
+
+    def collect(self):
+        """{(topic, queue id): (count, bytes)} of all that came into the log since the last call."""
+        cdef dict sums
+        self._sum_up()
+        sums, self.sums = self.sums, {}
+        return sums
+
+    cdef _sum_up(self):
+        cdef Topic topic
+        cdef Lane* lane
+        cdef int32_t queue_id
+        for found, number in self.uncollected:
+            topic, queue_id = <Topic>found, number
+            lane = topic.lane(queue_id)
+            count, size = self.sums.get(topic.key(queue_id), (0, 0))
+            self.sums[topic.key(queue_id)] = (count + lane.told, size + lane.told_bytes)
+            lane.told = lane.told_bytes = 0
+        self.uncollected = []

@@ -44,6 +44,8 @@ class Answers(Protocol):
     waiting: int
     """How many are to wait for proofs, up to `waiting_end` in the log."""
     waiting_end: int
+    prompt: int
+    """How many are not, and get an answer."""
 
     def render(self, code: int, now: bool, later: bool) -> list[tuple[Connection, bytes]]:
         """Those that do not wait if `now`, those that do, with `code`, if `later`; by connection."""
@@ -84,6 +86,7 @@ class FastSends:
         self._version, self._limits = admission.generation
         self._learn_limits()
         self.answer_with(trace)
+        stats.traffic.feed = self.run.collect
 
     def answer_with(self, trace: Mapping[str, str]) -> None:
         """What each answer tells besides its places, from the next append on."""
@@ -122,9 +125,8 @@ class FastSends:
 
     def _finish(self, error: Exception | None, began_s: float | None) -> Outcome:
         count, size = self.run.stored
-        answers, sums, lost = self.run.finish()
+        answers, lost = self.run.finish()
         if began_s is not None:
-            self._stats.traffic.put_run(sums)
             self._stats.put(count, size, time.monotonic() - began_s)
         return Outcome(answers, [_request(*each) for each in lost], error)
 

@@ -285,7 +285,8 @@ class SendProcessor:
             status = self._durability.put_status(answers.waiting_end, settled)
         if status is None:
             self.pending += answers.waiting
-            write(PutStatus.PUT_OK, True, False)
+            if answers.prompt:
+                write(PutStatus.PUT_OK, True, False)
         else:
             write(status, True, True)
         for connection, request in outcome.lost:
