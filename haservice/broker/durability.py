@@ -157,11 +157,11 @@ class Durability:
 
     def flushed(self, waits: Sequence[Wait], ok: bool) -> None:
         """Called by log-flush: these waits' ends are on the disk, or will not be in time."""
-        self._hand_over((False, waits, ok))
+        self._arrives(False, waits, ok)
 
     def replicated(self, waits: Sequence[Wait], ok: bool) -> None:
         """Called by the HA threads: these waits' ends are acknowledged, or were not in time."""
-        self._hand_over((True, waits, ok))
+        self._arrives(True, waits, ok)
 
     def sweep(self) -> None:
         """Settles waits whose service forgot them; the loop calls it every second.
@@ -181,11 +181,14 @@ class Durability:
         self._drain()
         self._abandon(list(self._waits))
 
-    def _hand_over(self, arrived: tuple[bool, Sequence[Wait], bool]) -> None:
-        self._arrived.append(arrived)
+    def _arrives(self, replica: bool, waits: Sequence[Wait], ok: bool) -> None:
         if not self._asking and self._on_loop():
-            self._drain()
-        elif not self._awakened:
+            if self._arrived:
+                self._drain()
+            self._prove(replica, waits, ok)
+            return
+        self._arrived.append((replica, waits, ok))
+        if not self._awakened:
             self._awakened = True
             self._call_soon(self._drain)
 
@@ -194,18 +197,20 @@ class Durability:
         self._awakened = False
         arrived = self._arrived
         while arrived:
-            replica, waits, ok = arrived.popleft()
-            for wait in waits:
-                if replica:
-                    wait.replica_wanted = False
-                    if not ok:
-                        wait.status = PutStatus.FLUSH_SLAVE_TIMEOUT
-                else:
-                    wait.flush_wanted = False
-                    if not ok and wait.status is PutStatus.PUT_OK:
-                        wait.status = PutStatus.FLUSH_DISK_TIMEOUT
-                if not wait.flush_wanted and not wait.replica_wanted:
-                    self._settle(wait)
+            self._prove(*arrived.popleft())
+
+    def _prove(self, replica: bool, waits: Sequence[Wait], ok: bool) -> None:
+        for wait in waits:
+            if replica:
+                wait.replica_wanted = False
+                if not ok:
+                    wait.status = PutStatus.FLUSH_SLAVE_TIMEOUT
+            else:
+                wait.flush_wanted = False
+                if not ok and wait.status is PutStatus.PUT_OK:
+                    wait.status = PutStatus.FLUSH_DISK_TIMEOUT
+            if not wait.flush_wanted and not wait.replica_wanted:
+                self._settle(wait)
 
     def _abandon(self, waits: list[Wait]) -> None:
         for wait in waits:

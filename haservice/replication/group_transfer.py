@@ -75,7 +75,7 @@ class GroupTransferService(Generic[T]):
         `deadline_s` is a time.monotonic() value.  Once the service has stopped, every wait fails at once.
         """
         with self.lock:
-            if self.table.is_proven(end):
+            if end <= self.table.proven and self.table.is_proven(end):
                 return True
             if not self._stopping:
                 self._waiters.add(end, deadline_s, _Wait(end, deadline_s, waiter))
@@ -125,7 +125,7 @@ class GroupTransferService(Generic[T]):
         done: list[T] = []
         with self.lock:
             advance = self.table.reports(progress, reports, log)
-            if advance is not None and self._waiters:
+            if advance is not None:
                 self._resolve(advance, done)
         if done:
             self._on_acked(done, True)

@@ -93,20 +93,17 @@ class Incoming:
             return  # it is being taken back
         try:
             if self._rings:
-                self._receive()
+                data = self._link.recv_now(RECEIVE_BYTES)
+                if data:
+                    self._take(data)
+                elif data is not None:
+                    self._hush()  # its owner sees the same end
         except Exception as error:
             self._failed = error
             self._hush()
             self._shut_down()
         finally:
             self._turn.release()
-
-    def _receive(self) -> None:
-        data = self._link.recv_now(RECEIVE_BYTES)
-        if data:
-            self._take(data)
-        elif data is not None:
-            self._hush()  # its owner sees the same end
 
     def _hush(self) -> None:
         """Nothing more is read here.  The link would ring until its owner wakes up."""

@@ -287,8 +287,10 @@ class AckTable:
         progress.reported = last
         if progress.acked is not None or last > progress.sent_from:
             progress.acked = last
-        simple = self.needed == 1 and self.counts(progress)
-        self.furthest = max(self.furthest, last) if simple else self.furthest_with({})
+        if self.needed > 1 or not self.counts(progress):
+            self.furthest = self.furthest_with({})
+        elif last > self.furthest:
+            self.furthest = last
         return self._count(progress)
 
     # -- the first report ---------------------------------------------------------------------------
@@ -389,7 +391,8 @@ class AckTable:
         acked = progress.acked
         if acked is None:
             return None
-        self.proven = max(self.proven, acked)
+        if acked > self.proven:
+            self.proven = acked
         if not self.counts(progress):
             return None
         if self.needed == 1:

@@ -272,23 +272,20 @@ class SendProcessor:
         """Answers at once what waits for no proof, and the others when theirs is there."""
         answers = outcome.answers
 
-        def write(status: PutStatus, now: bool, later: bool) -> None:
-            for connection, encoded in answers.render(status, now, later):
-                connection.send_encoded(encoded)
-
         def settled(status: PutStatus) -> None:
             self.pending -= answers.waiting
-            write(status, False, True)
+            for connection, encoded in answers.render(status, False, True):
+                connection.send_encoded(encoded)
 
         status: PutStatus | None = PutStatus.PUT_OK
         if answers.waiting:
             status = self._durability.put_status(answers.waiting_end, settled)
         if status is None:
             self.pending += answers.waiting
-            if answers.prompt:
-                write(PutStatus.PUT_OK, True, False)
-        else:
-            write(status, True, True)
+        if answers.prompt or status is not None:
+            later = status is not None
+            for connection, encoded in answers.render(status or PutStatus.PUT_OK, True, later):
+                connection.send_encoded(encoded)
         for connection, request in outcome.lost:
             answer = self._refuse(request, self._lost(outcome.error))
             if not request.is_oneway:
