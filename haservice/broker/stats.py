@@ -78,8 +78,7 @@ class Stats:
         """`messages` of `size_bytes` in all were appended by one write that took `seconds`."""
         self.puts += messages
         self.put_bytes += size_bytes
-        if seconds > self._put_time_max_s:
-            self._put_time_max_s = seconds
+        self._put_time_max_s = max(self._put_time_max_s, seconds)
         ms = int(seconds * 1000)
         self._put_classes[bisect_left(PUT_BOUNDS_MS, ms) if ms else 0] += messages
         self._put_latencies[min(int(seconds * 1e6).bit_length(), LATENCY_BUCKETS - 1)] += messages

@@ -391,8 +391,7 @@ class AckTable:
         acked = progress.acked
         if acked is None:
             return None
-        if acked > self.proven:
-            self.proven = acked
+        self.proven = max(self.proven, acked)
         if not self.counts(progress):
             return None
         if self.needed == 1:
