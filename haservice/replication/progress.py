@@ -158,10 +158,8 @@ class HeldRanges:
         self._ranges: list[tuple[int, int]] = []
 
     def __contains__(self, end: int) -> bool:
-        for low, high in reversed(self._ranges):
-            if low < end:
-                return end <= high
-        return False
+        above = (high for low, high in reversed(self._ranges) if low < end)
+        return end <= next(above, -1)
 
     @property
     def furthest(self) -> int:
