@@ -20,33 +20,34 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from commitlog import going_back, queue_ends
-from commitlog.ahead import Ahead
-from commitlog.audit import Audit
-from commitlog.checkpoint import Checkpoint
-from commitlog.consume_queue import ConsumeQueues
-from commitlog.damage import Fences, decode_fences, encode_fences
-from commitlog.dispatch import Dispatcher
+from commitlog.disk.files import Files, OSFiles
+from commitlog.disk.small_file import read_file, replace_file
+from commitlog.disk.store_lock import StoreLock
+from commitlog.dispatch.ahead import Ahead
+from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.errors import CommitLogError, CorruptRecord, LogNotWritable, StoreUnreadable
-from commitlog.files import Files, OSFiles
-from commitlog.flush import Flusher, QueueFlusher
-from commitlog.index import IndexFiles
-from commitlog.index_mender import IndexMender
+from commitlog.index.files import IndexFiles
 from commitlog.kernel.records import check
-from commitlog.known_edge import edge_below
-from commitlog.log import CommitLog, wall_clock_ms
-from commitlog.mender import Mender
+from commitlog.log.log import CommitLog, wall_clock_ms
+from commitlog.log.segments import Segments
+from commitlog.log.tail import Held, damage_at, whole_records
 from commitlog.options import LogOptions
-from commitlog.positions import Durable
-from commitlog.readable_queue import Entry, stored_ms
-from commitlog.recovery import RecoveryReport, recover
-from commitlog.retention import Retention
-from commitlog.scrub import Scrub
-from commitlog.segments import Segments
-from commitlog.small_file import read_file, replace_file
-from commitlog.store_lock import StoreLock
-from commitlog.tail import Held, damage_at, whole_records
-from commitlog.unfinished import DIRECTORY, Rewinding, Unfinished
+from commitlog.queues import queue_ends
+from commitlog.queues.consume_queue import ConsumeQueues
+from commitlog.queues.readable_queue import Entry, stored_ms
+from commitlog.recovery import going_back
+from commitlog.recovery.checkpoint import Checkpoint
+from commitlog.recovery.known_edge import edge_below
+from commitlog.recovery.positions import Durable
+from commitlog.recovery.recovery import RecoveryReport, recover
+from commitlog.recovery.unfinished import DIRECTORY, Rewinding, Unfinished
+from commitlog.upkeep.audit import Audit
+from commitlog.upkeep.damage import Fences, decode_fences, encode_fences
+from commitlog.upkeep.flush import Flusher, QueueFlusher
+from commitlog.upkeep.index_mender import IndexMender
+from commitlog.upkeep.mender import Mender
+from commitlog.upkeep.retention import Retention
+from commitlog.upkeep.scrub import Scrub
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from haservice import rocketmq_keys
+from haservice.configuration import rocketmq_keys
+from haservice.configuration.properties import Properties
 from haservice.errors import ConfigError
-from haservice.properties import Properties
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1

@@ -1,6 +1,6 @@
 """Bounds of numbers that come from outside: beyond them is a mistake or a lie, refused where it is read.
 
-Honest numbers are far below.  A promotion takes the next multiple of 1000 (haservice.broker.roles), so that
+Honest numbers are far below.  A promotion takes the next multiple of 1000 (haservice.broker.roles.rules), so that
 TERM_MAX is a thousand million promotions of one name, and TERM_JUMP_MAX a thousand that somebody missed.
 OFFSET_MAX is four exbibytes of messages; the sum of two such offsets still fits the wire.
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from haservice.binding import expanded
-from haservice.config import read_yaml
+from haservice.configuration.config import read_yaml
 from haservice.errors import ConfigError
 from haservice.printable import escaped
 

@@ -1,6 +1,6 @@
 """Small files that are replaced whole and atomically; PersistedFile is one with a backup.
 
-How a file is replaced is commitlog.small_file: a power cut leaves the old or the new one, never an empty one.
+How a file is replaced is commitlog.disk.small_file: a power cut leaves the old or the new one, never an empty one.
 PersistedFile puts the previous content into `<file>.bak` first, in the same way, as RocketMQ's
 `MixAll.string2File` does; unlike there the main file is never missing, and a backup never half written.
 
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
 
-from commitlog import small_file
-from commitlog.files import Buffer, Files, OSFiles
-from commitlog.seal import sealed, unsealed, with_bit_back
+from commitlog.disk import small_file
+from commitlog.disk.files import Buffer, Files, OSFiles
+from commitlog.disk.seal import sealed, unsealed, with_bit_back
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 import random
 from collections import deque
 
-from haservice.admin import pair
+from haservice.devtools import pair
 
 
 def pytest_configure() -> None:

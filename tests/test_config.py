@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from commitlog.options import FlushDiskType
-from haservice import config, logs, rocketmq_keys
+from haservice import logs
 from haservice.binding import ValuesRefused
-from haservice.config import BROKER_CLASSES, broker_from, in_force, load_broker, load_nameserver, options_of
+from haservice.configuration import config, rocketmq_keys
+from haservice.configuration.config import (
+    BROKER_CLASSES,
+    broker_from,
+    in_force,
+    load_broker,
+    load_nameserver,
+    options_of,
+)
+from haservice.configuration.properties import parse
+from haservice.configuration.security_settings import NameserverAclConfig, TlsConfig
+from haservice.configuration.settings import BrokerConfig, BrokerRole, NameserverConfig, NodeConfig
 from haservice.errors import ConfigError
-from haservice.properties import parse
-from haservice.security_settings import NameserverAclConfig, TlsConfig
-from haservice.settings import BrokerConfig, BrokerRole, NameserverConfig, NodeConfig
 from tests.support import config_tables
 
 ROOT = Path(__file__).parents[1]

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("commitlog", "haservice")
 MODULE_LINES_MAX = 500
+# In one directory, its __init__ aside: more are not taken in at a glance.
+ROOM_MODULES_MAX = 16
 
 # Imports point down, or stay on their level.  The longest prefix that fits decides.
 LAYERS = {
@@ -23,6 +26,7 @@ LAYERS = {
     "haservice.nameserver": 4,
     "haservice.admin": 5,
     "haservice.pipeline": 5,
+    "haservice.devtools": 6,
 }
 # On one level, yet strangers: they meet on the wire, or in the node that builds both.
 STRANGERS = [
@@ -31,26 +35,28 @@ STRANGERS = [
     {"haservice.broker", "haservice.nameserver"},
 ]
 # (importer, imported) that are right only inside a function, so that all else runs without Spark.
-INSIDE_FUNCTIONS = {("haservice.admin", "haservice.pipeline")}
+INSIDE_FUNCTIONS = {("haservice.admin", "haservice.pipeline"), ("haservice.devtools", "haservice.pipeline")}
+# Who ends with his process may have threads, and imports inside of functions, as he likes.
+COMMANDS = ("haservice.admin", "haservice.devtools")
 PIPELINE_MAY_USE = (
     "commitlog",
     "haservice.pipeline",
     "haservice.errors",
-    "haservice.config",  # job files are YAML
-    "haservice.yaml_document",
+    "haservice.configuration.config",  # job files are YAML
+    "haservice.configuration.yaml_document",
     "haservice.service",  # the thread of a progress bar
     "haservice.deadline",
     "haservice.remoting",  # brokers are read and written over our own client
-    "haservice.broker.security",  # with the keys of a file such as tools.yml
-    "haservice.broker.topics",  # whether a queue may be read
-    "haservice.broker.ha_samples",  # the files that lag-report reads
+    "haservice.broker.acl.security",  # with the keys of a file such as tools.yml
+    "haservice.broker.metadata.topics",  # whether a queue may be read
+    "haservice.broker.stats.ha_samples",  # the files that lag-report reads
     "haservice.admin",  # which asks nameservers, pulls, sends and explains errors already
 )
 
 LIBRARIES = {
-    "yaml": ("haservice.config", "haservice.yaml_document"),
-    "click": ("haservice.admin", "haservice.pipeline"),
-    "psutil": ("haservice.admin", "haservice.broker"),
+    "yaml": ("haservice.configuration.config", "haservice.configuration.yaml_document"),
+    "click": ("haservice.admin", "haservice.devtools", "haservice.pipeline"),
+    "psutil": ("haservice.admin", "haservice.broker", "haservice.devtools"),
     "pyspark": ("haservice.pipeline",),
     "pyarrow": ("haservice.pipeline",),
     "numpy": ("haservice.pipeline",),
@@ -75,10 +81,10 @@ NAMES_OF_SPARK = {
 ECHO_AS_THEY_LIKE = {
     "haservice.admin.output",
     "haservice.admin.daemons",
-    "haservice.admin.quickstart",
-    "haservice.admin.bench_append",
-    "haservice.admin.bench_dispatch",
-    "haservice.admin.bench_replication",
+    "haservice.devtools.quickstart",
+    "haservice.devtools.bench_append",
+    "haservice.devtools.bench_dispatch",
+    "haservice.devtools.bench_replication",
 }
 
 # Calls whose first argument, if a literal, names a thread; and a method that gives pairs of name and task.
@@ -160,7 +166,7 @@ def test_no_import_is_hidden_in_a_function_to_break_a_cycle() -> None:
         for module, name, place, top in edges()
         if not top
         and (part_of(module), part_of(name)) not in INSIDE_FUNCTIONS
-        and part_of(module) != "haservice.admin"
+        and part_of(module) not in COMMANDS
     ]
     assert not hidden, "\n".join(hidden)
 
@@ -251,7 +257,7 @@ def test_the_table_of_threads_names_all_there_are_and_no_others() -> None:
     found = {
         name: f"{path.relative_to(ROOT)}:{line}: {name!r}"
         for module, path in MODULES.items()
-        if not within(module, "haservice.admin")
+        if part_of(module) not in COMMANDS
         for name, line in thread_names(ast.parse(path.read_text()))
     }
     documented = documented_threads()
@@ -266,7 +272,7 @@ def test_threads_are_services() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for module, path in MODULES.items()
-        if module != "haservice.service" and not within(module, "haservice.admin")
+        if module != "haservice.service" and part_of(module) not in COMMANDS
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("Thread", "threading.Thread", "threading.Timer")
@@ -286,6 +292,14 @@ def test_a_module_says_what_it_holds_and_stays_small(module: str) -> None:
         assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} opens with a docstring"
 
 
+def test_a_room_is_taken_in_at_a_glance() -> None:
+    rooms = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    full = [f"{room.relative_to(ROOT)}: {count}" for room, count in rooms.items() if count > ROOM_MODULES_MAX]
+    assert not full, f"more than {ROOM_MODULES_MAX} modules: which of them belong together?\n" + "\n".join(
+        full
+    )
+
+
 def test_every_package_is_typed_and_found() -> None:
     for package in PACKAGES:
         assert (ROOT / package / "py.typed").exists()
@@ -298,7 +312,7 @@ def test_commands_speak_by_what_escapes() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for module, path in MODULES.items()
-        if within(module, "haservice.admin") and module not in ECHO_AS_THEY_LIKE
+        if part_of(module) in COMMANDS and module not in ECHO_AS_THEY_LIKE
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print")
     ]

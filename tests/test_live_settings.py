@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from haservice.config import load_broker, load_nameserver
+from haservice.configuration.config import load_broker, load_nameserver
+from haservice.configuration.live_settings import KeyForbidden, LiveSettings, file_of
+from haservice.configuration.settings import NameserverConfig, NodeConfig
 from haservice.errors import ConfigError
-from haservice.live_settings import KeyForbidden, LiveSettings, file_of
-from haservice.settings import NameserverConfig, NodeConfig
 
 FILE = """# our broker
 brokerName = broker-a

@@ -2,8 +2,8 @@
 
 import pytest
 
+from haservice.configuration.properties import parse, rewritten
 from haservice.errors import ConfigError
-from haservice.properties import parse, rewritten
 
 
 def values(text: str) -> dict[str, str]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from haservice.config import broker_from, in_force, load_broker, load_nameserver
+from haservice.configuration.config import broker_from, in_force, load_broker, load_nameserver
+from haservice.configuration.properties import parse
+from haservice.configuration.security_settings import ClientAuth, TlsMode
+from haservice.configuration.settings import NodeConfig
 from haservice.errors import ConfigError
-from haservice.properties import parse
-from haservice.security_settings import ClientAuth, TlsMode
-from haservice.settings import NodeConfig
 
 
 def broker(text: str, environ: dict[str, str] | None = None) -> NodeConfig:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from haservice.configuration.yaml_document import YamlDocument
 from haservice.errors import ConfigError
-from haservice.yaml_document import YamlDocument
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
+from commitlog.disk.files import Buffer
 from commitlog.errors import CorruptRecord
-from commitlog.files import Buffer
 from commitlog.kernel import native
 from commitlog.kernel.keys import KeyHasher, Put, last_value, tags_code
 from commitlog.kernel.layout import (

@@ -15,8 +15,8 @@ from itertools import accumulate, repeat
 from operator import mul
 from typing import NamedTuple
 
+from commitlog.disk.files import Buffer
 from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
-from commitlog.files import Buffer
 from commitlog.kernel import native
 from commitlog.kernel.layout import (
     AT,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from commitlog.disk.files import Buffer
 from commitlog.errors import CorruptRecord
-from commitlog.files import Buffer
 from commitlog.kernel import native
 from commitlog.kernel.layout import (
     BLANK_BYTES,

@@ -22,7 +22,7 @@ from typing import Any
 
 from haservice.access.addresses import AddressPattern, parse_pattern
 from haservice.access.rules import DENY, GROUP_PREFIX, PUB, SUB, Account
-from haservice.yaml_document import YamlDocument
+from haservice.configuration.yaml_document import YamlDocument
 
 WHITE_ADDRESSES = "globalWhiteRemoteAddresses"
 ACCOUNTS = "accounts"

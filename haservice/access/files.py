@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commitlog.log import wall_clock_ms
+from commitlog.log.log import wall_clock_ms
 from haservice.access.accounts import ACCOUNTS, DATA_VERSION, WHITE_ADDRESSES, AclFile, parse_file
 from haservice.access.rules import Account, Rules
+from haservice.configuration.security_settings import AclConfig, NameserverAclConfig
+from haservice.configuration.yaml_document import YamlDocument, yaml_text
 from haservice.errors import ConfigError
 from haservice.persisted_file import replace_file
-from haservice.security_settings import AclConfig, NameserverAclConfig
 from haservice.watched_files import Look, WatchedFiles
-from haservice.yaml_document import YamlDocument, yaml_text
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import TypedDict
 
 import click
 
-from haservice.broker.security import signing
-from haservice.config import load_tls
+from haservice.broker.acl.security import signing
+from haservice.configuration.config import load_tls
 from haservice.remoting.client import Sign
 from haservice.remoting.tls import client_tls
 

@@ -15,7 +15,7 @@ import click
 
 from haservice.admin.access import Access, access
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     MASTER_ID,
     BrokerData,
     ClusterInfo,
@@ -28,7 +28,7 @@ from haservice.remoting.bodies import (
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import (
+from haservice.remoting.headers.clients import (
     ClusterHeader,
     CreateTopicHeader,
     ExtHeader,

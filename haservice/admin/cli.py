@@ -13,32 +13,16 @@ import click
 
 from commitlog.errors import CommitLogError
 from haservice import printable
-from haservice.admin import (
-    acl_commands,
-    cluster,
-    config_commands,
-    connections,
-    consumer_status,
-    consumers,
-    exports,
-    forget,
-    groups,
-    history,
-    housekeeping,
-    log_dump,
-    messages,
-    offsets,
-    printing,
-    probes,
-    promotion,
-    queries,
-    queues,
-    reinit,
-    topic_changes,
-    topic_stats,
-    topics,
-    trace,
-)
+from haservice.admin.commands.groups import connections, consumer_status, consumers, offsets
+from haservice.admin.commands.groups import consumer_groups as groups
+from haservice.admin.commands.ha import forget, history, promotion, reinit
+from haservice.admin.commands.messages import log_dump, printing, probes, queries, queues, trace
+from haservice.admin.commands.messages import send_and_consume as messages
+from haservice.admin.commands.nodes import acl as acl_commands
+from haservice.admin.commands.nodes import cluster, exports, housekeeping
+from haservice.admin.commands.nodes import config as config_commands
+from haservice.admin.commands.topics import topic_changes, topic_stats
+from haservice.admin.commands.topics import topic_list as topics
 from haservice.admin.explain import explain
 from haservice.admin.options import CONTEXT
 from haservice.admin.output import echo

@@ -25,18 +25,19 @@ import click
 
 from commitlog.errors import CommitLogError, StoreUnreadable
 from commitlog.kernel.native import NOTICE
-from haservice import config, logs, rocketmq_keys
+from haservice import logs
+from haservice.admin.commands.nodes.in_force import in_force
 from haservice.admin.explain import explain, of_store_path, said_by_system
-from haservice.admin.in_force import in_force
 from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused
-from haservice.broker import native
 from haservice.broker.node import BrokerNode
+from haservice.broker.send import native
+from haservice.configuration import config, rocketmq_keys
+from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
 from haservice.nameserver.node import NameserverNode
 from haservice.news import News
-from haservice.settings import NodeConfig
 
 logger = logging.getLogger(__name__)
 

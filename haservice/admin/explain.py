@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from commitlog.errors import CommitLogError, SegmentSizeMismatch, StoreLocked, StoreUnreadable
+from haservice.configuration.settings import NodeConfig
 from haservice.errors import (
     AnswerError,
     ConfigError,
@@ -21,7 +22,6 @@ from haservice.errors import (
     RemotingUnreachable,
 )
 from haservice.remoting.codes import RequestCode
-from haservice.settings import NodeConfig
 
 Explainable = HAServiceError | CommitLogError | OSError
 

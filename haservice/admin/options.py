@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from commitlog.log import wall_clock_ms
+from commitlog.log.log import wall_clock_ms
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., Any])

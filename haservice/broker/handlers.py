@@ -10,60 +10,60 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from commitlog.dispatch import parse_delay_levels
+from commitlog.dispatch.dispatcher import parse_delay_levels
 from commitlog.store import Store
 from haservice.access.files import AclFiles
-from haservice.broker import live_keys
-from haservice.broker.admission import Admission, Limits
-from haservice.broker.consumer_filters import ConsumerFilters
-from haservice.broker.consumer_offsets import ConsumerOffsets
-from haservice.broker.consumers import ClientTable
-from haservice.broker.delay_offsets import DelayOffsets
-from haservice.broker.durability import Durability, Wait
-from haservice.broker.groups import Groups
+from haservice.broker.acl.message_rights import MessageRights
+from haservice.broker.acl.processor import AclProcessor
+from haservice.broker.delay.offsets import DelayOffsets
+from haservice.broker.delay.processor import DelayOffsetsProcessor, replicated_end
+from haservice.broker.groups.client_calls import ClientCallsProcessor
+from haservice.broker.groups.client_config import ClientConfigProcessor
+from haservice.broker.groups.connections import ConnectionsProcessor
+from haservice.broker.groups.consume_stats import ConsumeStatsProcessor
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups.consumers import ClientTable
+from haservice.broker.groups.heartbeat import HeartbeatProcessor
+from haservice.broker.groups.locks import LockProcessor
+from haservice.broker.groups.offsets import OffsetsProcessor
+from haservice.broker.groups.processor import GroupsProcessor
+from haservice.broker.groups.queue_locks import QueueLocks
+from haservice.broker.groups.reset_offsets import ResetOffsetsProcessor
+from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.level import Level
-from haservice.broker.long_polling import LongPolling
-from haservice.broker.message_filter import MessageFilters
-from haservice.broker.message_rights import MessageRights
-from haservice.broker.offset_moved import OffsetMovedEvents
-from haservice.broker.processors.acl import AclProcessor
-from haservice.broker.processors.broker_state import StateProcessor
-from haservice.broker.processors.client_calls import ClientCallsProcessor
-from haservice.broker.processors.client_config import ClientConfigProcessor
-from haservice.broker.processors.connections import ConnectionsProcessor
-from haservice.broker.processors.consume_stats import ConsumeStatsProcessor
-from haservice.broker.processors.delay_offsets import DelayOffsetsProcessor, replicated_end
-from haservice.broker.processors.fast_sends import fast_sends
-from haservice.broker.processors.groups import GroupsProcessor
-from haservice.broker.processors.heartbeat import HeartbeatProcessor
-from haservice.broker.processors.housekeeping import HousekeepingProcessor
-from haservice.broker.processors.lineage import LineageProcessor, Roles
-from haservice.broker.processors.locks import LockProcessor
-from haservice.broker.processors.offsets import OffsetsProcessor
-from haservice.broker.processors.pull import PullProcessor, keeps_offset
-from haservice.broker.processors.query import QueryProcessor
-from haservice.broker.processors.queue_inspection import QueueInspectionProcessor
-from haservice.broker.processors.reply import ReplyProcessor
-from haservice.broker.processors.reset_offsets import ResetOffsetsProcessor
-from haservice.broker.processors.send import Gates, SendProcessor, trace_of
-from haservice.broker.processors.send_back import SendBackProcessor
-from haservice.broker.processors.topic_admin import TopicProcessor
-from haservice.broker.processors.transactions import ProducerQuestions, TransactionProcessor
-from haservice.broker.queue_locks import QueueLocks
-from haservice.broker.readable_topics import ReadableTopics, Topics
-from haservice.broker.reader import QueueReader
-from haservice.broker.scan import ReadLimits
-from haservice.broker.stats import Stats
-from haservice.broker.store_view import StoreView
-from haservice.broker.topics import TRACE_TOPIC, TopicTable
-from haservice.broker.transaction_check import TransactionCheck, load_ends
-from haservice.broker.transactions import Ends, Rules
-from haservice.live_settings import LiveSettings
+from haservice.broker.metadata import live_keys
+from haservice.broker.metadata.broker_state import StateProcessor
+from haservice.broker.metadata.housekeeping import HousekeepingProcessor
+from haservice.broker.metadata.queue_inspection import QueueInspectionProcessor
+from haservice.broker.metadata.readable_topics import ReadableTopics, Topics
+from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.metadata.topic_admin import TopicProcessor
+from haservice.broker.metadata.topics import TRACE_TOPIC, TopicTable
+from haservice.broker.pull.consumer_filters import ConsumerFilters
+from haservice.broker.pull.long_polling import LongPolling
+from haservice.broker.pull.message_filter import MessageFilters
+from haservice.broker.pull.offset_moved import OffsetMovedEvents
+from haservice.broker.pull.processor import PullProcessor, keeps_offset
+from haservice.broker.pull.query import QueryProcessor
+from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.scan import ReadLimits
+from haservice.broker.roles.processor import LineageProcessor, Roles
+from haservice.broker.send.admission import Admission, Limits
+from haservice.broker.send.durability import Durability, Wait
+from haservice.broker.send.fast_sends import fast_sends
+from haservice.broker.send.processor import Gates, SendProcessor, trace_of
+from haservice.broker.send.reply import ReplyProcessor
+from haservice.broker.send.send_back import SendBackProcessor
+from haservice.broker.stats.counters import Stats
+from haservice.broker.transactions.check import TransactionCheck, load_ends
+from haservice.broker.transactions.half_messages import Ends, Rules
+from haservice.broker.transactions.processor import ProducerQuestions, TransactionProcessor
+from haservice.configuration.live_settings import LiveSettings
+from haservice.configuration.settings import BrokerConfig, NodeConfig
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.config_requests import ConfigProcessor
+from haservice.remoting.headers.config import ConfigProcessor
 from haservice.remoting.server import BatchProcessor, Processor, RemotingServer
 from haservice.replication.service import HAService
-from haservice.settings import BrokerConfig, NodeConfig
 
 Processors = dict[int, Processor | BatchProcessor]
 

@@ -1,6 +1,6 @@
 """Level: who asks about queues is told of everything that was sent before.
 
-The dispatcher lets arrivals gather for some milliseconds (commitlog.dispatch), so queues and index may lag
+The dispatcher lets arrivals gather for some milliseconds (commitlog.dispatch.dispatcher), so queues and index may lag
 behind the log by that much.  A question about their ends first waits until they are where the log is now; as
 long as they are, which is usual, it costs a comparison.
 """

@@ -32,13 +32,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from commitlog.dispatch import Arrival, parse_delay_levels
+from commitlog.dispatch.dispatcher import Arrival, parse_delay_levels
 from commitlog.kernel.records import encode_host
 from commitlog.store import Store
-from haservice.broker import native
-from haservice.broker.consumers import ClientTable
-from haservice.broker.delay_delivery import DelayDelivery
-from haservice.broker.durability import Wait
+from haservice.broker.acl.message_rights import MessageRights
+from haservice.broker.acl.security import security_of
+from haservice.broker.delay.delivery import DelayDelivery
+from haservice.broker.groups.consumers import ClientTable
+from haservice.broker.groups.heartbeat import notify_members
 from haservice.broker.handlers import (
     Parts,
     Processors,
@@ -47,13 +48,14 @@ from haservice.broker.handlers import (
     transaction_check_of,
     vip_processors_of,
 )
-from haservice.broker.live_keys import follow_settings
-from haservice.broker.long_polling import LongPolling
-from haservice.broker.message_rights import MessageRights
-from haservice.broker.next_start import check_store
-from haservice.broker.processors.heartbeat import notify_members
-from haservice.broker.refill import Repairer
-from haservice.broker.security import security_of
+from haservice.broker.metadata.live_keys import follow_settings
+from haservice.broker.metadata.next_start import check_store
+from haservice.broker.metadata.tables import Tables
+from haservice.broker.pull.long_polling import LongPolling
+from haservice.broker.roles.refill import Repairer
+from haservice.broker.roles.startup import Standing
+from haservice.broker.send import native
+from haservice.broker.send.durability import Wait
 from haservice.broker.services import (
     durability_of,
     ha_samples_of,
@@ -62,17 +64,15 @@ from haservice.broker.services import (
     server_of,
     slave_sync_of,
 )
-from haservice.broker.standing import Standing
-from haservice.broker.stats import Stats
-from haservice.broker.tables import Tables
-from haservice.broker.transactions import Ends
+from haservice.broker.stats.counters import Stats
+from haservice.broker.transactions.half_messages import Ends
+from haservice.configuration.live_settings import LiveSettings, file_of
+from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
-from haservice.live_settings import LiveSettings, file_of
 from haservice.remoting.server import RemotingServer
 from haservice.replication.service import HAService
 from haservice.service import Service, Task
-from haservice.settings import NodeConfig
 
 logger = logging.getLogger(__name__)
 

@@ -9,21 +9,21 @@ from collections.abc import Awaitable, Callable
 
 from commitlog.options import FlushDiskType
 from commitlog.store import Store
-from haservice.broker.durability import Durability, Wait
-from haservice.broker.ha_samples import HASamples
-from haservice.broker.hand_back import HandBack
+from haservice.broker.acl.security import Security
+from haservice.broker.groups.hand_back import HandBack
 from haservice.broker.handlers import Processors
-from haservice.broker.registration import Identity, MasterAddresses, Registration
-from haservice.broker.security import Security
-from haservice.broker.slave_sync import SlaveSync
-from haservice.broker.tables import Tables
+from haservice.broker.metadata.registration import Identity, MasterAddresses, Registration
+from haservice.broker.metadata.slave_sync import SlaveSync
+from haservice.broker.metadata.tables import Tables
+from haservice.broker.send.durability import Durability, Wait
+from haservice.broker.stats.ha_samples import HASamples
+from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.server import Listener, RemotingServer
-from haservice.replication.greeting import Facts, Outcome
-from haservice.replication.hello import SlaveHello
-from haservice.replication.lineage_file import LineageFile
+from haservice.replication.lineage.file import LineageFile
 from haservice.replication.service import HAService
-from haservice.settings import BrokerRole, NodeConfig
+from haservice.replication.wire.greeting import Facts, Outcome
+from haservice.replication.wire.hello import SlaveHello
 
 
 def server_of(

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from haservice.access.addresses import AddressPattern, parse_pattern
 from haservice.access.files import AclFiles
 from haservice.access.rules import AclRefused
+from haservice.configuration.settings import NameserverConfig
 from haservice.errors import ConfigError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.settings import NameserverConfig
 
 CHANGES = frozenset(
     {

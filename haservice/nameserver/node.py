@@ -11,18 +11,18 @@ from typing import TypeVar
 
 from haservice.access.files import rules_files
 from haservice.access.guard import AclGuard
+from haservice.configuration.live_settings import LiveSettings, file_of
+from haservice.configuration.settings import EXPIRE_MS, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
-from haservice.live_settings import LiveSettings, file_of
 from haservice.nameserver.changes import Changes, allowed_of
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.processors import BrokerProcessors, KvProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.config_requests import ConfigProcessor
+from haservice.remoting.headers.config import ConfigProcessor
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.remoting.tls import server_tls
-from haservice.settings import EXPIRE_MS, NameserverConfig
 
 logger = logging.getLogger(__name__)
 

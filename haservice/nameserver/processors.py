@@ -17,7 +17,7 @@ from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
 from haservice.nameserver.routes import Queues, Registration, RouteTable
 from haservice.nameserver.terms import Term
 from haservice.news import News
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     MASTER_ID,
     DataVersion,
     KVTable,
@@ -29,7 +29,7 @@ from haservice.remoting.bodies import (
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
-from haservice.remoting.headers import (
+from haservice.remoting.headers.clients import (
     AddWritePermResponseHeader,
     BrokerHeader,
     BrokerNameHeader,
@@ -45,7 +45,7 @@ from haservice.remoting.headers import (
     RouteHeader,
     WipeWritePermResponseHeader,
 )
-from haservice.remoting.lineage_headers import NewerMasterHeader, TermBody
+from haservice.remoting.headers.lineage import NewerMasterHeader, TermBody
 from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)

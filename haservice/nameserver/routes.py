@@ -22,7 +22,7 @@ from typing import NamedTuple
 from haservice.bounds import QUEUES_MAX, TERM_JUMP_MAX
 from haservice.errors import RequestError
 from haservice.nameserver.terms import Term, Terms
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     MASTER_ID,
     BrokerData,
     ClusterInfo,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from haservice.bounds import TERM_JUMP_MAX
-from haservice.replication.lineage import of_one_promotion
+from haservice.replication.lineage.epochs import of_one_promotion
 
 # Two periods of registration: a real master that a stranger keeps out has spoken against him by then.
 SETTLED_S = 60.0

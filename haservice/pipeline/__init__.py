@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 # The module of each format, which offers its class as SOURCE.
 FORMATS = {
-    "rocketmq-log": "haservice.pipeline.log_source",
-    "rocketmq": "haservice.pipeline.broker_source",
+    "rocketmq-log": "haservice.pipeline.sources.log_source",
+    "rocketmq": "haservice.pipeline.sources.broker_source",
 }
 
 

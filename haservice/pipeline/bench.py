@@ -43,12 +43,12 @@ from commitlog.kernel.layout import BLANK_MAGIC
 from commitlog.kernel.records import Message, decode, encode_host, encode_properties, parse_head
 from commitlog.options import LogOptions
 from commitlog.store import Store
-from haservice.pipeline.bulk import WINDOW_BYTES
-from haservice.pipeline.log_source import LogReader, LogSource
-from haservice.pipeline.reading import LogRange
-from haservice.pipeline.schema import NAMES
+from haservice.pipeline.decode.bulk import WINDOW_BYTES
+from haservice.pipeline.decode.reading import LogRange
+from haservice.pipeline.decode.schema import NAMES
 from haservice.pipeline.session import session
-from haservice.pipeline.store_view import ENTRY, StoreView
+from haservice.pipeline.sources.log_source import LogReader, LogSource
+from haservice.pipeline.sources.store_view import ENTRY, StoreView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -24,20 +24,23 @@ import click
 from commitlog.errors import CommitLogError
 from haservice.admin.explain import explain
 from haservice.admin.options import CONTEXT
-from haservice.config import read_yaml
+from haservice.configuration.config import read_yaml
 from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline.java import Interrupted, was_interrupted
-from haservice.pipeline.job import COULD_NOT_RUN, USAGE, Job
+from haservice.pipeline.jobs.job import COULD_NOT_RUN, USAGE, Job
 from haservice.pipeline.session import INSTALL
 
 # The module of each job, which offers `command`, and its line in the help.
 JOBS: Mapping[str, tuple[str, str]] = {
-    "audit-replicas": ("haservice.pipeline.audit_replicas", "Compares stores of one log, byte for byte."),
-    "audit-loss": ("haservice.pipeline.audit_loss", "Holds a producer's ledger against the log."),
-    "archive": ("haservice.pipeline.archive", "Keeps the log as Parquet, by topic and day."),
-    "rebuild": ("haservice.pipeline.rebuild", "Builds consume queues and index files from the log."),
-    "replay": ("haservice.pipeline.replay", "Sends a store's or an archive's messages to a broker."),
-    "lag-report": ("haservice.pipeline.lag_report", "How far slaves lagged, from the brokers' samples."),
+    "audit-replicas": (
+        "haservice.pipeline.jobs.audit_replicas",
+        "Compares stores of one log, byte for byte.",
+    ),
+    "audit-loss": ("haservice.pipeline.jobs.audit_loss", "Holds a producer's ledger against the log."),
+    "archive": ("haservice.pipeline.jobs.archive", "Keeps the log as Parquet, by topic and day."),
+    "rebuild": ("haservice.pipeline.jobs.rebuild", "Builds consume queues and index files from the log."),
+    "replay": ("haservice.pipeline.jobs.replay", "Sends a store's or an archive's messages to a broker."),
+    "lag-report": ("haservice.pipeline.jobs.lag_report", "How far slaves lagged, from the brokers' samples."),
 }
 # For workers, who run their own Python.
 LACKING = (

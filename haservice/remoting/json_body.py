@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 from haservice.bounds import Bounds
 from haservice.remoting.fastjson import ANSWER_TREE_BYTES_MAX, BodyUnreadable, ObjectKey, dumps, loads
-from haservice.remoting.headers import wire_name
+from haservice.remoting.headers.clients import wire_name
 
 _I64_MAX = 2**63 - 1
 

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 
 from haservice.certificates import load_chain, load_roots
+from haservice.configuration.security_settings import ClientAuth, TlsConfig, TlsMode
 from haservice.errors import ConfigError
-from haservice.security_settings import ClientAuth, TlsConfig, TlsMode
 from haservice.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)

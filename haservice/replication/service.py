@@ -19,32 +19,32 @@ from typing import Generic, Protocol, TypeVar
 from commitlog.errors import CommitLogError
 from commitlog.kernel.layout import STORED_BYTES
 from commitlog.kernel.records import stored_at
-from commitlog.log import wall_clock_ms
+from commitlog.log.log import wall_clock_ms
+from haservice.configuration.settings import BrokerRole, ReadMark, ReplicationConfig
 from haservice.deadline import Deadline
 from haservice.news import News
-from haservice.replication.absent import AbsentSlaves
-from haservice.replication.accept import AcceptSocketService, Identify, address_of, doors_of
-from haservice.replication.client import HAClient
-from haservice.replication.connection import HAConnection
-from haservice.replication.greeting import Answer, Facts, MasterGreeting, Outcome
-from haservice.replication.group_transfer import GroupTransferService
-from haservice.replication.hello import SlaveHello
-from haservice.replication.incoming import Loop
-from haservice.replication.lineage_file import LineageFile, Replica
-from haservice.replication.member_list import MemberList
-from haservice.replication.membership import Members
-from haservice.replication.outgoing import SourceLog
+from haservice.replication.lineage.file import LineageFile, Replica
+from haservice.replication.lineage.member_list import MemberList
+from haservice.replication.lineage.membership import Members
+from haservice.replication.master.absent import AbsentSlaves
+from haservice.replication.master.accept import AcceptSocketService, Identify, address_of, doors_of
+from haservice.replication.master.connection import HAConnection
+from haservice.replication.master.group_transfer import GroupTransferService
+from haservice.replication.master.incoming import Loop
+from haservice.replication.master.outgoing import SourceLog
+from haservice.replication.master.progress import AckTable, slaves_needed
+from haservice.replication.master.read_mark import HighWaterMark
+from haservice.replication.master.recorder import MasterRecorder, ReplicaRecorder
 from haservice.replication.pace import Growth
-from haservice.replication.progress import AckTable, slaves_needed
-from haservice.replication.protocol import MasterState
-from haservice.replication.read_mark import HighWaterMark
-from haservice.replication.recorder import MasterRecorder, ReplicaRecorder
-from haservice.replication.rejoin import Check, Rejoin, ReplicaLog, ReplicaStore
-from haservice.replication.secure import SecureDoors
+from haservice.replication.slave.client import HAClient
+from haservice.replication.slave.rejoin import Check, Rejoin, ReplicaLog, ReplicaStore
 from haservice.replication.status import HAStatus, SlaveStatus
-from haservice.replication.transport import Transport
+from haservice.replication.wire.greeting import Answer, Facts, MasterGreeting, Outcome
+from haservice.replication.wire.hello import SlaveHello
+from haservice.replication.wire.protocol import MasterState
+from haservice.replication.wire.secure import SecureDoors
+from haservice.replication.wire.transport import Transport
 from haservice.service import Service, Task
-from haservice.settings import BrokerRole, ReadMark, ReplicationConfig
 
 logger = logging.getLogger(__name__)
 

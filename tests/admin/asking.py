@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from commitlog.kernel import records
 from haservice.admin.cli import main
-from haservice.remoting.bodies import BrokerData, QueueData, TopicRouteData
+from haservice.remoting.bodies.clients import BrokerData, QueueData, TopicRouteData
 from haservice.remoting.command import RemotingCommand
 from tests.admin.conftest import Answers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin import queries
+from haservice.admin.commands.messages import queries
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer

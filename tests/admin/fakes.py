@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from commitlog.log import CommitLog
-from haservice.admin.pair import free_port_block
-from haservice.remoting.bodies import BrokerData, ClusterInfo
+from commitlog.log.log import CommitLog
+from haservice.devtools.pair import free_port_block
+from haservice.remoting.bodies.clients import BrokerData, ClusterInfo
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.lineage_headers import (
+from haservice.remoting.headers.lineage import (
     EpochBody,
     FollowHeader,
     ForgetHeader,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.remoting.bodies import KVTable
+from haservice.remoting.bodies.clients import KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import content, signature

@@ -8,8 +8,8 @@ from typing import Any
 import click
 import pytest
 
-from haservice.admin import bench_replication
-from haservice.admin.bench_replication import Load, ReplicationBench, until
+from haservice.devtools import bench_replication
+from haservice.devtools.bench_replication import Load, ReplicationBench, until
 
 
 class LonePair(SimpleNamespace):

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from haservice.admin.calls import Broker
-from haservice.admin.config_commands import property_line
+from haservice.admin.commands.nodes.config import property_line
 from haservice.admin.each import addrs_of
-from haservice.admin.pair import free_port_block
-from haservice.remoting.admin_headers import DeleteSubscriptionGroupHeader
-from haservice.remoting.bodies import (
+from haservice.devtools.pair import free_port_block
+from haservice.remoting.bodies.clients import (
     BrokerData,
     ClusterInfo,
     QueueData,
@@ -21,7 +20,8 @@ from haservice.remoting.bodies import (
 )
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import (
+from haservice.remoting.headers.admin import DeleteSubscriptionGroupHeader
+from haservice.remoting.headers.clients import (
     CreateTopicHeader,
     DeleteTopicInNamesrvHeader,
     KVValueResponseHeader,

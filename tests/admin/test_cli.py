@@ -16,11 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from commitlog.kernel import records
-from haservice.admin import calls, sending
+from haservice.admin import calls
 from haservice.admin.cli import main
-from haservice.admin.pair import free_port_block
-from haservice.admin.sending import Outgoing, Tally, send_all
-from haservice.remoting.bodies import (
+from haservice.admin.commands.messages import sending
+from haservice.admin.commands.messages.sending import Outgoing, Tally, send_all
+from haservice.devtools.pair import free_port_block
+from haservice.remoting.bodies.clients import (
     BrokerData,
     ClusterInfo,
     HARuntimeInfo,
@@ -34,7 +35,7 @@ from haservice.remoting.bodies import (
 )
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import (
+from haservice.remoting.headers.clients import (
     OffsetResponseHeader,
     PullMessageHeader,
     PullMessageResponseHeader,

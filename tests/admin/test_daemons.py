@@ -14,16 +14,16 @@ import pytest
 from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
-from haservice import rocketmq_keys
 from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain, of_store_path
-from haservice.admin.pair import free_port_block
-from haservice.broker import native
 from haservice.broker.node import BrokerNode
-from haservice.config import load_broker
+from haservice.broker.send import native
+from haservice.configuration import rocketmq_keys
+from haservice.configuration.config import load_broker
 from haservice.deadline import Deadline
-from haservice.replication.lineage_file import LineageFile, RoleCommand
+from haservice.devtools.pair import free_port_block
+from haservice.replication.lineage.file import LineageFile, RoleCommand
 from tests.support.brokers import node_config
 
 

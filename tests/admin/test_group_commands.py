@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin.consumer_status import wrong_queues, wrong_subscriptions
-from haservice.admin.pair import free_port_block
-from haservice.remoting.admin_bodies import (
+from haservice.admin.commands.groups.consumer_status import wrong_queues, wrong_subscriptions
+from haservice.devtools.pair import free_port_block
+from haservice.remoting.bodies.admin import (
     ClientConnection,
     ConsumerConnection,
     ConsumerRunningInfo,
@@ -18,8 +18,7 @@ from haservice.remoting.admin_bodies import (
     QueueProgress,
     ResetOffsetBody,
 )
-from haservice.remoting.admin_headers import ResetOffsetHeader
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     BrokerData,
     ClusterInfo,
     MessageQueue,
@@ -29,7 +28,8 @@ from haservice.remoting.bodies import (
 )
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import OffsetResponseHeader, RouteHeader, UpdateConsumerOffsetHeader
+from haservice.remoting.headers.admin import ResetOffsetHeader
+from haservice.remoting.headers.clients import OffsetResponseHeader, RouteHeader, UpdateConsumerOffsetHeader
 from tests.admin.asking import Serve, body, run
 
 NOW_MS = 1_700_000_000_000

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from haservice.admin.calls import Broker
-from haservice.admin.ha_look import Seen, unregistered
-from haservice.admin.ha_status import (
+from haservice.admin.commands.ha.ha_look import Seen, unregistered
+from haservice.admin.commands.ha.ha_status import (
     NO_SLAVE,
     SAME_LOG,
     STOCK,
@@ -18,13 +18,13 @@ from haservice.admin.ha_status import (
     table_of,
 )
 from haservice.errors import RemotingUnreachable
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     HAAbsentInfo,
     HAClientRuntimeInfo,
     HAConnectionRuntimeInfo,
     HARuntimeInfo,
 )
-from haservice.remoting.lineage_headers import EpochBody, LineageBody, MembersBody, ReplicaBody
+from haservice.remoting.headers.lineage import EpochBody, LineageBody, MembersBody, ReplicaBody
 
 NOW_MS = 1_700_000_000_000
 MASTER = Broker("C", "broker-a", 0, "10.0.0.1:10911")

@@ -9,7 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from commitlog.kernel import layout, records
-from haservice.admin.log_dump import Blank, Record, Torn, Unwritten, base_offset, dump_log, scan
+from haservice.admin.commands.messages.log_dump import (
+    Blank,
+    Record,
+    Torn,
+    Unwritten,
+    base_offset,
+    dump_log,
+    scan,
+)
 
 STORE_HOST = records.encode_host("127.0.0.1", 10911)
 SEGMENT_BYTES = 4096

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from commitlog.kernel import records
-from haservice.admin.printing import line_of
-from haservice.admin.queries import has_key
-from haservice.admin.reading import wanted_tags
-from haservice.admin.sending import Outgoing, Queue, Sent
-from haservice.admin.trace_entries import entries_of, sent_entry
-from haservice.admin.tracking import wanted
-from haservice.remoting.admin_bodies import ConsumeQueueBody, ConsumeQueueEntry, ConsumerConnection
-from haservice.remoting.admin_headers import ResumeHalfMessageHeader
-from haservice.remoting.bodies import SubscriptionData
+from haservice.admin.commands.messages.printing import line_of
+from haservice.admin.commands.messages.queries import has_key
+from haservice.admin.commands.messages.reading import wanted_tags
+from haservice.admin.commands.messages.sending import Outgoing, Queue, Sent
+from haservice.admin.commands.messages.trace_entries import entries_of, sent_entry
+from haservice.admin.commands.messages.tracking import wanted
+from haservice.remoting.bodies.admin import ConsumeQueueBody, ConsumeQueueEntry, ConsumerConnection
+from haservice.remoting.bodies.clients import SubscriptionData
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import QueryMessageHeader
+from haservice.remoting.headers.admin import ResumeHalfMessageHeader
+from haservice.remoting.headers.clients import QueryMessageHeader
 from tests.admin.asking import STORE_HOST, Serve, body, route, run
 
 

@@ -7,10 +7,10 @@ import os
 import random
 from collections import Counter
 
-from haservice.admin.replicas import unsafe, with_listed
-from haservice.admin.roll_call import member_of
-from haservice.admin.topology import Topology
-from haservice.remoting.lineage_headers import PromoteHeader
+from haservice.admin.commands.ha.replicas import unsafe, with_listed
+from haservice.admin.commands.ha.roll_call import member_of
+from haservice.admin.commands.ha.topology import Topology
+from haservice.remoting.headers.lineage import PromoteHeader
 from tests.support.replica_model import KINDS, World, story
 
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from commitlog.log import CommitLog
-from haservice.admin import promotion, role_steps, roll_call
+from commitlog.log.log import CommitLog
 from haservice.admin.calls import Admin
-from haservice.admin.roll_call import count
-from haservice.admin.topology import Member, Registered, Topology
-from haservice.admin.topology_text import bound_text, loss_text, table_of
+from haservice.admin.commands.ha import promotion, role_steps, roll_call
+from haservice.admin.commands.ha.roll_call import count
+from haservice.admin.commands.ha.topology import Member, Registered, Topology
+from haservice.admin.commands.ha.topology_text import bound_text, loss_text, table_of
 from haservice.errors import RemotingTimeout
-from haservice.remoting.bodies import BrokerData, ClusterInfo, KVTable
+from haservice.remoting.bodies.clients import BrokerData, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import ViewMessageHeader
-from haservice.remoting.lineage_headers import (
+from haservice.remoting.headers.clients import ViewMessageHeader
+from haservice.remoting.headers.lineage import (
     EpochBody,
     FollowHeader,
     PromoteHeader,
@@ -33,7 +33,7 @@ from haservice.remoting.lineage_headers import (
     SwitchoverBody,
     SwitchoverHeader,
 )
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from tests.admin.asking import Serve, body, run, run_answering
 from tests.admin.fakes import NAME, A, B, C, Fake, Names, dead
 from tests.support.messages import SEGMENT_BYTES, message, open_log

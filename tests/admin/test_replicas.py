@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from commitlog.log import wall_clock_ms
-from haservice.remoting.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
+from commitlog.log.log import wall_clock_ms
+from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo, HARuntimeInfo
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.lineage_headers import (
+from haservice.remoting.headers.lineage import (
     EpochBody,
     ForgetHeader,
     MembersBody,

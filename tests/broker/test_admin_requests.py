@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
+from haservice.broker.groups import client_calls
 from haservice.broker.node import BrokerNode
-from haservice.broker.processors import client_calls
-from haservice.remoting.admin_bodies import (
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.bodies.admin import (
     BrokerStatsData,
     ConsumeQueueBody,
     ConsumerStatusBody,
@@ -23,12 +24,11 @@ from haservice.remoting.admin_bodies import (
     QueueProgress,
     ResetOffsetBody,
 )
-from haservice.remoting.bodies import MessageQueue, TopicList
+from haservice.remoting.bodies.clients import MessageQueue, TopicList
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.fastjson import loads
-from haservice.settings import BrokerRole
 from tests.support.brokers import addr_of, send
 from tests.support.remoting import Peer
 from tests.support.waiting import wait_until

@@ -15,20 +15,20 @@ from click.testing import CliRunner
 from haservice.admin.calls import Admin
 from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain
-from haservice.admin.pair import free_port_block
 from haservice.binding import PORT_MAX
 from haservice.broker.node import BrokerNode
-from haservice.config import BROKER_CLASSES, load_broker, options_of
+from haservice.configuration.config import BROKER_CLASSES, load_broker, options_of
+from haservice.configuration.live_settings import NEVER_CHANGED_PREFIXES, is_not_a_strangers
+from haservice.configuration.security_settings import AclConfig, NameserverAclConfig
+from haservice.configuration.settings import NameserverConfig
+from haservice.devtools.pair import free_port_block
 from haservice.errors import AnswerError
-from haservice.live_settings import NEVER_CHANGED_PREFIXES, is_not_a_strangers
 from haservice.nameserver.node import NameserverNode
-from haservice.remoting.bodies import TopicConfigWrapper, TopicRouteData
+from haservice.remoting.bodies.clients import TopicConfigWrapper, TopicRouteData
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
-from haservice.security_settings import AclConfig, NameserverAclConfig
-from haservice.settings import NameserverConfig
 from tests.admin.asking import run
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.waiting import wait_until

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from haservice.broker.bloom import BITS, bit_positions, murmur3_64
-from haservice.broker.consumer_filters import DEAD_KEPT_MS, ConsumerFilters
+from haservice.broker.pull.bloom import BITS, bit_positions, murmur3_64
+from haservice.broker.pull.consumer_filters import DEAD_KEPT_MS, ConsumerFilters
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import SubscriptionData
+from haservice.remoting.bodies.clients import SubscriptionData
 
 # As a RocketMQ 4.9.8 broker wrote it, when the group's consumer had gone.
 STOCK_FILE = """{

@@ -9,15 +9,15 @@ import orjson
 import pytest
 
 from commitlog.kernel.records import java_hash
-from haservice.broker.consumers import ClientTable, Subscription, subscription_of
-from haservice.remoting.bodies import (
+from haservice.broker.groups.consumers import ClientTable, Subscription, subscription_of
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.bodies.clients import (
     ConsumerData,
     HeartbeatData,
     ProducerData,
     SubscriptionData,
 )
 from haservice.remoting.command import RemotingCommand
-from haservice.settings import BrokerRole
 from tests.support.reading_broker import Caller, ReadingBroker
 from tests.support.waiting import wait_until
 

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from commitlog.consume_queue import Entry
-from commitlog.dispatch import parse_delay_levels
+from commitlog.dispatch.dispatcher import parse_delay_levels
 from commitlog.errors import CommitLogError, LogNotWritable
 from commitlog.kernel.records import Message, StoredMessage, decode, decode_properties
-from commitlog.log import Appended, wall_clock_ms
+from commitlog.log.log import Appended, wall_clock_ms
 from commitlog.options import DELAY_LEVELS
-from commitlog.queue_files import PRE_BLANK, UNIT
+from commitlog.queues.consume_queue import Entry
+from commitlog.queues.queue_files import PRE_BLANK, UNIT
 from commitlog.store import Store
-from haservice.broker.delay_delivery import CLOCK_LOOK_S, IDLE_S, DelayDelivery
-from haservice.broker.delay_levels import BATCH_BYTES, BATCH_MESSAGES, due
-from haservice.broker.delay_offsets import TRAIL_MAX, DelayOffsets, Trail, level_bounds
-from haservice.broker.redirect import to_dead_letters, to_schedule
+from haservice.broker.delay.delivery import CLOCK_LOOK_S, IDLE_S, DelayDelivery
+from haservice.broker.delay.levels import BATCH_BYTES, BATCH_MESSAGES, due
+from haservice.broker.delay.offsets import TRAIL_MAX, DelayOffsets, Trail, level_bounds
+from haservice.broker.delay.redirect import to_dead_letters, to_schedule
 from haservice.deadline import Deadline
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import DelayOffsetWrapper
+from haservice.remoting.bodies.clients import DelayOffsetWrapper
 from haservice.service import Service
 from tests.support.flips import flip
 from tests.support.messages import BORN_HOST, BORN_MS, STORE_HOST, STORE_MS, Clock, log_options, message

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from haservice.broker.durability import Durability, PutStatus, Wait
-from haservice.replication.group_transfer import GroupTransferService
-from haservice.replication.progress import AckTable, LogRange, SlaveProgress
+from haservice.broker.send.durability import Durability, PutStatus, Wait
+from haservice.replication.master.group_transfer import GroupTransferService
+from haservice.replication.master.progress import AckTable, LogRange, SlaveProgress
 
 OK, DISK, NO_SLAVE, SLAVE = (
     PutStatus.PUT_OK,

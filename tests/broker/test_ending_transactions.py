@@ -13,16 +13,16 @@ import pytest
 from commitlog.errors import LogNotWritable
 from commitlog.kernel.records import Message, decode_properties
 from commitlog.store import Store
+from haservice.broker.delay.redirect import CHECK_TIMES
+from haservice.broker.metadata.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from haservice.broker.node import BrokerNode
-from haservice.broker.redirect import CHECK_TIMES
-from haservice.broker.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from haservice.broker.transaction_check import Question, TransactionCheck
-from haservice.broker.transactions import GROUP, Ends, Rules
+from haservice.broker.transactions.check import Question, TransactionCheck
+from haservice.broker.transactions.half_messages import GROUP, Ends, Rules
+from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.transaction_headers import ResumeCheckHalfMessageHeader
-from haservice.settings import BrokerRole
+from haservice.remoting.headers.transactions import ResumeCheckHalfMessageHeader
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.half_messages import (
     COMMIT,

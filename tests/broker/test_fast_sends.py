@@ -16,23 +16,23 @@ from typing import Any
 import pytest
 
 from commitlog.kernel.records import decode_properties, encode_host
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
-from haservice.broker import native
-from haservice.broker.admission import Admission, Limits
-from haservice.broker.groups import GroupConfig
-from haservice.broker.processors.fast_sends import fast_sends
-from haservice.broker.processors.send import Gates, SendProcessor, trace_of
-from haservice.broker.stats import Stats
-from haservice.broker.topics import TopicTable, topic_config
+from haservice.broker.groups.subscription_groups import GroupConfig
+from haservice.broker.metadata.topics import TopicTable, topic_config
+from haservice.broker.send import native
+from haservice.broker.send.admission import Admission, Limits
+from haservice.broker.send.fast_sends import fast_sends
+from haservice.broker.send.processor import Gates, SendProcessor, trace_of
+from haservice.broker.stats.counters import Stats
+from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import TopicConfig
+from haservice.remoting.bodies.clients import TopicConfig
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode
 from haservice.remoting.connection import Connection
 from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import FrameReader
-from haservice.settings import BrokerConfig
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import STORE_HOST, Clock, log_options, records_of, whole_log
 from tests.support.proofs import Proofs
@@ -187,7 +187,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 @pytest.fixture(params=[ALONE, CROWD], ids=["alone", "crowd"])
 def crowd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
     """Whether connections that send one after the other count as sending at the same time."""
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", request.param)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", request.param)
     return float(request.param)
 
 
@@ -288,7 +288,7 @@ def play(broker: Broker, turns: list[list[Step]], acks: int = 0) -> dict[int, tu
 def test_a_sender_alone_finds_the_same_log_and_hears_the_same(
     make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, seed: int, sync: bool, store_host: bytes
 ) -> None:
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", ALONE)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", ALONE)
     turns = scenario(seed, odd_share=0.3, peers=4)
     long, short = (make(fast=fast, sync=sync, store_host=store_host) for fast in (False, True))
     expected, got = play(long, turns, acks=2), play(short, turns, acks=2)
@@ -308,7 +308,7 @@ def test_a_sender_alone_finds_the_same_log_and_hears_the_same(
 def test_a_crowd_of_plain_senders_finds_the_same_log_and_hears_the_same(
     make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, seed: int, sync: bool
 ) -> None:
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", CROWD)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", CROWD)
     turns = scenario(seed, odd_share=0.0, peers=6)
     long, short = make(fast=False, sync=sync), make(sync=sync)
     expected, got = play(long, turns, acks=2), play(short, turns, acks=2)
@@ -324,7 +324,7 @@ def test_a_crowd_of_all_kinds_finds_each_senders_order_kept(
     make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Whose sends stand first is for nobody to tell; the sends of one stand as they came."""
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", CROWD)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", CROWD)
     turns = scenario(seed, odd_share=0.3, peers=6)
     long, short = make(fast=False), make()
     expected, got = play(long, turns), play(short, turns)
@@ -443,7 +443,7 @@ async def test_a_disk_that_fails_amid_a_run_leaves_what_was_written_before(
     make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, code: int, fenced: bool
 ) -> None:
     """The run goes over a segment's end: its first part is in the log, and answered so; the rest is not."""
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", CROWD)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", CROWD)
     broker = make()
     peers = [broker.connect(port=1 + number) for number in range(3)]
     await turn((peers[0], send(1, body=b"x" * 900)))
@@ -493,7 +493,7 @@ async def test_a_segment_that_cannot_be_made_refuses_what_does_not_fit(make: Cal
 async def test_a_hold_that_comes_between_the_read_and_the_append_refuses_what_was_gathered(
     make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", CROWD)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", CROWD)
     broker = make()
     first, second = broker.connect(port=1), broker.connect(port=2)
     await turn((first, send(1)))
@@ -616,7 +616,7 @@ async def test_a_topic_that_changes_is_looked_at_again(make: Callable[..., Broke
 async def test_a_topic_that_changes_amid_a_turn_gives_no_place_twice(
     make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", CROWD)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", CROWD)
     broker = make()
     peers = [broker.connect(port=1 + number) for number in range(3)]
     await turn((peers[0], send(1)), (peers[1], send(2)))

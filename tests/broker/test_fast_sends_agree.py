@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from haservice.broker import native
+from haservice.broker.send import native
 from tests.support.send_frames import odd, plain
 from tests.support.send_ways import HOSTS, Judge, Native, agree
 

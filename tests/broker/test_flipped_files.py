@@ -11,18 +11,22 @@ from typing import Any
 
 import pytest
 
+from commitlog.disk.files import OSFiles
+from commitlog.disk.seal import is_sound_line, sealed, sealed_line, unsealed
 from commitlog.errors import StoreUnreadable
-from commitlog.files import OSFiles
 from commitlog.kernel.records import decode, record_size
-from commitlog.seal import is_sound_line, sealed, sealed_line, unsealed
-from commitlog.unfinished import Emptying, Rewinding, Unfinished
+from commitlog.recovery.unfinished import Emptying, Rewinding, Unfinished
 from haservice.broker.node import BrokerNode
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import PullMessageHeader, QueryMessageHeader, UpdateConsumerOffsetHeader
-from haservice.replication.lineage_file import LineageFile, decode_state
+from haservice.remoting.headers.clients import (
+    PullMessageHeader,
+    QueryMessageHeader,
+    UpdateConsumerOffsetHeader,
+)
+from haservice.replication.lineage.file import LineageFile, decode_state
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.flips import contents, flip
 from tests.support.waiting import wait_until

@@ -8,10 +8,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from haservice.broker.groups import SYSTEM_GROUPS, GroupConfig, Groups
+from haservice.broker.groups.subscription_groups import SYSTEM_GROUPS, GroupConfig, Groups
+from haservice.configuration.settings import BrokerRole
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import DataVersion, SubscriptionGroupWrapper
-from haservice.settings import BrokerRole
+from haservice.remoting.bodies.clients import DataVersion, SubscriptionGroupWrapper
 from tests.support.reading_broker import Caller, ReadingBroker
 from tests.support.waiting import wait_until
 

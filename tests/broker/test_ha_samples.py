@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from commitlog.store_lock import boot_id
-from haservice.broker import ha_samples
-from haservice.broker.ha_samples import HASamples, sample
+from commitlog.disk.store_lock import boot_id
 from haservice.broker.node import BrokerNode
+from haservice.broker.stats import ha_samples
+from haservice.broker.stats.ha_samples import HASamples, sample
+from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.replication.status import HAStatus, MasterLinkStatus, SlaveStatus
-from haservice.settings import BrokerRole
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.waiting import wait_until
 

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from haservice.admin.pair import free_port_block
-from haservice.broker.consumer_offsets import ConsumerOffsets
-from haservice.broker.groups import GroupConfig, Groups
-from haservice.broker.hand_back import HandBack
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups.hand_back import HandBack
+from haservice.broker.groups.subscription_groups import GroupConfig, Groups
+from haservice.broker.metadata.registration import Identity, Registration
+from haservice.broker.metadata.topics import TopicTable
 from haservice.broker.node import BrokerNode
-from haservice.broker.registration import Identity, Registration
-from haservice.broker.topics import TopicTable
+from haservice.configuration.settings import BrokerConfig, BrokerRole, NameserverConfig
 from haservice.deadline import Deadline
+from haservice.devtools.pair import free_port_block
 from haservice.nameserver.node import NameserverNode
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     BrokerData,
     ClusterInfo,
     ConsumerOffsetWrapper,
@@ -31,9 +32,8 @@ from haservice.remoting.client import BlockingClient, RemotingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.headers import UpdateConsumerOffsetHeader
+from haservice.remoting.headers.clients import UpdateConsumerOffsetHeader
 from haservice.service import Service
-from haservice.settings import BrokerConfig, BrokerRole, NameserverConfig
 from tests.support.brokers import addr_of, send
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
@@ -147,7 +147,7 @@ def test_slaves_are_asked_again_only_by_a_master_that_a_name_server_had_dropped(
 def test_what_goes_wrong_is_told_and_nothing_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "haservice.broker.hand_back")
+    caplog.set_level(logging.WARNING, "haservice.broker.groups.hand_back")
     master = Master(tmp_path, patience_s=0.3)
     before = master.offsets.table()
     with other_side() as side:

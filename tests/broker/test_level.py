@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from haservice.broker.node import BrokerNode
-from haservice.remoting.bodies import TopicStatsTable
+from haservice.remoting.bodies.clients import TopicStatsTable
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import PullMessageHeader, QueryMessageHeader, QueueHeader, TopicHeader
+from haservice.remoting.headers.clients import PullMessageHeader, QueryMessageHeader, QueueHeader, TopicHeader
 from tests.support.brokers import addr_of, send
 
 FLAG_SUBSCRIPTION = 0x4
@@ -20,7 +20,7 @@ FLAG_SUBSCRIPTION = 0x4
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch, start: Callable[..., BrokerNode]) -> Iterator[BrokerNode]:
     """A broker whose dispatcher comes to arrivals after ten minutes, unless somebody asks."""
-    monkeypatch.setattr("commitlog.dispatch._UNAWAITED_LINGER_S", 600.0)
+    monkeypatch.setattr("commitlog.dispatch.dispatcher._UNAWAITED_LINGER_S", 600.0)
     monkeypatch.setattr("haservice.broker.level.PATIENCE_S", 60.0)
     return start()
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from haservice.broker import long_polling
-from haservice.broker.long_polling import TICK_SECONDS, HeldPull, LongPolling
-from haservice.broker.tag_filter import tag_codes
+from haservice.broker.pull import long_polling
+from haservice.broker.pull.long_polling import TICK_SECONDS, HeldPull, LongPolling
+from haservice.broker.pull.tag_filter import tag_codes
 
 
 class Timers:

@@ -11,15 +11,15 @@ import orjson
 import pytest
 
 from commitlog.kernel.records import decode, encode_properties
-from haservice.broker import message_rights
+from haservice.broker.acl import message_rights
 from haservice.broker.node import BrokerNode
+from haservice.configuration.security_settings import AclConfig
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.retry_headers import SendBackHeader
+from haservice.remoting.headers.retry import SendBackHeader
+from haservice.remoting.headers.transactions import EndTransactionHeader
 from haservice.remoting.signature import sign
-from haservice.remoting.transaction_headers import EndTransactionHeader
-from haservice.security_settings import AclConfig
 from tests.support.brokers import addr_of, node_config, send_request
 from tests.support.half_messages import COMMIT, ROLLBACK, Sent, ended_of, messages_of
 from tests.support.waiting import wait_until

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.next_start import check_store
+from haservice.broker.metadata.next_start import check_store
+from haservice.configuration.properties import parse
+from haservice.configuration.settings import NodeConfig
 from haservice.errors import ConfigError
-from haservice.properties import parse
-from haservice.settings import NodeConfig
 from tests.support.brokers import node_config
 
 

@@ -17,11 +17,12 @@ from commitlog.errors import StoreLocked
 from commitlog.kernel import native
 from commitlog.kernel.records import decode
 from commitlog.options import FlushDiskType
-from haservice.admin.pair import free_port_block
 from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import BrokerRole, NameserverConfig
+from haservice.devtools.pair import free_port_block
 from haservice.errors import ConfigError
 from haservice.nameserver.node import NameserverNode
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     ConsumerData,
     ConsumerOffsetWrapper,
     HARuntimeInfo,
@@ -31,8 +32,11 @@ from haservice.remoting.bodies import (
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import CreateTopicHeader, PullMessageHeader, UpdateConsumerOffsetHeader
-from haservice.settings import BrokerRole, NameserverConfig
+from haservice.remoting.headers.clients import (
+    CreateTopicHeader,
+    PullMessageHeader,
+    UpdateConsumerOffsetHeader,
+)
 from tests.support.brokers import LOOPBACK, addr_of, send, send_request
 from tests.support.messages import batch_body
 from tests.support.waiting import wait_until

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from haservice.broker.consumer_offsets import ConsumerOffsets
-from haservice.broker.offset_merge import Look, handed_back, settled
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups.offset_merge import Look, handed_back, settled
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import ConsumerOffsetWrapper
+from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
 
 
 @pytest.mark.parametrize(

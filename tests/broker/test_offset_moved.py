@@ -6,7 +6,7 @@ import orjson
 
 from commitlog.errors import LogNotWritable
 from commitlog.kernel.records import Message, decode_properties, encode_host
-from haservice.broker.offset_moved import OffsetMoved, OffsetMovedEvents
+from haservice.broker.pull.offset_moved import OffsetMoved, OffsetMovedEvents
 
 MOVED = OffsetMoved("G", "T", 3, 99, 7)
 

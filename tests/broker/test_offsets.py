@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from haservice.broker.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.configuration.settings import BrokerRole
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import ConsumerOffsetWrapper
-from haservice.remoting.offset_text import SLICE_BYTES, SLICE_KEYS
-from haservice.settings import BrokerRole
+from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
+from haservice.remoting.bodies.offset_text import SLICE_BYTES, SLICE_KEYS
 from tests.support.failing_files import FailingFiles
 from tests.support.reading_broker import Caller, ReadingBroker, messages
 from tests.support.waiting import wait_until
@@ -188,7 +188,7 @@ def test_a_large_table_is_never_written_or_read_in_one_call_of_c(
 
     Counted.loads, Counted.dumps = staticmethod(loads), staticmethod(dumps)  # type: ignore[attr-defined]
     monkeypatch.setattr("haservice.remoting.fastjson.orjson", Counted)
-    monkeypatch.setattr("haservice.remoting.offset_text.orjson", Counted)
+    monkeypatch.setattr("haservice.remoting.bodies.offset_text.orjson", Counted)
     text = offsets.encode()
     assert len(text) > 4 * SLICE_BYTES
     assert ConsumerOffsetWrapper.decode(text).offset_table == offsets.table()

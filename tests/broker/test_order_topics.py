@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import NameserverConfig
 from haservice.nameserver.node import NameserverNode
-from haservice.remoting.bodies import TopicRouteData
+from haservice.remoting.bodies.clients import TopicRouteData
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import KVConfigHeader, PutKVConfigHeader, RouteHeader
-from haservice.settings import NameserverConfig
+from haservice.remoting.headers.clients import KVConfigHeader, PutKVConfigHeader, RouteHeader
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.waiting import wait_until
 

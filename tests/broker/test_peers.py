@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from haservice.broker.peers import Peers
+from haservice.broker.roles.peers import Peers
 from haservice.errors import AnswerError
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.lineage_headers import READ_BYTES_MAX, ReadLogHeader, ReadLogResponseHeader
+from haservice.remoting.headers.lineage import READ_BYTES_MAX, ReadLogHeader, ReadLogResponseHeader
 from haservice.remoting.server import Listener, RemotingServer
 from tests.support.waiting import wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.broker.persistence import Persistence
+from haservice.broker.metadata.persistence import Persistence
 from haservice.deadline import Deadline
 from haservice.persisted_file import PersistedFile
 from haservice.service import Service

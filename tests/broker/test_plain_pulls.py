@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.chosen import Chosen
-from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
+from commitlog.disk.files import OSFiles
 from commitlog.errors import CommitLogError
-from commitlog.files import OSFiles
 from commitlog.kernel import native
 from commitlog.kernel.records import Message, encode, stamp
-from haservice.broker.reader import QueueReader
-from haservice.broker.scan import PullStatus, ReadLimits, Scan
-from haservice.broker.tag_filter import TagCodes
+from commitlog.queues.chosen import Chosen
+from commitlog.queues.consume_queue import PRE_BLANK_SIZE, Entry
+from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.scan import PullStatus, ReadLimits, Scan
+from haservice.broker.pull.tag_filter import TagCodes
 from tests.broker.test_reader import MemoryLog, MemoryQueue
 
 pytestmark = pytest.mark.skipif(

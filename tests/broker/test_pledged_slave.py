@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import ResponseCode
-from haservice.remoting.lineage_headers import LineageBody, PledgeHeader
-from haservice.replication.lineage_file import Pledge
-from haservice.replication.protocol import MasterState
-from haservice.settings import BrokerRole
+from haservice.remoting.headers.lineage import LineageBody, PledgeHeader
+from haservice.replication.lineage.file import Pledge
+from haservice.replication.wire.protocol import MasterState
 from tests.support.brokers import addr_of, send
 from tests.support.waiting import wait_until
 

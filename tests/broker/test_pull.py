@@ -11,14 +11,14 @@ import pytest
 
 from commitlog.kernel.layout import AT
 from commitlog.kernel.records import Message, decode, encode_properties
-from haservice.broker.groups import GroupConfig
-from haservice.broker.offset_moved import OffsetMoved
-from haservice.broker.reader import ReadLimits
-from haservice.broker.topics import topic_config
+from haservice.broker.groups.subscription_groups import GroupConfig
+from haservice.broker.metadata.topics import topic_config
+from haservice.broker.pull.offset_moved import OffsetMoved
+from haservice.broker.pull.reader import ReadLimits
+from haservice.configuration.settings import BrokerRole
 from haservice.deadline import Deadline
 from haservice.remoting.command import RemotingCommand
 from haservice.service import Service
-from haservice.settings import BrokerRole
 from tests.support.flips import flip
 from tests.support.reading_broker import ReadingBroker, bodies, messages
 from tests.support.waiting import wait_until

@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
+from haservice.configuration.settings import BrokerRole
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.settings import BrokerRole
 from tests.support.reading_broker import Caller, ReadingBroker, bodies
 from tests.support.waiting import wait_until
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import orjson
 import pytest
 
+from haservice.broker.groups.queue_locks import LOCK_SECONDS, QueueLocks
 from haservice.broker.node import BrokerNode
-from haservice.broker.queue_locks import LOCK_SECONDS, QueueLocks
-from haservice.remoting.bodies import MessageQueue
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.fastjson import loads
-from haservice.settings import BrokerRole
 from tests.support.brokers import addr_of
 
 Q0, Q1, Q2 = (MessageQueue("T", "broker-a", number) for number in range(3))

@@ -14,11 +14,11 @@ import pytest
 
 from commitlog.options import FlushDiskType
 from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import BrokerRole, ReadMark
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import PullMessageHeader
-from haservice.settings import BrokerRole, ReadMark
+from haservice.remoting.headers.clients import PullMessageHeader
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.replication import ScriptedSlave
 from tests.support.waiting import wait_until

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from haservice.broker.metadata.readable_topics import LOOK_AGAIN_S, ReadableTopics
+from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, topic_config
 from haservice.broker.node import BrokerNode
-from haservice.broker.readable_topics import LOOK_AGAIN_S, ReadableTopics
-from haservice.broker.topics import PERM_READ, PERM_WRITE, topic_config
+from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.settings import BrokerRole
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.waiting import wait_until
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.chosen import Chosen
-from commitlog.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.errors import CorruptRecord
 from commitlog.kernel.records import Message, encode, encode_host, java_hash, stamp
-from commitlog.queue_files import UNIT
-from haservice.broker.reader import QueueReader
-from haservice.broker.scan import PullStatus, ReadLimits, Scan
-from haservice.broker.tag_filter import TagCodes
+from commitlog.queues.chosen import Chosen
+from commitlog.queues.consume_queue import PRE_BLANK_SIZE, Entry
+from commitlog.queues.queue_files import UNIT
+from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.scan import PullStatus, ReadLimits, Scan
+from haservice.broker.pull.tag_filter import TagCodes
 
 KIB = 1024
 FOREVER = 1 << 50

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.files import Buffer
+from commitlog.disk.files import Buffer
 from commitlog.kernel.layout import SYS_TRANSACTION_PREPARED
-from commitlog.log import CommitLog
-from haservice.broker.refill import (
+from commitlog.log.log import CommitLog
+from haservice.broker.roles.refill import (
     Repairer,
     compare_logs,
     edge_at_or_below,
@@ -26,8 +26,8 @@ from haservice.broker.refill import (
 )
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, ProtocolError, RemotingUnreachable
-from haservice.remoting.lineage_headers import LineageBody
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
+from haservice.remoting.headers.lineage import LineageBody
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from haservice.service import Service
 from tests.broker import test_roles as roles
 from tests.support.messages import SEGMENT_BYTES, message, open_log, records_of, whole_log

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from haservice.admin.pair import free_port_block
 from haservice.binding import TOPICS_MAX
-from haservice.broker.registration import Identity, MasterAddresses, Registration
-from haservice.broker.topics import TopicTable, topic_config
+from haservice.broker.metadata.registration import Identity, MasterAddresses, Registration
+from haservice.broker.metadata.topics import TopicTable, topic_config
+from haservice.configuration.settings import BrokerConfig, NameserverConfig
 from haservice.deadline import Deadline
+from haservice.devtools.pair import free_port_block
 from haservice.nameserver.node import NameserverNode
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     ClusterInfo,
     DataVersion,
     RegisterBrokerBody,
@@ -26,10 +27,9 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.headers import RegisterBrokerHeader, RouteHeader
+from haservice.remoting.headers.clients import RegisterBrokerHeader, RouteHeader
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.service import Service
-from haservice.settings import BrokerConfig, NameserverConfig
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 
@@ -266,7 +266,7 @@ def test_a_name_server_that_comes_late_is_found_and_its_absence_told_once(
     client: BlockingClient,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.WARNING, "haservice.broker.registration")
+    caplog.set_level(logging.WARNING, "haservice.broker.metadata.registration")
     port = free_port_block(1)
     addr = f"127.0.0.1:{port}"
     alive = addr_of(start_namesrv())
@@ -319,8 +319,8 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     client: BlockingClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("haservice.broker.registration.RETRY_MAX_S", 0.1)
-    monkeypatch.setattr("haservice.broker.registration.BODY_BYTES_MAX", 100_000)
+    monkeypatch.setattr("haservice.broker.metadata.registration.RETRY_MAX_S", 0.1)
+    monkeypatch.setattr("haservice.broker.metadata.registration.BODY_BYTES_MAX", 100_000)
     first, second = addr_of(start_namesrv(0)), addr_of(start_namesrv(0))
     registered = register(MASTER, [first, second])
     wait_until(lambda: brokers(client, first) and brokers(client, second), "registered")
@@ -329,7 +329,7 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     wait_until(lambda: registered.registration.trouble.count("the registration of 1000 topics has ") == 2)
     assert registered.registration.trouble.startswith(f"{first}: the registration of 1000 topics has ")
     assert "maxTopics" in registered.registration.trouble
-    monkeypatch.setattr("haservice.broker.registration.BODY_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("haservice.broker.metadata.registration.BODY_BYTES_MAX", 1 << 20)
     wait_until(lambda: registered.registration.trouble == "", "taken")
     registered.topics.replace_all(TopicConfigWrapper(DataVersion(2, 1), {"\n": TopicConfig("\n")}))
     wait_until(lambda: "is not a printable name" in registered.registration.trouble, "refused")
@@ -356,7 +356,7 @@ def test_a_stranger_who_registers_and_leaves_leaves_no_trace(
     client: BlockingClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("haservice.broker.registration.REFUSED_S", 0.1, raising=False)
+    monkeypatch.setattr("haservice.broker.metadata.registration.REFUSED_S", 0.1, raising=False)
     addr = addr_of(start_namesrv())
     ours = {"broker-a": {0: MASTER.broker_addr}}
     stranger = RegisterBrokerHeader(

@@ -13,11 +13,11 @@ import pytest
 
 from commitlog.kernel.records import decode_properties, encode_properties
 from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import SendMessageHeader
-from haservice.settings import BrokerRole
+from haservice.remoting.headers.clients import SendMessageHeader
 from tests.support.brokers import addr_of
 from tests.support.half_messages import messages_of
 from tests.support.remoting import Peer

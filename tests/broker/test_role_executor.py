@@ -8,8 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from haservice.broker.peers import Heard
-from haservice.broker.role_actions import (
+from haservice.broker.roles.actions import (
     Answer,
     Ask,
     Done,
@@ -22,13 +21,14 @@ from haservice.broker.role_actions import (
     WithResult,
     Write,
 )
-from haservice.broker.role_executor import EVENTS_MAX, RoleExecutor
-from haservice.broker.role_state import RoleState, SlaveAhead, Tick, View
+from haservice.broker.roles.executor import EVENTS_MAX, RoleExecutor
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.state import RoleState, SlaveAhead, Tick, View
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
+from haservice.remoting.headers.lineage import ForgetHeader, LineageBody, PromoteHeader
 from haservice.remoting.json_body import JSONBody
-from haservice.remoting.lineage_headers import ForgetHeader, LineageBody, PromoteHeader
-from haservice.replication.lineage_file import Replica
+from haservice.replication.lineage.file import Replica
 from haservice.service import Service
 from tests.broker.test_roles import ME, peer
 from tests.support.role_driver import Driver, master

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from haservice.broker.peers import Heard
-from haservice.broker.role_actions import (
+from haservice.broker.roles.actions import (
     Action,
     Answer,
     AnswerWith,
@@ -45,12 +44,13 @@ from haservice.broker.role_actions import (
     WithResult,
     Write,
 )
-from haservice.broker.role_machine import step, why_busy
-from haservice.broker.role_state import Asked, Begin, Event, Hint, RoleState, SlaveAhead, Tick, View
-from haservice.broker.role_terms import NewTerm
-from haservice.broker.roles import NewerMaster, StartOfMaster
-from haservice.remoting.headers import ExtHeader
-from haservice.remoting.lineage_headers import (
+from haservice.broker.roles.machine import step, why_busy
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.rules import NewerMaster, StartOfMaster
+from haservice.broker.roles.state import Asked, Begin, Event, Hint, RoleState, SlaveAhead, Tick, View
+from haservice.broker.roles.terms import NewTerm
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.lineage import (
     FollowHeader,
     ForgetHeader,
     PledgeHeader,
@@ -58,8 +58,8 @@ from haservice.remoting.lineage_headers import (
     ReinitHeader,
     SwitchoverHeader,
 )
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
-from haservice.replication.lineage_file import HandingOver, LineageState, Pledge, Replica
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
+from haservice.replication.lineage.file import HandingOver, LineageState, Pledge, Replica
 from tests.broker.test_role_machine import PROMOTED, TARGET, at
 from tests.broker.test_roles import ME, OTHER, peer
 from tests.support.role_driver import ADDR, listed, master, slave

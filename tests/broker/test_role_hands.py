@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from commitlog.retention import DISK_HOLDER
 from commitlog.store import Store
-from haservice.broker import role_hands
-from haservice.broker.peers import PATIENCE_S, Peers
-from haservice.broker.role_actions import Failed, FindOut, Lost, Result, TakeList
-from haservice.broker.role_hands import DOUBT_LOOK_SECONDS, DOUBT_SECONDS, RoleHands
+from commitlog.upkeep.retention import DISK_HOLDER
+from haservice.broker.roles import hands as role_hands
+from haservice.broker.roles.actions import Failed, FindOut, Lost, Result, TakeList
+from haservice.broker.roles.hands import DOUBT_LOOK_SECONDS, DOUBT_SECONDS, RoleHands
+from haservice.broker.roles.peers import PATIENCE_S, Peers
 from haservice.errors import RemotingTimeout, RemotingUnreachable
-from haservice.remoting.lineage_headers import EpochBody, LineageBody
-from haservice.replication.lineage_file import LineageFile
+from haservice.remoting.headers.lineage import EpochBody, LineageBody
+from haservice.replication.lineage.file import LineageFile
 from tests.broker.test_roles import ME, OTHER, peer
 from tests.support.brokers import node_config
 from tests.support.messages import STORE_HOST

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.peers import Heard
-from haservice.broker.role_actions import (
+from haservice.broker.roles.actions import (
     Answer,
     AnswerWith,
     Ask,
@@ -40,10 +39,12 @@ from haservice.broker.role_actions import (
     Votes,
     Write,
 )
-from haservice.broker.role_machine import why_busy
-from haservice.broker.role_state import Begin, Hint, RoleState, SlaveAhead, Tick, Who
-from haservice.broker.roles import NewerMaster, RoleInForce, StartOfMaster
-from haservice.remoting.lineage_headers import (
+from haservice.broker.roles.machine import why_busy
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.rules import NewerMaster, RoleInForce, StartOfMaster
+from haservice.broker.roles.state import Begin, Hint, RoleState, SlaveAhead, Tick, Who
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.headers.lineage import (
     EpochBody,
     FollowHeader,
     ForgetHeader,
@@ -53,11 +54,10 @@ from haservice.remoting.lineage_headers import (
     ReinitHeader,
     SwitchoverHeader,
 )
-from haservice.replication.lineage import Epoch, Lineage, LogSpan, Mark
-from haservice.replication.lineage_file import HandingOver, Pledge, Replica
-from haservice.replication.membership import Members
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
+from haservice.replication.lineage.file import HandingOver, Pledge, Replica
+from haservice.replication.lineage.membership import Members
 from haservice.replication.status import SlaveStatus
-from haservice.settings import BrokerRole
 from tests.broker.test_roles import ME, OTHER, peer
 from tests.support.role_driver import ADDR, Driver, listed, master, slave
 

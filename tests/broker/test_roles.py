@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.role_describe import members_body
-from haservice.broker.roles import (
+from haservice.broker.roles.describe import members_body
+from haservice.broker.roles.rules import (
     PROMOTION_STEP,
     NewerMaster,
     NoNumberLeft,
@@ -31,11 +31,11 @@ from haservice.broker.roles import (
     was_not_promoted,
     with_new_term,
 )
-from haservice.remoting.lineage_headers import EpochBody, LineageBody
-from haservice.replication.lineage import Epoch, Lineage, LogSpan, Mark
-from haservice.replication.lineage_file import HandingOver, LineageState, Replica, RoleCommand
-from haservice.replication.membership import Members
-from haservice.settings import BrokerRole, NodeConfig
+from haservice.configuration.settings import BrokerRole, NodeConfig
+from haservice.remoting.headers.lineage import EpochBody, LineageBody
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
+from haservice.replication.lineage.file import HandingOver, LineageState, Replica, RoleCommand
+from haservice.replication.lineage.membership import Members
 from tests.support.brokers import node_config
 
 SYNC, ASYNC, SLAVE = BrokerRole.SYNC_MASTER, BrokerRole.ASYNC_MASTER, BrokerRole.SLAVE

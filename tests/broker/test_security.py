@@ -9,14 +9,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from haservice.broker.acl import CLIENT_CODES
+from haservice.broker.acl.rights import CLIENT_CODES
 from haservice.broker.node import BrokerNode
+from haservice.configuration.security_settings import AclConfig
 from haservice.errors import ConfigError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
-from haservice.security_settings import AclConfig
 from tests.support.brokers import node_config, send_request
 from tests.support.remoting import Peer
 from tests.support.waiting import wait_until

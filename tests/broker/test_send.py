@@ -13,19 +13,19 @@ import pytest
 from commitlog.errors import LogNotWritable
 from commitlog.kernel.layout import SYS_BORN_HOST_V6, SYS_MULTI_TAGS, SYS_TRANSACTION_PREPARED
 from commitlog.kernel.records import StoredMessage, decode, decode_properties, encode_host, parse_message_id
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
-from haservice.broker.admission import Admission, Limits
-from haservice.broker.groups import GroupConfig
-from haservice.broker.processors.send import CROWD_TURNS, Gates, SendProcessor
-from haservice.broker.stats import Stats
-from haservice.broker.topics import TopicTable, topic_config
+from haservice.broker.groups.subscription_groups import GroupConfig
+from haservice.broker.metadata.topics import TopicTable, topic_config
+from haservice.broker.send.admission import Admission, Limits
+from haservice.broker.send.processor import CROWD_TURNS, Gates, SendProcessor
+from haservice.broker.stats.counters import Stats
+from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import TopicConfig
+from haservice.remoting.bodies.clients import TopicConfig
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import VERSION, RemotingCommand
-from haservice.remoting.headers import SendMessageHeader
-from haservice.settings import BrokerConfig
+from haservice.remoting.headers.clients import SendMessageHeader
 from tests.support.messages import batch_body
 from tests.support.proofs import Proofs
 
@@ -593,7 +593,7 @@ def test_the_sends_of_several_connections_in_one_turn_share_one_append_and_one_w
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make(sync=True)
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", 3600.0)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", 3600.0)
     peers = [Peer() for _ in range(4)]
 
     async def turn() -> None:
@@ -620,7 +620,7 @@ def test_one_that_is_alone_again_is_handled_at_once_after_some_turns(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make()
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", 3600.0)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", 3600.0)
     bench.send(request())
     other = bench.peer = Peer()
     later = []
@@ -642,7 +642,7 @@ def test_a_mistake_of_ours_still_answers_every_gathered_send(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make()
-    monkeypatch.setattr("haservice.broker.processors.send.CROWD_S", 3600.0)
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", 3600.0)
     bench.send(request())
     bench.peer = Peer()
     monkeypatch.setattr(bench.log, "append_many", lambda messages: 1 / 0)

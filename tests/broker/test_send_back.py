@@ -9,12 +9,17 @@ import pytest
 
 from commitlog.kernel.records import StoredMessage, decode, decode_properties
 from haservice.broker.node import BrokerNode
-from haservice.remoting.bodies import DelayOffsetWrapper, KVTable, SubscriptionGroupConfig, TopicConfig
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.bodies.clients import (
+    DelayOffsetWrapper,
+    KVTable,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.retry_headers import SendBackHeader
-from haservice.settings import BrokerRole
+from haservice.remoting.headers.retry import SendBackHeader
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.waiting import wait_until
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from haservice.admin.pair import free_port_block
-from haservice.broker.consumer_offsets import ConsumerOffsets
-from haservice.broker.groups import GroupConfig, Groups
-from haservice.broker.slave_sync import SlaveSync
-from haservice.broker.topics import TopicTable, topic_config
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups.subscription_groups import GroupConfig, Groups
+from haservice.broker.metadata.slave_sync import SlaveSync
+from haservice.broker.metadata.topics import TopicTable, topic_config
+from haservice.configuration.settings import BrokerConfig
 from haservice.deadline import Deadline
+from haservice.devtools.pair import free_port_block
 from haservice.errors import RequestError
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     ConsumerOffsetWrapper,
     DataVersion,
     DelayOffsetWrapper,
@@ -30,7 +31,6 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.service import Service
-from haservice.settings import BrokerConfig
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 
@@ -186,7 +186,7 @@ def test_what_clients_committed_here_is_never_lowered(slave: Slave) -> None:
 def test_one_bad_body_does_not_keep_the_other_from_being_copied(
     slave: Slave, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "haservice.broker.slave_sync")
+    caplog.set_level(logging.WARNING, "haservice.broker.metadata.slave_sync")
     with master_at() as (master, addr):
         master.topics_body = b'{"dataVersion":'
         slave.sync.set_master_addr(addr)
@@ -202,7 +202,7 @@ def test_one_bad_body_does_not_keep_the_other_from_being_copied(
 def test_a_master_that_is_down_is_told_once_and_its_successor_used_at_once(
     slave: Slave, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "haservice.broker.slave_sync")
+    caplog.set_level(logging.WARNING, "haservice.broker.metadata.slave_sync")
     slave.sync.set_master_addr(f"127.0.0.1:{free_port_block(1)}")
     wait_until(lambda: slave.synced >= 2, "two passes")
     assert len([record for record in caplog.records if "not copied" in record.getMessage()]) == 1
@@ -219,7 +219,7 @@ def test_a_refusal_by_access_control_names_what_lets_the_slave_in(
             ResponseCode.SYSTEM_ERROR, "org.apache.rocketmq.acl.common.AclException: No accessKey"
         )
 
-    caplog.set_level(logging.WARNING, "haservice.broker.slave_sync")
+    caplog.set_level(logging.WARNING, "haservice.broker.metadata.slave_sync")
     with serving(dict.fromkeys(Master().handlers(), refuse)) as server:
         slave.sync.set_master_addr(f"127.0.0.1:{server.ports[0]}")
         wait_until(lambda: "not copied" in caplog.text, "a refusal")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from haservice.broker.sql_filter import (
+from haservice.broker.pull.sql_filter import (
     EXPRESSION_CHARS_MAX,
     NESTING_MAX,
     EvaluationFault,
     SqlFault,
     compile_filter,
 )
-from haservice.broker.sql_values import double_of, integer_of
+from haservice.broker.pull.sql_values import double_of, integer_of
 
 PROPERTIES = {
     "a": "5",

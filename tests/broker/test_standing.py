@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import BrokerRole
 from haservice.errors import RequestError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import ResponseCode
-from haservice.remoting.lineage_headers import FollowHeader, LineageBody, PromoteHeader
-from haservice.replication.lineage import Epoch, Lineage
-from haservice.replication.lineage_file import LineageFile, RoleCommand
-from haservice.settings import BrokerRole
+from haservice.remoting.headers.lineage import FollowHeader, LineageBody, PromoteHeader
+from haservice.replication.lineage.epochs import Epoch, Lineage
+from haservice.replication.lineage.file import LineageFile, RoleCommand
 from tests.support.brokers import addr_of, send
 from tests.support.waiting import wait_until
 

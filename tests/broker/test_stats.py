@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from haservice.broker.stats import PUT_LABELS, Stats
+from haservice.broker.stats.counters import PUT_LABELS, Stats
 
 
 class Clock:

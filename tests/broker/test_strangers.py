@@ -12,7 +12,7 @@ from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.lineage_headers import LineageBody
+from haservice.remoting.headers.lineage import LineageBody
 from tests.support.brokers import addr_of, node_config
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from haservice.broker.node import BrokerNode
-from haservice.remoting.bodies import MessageQueue, TopicConfigWrapper, TopicStatsTable
+from haservice.remoting.bodies.clients import MessageQueue, TopicConfigWrapper, TopicStatsTable
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import CreateTopicHeader, TopicHeader
+from haservice.remoting.headers.clients import CreateTopicHeader, TopicHeader
 from tests.support.brokers import addr_of, send
 from tests.support.waiting import wait_until
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.topics import (
+from haservice.broker.metadata.topics import (
     DEFAULT_TOPIC,
     PERM_INHERIT,
     SCHEDULE_TOPIC,
@@ -15,9 +15,9 @@ from haservice.broker.topics import (
     name_fault,
     topic_config,
 )
+from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies import DataVersion, TopicConfigWrapper
-from haservice.settings import BrokerConfig
+from haservice.remoting.bodies.clients import DataVersion, TopicConfigWrapper
 
 
 def table(directory: Path, changes: list[int] | None = None, **broker: Any) -> TopicTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import timeit
 
-from haservice.broker.traffic import Traffic
+from haservice.broker.stats.traffic import Traffic
 
 
 class Clock:

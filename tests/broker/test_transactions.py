@@ -17,8 +17,8 @@ from commitlog.kernel.records import (
     encode_properties,
     stamp,
 )
-from haservice.broker.redirect import CHECK_TIMES, ORIGINAL
-from haservice.broker.transactions import (
+from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL
+from haservice.broker.transactions.half_messages import (
     IMMUNITY_SECONDS,
     Check,
     Decision,

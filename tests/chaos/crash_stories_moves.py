@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import haservice.replication.lineage_file as lineage_module
+import haservice.replication.lineage.file as lineage_module
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
 from commitlog.kernel.records import encode, stamp
 from commitlog.store import Store
 from haservice.persisted_file import PersistedFile
-from haservice.replication.lineage import Epoch
-from haservice.replication.lineage_file import LineageFile, LineageState, Replica
+from haservice.replication.lineage.epochs import Epoch
+from haservice.replication.lineage.file import LineageFile, LineageState, Replica
 from tests.chaos.crash_stories import (
     LOSSES,
     ROOT,

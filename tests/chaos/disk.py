@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import commitlog.store
-from commitlog.files import Buffer, DiskUsage, Write, gather_each, pwrite_each
+from commitlog.disk.files import Buffer, DiskUsage, Write, gather_each, pwrite_each
 from tests.chaos.disk_states import (
     PAGE_BYTES,
     Change,
@@ -58,7 +58,7 @@ _descriptors = itertools.count(_FIRST_FD)
 
 
 class MemoryDisk:
-    """commitlog.files.Files, in memory.  Of one thread."""
+    """commitlog.disk.files.Files, in memory.  Of one thread."""
 
     def __init__(self) -> None:
         self.operations = 0

@@ -23,7 +23,7 @@ from commitlog.kernel.dispatching import AnyLanes, lanes
 from commitlog.kernel.layout import AT, MAGICS_BYTES, SYS_FLAG_LOW_AT, offsets
 from commitlog.kernel.records import body_crc, encode, parse_head, stamp
 from commitlog.kernel.scan import NOWHERE, walk
-from haservice.broker import native as broker_native
+from haservice.broker.send import native as broker_native
 from tests.chaos.fuzz import Target
 from tests.chaos.fuzz_wire import log_bytes
 from tests.support.messages import STORE_HOST, STORE_MS, message

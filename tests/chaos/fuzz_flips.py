@@ -15,7 +15,7 @@ from typing import Any
 
 from commitlog.kernel.keys import has_key
 from commitlog.kernel.records import decode
-from commitlog.queue_files import UNIT_BYTES
+from commitlog.queues.queue_files import UNIT_BYTES
 from commitlog.store import Store
 from haservice.persisted_file import PersistedFile
 from tests.chaos.crash_stories import ROOT, open_store

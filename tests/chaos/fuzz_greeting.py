@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from commitlog.damage import decode_fences, encode_fences
 from commitlog.errors import StoreUnreadable
-from commitlog.unfinished import DIRECTORY, Unfinished
+from commitlog.recovery.unfinished import DIRECTORY, Unfinished
+from commitlog.upkeep.damage import decode_fences, encode_fences
 from haservice.errors import ProtocolError
-from haservice.replication.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
-from haservice.replication.hello import HELLO_BYTES_MAX, HELLO_OFFSET, VERDICT_OFFSET
-from haservice.replication.lineage import Epoch, Lineage, Step
-from haservice.replication.protocol import (
+from haservice.replication.lineage.epochs import Epoch, Lineage, Step
+from haservice.replication.wire.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
+from haservice.replication.wire.hello import HELLO_BYTES_MAX, HELLO_OFFSET, VERDICT_OFFSET
+from haservice.replication.wire.protocol import (
     BODY_BYTES_MAX,
     HEADER_BYTES,
     REPORT,

@@ -27,9 +27,9 @@ from hypothesis.stateful import (
 )
 
 from commitlog.store import Store
-from haservice.replication.group_transfer import GroupTransferService
-from haservice.replication.progress import AckTable, LogRange, ReportRefused, SlaveProgress
-from haservice.replication.protocol import REPORT_NOT_YET, MasterState
+from haservice.replication.master.group_transfer import GroupTransferService
+from haservice.replication.master.progress import AckTable, LogRange, ReportRefused, SlaveProgress
+from haservice.replication.wire.protocol import REPORT_NOT_YET, MasterState
 from tests.chaos.crash_stories import open_store
 from tests.chaos.disk import MemoryDisk, in_memory
 from tests.chaos.disk_states import Loss

@@ -12,26 +12,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from commitlog.checkpoint import Checkpoint
-from commitlog.consume_queue import ConsumeQueues
-from commitlog.dispatch import Dispatcher
+from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.errors import CommitLogError, CorruptRecord, StoreUnreadable
-from commitlog.index import IndexFiles
-from commitlog.index_file import file_bytes
+from commitlog.index.files import IndexFiles
+from commitlog.index.index_file import file_bytes
 from commitlog.kernel.records import check
-from commitlog.log import CommitLog
-from commitlog.queue_files import UNIT, UNIT_BYTES, valid_units
-from commitlog.recovery import recover
-from commitlog.segment import segment_name
-from commitlog.segments import Segments
+from commitlog.log.log import CommitLog
+from commitlog.log.segment import segment_name
+from commitlog.log.segments import Segments
+from commitlog.queues.consume_queue import ConsumeQueues
+from commitlog.queues.queue_files import UNIT, UNIT_BYTES, valid_units
+from commitlog.recovery.checkpoint import Checkpoint
+from commitlog.recovery.recovery import recover
 from commitlog.store import Store
-from haservice.broker import groups
+from haservice.broker.groups import subscription_groups as groups
 from haservice.errors import ConfigError
 from haservice.nameserver import kv_config
-from haservice.remoting.bodies import ConsumerOffsetWrapper, DelayOffsetWrapper, TopicConfigWrapper
-from haservice.remoting.filter_bodies import ConsumerFilterWrapper
-from haservice.replication.lineage import Epoch, Lineage
-from haservice.replication.lineage_file import (
+from haservice.remoting.bodies.clients import ConsumerOffsetWrapper, DelayOffsetWrapper, TopicConfigWrapper
+from haservice.remoting.bodies.filters import ConsumerFilterWrapper
+from haservice.replication.lineage.epochs import Epoch, Lineage
+from haservice.replication.lineage.file import (
     LineageState,
     Replica,
     RoleCommand,

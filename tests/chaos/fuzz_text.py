@@ -9,22 +9,23 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import haservice.remoting.acl_headers
-import haservice.remoting.admin_bodies
-import haservice.remoting.admin_headers
-import haservice.remoting.filter_bodies
-import haservice.remoting.lineage_headers
-import haservice.remoting.lock_bodies
-import haservice.remoting.reply_headers
-import haservice.remoting.retry_headers
-import haservice.remoting.transaction_headers  # noqa: F401 - their classes are found below
+import haservice.remoting.bodies.admin
+import haservice.remoting.bodies.filters
+import haservice.remoting.bodies.locks
+import haservice.remoting.headers.acl
+import haservice.remoting.headers.admin
+import haservice.remoting.headers.lineage
+import haservice.remoting.headers.reply
+import haservice.remoting.headers.retry
+import haservice.remoting.headers.transactions  # noqa: F401 - their classes are found below
 from haservice.access.accounts import parse_file
 from haservice.bounds import BY_NAME
-from haservice.broker.sql_filter import SqlFault, compile_filter
-from haservice.broker.sql_values import EvaluationFault
+from haservice.broker.pull.sql_filter import SqlFault, compile_filter
+from haservice.broker.pull.sql_values import EvaluationFault
+from haservice.configuration.properties import parse, rewritten
+from haservice.configuration.yaml_document import YamlDocument
 from haservice.errors import ConfigError, ProtocolError, RequestError
-from haservice.properties import parse, rewritten
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     ConsumerData,
     ConsumerOffsetWrapper,
     DataVersion,
@@ -38,9 +39,8 @@ from haservice.remoting.bodies import (
 from haservice.remoting.command import RemotingCommand, decode, encode
 from haservice.remoting.fastjson import BodyUnreadable, ObjectKey, dumps, loads
 from haservice.remoting.frame import FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX, FrameReader
-from haservice.remoting.headers import ExtHeader, SendMessageHeader, wire_name
+from haservice.remoting.headers.clients import ExtHeader, SendMessageHeader, wire_name
 from haservice.remoting.json_body import JSONBody
-from haservice.yaml_document import YamlDocument
 from tests.chaos.fuzz import Target
 from tests.chaos.fuzz_wire import sliced
 

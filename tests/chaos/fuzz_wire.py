@@ -25,10 +25,10 @@ from commitlog.kernel.records import (
 )
 from commitlog.kernel.scan import walk
 from haservice.errors import ProtocolError
-from haservice.replication.frame_check import RecordCheck
-from haservice.replication.hello import MasterHello, SlaveHello, Verdict, decode_epochs, encode_epochs
-from haservice.replication.lineage import Epoch, Lineage, LogSpan, Step, plan
-from haservice.replication.protocol import (
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Step, plan
+from haservice.replication.slave.frame_check import RecordCheck
+from haservice.replication.wire.hello import MasterHello, SlaveHello, Verdict, decode_epochs, encode_epochs
+from haservice.replication.wire.protocol import (
     BODY_BYTES_MAX,
     HEADER_BYTES,
     REPORT,

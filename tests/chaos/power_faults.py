@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from haservice.replication.lineage_file import decode_state, encode_state
+from haservice.replication.lineage.file import decode_state, encode_state
 from tests.chaos.history import OK, Answered, Consumed, Invoked, Voided
 from tests.chaos.power_disk import JOURNAL_LOST, JOURNAL_OUT, Disk
 from tests.chaos.proc_clients import History

@@ -17,13 +17,17 @@ from collections.abc import Callable, Iterable
 
 from commitlog.kernel.records import decode, decode_properties, parse_message_id
 from haservice.admin.calls import PULL_WITH_SUBSCRIPTION
-from haservice.admin.sending import STATUS_BY_CODE, Outgoing, send_command
+from haservice.admin.commands.messages.sending import STATUS_BY_CODE, Outgoing, send_command
 from haservice.errors import ProtocolError, RemotingError
-from haservice.remoting.bodies import MASTER_ID, ClusterInfo
+from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader, SendMessageResponseHeader
+from haservice.remoting.headers.clients import (
+    PullMessageHeader,
+    PullMessageResponseHeader,
+    SendMessageResponseHeader,
+)
 from tests.chaos.history import OK, REFUSED, UNKNOWN, Answered, Consumed, Event, Invoked, Served, Voided
 from tests.chaos.proc_cluster import BROKER, QUEUES, TOPIC, Cluster
 

@@ -22,15 +22,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from haservice.admin.pair import BROKER_PORTS, Process, free_port_block
+from haservice.devtools.pair import BROKER_PORTS, Process, free_port_block
 from haservice.errors import HAServiceError, ProtocolError, RemotingError
-from haservice.remoting.bodies import MASTER_ID, ClusterInfo, HARuntimeInfo, KVTable
+from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo, HARuntimeInfo, KVTable
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import CreateTopicHeader, ExtHeader
+from haservice.remoting.headers.clients import CreateTopicHeader, ExtHeader
+from haservice.remoting.headers.lineage import LineageBody
 from haservice.remoting.json_body import JSONBody
-from haservice.remoting.lineage_headers import LineageBody
 from tests.chaos.flush_shim import FlushShim
 from tests.chaos.netns import HUB_ADDR, Hosts, run_in
 from tests.chaos.power_disk import Disk

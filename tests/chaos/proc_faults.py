@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.lineage_headers import (
+from haservice.remoting.headers.lineage import (
     FollowHeader,
     LineageBody,
     PromoteHeader,

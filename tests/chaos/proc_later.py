@@ -19,16 +19,20 @@ from typing import NamedTuple
 
 from commitlog.kernel.records import decode, decode_properties, parse_message_id
 from haservice.admin.calls import PULL_WITH_SUBSCRIPTION
-from haservice.admin.sending import STATUS_BY_CODE, Outgoing, send_command
+from haservice.admin.commands.messages.sending import STATUS_BY_CODE, Outgoing, send_command
 from haservice.errors import ProtocolError, RemotingError
-from haservice.remoting.bodies import HeartbeatData, ProducerData
+from haservice.remoting.bodies.clients import HeartbeatData, ProducerData
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.dispatch import Dispatch
-from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader, SendMessageResponseHeader
-from haservice.remoting.transaction_headers import CheckTransactionStateHeader, EndTransactionHeader
+from haservice.remoting.headers.clients import (
+    PullMessageHeader,
+    PullMessageResponseHeader,
+    SendMessageResponseHeader,
+)
+from haservice.remoting.headers.transactions import CheckTransactionStateHeader, EndTransactionHeader
 from tests.chaos.history import Delivered, Owed
 from tests.chaos.proc_clients import History, Route
 from tests.chaos.proc_cluster import QUEUES, Cluster

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from haservice.admin import pair
+from haservice.devtools import pair
 from tests.chaos.report import Report
 
 Task = tuple[str, list[int]]

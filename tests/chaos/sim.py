@@ -20,8 +20,8 @@ from pathlib import Path
 
 from commitlog.errors import CommitLogError
 from commitlog.options import FlushDiskType
-from haservice.remoting.lineage_headers import ReinitHeader
-from haservice.settings import BrokerRole, ReadMark
+from haservice.configuration.settings import BrokerRole, ReadMark
+from haservice.remoting.headers.lineage import ReinitHeader
 from tests.chaos import checker, history
 from tests.chaos.early import workers
 from tests.chaos.report import Report

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commitlog.kernel.records import body_crc, decode
-from haservice.admin.forget import replica_to_forget, who_is_told
-from haservice.admin.replicas import with_listed
-from haservice.admin.roll_call import member_of
-from haservice.admin.topology import Member, Registered, Topology
-from haservice.remoting.json_body import JSONBody
-from haservice.remoting.lineage_headers import (
+from haservice.admin.commands.ha.forget import replica_to_forget, who_is_told
+from haservice.admin.commands.ha.replicas import with_listed
+from haservice.admin.commands.ha.roll_call import member_of
+from haservice.admin.commands.ha.topology import Member, Registered, Topology
+from haservice.configuration.settings import BrokerRole, ReadMark
+from haservice.remoting.headers.lineage import (
     FollowHeader,
     ForgetHeader,
     LineageBody,
@@ -27,7 +27,7 @@ from haservice.remoting.lineage_headers import (
     SwitchoverBody,
     SwitchoverHeader,
 )
-from haservice.settings import BrokerRole, ReadMark
+from haservice.remoting.json_body import JSONBody
 from tests.chaos import history
 
 if TYPE_CHECKING:

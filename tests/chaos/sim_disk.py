@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from commitlog.files import Buffer, DiskUsage, Write, gather_each, pwrite_each
+from commitlog.disk.files import Buffer, DiskUsage, Write, gather_each, pwrite_each
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
@@ -148,7 +148,7 @@ class SimDisk:
 
 
 class SimFiles:
-    """The disk for one life of a process; commitlog.files.Files."""
+    """The disk for one life of a process; commitlog.disk.files.Files."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk

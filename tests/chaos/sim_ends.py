@@ -15,21 +15,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from commitlog.disk.files import Buffer
 from commitlog.errors import CommitLogError
-from commitlog.files import Buffer
-from commitlog.log import wall_clock_ms
-from haservice.broker.registration import MASTER_WANTED_S
-from haservice.broker.role_state import Hint, SlaveAhead, Tick
+from commitlog.log.log import wall_clock_ms
+from haservice.broker.metadata.registration import MASTER_WANTED_S
+from haservice.broker.roles.state import Hint, SlaveAhead, Tick
+from haservice.configuration.settings import ReplicationConfig
 from haservice.errors import ProtocolError
-from haservice.replication.connection import HAConnection
-from haservice.replication.frame_check import BadRecord, RecordCheck, first_bytes
-from haservice.replication.greeting import Answer, MasterGreeting, Outcome, SlaveGreeting
-from haservice.replication.lineage_file import Replica
+from haservice.replication.lineage.file import Replica
+from haservice.replication.master.connection import HAConnection
+from haservice.replication.master.progress import LogRange
 from haservice.replication.pace import Backoff, Growth
-from haservice.replication.progress import LogRange
-from haservice.replication.protocol import MasterState, ReportReader, Run
-from haservice.replication.rejoin import Rejoin
-from haservice.replication.slave_actions import (
+from haservice.replication.slave.actions import (
     Action,
     Break,
     Close,
@@ -42,10 +39,13 @@ from haservice.replication.slave_actions import (
     Store,
     Tell,
 )
-from haservice.replication.slave_actions import Rejoin as DoRejoin
-from haservice.replication.slave_session import REFUSED, SlaveSession
-from haservice.replication.slave_states import State
-from haservice.settings import ReplicationConfig
+from haservice.replication.slave.actions import Rejoin as DoRejoin
+from haservice.replication.slave.frame_check import BadRecord, RecordCheck, first_bytes
+from haservice.replication.slave.rejoin import Rejoin
+from haservice.replication.slave.session import REFUSED, SlaveSession
+from haservice.replication.slave.states import State
+from haservice.replication.wire.greeting import Answer, MasterGreeting, Outcome, SlaveGreeting
+from haservice.replication.wire.protocol import MasterState, ReportReader, Run
 from tests.chaos.sim_link import CONNECT_S, Connection
 
 if TYPE_CHECKING:

@@ -19,33 +19,33 @@ from typing import TYPE_CHECKING, Any
 
 from commitlog.errors import CommitLogError
 from commitlog.kernel.records import Message, encode_host, encode_properties
-from commitlog.log import wall_clock_ms
+from commitlog.log.log import wall_clock_ms
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.store import Store
 from haservice.bounds import OFFSET_MAX
-from haservice.broker.durability import Durability, PutStatus
-from haservice.broker.peers import Heard
-from haservice.broker.role_describe import epoch_bodies, members_body
-from haservice.broker.role_state import Begin, RoleState, Tick, Who
-from haservice.broker.roles import (
+from haservice.broker.roles.describe import epoch_bodies, members_body
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.rules import (
     RoleInForce,
     StartOfMaster,
     command_that_counts,
     may_have_lost_what_it_acknowledged,
 )
-from haservice.remoting.headers import ExtHeader
-from haservice.remoting.lineage_headers import LineageBody, ReplicaBody
-from haservice.replication.greeting import Facts
-from haservice.replication.group_transfer import GroupTransferService
-from haservice.replication.hello import SlaveHello
-from haservice.replication.lineage import LogSpan
-from haservice.replication.lineage_file import Replica
-from haservice.replication.member_list import MemberList
-from haservice.replication.membership import Members
-from haservice.replication.progress import AckTable, slaves_needed
-from haservice.replication.read_mark import HighWaterMark
-from haservice.replication.recorder import ReplicaRecorder
-from haservice.settings import BrokerRole, ReadMark
+from haservice.broker.roles.state import Begin, RoleState, Tick, Who
+from haservice.broker.send.durability import Durability, PutStatus
+from haservice.configuration.settings import BrokerRole, ReadMark
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.lineage import LineageBody, ReplicaBody
+from haservice.replication.lineage.epochs import LogSpan
+from haservice.replication.lineage.file import Replica
+from haservice.replication.lineage.member_list import MemberList
+from haservice.replication.lineage.membership import Members
+from haservice.replication.master.group_transfer import GroupTransferService
+from haservice.replication.master.progress import AckTable, slaves_needed
+from haservice.replication.master.read_mark import HighWaterMark
+from haservice.replication.master.recorder import ReplicaRecorder
+from haservice.replication.wire.greeting import Facts
+from haservice.replication.wire.hello import SlaveHello
 from tests.chaos.sim_disk import ProcessEnded, SimDisk, SimFiles
 from tests.chaos.sim_ends import MasterEnd, SlaveEnd
 from tests.chaos.sim_link import Connection

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commitlog.errors import CommitLogError
-from commitlog.log import wall_clock_ms
-from commitlog.retention import DISK_HOLDER
-from haservice.broker import refill
-from haservice.broker.peers import Heard
-from haservice.broker.registration import GATHER_S
-from haservice.broker.role_actions import (
+from commitlog.log.log import wall_clock_ms
+from commitlog.upkeep.retention import DISK_HOLDER
+from haservice.broker.metadata.registration import GATHER_S
+from haservice.broker.roles import refill
+from haservice.broker.roles.actions import (
     Action,
     Answer,
     AnswerWith,
@@ -59,16 +58,17 @@ from haservice.broker.role_actions import (
     WithResult,
     Write,
 )
-from haservice.broker.role_hands import DOUBT_SECONDS, HOLDER, PLEDGE_SECONDS
-from haservice.broker.role_machine import step, why_busy
-from haservice.broker.role_state import Asked, Begin, Event, RoleState, View
+from haservice.broker.roles.hands import DOUBT_SECONDS, HOLDER, PLEDGE_SECONDS
+from haservice.broker.roles.machine import step, why_busy
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.state import Asked, Begin, Event, RoleState, View
 from haservice.errors import AnswerError, HAServiceError, RemotingUnreachable
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.headers import ExtHeader
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from haservice.remoting.json_body import JSONBody
-from haservice.remoting.lineage_headers import LineageBody, PromoteHeader
-from haservice.replication.lineage import LogSpan
-from haservice.replication.lineage_file import LineageFile, LineageState, decode_state
+from haservice.replication.lineage.epochs import LogSpan
+from haservice.replication.lineage.file import LineageFile, LineageState, decode_state
 from haservice.replication.status import SlaveStatus
 from tests.chaos.sim_disk import ProcessEnded, SimFiles
 

@@ -23,10 +23,10 @@ from typing import Any
 
 from commitlog.errors import CommitLogError
 from commitlog.options import FlushDiskType
-from haservice.broker.role_state import Hint, Tick
-from haservice.replication.lineage import of_one_promotion
-from haservice.replication.progress import SlaveProgress
-from haservice.settings import BrokerRole, ReadMark
+from haservice.broker.roles.state import Hint, Tick
+from haservice.configuration.settings import BrokerRole, ReadMark
+from haservice.replication.lineage.epochs import of_one_promotion
+from haservice.replication.master.progress import SlaveProgress
 from tests.chaos import history
 from tests.chaos.checker import Verdict, Violation
 from tests.chaos.sim_clock import BEGIN_S, Clock

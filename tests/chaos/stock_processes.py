@@ -14,12 +14,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from haservice.admin.pair import Process
+from haservice.devtools.pair import Process
 from haservice.errors import ProtocolError, RemotingError
-from haservice.remoting.bodies import KVTable, TopicStatsTable
+from haservice.remoting.bodies.clients import KVTable, TopicStatsTable
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.headers import CreateTopicHeader, TopicHeader
-from haservice.remoting.lineage_headers import LineageBody
+from haservice.remoting.headers.clients import CreateTopicHeader, TopicHeader
+from haservice.remoting.headers.lineage import LineageBody
 from tests.chaos.proc_cluster import (
     BROKER,
     PROXY_HOST,

@@ -91,7 +91,7 @@ def test_native_code_that_does_not_compile_is_no_bug_and_not_the_old_module_eith
 
 def test_a_patch_that_no_longer_applies_is_named(tmp_path: Path) -> None:
     path = tmp_path / "stale.patch"
-    diff = "--- a/commitlog/log.py\n+++ b/commitlog/log.py\n@@ -1,1 +1,1 @@\n-not there\n+neither\n"
+    diff = "--- a/commitlog/log/log.py\n+++ b/commitlog/log/log.py\n@@ -1,1 +1,1 @@\n-not there\n+neither\n"
     path.write_text(f"Stale.\nOrigin: none\nCheck: x\n\n{diff}")
     with copy() as root:
         said = apply(Bug("stale", "Stale.", "none", ("x",), path), root)

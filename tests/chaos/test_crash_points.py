@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.files import Files
+from commitlog.disk.files import Files
 from tests.chaos.crash_points import STORIES, explore, told
 from tests.chaos.disk import MemoryDisk
 from tests.chaos.disk_states import PAGE_BYTES, SECTOR_BYTES, Loss

@@ -18,21 +18,21 @@ from typing import Any
 import pytest
 
 from commitlog.errors import LogNotWritable
-from commitlog.log import CommitLog
-from commitlog.segment import Segment
-from haservice.broker import role_promotion
-from haservice.remoting.lineage_headers import PromoteHeader
-from haservice.replication import greeting
-from haservice.replication.lineage import Epoch, Lineage, Plan, Step
-from haservice.replication.lineage_file import Pledge
-from haservice.replication.membership import Members, Membership
-from haservice.replication.progress import AckTable, Advance, SlaveProgress
-from haservice.replication.protocol import REPORT, Run
-from haservice.replication.read_mark import HighWaterMark
-from haservice.replication.rejoin import Rejoin
-from haservice.replication.slave_actions import Action, Send
-from haservice.replication.slave_session import SlaveSession
-from haservice.settings import BrokerRole
+from commitlog.log.log import CommitLog
+from commitlog.log.segment import Segment
+from haservice.broker.roles import promotion as role_promotion
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.headers.lineage import PromoteHeader
+from haservice.replication.lineage.epochs import Epoch, Lineage, Plan, Step
+from haservice.replication.lineage.file import Pledge
+from haservice.replication.lineage.membership import Members, Membership
+from haservice.replication.master.progress import AckTable, Advance, SlaveProgress
+from haservice.replication.master.read_mark import HighWaterMark
+from haservice.replication.slave.actions import Action, Send
+from haservice.replication.slave.rejoin import Rejoin
+from haservice.replication.slave.session import SlaveSession
+from haservice.replication.wire import greeting
+from haservice.replication.wire.protocol import REPORT, Run
 from tests.chaos import sim
 from tests.chaos.checker import Violation
 from tests.chaos.report import Report

@@ -21,14 +21,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from haservice.admin.bench_replication import drive
-from haservice.admin.pair import ScratchPair
-from haservice.admin.sending import Outgoing, send_command
+from haservice.admin.commands.messages.sending import Outgoing, send_command
+from haservice.devtools.bench_replication import drive
+from haservice.devtools.pair import ScratchPair
 from haservice.errors import ProtocolError, RemotingError
-from haservice.remoting.bodies import HARuntimeInfo
+from haservice.remoting.bodies.clients import HARuntimeInfo
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.lineage_headers import (
+from haservice.remoting.headers.lineage import (
     FollowHeader,
     LineageBody,
     PromoteHeader,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
+from haservice.devtools.pair import ScratchPair
 from tests.cluster.support import SETTINGS
 
 FAILED = pytest.StashKey[bool]()

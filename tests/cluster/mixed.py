@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from commitlog.kernel.records import body_crc, encode_properties
-from haservice.admin.sending import GROUP, STATUS_BY_CODE, unique_key
+from haservice.admin.commands.messages.sending import GROUP, STATUS_BY_CODE, unique_key
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import SendMessageHeader
+from haservice.remoting.headers.clients import SendMessageHeader
 
 BODY_BYTES_MAX = 4 * 1024 * 1024  # maxMessageSize
 TOPICS = ("Orders", "Payments", "audit-log", "T_1", "50%25%done")

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
-from haservice.admin.reading import from_queue
-from haservice.admin.sending import Outgoing, Queue, Sent, send_all
+from haservice.admin.commands.messages.reading import from_queue
+from haservice.admin.commands.messages.sending import Outgoing, Queue, Sent, send_all
+from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
-from haservice.remoting.headers import CreateTopicHeader
+from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.support.waiting import PATIENCE_S, wait_until
 
 TOPIC = "Walks"

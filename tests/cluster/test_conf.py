@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import Process
-from haservice.config import load_broker, load_nameserver
+from haservice.configuration.config import load_broker, load_nameserver
+from haservice.devtools.pair import Process
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -20,10 +20,10 @@ from commitlog.kernel.records import decode, encode_host
 from commitlog.options import LogOptions
 from commitlog.store import Store
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
-from haservice.config import load_broker
+from haservice.configuration.config import load_broker
+from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
-from haservice.remoting.headers import CreateTopicHeader
+from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.cluster.mixed import BODY_BYTES_MAX, QUEUES, TOPICS, Mark, Mixture, Outcome, Request, send
 from tests.cluster.support import is_level, log_end
 from tests.support.waiting import wait_until

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from haservice.admin.calls import Admin
 from haservice.admin.cli import main
-from haservice.admin.pair import ScratchPair
-from haservice.admin.reading import from_queue
-from haservice.admin.sending import Queue
-from haservice.admin.where import readable_queues
-from haservice.config import load_broker
+from haservice.admin.commands.messages.reading import from_queue
+from haservice.admin.commands.messages.sending import Queue
+from haservice.admin.commands.topics.where import readable_queues
+from haservice.configuration.config import load_broker
+from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError
 from tests.cluster.support import (
     TOPIC,

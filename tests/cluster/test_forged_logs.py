@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from haservice.admin.pair import ScratchPair
+from haservice.devtools.pair import ScratchPair
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand

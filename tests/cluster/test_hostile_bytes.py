@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
-from haservice.admin.sending import Outgoing, send_command
+from haservice.admin.commands.messages.sending import Outgoing, send_command
+from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand, encode
 from haservice.remoting.frame import FRAME_BYTES_MAX, LENGTHS
-from haservice.remoting.headers import (
+from haservice.remoting.headers.clients import (
     CreateTopicHeader,
     PullMessageHeader,
     QueueHeader,

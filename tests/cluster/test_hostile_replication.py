@@ -20,9 +20,9 @@ import pytest
 
 from commitlog.kernel.records import Message, encode, encode_host, stamp
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
-from haservice.remoting.headers import CreateTopicHeader
-from haservice.replication.protocol import REPORT
+from haservice.devtools.pair import ScratchPair
+from haservice.remoting.headers.clients import CreateTopicHeader
+from haservice.replication.wire.protocol import REPORT
 from tests.cluster.support import (
     QUEUES,
     TOPIC,

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
-from haservice.admin.sending import Outgoing, send_command
+from haservice.admin.commands.messages.sending import Outgoing, send_command
+from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.headers import UpdateConsumerOffsetHeader
-from haservice.remoting.lineage_headers import (
+from haservice.remoting.headers.clients import UpdateConsumerOffsetHeader
+from haservice.remoting.headers.lineage import (
     FollowHeader,
     LineageBody,
     PromoteHeader,
@@ -26,7 +26,7 @@ from haservice.remoting.lineage_headers import (
     SwitchoverBody,
     SwitchoverHeader,
 )
-from haservice.replication.lineage_file import HandingOver, LineageFile
+from haservice.replication.lineage.file import HandingOver, LineageFile
 from tests.chaos.power_disk import Disk, NoDisks
 from tests.cluster.support import (
     QUEUES,

@@ -26,7 +26,7 @@ class Run:
         self.out = directory / "out"
         with self.out.open("wb") as out:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "haservice.admin.quickstart", *arguments],
+                [sys.executable, "-m", "haservice.devtools.quickstart", *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from commitlog.log import wall_clock_ms
+from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
+from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.lineage_headers import LineageBody
+from haservice.remoting.headers.lineage import LineageBody
 from tests.admin.asking import run
 from tests.cluster.support import frozen, numbered, read, send_ok, start_with_topic, wait_level
 from tests.support.waiting import wait_until

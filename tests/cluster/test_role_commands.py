@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
+from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from tests.admin.asking import run
 from tests.cluster.support import (

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ProcessDied, ScratchPair
-from haservice.remoting.headers import CreateTopicHeader
-from haservice.replication.protocol import REPORT
+from haservice.devtools.pair import ProcessDied, ScratchPair
+from haservice.remoting.headers.clients import CreateTopicHeader
+from haservice.replication.wire.protocol import REPORT
 from tests.cluster.support import (
     QUEUES,
     TOPIC,

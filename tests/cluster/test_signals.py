@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from haservice.admin.pair import Process, ScratchPair
+from haservice.devtools.pair import Process, ScratchPair
 from tests.cluster.support import numbered, send_ok
 
 pytestmark = pytest.mark.cluster

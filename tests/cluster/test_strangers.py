@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
+from haservice.devtools.pair import ScratchPair
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import RegisterBrokerHeader
+from haservice.remoting.headers.clients import RegisterBrokerHeader
 from tests.cluster.support import TOPIC, numbered, send_ok, start_with_topic, wait_level
 from tests.cluster.test_role_commands import is_level, typed
 from tests.support.waiting import wait_until

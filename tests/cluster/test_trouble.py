@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import Process, ProcessDied, ScratchPair
+from haservice.devtools.pair import Process, ProcessDied, ScratchPair
 from tests.cluster.support import numbered, read, send_ok, start_with_topic
 from tests.support.waiting import wait_until
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.ahead import Ahead
+from commitlog.dispatch.ahead import Ahead
 from commitlog.kernel.layout import INDEX_PUT
 from commitlog.kernel.records import encode, stamp
 from commitlog.kernel.scan import walk
@@ -87,10 +87,10 @@ def test_a_start_with_what_was_gathered_ahead_has_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str, seed: int
 ) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr("commitlog.dispatch._PIECE_BYTES", 9000)
-    monkeypatch.setattr("commitlog.dispatch._CATCH_UP_BYTES", chance.choice((9000, 60_000)))
-    monkeypatch.setattr("commitlog.ahead._PARTS_MAX", chance.choice((3, 1000)))
-    monkeypatch.setattr("commitlog.ahead._LANES_MAX", chance.choice((5, 1000, 1000)))
+    monkeypatch.setattr("commitlog.dispatch.dispatcher._PIECE_BYTES", 9000)
+    monkeypatch.setattr("commitlog.dispatch.dispatcher._CATCH_UP_BYTES", chance.choice((9000, 60_000)))
+    monkeypatch.setattr("commitlog.dispatch.ahead._PARTS_MAX", chance.choice((3, 1000)))
+    monkeypatch.setattr("commitlog.dispatch.ahead._LANES_MAX", chance.choice((5, 1000, 1000)))
     files, arrivals, read = started(tmp_path / "ahead", seed, with_ahead=True)
     expected, expected_arrivals, expected_read = started(tmp_path / "read", seed, with_ahead=False)
     assert files.keys() == expected.keys()
@@ -158,7 +158,7 @@ def test_no_keys_are_gathered_that_no_index_wants(build: str) -> None:
 
 
 def test_more_than_is_kept_is_read_from_the_log(monkeypatch: pytest.MonkeyPatch, build: str) -> None:
-    monkeypatch.setattr("commitlog.ahead._PARTS_MAX", 2)
+    monkeypatch.setattr("commitlog.dispatch.ahead._PARTS_MAX", 2)
     data = ordinary_log()
     ahead = Ahead(keys=True)
     for begin in (0, 10_000, 20_000, 30_000):  # what lies between was odd

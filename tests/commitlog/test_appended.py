@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.files import Buffer
+from commitlog.disk.files import Buffer
 from commitlog.kernel.records import Message
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import SEGMENT_BYTES, batch_body, message, open_log
 from tests.support.runs import MessageRun

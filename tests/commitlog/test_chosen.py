@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.chosen import Chosen, are_sound
-from commitlog.files import OSFiles, gather_each
+from commitlog.disk.files import OSFiles, gather_each
 from commitlog.kernel import native
-from commitlog.log import Appended, CommitLog
-from commitlog.queue_files import UNIT
+from commitlog.log.log import Appended, CommitLog
+from commitlog.queues.chosen import Chosen, are_sound
+from commitlog.queues.queue_files import UNIT
 from tests.commitlog.test_log import full
 from tests.support.builds import build
 from tests.support.failing_files import FailingFiles

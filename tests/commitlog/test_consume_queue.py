@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.consume_queue import ConsumeQueue, ConsumeQueues, Entry
+from commitlog.disk.files import OSFiles
 from commitlog.errors import CorruptRecord, ForeignFile, SegmentMissing, SegmentSizeMismatch
-from commitlog.files import OSFiles
-from commitlog.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, valid_units
+from commitlog.queues.consume_queue import ConsumeQueue, ConsumeQueues, Entry
+from commitlog.queues.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, valid_units
 from tests.support.failing_files import Crash, FailingFiles
 from tests.support.messages import message, open_log
 
@@ -508,7 +508,7 @@ def test_a_queue_goes_on_with_its_numbers_after_its_files_were_deleted(tmp_path:
 
 
 def test_more_queues_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commitlog.descriptors.resource.getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr("commitlog.disk.descriptors.resource.getrlimit", lambda _: (1024, 4096))
     queues = open_queues(tmp_path)
     for _ in range(2):
         for queue_id in range(300):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.disk.small_file import read_file, remove_tree, replace_file
 from commitlog.errors import SegmentMissing, StoreUnreadable
-from commitlog.small_file import read_file, remove_tree, replace_file
 from commitlog.store import Store
 from haservice.persisted_file import PersistedFile
 from tests.commitlog.power import PowerFiles, every_crash

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.damage import Fence, Fences, decode_fences, encode_fences
 from commitlog.errors import CorruptRecord, LogNotWritable, NotDamaged, OffsetNotFound, StoreUnreadable
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.store import Store
+from commitlog.upkeep.damage import Fence, Fences, decode_fences, encode_fences
 from tests.commitlog.test_going_back import dispatched, edges, feed, running
 from tests.commitlog.test_store import fill, open_store, placed, queued
 from tests.support.failing_files import FailingFiles

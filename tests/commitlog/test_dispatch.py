@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from commitlog.consume_queue import ConsumeQueues, Entry
-from commitlog.dispatch import Dispatcher, parse_delay_levels
+from commitlog.disk.files import OSFiles
+from commitlog.dispatch.dispatcher import Dispatcher, parse_delay_levels
 from commitlog.errors import CorruptRecord
-from commitlog.files import OSFiles
-from commitlog.index import IndexFiles
+from commitlog.index.files import IndexFiles
 from commitlog.kernel.layout import BLANK_MAGIC
 from commitlog.kernel.records import Message, encode, stamp
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.options import DELAY_LEVELS
+from commitlog.queues.consume_queue import ConsumeQueues, Entry
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, batch_body, message, open_log
 from tests.support.waiting import wait_until
@@ -330,8 +330,8 @@ def test_a_start_that_is_far_behind_writes_each_queue_a_few_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many queues, passes of 8 MiB gave each of them a few entries in a write, thousands of times."""
-    monkeypatch.setattr("commitlog.dispatch._PIECE_BYTES", 1000)
-    monkeypatch.setattr("commitlog.dispatch._PASS_BYTES", 2000)
+    monkeypatch.setattr("commitlog.dispatch.dispatcher._PIECE_BYTES", 1000)
+    monkeypatch.setattr("commitlog.dispatch.dispatcher._PASS_BYTES", 2000)
     bench = Bench(tmp_path, files := FailingFiles())
     for number in range(90):
         bench.log.append(message(b"x" * number, "T", number % 3, properties={"KEYS": f"k{number}"}))
@@ -489,14 +489,14 @@ def test_a_flood_that_does_not_end_is_yielded_to_for_half_a_minute_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_s = 0.0
-    monkeypatch.setattr("commitlog.dispatch.time", SimpleNamespace(monotonic=lambda: clock_s))
+    monkeypatch.setattr("commitlog.dispatch.dispatcher.time", SimpleNamespace(monotonic=lambda: clock_s))
     for name, value in {
         "_FLOOD_BYTES": 4096,
         "_PIECE_BYTES": 4096,
         "_PASS_BYTES": 0,
         "_LEVEL_BYTES": 0,
     }.items():
-        monkeypatch.setattr(f"commitlog.dispatch.{name}", value)
+        monkeypatch.setattr(f"commitlog.dispatch.dispatcher.{name}", value)
     bench = Bench(tmp_path, replica=True, segment_bytes=64 << 20)
     dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS, yields=True)
     sent = 0
@@ -587,7 +587,7 @@ class Gathering(threading.Event):
 def test_arrivals_gather_longer_where_they_go_to_many_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.dispatch._MANY_QUEUES", 3)
+    monkeypatch.setattr("commitlog.dispatch.dispatcher._MANY_QUEUES", 3)
     bench = Bench(tmp_path)
     dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS)
     dispatcher.awaited = lambda: False
@@ -605,7 +605,7 @@ def test_arrivals_gather_longer_where_they_go_to_many_queues(
 def test_little_that_came_during_a_pass_gathers_and_much_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.dispatch._UNAWAITED_LEVEL_BYTES", 2000)
+    monkeypatch.setattr("commitlog.dispatch.dispatcher._UNAWAITED_LEVEL_BYTES", 2000)
     bench = Bench(tmp_path)
     dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS)
     dispatcher.awaited = lambda: False
@@ -625,7 +625,7 @@ def test_little_that_came_during_a_pass_gathers_and_much_does_not(
 def test_arrivals_gather_until_somebody_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.dispatch._UNAWAITED_LINGER_S", 600.0)
+    monkeypatch.setattr("commitlog.dispatch.dispatcher._UNAWAITED_LINGER_S", 600.0)
     bench = Bench(tmp_path)
     dispatcher = Dispatcher(bench.log, bench.queues, None, delay_levels=DELAY_LEVELS)
     dispatcher.awaited = lambda: False

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.files import NotAllWritten, OSFiles, Write
+from commitlog.disk.files import NotAllWritten, OSFiles, Write
 from commitlog.kernel import native
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from tests.commitlog.test_dispatching import Followers
 from tests.support.builds import native_core
 from tests.support.failing_files import FailingFiles
@@ -143,7 +143,7 @@ def test_a_queue_emptied_or_deleted_while_it_is_written_is_as_if_that_came_first
 def test_more_queues_are_touched_than_descriptors_are_kept(
     tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.descriptors.descriptors_max", lambda: 4)
+    monkeypatch.setattr("commitlog.disk.descriptors.descriptors_max", lambda: 4)
     log, files = open_log(tmp_path, segment_bytes=1 << 20), OSFiles()
     followers = Followers(tmp_path, log, files)
     for number in range(3):
@@ -159,9 +159,9 @@ def test_more_queues_are_touched_than_descriptors_are_kept(
 TRUNCATED = """
 import faulthandler, mmap, os, sys
 from pathlib import Path
-from commitlog.descriptors import Descriptors
-from commitlog.files import OSFiles
-from commitlog.index_file import IndexFile, Puts
+from commitlog.disk.descriptors import Descriptors
+from commitlog.disk.files import OSFiles
+from commitlog.index.index_file import IndexFile, Puts
 
 def made(name):
     files = OSFiles()

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from commitlog.consume_queue import ConsumeQueues
-from commitlog.dispatch import Dispatcher
+from commitlog.disk.files import OSFiles
+from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.errors import CorruptRecord
-from commitlog.files import OSFiles
-from commitlog.index import IndexFiles
+from commitlog.index.files import IndexFiles
 from commitlog.kernel import dispatching, native
 from commitlog.kernel.layout import BLANK, BLANK_MAGIC, INDEX_PUT, MESSAGE_MAGIC_V2, QUEUE_ENTRY
 from commitlog.kernel.records import encode, stamp
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.options import DELAY_LEVELS
+from commitlog.queues.consume_queue import ConsumeQueues
 from tests.support.builds import native_core
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, message, open_log
 
@@ -154,10 +154,10 @@ def test_any_log_gives_the_same_files_as_record_by_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str, seed: int
 ) -> None:
     for name, value in {"_PIECE_BYTES": 9000, "_PASS_BYTES": 30_000}.items():
-        monkeypatch.setattr(f"commitlog.dispatch.{name}", value)
+        monkeypatch.setattr(f"commitlog.dispatch.dispatcher.{name}", value)
     found = dispatched(tmp_path / build, seed)
     monkeypatch.setattr(native, "core", None)
-    monkeypatch.setattr("commitlog.gathering.lanes", OneByOne)
+    monkeypatch.setattr("commitlog.dispatch.gathering.lanes", OneByOne)
     expected = dispatched(tmp_path / "one by one", seed)
     assert found[0].keys() == expected[0].keys()
     assert [name for name, content in found[0].items() if content != expected[0][name]] == []

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.checkpoint import Checkpoint
+from commitlog.disk.files import OSFiles
 from commitlog.errors import LogNotWritable
-from commitlog.files import OSFiles
-from commitlog.flush import Flusher, QueueFlusher
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.options import FlushDiskType
-from commitlog.positions import Durable
+from commitlog.recovery.checkpoint import Checkpoint
+from commitlog.recovery.positions import Durable
+from commitlog.upkeep.flush import Flusher, QueueFlusher
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import log_options, message, open_log
 from tests.support.waiting import wait_until
@@ -271,7 +271,7 @@ def test_async_flush_stops_at_once_though_its_interval_is_long(tmp_path: Path) -
 def test_a_segment_that_cannot_be_made_ahead_is_told_once_and_until_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.flush.PREPARE_AGAIN_S", 0.0)
+    monkeypatch.setattr("commitlog.upkeep.flush.PREPARE_AGAIN_S", 0.0)
     caplog.set_level("INFO")
     parts = Parts(tmp_path, FlushDiskType.ASYNC_FLUSH)
     parts.log.append(message())

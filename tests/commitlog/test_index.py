@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.disk.files import OSFiles
 from commitlog.errors import SegmentSizeMismatch
-from commitlog.files import OSFiles
-from commitlog.index import IndexFiles, index_name
-from commitlog.index_file import ENTRY, HEADER, SLOT, file_bytes
+from commitlog.index.files import IndexFiles, index_name
+from commitlog.index.index_file import ENTRY, HEADER, SLOT, file_bytes
 from commitlog.kernel import native
 from commitlog.kernel.keys import KeyHasher, index_hash, last_value, tags_code
 from commitlog.kernel.records import encode_properties, java_hash

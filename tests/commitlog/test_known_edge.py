@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.disk.files import OSFiles
 from commitlog.errors import StoreUnreadable
-from commitlog.files import OSFiles
+from commitlog.log.segment import segment_name
 from commitlog.options import FlushDiskType
-from commitlog.positions import Durable, Positions
-from commitlog.segment import segment_name
+from commitlog.recovery.positions import Durable, Positions
 from commitlog.store import Store
 from tests.commitlog.test_going_back import dispatched, feed
 from tests.commitlog.test_positions import append_some, flush_all

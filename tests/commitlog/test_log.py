@@ -22,7 +22,7 @@ from commitlog.errors import (
     StoreUnreadable,
 )
 from commitlog.kernel.records import Message
-from commitlog.log import Appended
+from commitlog.log.log import Appended
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import (
     SEGMENT_BYTES,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from commitlog.errors import CommitLogError
-from commitlog.index_file import ENTRY, HEADER_BYTES, SLOT
+from commitlog.index.index_file import ENTRY, HEADER_BYTES, SLOT
 from commitlog.kernel.records import decode, encode_properties
-from commitlog.queue_files import UNIT_BYTES
+from commitlog.queues.queue_files import UNIT_BYTES
 from commitlog.store import Store
 from tests.commitlog.test_damage import rot
 from tests.commitlog.test_going_back import dispatched, edges

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.disk.files import OSFiles
 from commitlog.errors import CorruptRecord
-from commitlog.files import OSFiles
-from commitlog.index_file import file_bytes
+from commitlog.index.index_file import file_bytes
 from commitlog.kernel.records import check, decode, parse_head
 from commitlog.kernel.scan import walk
-from commitlog.positions import SLOT_BYTES, Durable, Positions
-from commitlog.segment import segment_name
+from commitlog.log.segment import segment_name
+from commitlog.recovery.positions import SLOT_BYTES, Durable, Positions
 from commitlog.store import Store
 from tests.commitlog.kernel.recipes import stored
 from tests.commitlog.power import PowerFiles

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commitlog.disk.files import Buffer, OSFiles
 from commitlog.errors import LogNotWritable, StoreUnreadable
-from commitlog.files import Buffer, OSFiles
-from commitlog.log import CommitLog
-from commitlog.recovery import RecoveryReport, recover
-from commitlog.segments import Segments
+from commitlog.log.log import CommitLog
+from commitlog.log.segments import Segments
+from commitlog.recovery.recovery import RecoveryReport, recover
 from tests.support.failing_files import Crash, FailingFiles
 from tests.support.messages import (
     SEGMENT_BYTES,
@@ -224,7 +224,7 @@ def test_damage_that_covers_a_whole_segment_is_fenced_segment_by_segment(tmp_pat
 def test_more_damage_than_can_be_fenced_is_refused_with_a_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.recovery.FENCES_MAX", 2)
+    monkeypatch.setattr("commitlog.recovery.recovery.FENCES_MAX", 2)
     ends = written(tmp_path, [b"x" * 100] * 10)
     for number in (1, 3, 5):
         poke(segment_path(tmp_path), ends[number] + 90, b"\xff")
@@ -467,8 +467,8 @@ def test_what_a_failed_flush_left_off_the_disk_is_there_after_a_restart(tmp_path
 def test_what_the_checkpoint_covers_is_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.recovery._CHUNK_BYTES", 1000)
-    monkeypatch.setattr("commitlog.writable_log._AGAIN_BYTES", 1000)
+    monkeypatch.setattr("commitlog.recovery.recovery._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("commitlog.log.writable_log._AGAIN_BYTES", 1000)
     ends = written(tmp_path, [b"x" * 300] * 9)  # one segment; the clock ticks once a record
     _, log = recovered(tmp_path, kernel := ForgetfulKernel(), clean=False, durable_before_ms=STORE_MS + 5)
     log.flush()
@@ -533,8 +533,8 @@ def test_whatever_pages_a_power_cut_takes_flushed_records_stay_and_no_torn_one_p
 def test_a_scan_in_small_pieces_finds_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr("commitlog.recovery._CHUNK_BYTES", piece)
-    monkeypatch.setattr("commitlog.segment._BLOCK_BYTES", max(piece, 8))
+    monkeypatch.setattr("commitlog.recovery.recovery._CHUNK_BYTES", piece)
+    monkeypatch.setattr("commitlog.log.segment._BLOCK_BYTES", max(piece, 8))
     bodies = [bytes([n + 1]) * (n * 61 % 1500) for n in range(30)]
     ends = written(tmp_path, bodies)
     report, log = recovered(tmp_path, clean=False)

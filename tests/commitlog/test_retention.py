@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.consume_queue import ConsumeQueues
-from commitlog.dispatch import Dispatcher
+from commitlog.disk.files import DiskUsage, OSFiles
+from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.errors import LogNotWritable
-from commitlog.files import DiskUsage, OSFiles
-from commitlog.index import IndexFiles
+from commitlog.index.files import IndexFiles
 from commitlog.kernel.records import decode
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.options import DELAY_LEVELS
-from commitlog.retention import Facts, Retention, Rules, choose, disk_full, parse_hours
+from commitlog.queues.consume_queue import ConsumeQueues
+from commitlog.upkeep.retention import Facts, Retention, Rules, choose, disk_full, parse_hours
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import Clock, log_options, message, open_log
 from tests.support.waiting import wait_until

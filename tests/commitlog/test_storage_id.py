@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog import storage_id as under_test
-from commitlog.storage_id import is_same_storage, mount_of, storage_id
+from commitlog.disk import storage_id as under_test
+from commitlog.disk.storage_id import is_same_storage, mount_of, storage_id
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.disk.files import Files
 from commitlog.errors import CommitLogError, StoreLocked, StoreUnreadable
-from commitlog.files import Files
 from commitlog.kernel.layout import MESSAGE_MAGIC_V2
 from commitlog.kernel.records import encode, stamp
 from commitlog.options import FlushDiskType

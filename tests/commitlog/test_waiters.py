@@ -8,7 +8,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.waiters import OffsetWaiters, Signal
+from commitlog.log.waiters import OffsetWaiters, Signal
 
 
 def test_an_advance_takes_out_whoever_waits_for_no_more() -> None:

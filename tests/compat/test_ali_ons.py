@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
+from haservice.devtools.pair import ScratchPair
 from tests.cluster.support import SETTINGS, TOPIC, start_with_topic
 from tests.support.waiting import wait_until
 

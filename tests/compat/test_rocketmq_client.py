@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
+from haservice.devtools.pair import ScratchPair
 from haservice.remoting.codes import RequestCode
 from tests.cluster.support import SETTINGS, TOPIC, is_level, start_with_topic
 from tests.support.waiting import wait_until

@@ -7,12 +7,12 @@ from types import TracebackType
 
 import psutil
 
-from haservice.admin.pair import free_port_block
-from haservice.remoting.bodies import RegisterBrokerBody, TopicConfig, TopicConfigWrapper, body_crc32
+from haservice.devtools.pair import free_port_block
+from haservice.remoting.bodies.clients import RegisterBrokerBody, TopicConfig, TopicConfigWrapper, body_crc32
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import RegisterBrokerHeader
+from haservice.remoting.headers.clients import RegisterBrokerHeader
 from tests.interop.stock import OurNameserver, Server
 from tests.support.c_compiler import compile_c
 

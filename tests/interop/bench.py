@@ -29,8 +29,8 @@ import psutil
 from commitlog.kernel.records import Message, encode_host
 from commitlog.options import LogOptions
 from commitlog.store import Store
-from haservice.admin.bench_replication import private_mb
-from haservice.remoting.bodies import KVTable
+from haservice.devtools.bench_replication import private_mb
+from haservice.remoting.bodies.clients import KVTable
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand

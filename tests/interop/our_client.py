@@ -16,14 +16,14 @@ from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
 from haservice.admin.calls import PULL_WITH_SUBSCRIPTION
-from haservice.admin.reading import decode_all
-from haservice.admin.sending import Outgoing, Queue, send_all
+from haservice.admin.commands.messages.reading import decode_all
+from haservice.admin.commands.messages.sending import Outgoing, Queue, send_all
 from haservice.errors import HAServiceError
-from haservice.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData, TopicRouteData
+from haservice.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData, TopicRouteData
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import (
+from haservice.remoting.headers.clients import (
     OffsetResponseHeader,
     PullMessageHeader,
     PullMessageResponseHeader,

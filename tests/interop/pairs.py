@@ -8,7 +8,7 @@ from pathlib import Path
 
 from haservice.admin.calls import Admin
 from haservice.errors import AnswerError, HAServiceError
-from haservice.remoting.headers import CreateTopicHeader
+from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.interop import our_client
 from tests.interop.stock import Broker, Kind, Nameserver, broker, logs_equal, nameserver, servers
 from tests.support.waiting import wait_until

@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from haservice.admin.pair import BROKER_PORTS, free_port_block
+from haservice.devtools.pair import BROKER_PORTS, free_port_block
 from tests.interop.jars import QUICK, java_command
 
 Kind = Literal["ours", "stock"]

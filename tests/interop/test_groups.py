@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     ConsumerOffsetWrapper,
     DelayOffsetWrapper,
     SubscriptionGroupWrapper,
@@ -17,7 +17,7 @@ from haservice.remoting.bodies import (
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import OffsetResponseHeader, QueueHeader, UpdateConsumerOffsetHeader
+from haservice.remoting.headers.clients import OffsetResponseHeader, QueueHeader, UpdateConsumerOffsetHeader
 from haservice.remoting.json_body import JSONBody
 from tests.interop.driver import JavaDriver, message
 from tests.interop.stock import Broker, Nameserver, broker, nameserver, requires_stock, servers

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from commitlog.kernel.records import StoredMessage, decode, decode_properties, record_size
-from haservice.remoting.bodies import DelayOffsetWrapper
+from haservice.remoting.bodies.clients import DelayOffsetWrapper
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.command import RemotingCommand
 from tests.interop.driver import JavaDriver, Producer, PushConsumer, Received, message

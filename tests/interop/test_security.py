@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from haservice.admin.pair import free_port_block
+from haservice.configuration.security_settings import TlsConfig
+from haservice.devtools.pair import free_port_block
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
 from haservice.remoting.tls import client_tls
-from haservice.security_settings import TlsConfig
 from tests.interop.driver import JavaDriver, JavaError, Producer, Queue, message
 from tests.interop.jars import QUICK
 from tests.interop.stock import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.bloom import BITS, CONSUMERS_EXPECTED, ERROR_RATE_PERCENT, bit_positions
-from haservice.broker.sql_filter import EvaluationFault, SqlFault, compile_filter
+from haservice.broker.pull.bloom import BITS, CONSUMERS_EXPECTED, ERROR_RATE_PERCENT, bit_positions
+from haservice.broker.pull.sql_filter import EvaluationFault, SqlFault, compile_filter
 from tests.interop.jars import java_command
 from tests.interop.sql_cases import generated
 from tests.interop.stock import requires_stock

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from haservice.remoting.bodies import ConsumerOffsetWrapper
+from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
 from tests.interop.driver import JavaDriver, Producer, PushConsumer
 from tests.interop.stock import Broker, Nameserver, broker, nameserver, requires_stock, servers
 from tests.support.waiting import wait_until

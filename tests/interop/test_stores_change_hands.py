@@ -14,9 +14,13 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.remoting.bodies import ConsumerOffsetWrapper, SubscriptionGroupWrapper, TopicConfigWrapper
+from haservice.remoting.bodies.clients import (
+    ConsumerOffsetWrapper,
+    SubscriptionGroupWrapper,
+    TopicConfigWrapper,
+)
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.headers import CreateTopicHeader, QueueHeader
+from haservice.remoting.headers.clients import CreateTopicHeader, QueueHeader
 from tests.interop.driver import JavaDriver, Producer, message
 from tests.interop.stock import Broker, Kind, Nameserver, broker, nameserver, requires_stock, servers
 from tests.support.waiting import wait_until

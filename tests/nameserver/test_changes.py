@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from haservice.broker.node import BrokerNode
-from haservice.config import nameserver_from
+from haservice.configuration.config import nameserver_from
+from haservice.configuration.properties import parse
+from haservice.configuration.security_settings import AclConfig
 from haservice.errors import ConfigError
 from haservice.nameserver import node as node_module
 from haservice.nameserver.changes import CHANGES
 from haservice.nameserver.node import NameserverNode
-from haservice.properties import parse
-from haservice.remoting.bodies import ClusterInfo
+from haservice.remoting.bodies.clients import ClusterInfo
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
-from haservice.security_settings import AclConfig
 from tests.admin.asking import run
 from tests.support.brokers import node_config
 from tests.support.waiting import wait_until

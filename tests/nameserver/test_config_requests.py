@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from haservice.config import load_nameserver
+from haservice.configuration.config import load_nameserver
+from haservice.configuration.settings import NameserverConfig
 from haservice.nameserver.node import NameserverNode
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     RegisterBrokerBody,
     TopicConfig,
     TopicConfigWrapper,
@@ -19,7 +20,6 @@ from haservice.remoting.bodies import (
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.settings import NameserverConfig
 
 
 class Asked:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from haservice.bounds import TERM_MAX
+from haservice.configuration.settings import NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, RemotingUnreachable
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.node import NameserverNode
 from haservice.nameserver.processors import BrokerProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     ClusterInfo,
     DataVersion,
     KVTable,
@@ -30,9 +31,8 @@ from haservice.remoting.bodies import (
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.lineage_headers import TermBody
+from haservice.remoting.headers.lineage import TermBody
 from haservice.remoting.server import Listener, RemotingServer
-from haservice.settings import NameserverConfig
 from tests.support.waiting import wait_until
 
 V1 = DataVersion(counter=1, timestamp=1_700_000_000_000)

@@ -5,7 +5,7 @@ import pytest
 from haservice.errors import RequestError
 from haservice.nameserver.routes import Master, Queues, Registered, Registration, RouteTable
 from haservice.nameserver.terms import SETTLED_S, Term
-from haservice.remoting.bodies import DataVersion
+from haservice.remoting.bodies.clients import DataVersion
 
 V1 = DataVersion(timestamp=1_700_000_000_000, counter=1)
 V2 = DataVersion(timestamp=1_700_000_000_500, counter=2)

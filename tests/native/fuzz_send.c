@@ -4,7 +4,7 @@
    fuzz_send CASES SEED      prints how many were taken; CHECK and the sanitizers end it */
 #include <stdio.h>
 #include <stdlib.h>
-#include "haservice/broker/native/core/send.h"
+#include "haservice/broker/send/native/core/send.h"
 
 #define CHECK(what)                                                        \
     do                                                                     \

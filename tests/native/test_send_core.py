@@ -10,7 +10,7 @@ import pytest
 
 from tests.native.build import ROOT, SENDS, own_loop_or_skip
 
-CORES = (Path("commitlog/kernel/core"), Path("haservice/broker/native/core"))
+CORES = (Path("commitlog/kernel/core"), Path("haservice/broker/send/native/core"))
 CASES = 100_000
 
 

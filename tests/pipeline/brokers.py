@@ -12,15 +12,15 @@ from typing import Any
 
 from commitlog.kernel.records import StoredMessage, decode_properties, encode_properties
 from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import BrokerRole, NameserverConfig
 from haservice.nameserver.node import NameserverNode
-from haservice.remoting.bodies import BrokerData, QueueData, TopicRouteData
+from haservice.remoting.bodies.clients import BrokerData, QueueData, TopicRouteData
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.headers import RouteHeader, SendMessageHeader, SendMessageResponseHeader
+from haservice.remoting.headers.clients import RouteHeader, SendMessageHeader, SendMessageResponseHeader
 from haservice.remoting.server import Listener, RemotingServer
-from haservice.settings import BrokerRole, NameserverConfig
 from tests.support.brokers import LOOPBACK, addr_of, node_config, send
 from tests.support.messages import records_of
 from tests.support.waiting import wait_until

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from commitlog.dispatch import SCHEDULE_TOPIC
+from commitlog.dispatch.dispatcher import SCHEDULE_TOPIC
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
 from commitlog.kernel.records import Message, StoredMessage
 from commitlog.options import LogOptions

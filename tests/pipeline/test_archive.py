@@ -96,9 +96,9 @@ Archive = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def archive(spark: SparkSession) -> Archive:
-    from haservice.pipeline.archive import archive as run
     from haservice.pipeline.hadoop_files import Place
-    from haservice.pipeline.store_view import StoreView
+    from haservice.pipeline.jobs.archive import archive as run
+    from haservice.pipeline.sources.store_view import StoreView
 
     def once(root: Path, dest: Path, place: type[Place] = Place, **asked: Any) -> Any:
         small = {"slice_bytes": SEGMENT_BYTES, "merged_files_min": 2}
@@ -110,7 +110,7 @@ def archive(spark: SparkSession) -> Archive:
 def test_each_run_adds_what_is_new_and_small_files_are_merged(
     archive: Archive, spark: SparkSession, tmp_path: Path
 ) -> None:
-    from haservice.pipeline.archive import read_archive
+    from haservice.pipeline.jobs.archive import read_archive
 
     root, dest = tmp_path / "broker-a", tmp_path / "archive"
     records = fill(root, 200)
@@ -132,7 +132,7 @@ def test_each_run_adds_what_is_new_and_small_files_are_merged(
 
 
 def test_damage_is_a_row_and_is_told(archive: Archive, spark: SparkSession, tmp_path: Path) -> None:
-    from haservice.pipeline.archive import read_archive
+    from haservice.pipeline.jobs.archive import read_archive
 
     records = fill(tmp_path / "a", 60)
     victim = records[20]
@@ -146,8 +146,8 @@ def test_damage_is_a_row_and_is_told(archive: Archive, spark: SparkSession, tmp_
 def test_bodies_that_do_not_match_their_sums_are_counted_and_the_exit_code_is_1(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from haservice.pipeline import job
     from haservice.pipeline.cli import main
+    from haservice.pipeline.jobs import job
 
     monkeypatch.setattr(job.Job, "spark", lambda _: spark)
     victim = max(fill(tmp_path / "a", 60), key=lambda one: len(one.body))
@@ -162,7 +162,7 @@ def test_bodies_that_do_not_match_their_sums_are_counted_and_the_exit_code_is_1(
 
 
 def test_a_log_is_not_archived_again_under_another_name(archive: Archive, tmp_path: Path) -> None:
-    from haservice.pipeline.archive import ArchiveRefused
+    from haservice.pipeline.jobs.archive import ArchiveRefused
 
     root, dest = tmp_path / "broker-a", tmp_path / "archive"
     records = fill(root, 60)
@@ -180,8 +180,8 @@ def test_a_log_is_not_archived_again_under_another_name(archive: Archive, tmp_pa
 def test_a_store_that_does_not_go_on_where_the_archive_ends_is_refused(
     archive: Archive, tmp_path: Path
 ) -> None:
-    from haservice.pipeline.archive import ArchiveRefused
-    from haservice.pipeline.archive_journal import ArchiveUnreadable
+    from haservice.pipeline.jobs.archive import ArchiveRefused
+    from haservice.pipeline.jobs.archive_journal import ArchiveUnreadable
 
     root, dest = tmp_path / "a", tmp_path / "archive"
     fill(root, 40)

@@ -86,8 +86,8 @@ Audit = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def audit(spark: SparkSession) -> Audit:
-    from haservice.pipeline.audit_loss import Asked
-    from haservice.pipeline.audit_loss import audit as run
+    from haservice.pipeline.jobs.audit_loss import Asked
+    from haservice.pipeline.jobs.audit_loss import audit as run
 
     return lambda root, **asked: run(spark, str(root), Asked(**asked))
 
@@ -202,7 +202,7 @@ def test_without_a_ledger_a_hole_in_a_queue_is_named(
 def test_of_nothing_nothing_is_said(
     sold: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
 ) -> None:
-    from haservice.pipeline.audit_loss import NothingToCheck
+    from haservice.pipeline.jobs.audit_loss import NothingToCheck
 
     root, _ = sold
     empty = written(tmp_path / "empty.jsonl", ["", {"topic": "Orders", "status": "FLUSH_DISK_TIMEOUT"}])

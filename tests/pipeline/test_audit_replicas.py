@@ -33,8 +33,8 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[StoredM
 
 @pytest.fixture(scope="module")
 def audit(spark: SparkSession) -> Audit:
-    from haservice.pipeline.audit_replicas import Asked
-    from haservice.pipeline.audit_replicas import audit as run
+    from haservice.pipeline.jobs.audit_replicas import Asked
+    from haservice.pipeline.jobs.audit_replicas import audit as run
 
     asked = Asked(index_slots=61, index_entries=97)
     return lambda *roots, **more: run(spark, [str(root) for root in roots], replace(asked, **more))
@@ -162,7 +162,7 @@ def test_queues_and_index_that_do_not_fit_the_log_are_named(
 def test_segments_of_different_sizes_are_no_replicas(
     master: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
 ) -> None:
-    from haservice.pipeline.replica_bytes import NotComparable
+    from haservice.pipeline.jobs.replica_bytes import NotComparable
 
     fill(tmp_path / "other", 5, segment_bytes=8192)
     with pytest.raises(NotComparable, match="mappedFileSizeCommitLog"):
@@ -170,7 +170,7 @@ def test_segments_of_different_sizes_are_no_replicas(
 
 
 def test_runs_of_differences_are_told_apart_up_to_a_limit() -> None:
-    from haservice.pipeline.replica_bytes import RUNS_MAX, runs_of
+    from haservice.pipeline.jobs.replica_bytes import RUNS_MAX, runs_of
 
     first = bytes(100_000)
     other = bytearray(first)
@@ -184,7 +184,7 @@ def test_runs_of_differences_are_told_apart_up_to_a_limit() -> None:
 
 
 def test_logs_are_compared_where_two_of_them_overlap_and_apart_where_none_does() -> None:
-    from haservice.pipeline.replica_bytes import Side, islands, shared
+    from haservice.pipeline.jobs.replica_bytes import Side, islands, shared
 
     def sides(*ranges: tuple[int, int]) -> list[Side]:
         return [Side(str(number), *one, 10, False) for number, one in enumerate(ranges)]
@@ -213,7 +213,7 @@ def test_what_files_and_options_tell_is_told_without_spark(
     from click.testing import CliRunner
 
     from haservice.pipeline.cli import main
-    from haservice.pipeline.job import Job
+    from haservice.pipeline.jobs.job import Job
 
     monkeypatch.setattr(Job, "spark", lambda _: pytest.fail("Spark was started"))
     done = CliRunner().invoke(main, ["audit-replicas", str(master[0]), *options])

@@ -14,17 +14,17 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, InputPartition, 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from haservice.broker.node import BrokerNode
+from haservice.configuration.security_settings import AclConfig
+from haservice.configuration.settings import BrokerRole
 from haservice.errors import ConfigError, HAServiceError
-from haservice.pipeline import queue_reading
-from haservice.pipeline.broker_queues import Queue, limited, merged, missing, tree_of
-from haservice.pipeline.broker_source import BrokerReader, BrokerSource, BrokerStreamReader
-from haservice.pipeline.brokers import BrokerRefused
-from haservice.pipeline.queue_reading import NotReadable, OffsetsLost, QueueRange, records_of
-from haservice.pipeline.store_view import StoreView
+from haservice.pipeline.sources import queue_reading
+from haservice.pipeline.sources.broker_queues import Queue, limited, merged, missing, tree_of
+from haservice.pipeline.sources.broker_source import BrokerReader, BrokerSource, BrokerStreamReader
+from haservice.pipeline.sources.brokers import BrokerRefused
+from haservice.pipeline.sources.queue_reading import NotReadable, OffsetsLost, QueueRange, records_of
+from haservice.pipeline.sources.store_view import StoreView
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.security_settings import AclConfig
-from haservice.settings import BrokerRole
 from tests.pipeline.brokers import Cluster, properties_of, stored
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.replication import ScriptedSlave

@@ -32,14 +32,14 @@ from commitlog.kernel.records import (
     decode_properties,
     parse_head,
 )
-from haservice.pipeline import columns, counting, scan
-from haservice.pipeline.bulk import Records, Window, sound_run
-from haservice.pipeline.columns import record_batch
-from haservice.pipeline.counting import Tally, counted, counted_columns, tallied
-from haservice.pipeline.scan import Damage, edge, judge, pieces, runs, whole_end
-from haservice.pipeline.schema import ARROW_SCHEMA, CORRUPT
-from haservice.pipeline.store_view import OpenSegment, StoreView
-from haservice.pipeline.texts import coded
+from haservice.pipeline.decode import columns, counting, scan
+from haservice.pipeline.decode.bulk import Records, Window, sound_run
+from haservice.pipeline.decode.columns import record_batch
+from haservice.pipeline.decode.counting import Tally, counted, counted_columns, tallied
+from haservice.pipeline.decode.scan import Damage, edge, judge, pieces, runs, whole_end
+from haservice.pipeline.decode.schema import ARROW_SCHEMA, CORRUPT
+from haservice.pipeline.decode.texts import coded
+from haservice.pipeline.sources.store_view import OpenSegment, StoreView
 from tests.pipeline.logs import Make, any_message, any_record, damaged, forgery, record, wide, write_log
 from tests.support.messages import message
 
@@ -212,7 +212,7 @@ ALONE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from commitlog.kernel import loops, native
-from haservice.pipeline import bulk
+from haservice.pipeline.decode import bulk
 assert native.core is None and loops.__file__.startswith(sys.argv[1])
 data = bytes.fromhex(sys.argv[2])
 print(len(bulk.sound_run(bulk.Window(data, 0, len(data)))))

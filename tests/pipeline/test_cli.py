@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from commitlog.errors import StoreLocked
 from haservice.errors import ConfigError
 from haservice.pipeline import cli
-from haservice.pipeline.job import Job, pass_job
+from haservice.pipeline.jobs.job import Job, pass_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

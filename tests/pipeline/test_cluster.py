@@ -19,7 +19,7 @@ import pyspark
 import pytest
 
 from commitlog.store import Store
-from haservice.admin.pair import free_port_block
+from haservice.devtools.pair import free_port_block
 from haservice.pipeline import cli
 from haservice.pipeline.session import NoSpark, check_java
 from tests.pipeline.brokers import Cluster, properties_of, stored

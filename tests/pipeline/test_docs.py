@@ -58,8 +58,8 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_examples_of_the_page_run_and_say_what_it_says(
     spark: SparkSession, stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from haservice.pipeline import job
     from haservice.pipeline.cli import main
+    from haservice.pipeline.jobs import job
 
     monkeypatch.setattr(job.Job, "spark", lambda _: spark)
     seen = set()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from haservice.broker.ha_samples import HASamples
-from haservice.pipeline import job
+from haservice.broker.stats.ha_samples import HASamples
+from haservice.configuration.settings import BrokerRole
 from haservice.pipeline.cli import main
-from haservice.settings import BrokerRole
+from haservice.pipeline.jobs import job
 from tests.pipeline.brokers import Cluster, stored
 from tests.support.waiting import wait_until
 
@@ -109,8 +109,8 @@ def test_a_job_file_runs_as_the_page_says(cluster: Cluster, tmp_path: Path) -> N
 def test_the_page_names_every_option_of_source_and_sink_and_no_other() -> None:
     import dataclasses
 
-    from haservice.pipeline.broker_options import BrokerOptions
-    from haservice.pipeline.sink import SinkOptions
+    from haservice.pipeline.sources.broker_options import BrokerOptions
+    from haservice.pipeline.sources.sink import SinkOptions
 
     for heading, kind in (("## Brokers as a table", BrokerOptions), ("## Writing to brokers", SinkOptions)):
         section = PAGE.split(heading)[1].split("\n## ")[0]

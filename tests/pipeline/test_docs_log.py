@@ -12,8 +12,8 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from haservice.pipeline import session
-from haservice.pipeline.options import LogOptions
-from haservice.pipeline.schema import NAMES
+from haservice.pipeline.decode.schema import NAMES
+from haservice.pipeline.sources.options import LogOptions
 from tests.pipeline.filled import fill
 
 if TYPE_CHECKING:

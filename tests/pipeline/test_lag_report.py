@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from haservice.broker.ha_samples import HASamples
-from haservice.pipeline import job
+from haservice.broker.stats.ha_samples import HASamples
+from haservice.configuration.settings import BrokerRole
 from haservice.pipeline.cli import main
-from haservice.pipeline.lag_frames import NoSamples, sample_files
-from haservice.settings import BrokerRole
+from haservice.pipeline.jobs import job
+from haservice.pipeline.jobs.lag_frames import NoSamples, sample_files
 from tests.pipeline.brokers import Cluster
 from tests.support.waiting import wait_until
 

@@ -32,13 +32,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 from commitlog.kernel.records import StoredMessage, decode_properties
 from commitlog.store import Store
 from haservice.errors import ConfigError
-from haservice.pipeline import log_source, reading
-from haservice.pipeline.by_queue import QueueRange
-from haservice.pipeline.log_source import LogReader, LogSource
-from haservice.pipeline.options import LogOptions, read_options
-from haservice.pipeline.reading import DamagedLog
-from haservice.pipeline.schema import CORRUPT, NAMES, SPARK_SCHEMA, spark_schema
-from haservice.pipeline.store_view import SegmentGone, StoreView
+from haservice.pipeline.decode import reading
+from haservice.pipeline.decode.by_queue import QueueRange
+from haservice.pipeline.decode.reading import DamagedLog
+from haservice.pipeline.decode.schema import CORRUPT, NAMES, SPARK_SCHEMA, spark_schema
+from haservice.pipeline.sources import log_source
+from haservice.pipeline.sources.log_source import LogReader, LogSource
+from haservice.pipeline.sources.options import LogOptions, read_options
+from haservice.pipeline.sources.store_view import SegmentGone, StoreView
 from tests.pipeline.filled import SEGMENT_BYTES, close, fill, flip, options
 from tests.support.messages import STORE_HOST, Clock, message
 

@@ -21,12 +21,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from commitlog.store import Store
 from haservice.errors import ConfigError
-from haservice.pipeline import log_source
-from haservice.pipeline.log_offsets import place_of
-from haservice.pipeline.log_source import DataLoss, LogSource, LogStreamReader, Offsets
-from haservice.pipeline.options import LogOptions, read_options
-from haservice.pipeline.schema import CORRUPT, spark_schema
-from haservice.pipeline.store_view import StoreView
+from haservice.pipeline.decode.schema import CORRUPT, spark_schema
+from haservice.pipeline.sources import log_source
+from haservice.pipeline.sources.log_offsets import place_of
+from haservice.pipeline.sources.log_source import DataLoss, LogSource, LogStreamReader, Offsets
+from haservice.pipeline.sources.options import LogOptions, read_options
+from haservice.pipeline.sources.store_view import StoreView
 from tests.pipeline.filled import any_message, flip, options
 from tests.pipeline.logs import record, write_log
 from tests.support.messages import STORE_HOST, Clock, message, records_of

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from commitlog.log import wall_clock_ms
+from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
-from haservice.admin.pair import ScratchPair
-from haservice.admin.sending import IN_FLIGHT, STORED, Outgoing, Queue, Sent, send_all
+from haservice.admin.commands.messages.sending import IN_FLIGHT, STORED, Outgoing, Queue, Sent, send_all
+from haservice.devtools.pair import ScratchPair
 from tests.cluster.support import QUEUES, TOPIC, start_with_topic, wait_level
 from tests.pipeline.filled import derived_files, flip
 from tests.support.waiting import PATIENCE_S
@@ -105,7 +105,7 @@ Job = Callable[..., tuple[int, Any]]
 def job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Job:
     """`job(NAME, ARGUMENTS…)` as on a command line: the exit code, and the JSON it printed."""
     from haservice.pipeline.cli import main
-    from haservice.pipeline.job import Job as OneJob
+    from haservice.pipeline.jobs.job import Job as OneJob
 
     monkeypatch.setattr(OneJob, "spark", lambda _: spark)
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commitlog.disk.store_lock import StoreLock
 from commitlog.kernel.keys import index_hash
 from commitlog.kernel.records import encode, java_hash, stamp
 from commitlog.store import Store
-from commitlog.store_lock import StoreLock
 from tests.pipeline.filled import close, copied, derived_files, fill, flip, options
 from tests.support.messages import STORE_HOST, Clock, message
 
@@ -37,8 +37,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: str | Path) -> tuple[int, str]:
     """The command as a user runs it, in the session that the tests have."""
-    from haservice.pipeline import job
     from haservice.pipeline.cli import main
+    from haservice.pipeline.jobs import job
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(job.Job, "spark", lambda _: _spark())
@@ -162,7 +162,7 @@ def test_delays_that_are_none_are_a_wrong_command_line(filled: Path) -> None:
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=40)), max_size=30), st.integers(0, 3))
 def test_hashes_of_a_column_are_javas(texts: list[str | None], skipped: int) -> None:
-    from haservice.pipeline.derived import _index_hashes, java_hashes
+    from haservice.pipeline.derived.entries import _index_hashes, java_hashes
 
     texts = [text and text.encode("utf-8", "replace").decode() for text in texts]
     column = pa.array(["before"] * skipped + texts, pa.string()).slice(skipped)

@@ -19,11 +19,11 @@ from click.testing import CliRunner, Result
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
 from commitlog.store import Store
 from haservice.broker.node import BrokerNode
-from haservice.pipeline import job
 from haservice.pipeline.cli import main
+from haservice.pipeline.jobs import job
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import CreateTopicHeader
+from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.pipeline.brokers import Cluster, properties_of, stored
 from tests.pipeline.conftest import QUICK_JAVA
 from tests.pipeline.filled import SEGMENT_BYTES, close, copied, flip, options

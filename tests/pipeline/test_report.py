@@ -6,8 +6,8 @@ import html.parser
 import json
 from pathlib import Path
 
-from haservice.pipeline import report as module
-from haservice.pipeline.report import (
+from haservice.pipeline.jobs import report as module
+from haservice.pipeline.jobs.report import (
     PAGE_ROWS_MAX,
     Report,
     Section,

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructType
 
+from haservice.configuration.settings import BrokerRole
 from haservice.errors import ConfigError
-from haservice.pipeline.broker_source import BrokerSource
-from haservice.pipeline.options import read_options
-from haservice.pipeline.sink import Sending, SinkFailed, SinkOptions, message_of, send
+from haservice.pipeline.sources.broker_source import BrokerSource
+from haservice.pipeline.sources.options import read_options
+from haservice.pipeline.sources.sink import Sending, SinkFailed, SinkOptions, message_of, send
 from haservice.remoting.codes import ResponseCode
-from haservice.settings import BrokerRole
 from tests.pipeline.brokers import Cluster, ScriptedBroker, properties_of, scripted, stored
 from tests.support.waiting import wait_until
 

@@ -16,11 +16,11 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
+from commitlog.disk.store_lock import boot_id
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.kernel.records import Message
 from commitlog.store import Store
-from commitlog.store_lock import boot_id
-from haservice.pipeline.store_view import ENTRY, SegmentGone, StoreView
+from haservice.pipeline.sources.store_view import ENTRY, SegmentGone, StoreView
 from tests.pipeline.logs import damaged, record, write_log
 from tests.support.messages import STORE_HOST, Clock, log_options, message
 

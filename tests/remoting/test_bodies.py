@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from haservice.remoting.bodies import (
+from haservice.remoting.bodies.clients import (
     INFLATED_BYTES_MAX,
     TOPICS_MAX,
     BrokerData,

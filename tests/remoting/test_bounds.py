@@ -11,8 +11,8 @@ import pytest
 from haservice.bounds import OFFSET_MAX, TERM_MAX
 from haservice.errors import RequestError
 from haservice.remoting.fastjson import BodyUnreadable
-from haservice.remoting.headers import ExtHeader, RegisterBrokerHeader
-from haservice.remoting.lineage_headers import (
+from haservice.remoting.headers.clients import ExtHeader, RegisterBrokerHeader
+from haservice.remoting.headers.lineage import (
     EpochBody,
     FollowHeader,
     LineageBody,

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from haservice.config import load_broker
-from haservice.live_settings import LiveSettings
+from haservice.configuration.config import load_broker
+from haservice.configuration.live_settings import LiveSettings
+from haservice.configuration.settings import NodeConfig
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.config_requests import ConfigProcessor
 from haservice.remoting.connection import Connection
-from haservice.settings import NodeConfig
+from haservice.remoting.headers.config import ConfigProcessor
 
 
 class _Peer:

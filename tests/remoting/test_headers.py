@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from haservice.errors import RequestError
-from haservice.remoting import headers
 from haservice.remoting.codes import RequestCode, ResponseCode
-from haservice.remoting.headers import (
+from haservice.remoting.headers import clients as headers
+from haservice.remoting.headers.clients import (
     CreateTopicHeader,
     ExtHeader,
     PullMessageHeader,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from haservice.remoting import offset_text
-from haservice.remoting.bodies import ConsumerOffsetWrapper
+from haservice.remoting.bodies import offset_text
+from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
+from haservice.remoting.bodies.offset_text import encode_offsets, slices
 from haservice.remoting.fastjson import BodyUnreadable
-from haservice.remoting.offset_text import encode_offsets, slices
 
 # What ends a slice, a table or a text, among others.
 NAMES = st.text(st.sampled_from('a}{,":@\\\n é'), max_size=6)

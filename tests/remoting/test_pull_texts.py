@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from haservice.errors import RequestError
-from haservice.remoting.headers import PullMessageHeader, PullMessageResponseHeader
-from haservice.remoting.pull_texts import pull_answer, read_pull
+from haservice.remoting.headers.clients import PullMessageHeader, PullMessageResponseHeader
+from haservice.remoting.headers.pull_texts import pull_answer, read_pull
 
 WHOLE = PullMessageHeader("G", "T", 1, 2, 32, 3, 4, 15_000, 5, "*", "TAG").encode()
 TEXTS = (

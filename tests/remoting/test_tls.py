@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from haservice.configuration.security_settings import ClientAuth, TlsConfig, TlsMode
 from haservice.errors import ConfigError, RemotingUnreachable
 from haservice.remoting import acceptor
 from haservice.remoting.client import BlockingClient
@@ -22,7 +23,6 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.remoting.tls import ServerTls, client_tls, server_tls
-from haservice.security_settings import ClientAuth, TlsConfig, TlsMode
 from tests.support.certificates import PASSWORD, Certificates, certificates
 from tests.support.remoting import Peer
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from haservice.replication.accept import address_of, doors_of
-from haservice.replication.secure import SecureDoors
+from haservice.replication.master.accept import address_of, doors_of
 from haservice.replication.service import HAService
+from haservice.replication.wire.secure import SecureDoors
 from tests.support.replication import CONFIG, Acked, ScriptedSlave, fill_raw, master, open_log
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -275,8 +275,8 @@ def _no_thread(_: object) -> None:
 
 
 def test_a_start_that_fails_and_a_second_stop_are_harmless(tmp_path: Path) -> None:
+    from haservice.configuration.settings import BrokerRole
     from haservice.deadline import Deadline
-    from haservice.settings import BrokerRole
 
     log = open_log(tmp_path)
     service: HAService[Any] = HAService(

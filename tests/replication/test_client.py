@@ -15,12 +15,12 @@ import pytest
 
 from commitlog.errors import LogNotWritable
 from commitlog.kernel.records import Message
-from commitlog.log import CommitLog
-from haservice.replication.client import HAClient
-from haservice.replication.dial import parse_address
-from haservice.replication.protocol import BODY_BYTES_MAX
+from commitlog.log.log import CommitLog
 from haservice.replication.service import HAService
+from haservice.replication.slave.client import HAClient
+from haservice.replication.slave.dial import parse_address
 from haservice.replication.status import MasterLinkStatus
+from haservice.replication.wire.protocol import BODY_BYTES_MAX
 from tests.support.replication import (
     CONFIG,
     SEGMENT_BYTES,

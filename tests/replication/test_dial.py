@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from haservice.replication import dial as dial_module
-from haservice.replication.dial import CALLS_MAX, dial
-from haservice.replication.wakeup import Wakeup
+from haservice.replication.slave import dial as dial_module
+from haservice.replication.slave.dial import CALLS_MAX, dial
+from haservice.replication.wire.wakeup import Wakeup
 from tests.support.waiting import PATIENCE_S, wait_until
 
 

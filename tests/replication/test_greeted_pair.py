@@ -14,14 +14,20 @@ from typing import Any
 
 import pytest
 
-from commitlog.log import CommitLog
-from haservice.admin.pair import free_port_block
-from haservice.admin.relay import Relay
-from haservice.replication import client as client_module
-from haservice.replication import pace, recorder, slave_session
-from haservice.replication.dial import dial
-from haservice.replication.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
-from haservice.replication.hello import (
+from commitlog.log.log import CommitLog
+from haservice.devtools.pair import free_port_block
+from haservice.devtools.relay import Relay
+from haservice.replication import pace
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
+from haservice.replication.lineage.file import LineageFile, Replica
+from haservice.replication.master import recorder
+from haservice.replication.service import HAService
+from haservice.replication.slave import client as client_module
+from haservice.replication.slave import session as slave_session
+from haservice.replication.slave.dial import dial
+from haservice.replication.status import MasterLinkStatus
+from haservice.replication.wire.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
+from haservice.replication.wire.hello import (
     HELLO_BYTES_MAX,
     HELLO_OFFSET,
     VERDICT_OFFSET,
@@ -29,11 +35,7 @@ from haservice.replication.hello import (
     SlaveHello,
     Verdict,
 )
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
-from haservice.replication.lineage_file import LineageFile, Replica
-from haservice.replication.protocol import REPORT, TRANSFER_HEADER, peer_frame
-from haservice.replication.service import HAService
-from haservice.replication.status import MasterLinkStatus
+from haservice.replication.wire.protocol import REPORT, TRANSFER_HEADER, peer_frame
 from tests.support.replication import (
     CONFIG,
     SEGMENT_BYTES,

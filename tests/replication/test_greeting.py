@@ -8,7 +8,8 @@ import pytest
 
 from commitlog.errors import CorruptRecord, OffsetNotFound
 from haservice.errors import ProtocolError
-from haservice.replication.greeting import (
+from haservice.replication.lineage.epochs import Epoch, Lineage, Step
+from haservice.replication.wire.greeting import (
     Answer,
     Facts,
     GreetingRefused,
@@ -16,7 +17,7 @@ from haservice.replication.greeting import (
     Outcome,
     SlaveGreeting,
 )
-from haservice.replication.hello import (
+from haservice.replication.wire.hello import (
     DIGEST_BYTES,
     HELLO_BYTES_MAX,
     HELLO_OFFSET,
@@ -25,8 +26,7 @@ from haservice.replication.hello import (
     Verdict,
     digest,
 )
-from haservice.replication.lineage import Epoch, Lineage, Step
-from haservice.replication.protocol import HEADER_BYTES, REPORT, ReportReader, TransferReader
+from haservice.replication.wire.protocol import HEADER_BYTES, REPORT, ReportReader, TransferReader
 
 MIB = 1 << 20
 SEGMENT_BYTES = 64 * MIB

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from haservice.deadline import Deadline
-from haservice.replication.group_transfer import EXPECTED_MAX, GroupTransferService
-from haservice.replication.progress import AckTable, LogRange, SlaveProgress
+from haservice.replication.master.group_transfer import EXPECTED_MAX, GroupTransferService
+from haservice.replication.master.progress import AckTable, LogRange, SlaveProgress
 from haservice.service import Service
 from tests.support.replication import Acked
 from tests.support.waiting import wait_until

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from haservice.bounds import OFFSET_MAX, TERM_MAX
 from haservice.errors import ProtocolError
-from haservice.replication.hello import (
+from haservice.replication.lineage.epochs import EPOCHS_MAX, Epoch, Lineage, LogSpan
+from haservice.replication.wire.hello import (
     HELLO_BYTES_MAX,
     MasterHello,
     SlaveHello,
@@ -22,7 +23,6 @@ from haservice.replication.hello import (
     digest,
     encode_epochs,
 )
-from haservice.replication.lineage import EPOCHS_MAX, Epoch, Lineage, LogSpan
 
 TERMS = Lineage((Epoch(1, 0, "one", 1700000000000, "first start"), Epoch(4, 900, "two", 5, "failover")))
 MASTER = MasterHello(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from haservice.configuration.settings import BrokerRole
 from haservice.remoting.server import RemotingServer
 from haservice.replication.service import HAService
-from haservice.settings import BrokerRole
 from tests.support.messages import batch_body
 from tests.support.replication import Acked, ScriptedSlave, fill_raw, master, message, open_log
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from haservice.replication.lineage import (
+from haservice.replication.lineage.epochs import (
     EPOCHS_MAX,
     UNKNOWN_EPOCH,
     Common,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from haservice.replication import lineage_file
-from haservice.replication.lineage import Epoch, Lineage
-from haservice.replication.lineage_file import (
+from haservice.replication.lineage import file as lineage_file
+from haservice.replication.lineage.epochs import Epoch, Lineage
+from haservice.replication.lineage.file import (
     FORGET_MS,
     REPLICAS_MAX,
     HandingOver,
@@ -20,7 +20,7 @@ from haservice.replication.lineage_file import (
     decode_state,
     encode_state,
 )
-from haservice.replication.membership import Members
+from haservice.replication.lineage.membership import Members
 
 FULL = LineageState(
     "id",

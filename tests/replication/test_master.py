@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from haservice.replication.protocol import BODY_BYTES_MAX, REPORT
 from haservice.replication.service import HAService
+from haservice.replication.wire.protocol import BODY_BYTES_MAX, REPORT
 from tests.support.replication import (
     SEGMENT_BYTES,
     Acked,

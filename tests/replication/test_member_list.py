@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from haservice.replication.hello import SlaveHello
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
-from haservice.replication.lineage_file import LineageFile
-from haservice.replication.member_list import MemberList
-from haservice.replication.membership import REPLICAS_MAX, Members
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
+from haservice.replication.lineage.file import LineageFile
+from haservice.replication.lineage.member_list import MemberList
+from haservice.replication.lineage.membership import REPLICAS_MAX, Members
+from haservice.replication.wire.hello import SlaveHello
 
 
 class Counted:

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from haservice.replication.hello import decode_members, encode_members
-from haservice.replication.lineage import Mark
-from haservice.replication.membership import (
+from haservice.replication.lineage.epochs import Mark
+from haservice.replication.lineage.membership import (
     OVER_MAX,
     Members,
     Membership,
@@ -23,6 +22,7 @@ from haservice.replication.membership import (
     why_unsafe,
     why_unsafe_to_go_on,
 )
+from haservice.replication.wire.hello import decode_members, encode_members
 from tests.support.replica_model import KINDS, World, shortest, story
 
 START = Mark(1, 0)

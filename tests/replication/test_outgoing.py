@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.files import Buffer
-from commitlog.log import CommitLog
-from haservice.replication.outgoing import PUSH_BYTES_MAX, Outgoing, frames_of, rest_of
+from commitlog.disk.files import Buffer
+from commitlog.log.log import CommitLog
+from haservice.replication.master.outgoing import PUSH_BYTES_MAX, Outgoing, frames_of, rest_of
+from haservice.replication.master.progress import SlaveProgress
 from haservice.replication.pace import Growth
-from haservice.replication.progress import SlaveProgress
-from haservice.replication.protocol import HEADER_BYTES, TRANSFER_HEADER
-from haservice.replication.transport import PlainTransport
+from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
+from haservice.replication.wire.transport import PlainTransport
 from tests.support.replication import fill_raw, message, open_log, pattern
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -301,8 +301,8 @@ def test_what_comes_to_a_resting_link_goes_at_once_and_what_follows_gathers(tmp_
 def test_a_slave_that_is_far_behind_is_sent_all_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("haservice.replication.outgoing.GATHER_BYTES", 1000)
-    monkeypatch.setattr("haservice.replication.outgoing.FRAMES_PER_WINDOW", 1)
+    monkeypatch.setattr("haservice.replication.master.outgoing.GATHER_BYTES", 1000)
+    monkeypatch.setattr("haservice.replication.master.outgoing.FRAMES_PER_WINDOW", 1)
     bench = Bench(tmp_path, linger_s=0.25)
     bench.outgoing.open()
     bench.grow(3000)  # in frames of 500

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
-from haservice.admin.relay import Relay
 from haservice.deadline import Deadline
-from haservice.replication import group_transfer
+from haservice.devtools.relay import Relay
+from haservice.replication.master import group_transfer
 from haservice.replication.service import HAService
 from tests.support.replication import (
     SEGMENT_BYTES,

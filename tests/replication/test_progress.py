@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from haservice.replication.progress import (
+from haservice.replication.master.progress import (
     IDENTITIES_MAX,
     AckTable,
     Advance,
@@ -16,7 +16,7 @@ from haservice.replication.progress import (
     SlaveProgress,
     slaves_needed,
 )
-from haservice.replication.protocol import MasterState
+from haservice.replication.wire.protocol import MasterState
 
 SEGMENT = 1000
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haservice.errors import ProtocolError
-from haservice.replication.hello import HELLO_BYTES_MAX
-from haservice.replication.protocol import (
+from haservice.replication.wire.hello import HELLO_BYTES_MAX
+from haservice.replication.wire.protocol import (
     BODY_BYTES_MAX,
     HEADER_BYTES,
     REPORT,

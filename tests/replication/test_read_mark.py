@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from haservice.replication.read_mark import HighWaterMark
+from haservice.configuration.settings import BrokerRole, ReadMark
+from haservice.replication.master.read_mark import HighWaterMark
 from haservice.replication.service import HAService
-from haservice.settings import BrokerRole, ReadMark
 from tests.support.replication import CONFIG, Acked, ScriptedSlave, master, message, open_log
 from tests.support.waiting import wait_until
 

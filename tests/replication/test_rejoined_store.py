@@ -11,10 +11,10 @@ import pytest
 
 from commitlog.options import LogOptions
 from commitlog.store import Store
-from haservice.replication import slave_session
-from haservice.replication.greeting import Facts
-from haservice.replication.lineage import Epoch, Lineage
-from haservice.replication.lineage_file import LineageFile
+from haservice.replication.lineage.epochs import Epoch, Lineage
+from haservice.replication.lineage.file import LineageFile
+from haservice.replication.slave import session as slave_session
+from haservice.replication.wire.greeting import Facts
 from tests.support.replication import SEGMENT_BYTES, STORE_HOST, Acked, master, message, slave
 from tests.support.waiting import wait_until
 

@@ -29,10 +29,10 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.waiters import OffsetWaiters
+from commitlog.log.waiters import OffsetWaiters
 from haservice.errors import ProtocolError
-from haservice.replication.progress import AckTable, LogRange, SlaveProgress
-from haservice.replication.protocol import (
+from haservice.replication.master.progress import AckTable, LogRange, SlaveProgress
+from haservice.replication.wire.protocol import (
     REPORT,
     TRANSFER_HEADER,
     MasterState,

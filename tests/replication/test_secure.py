@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from haservice.config import broker_from
+from haservice.configuration.config import broker_from
+from haservice.configuration.live_settings import KeyForbidden, LiveSettings
+from haservice.configuration.properties import parse
 from haservice.errors import ConfigError
-from haservice.live_settings import KeyForbidden, LiveSettings
-from haservice.properties import parse
-from haservice.replication.greeting import Facts, Outcome
-from haservice.replication.hello import MasterHello, SlaveHello
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
-from haservice.replication.lineage_file import LineageFile
-from haservice.replication.protocol import slave_hello_block
-from haservice.replication.secure import HACertificates, SecureDoors, secure_doors
-from haservice.replication.transport import PlainTransport, TlsTransport
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
+from haservice.replication.lineage.file import LineageFile
+from haservice.replication.wire.greeting import Facts, Outcome
+from haservice.replication.wire.hello import MasterHello, SlaveHello
+from haservice.replication.wire.protocol import slave_hello_block
+from haservice.replication.wire.secure import HACertificates, SecureDoors, secure_doors
+from haservice.replication.wire.transport import PlainTransport, TlsTransport
 from tests.support.certificates import certificates, signed
 from tests.support.replication import CONFIG, ScriptedSlave, master, open_log
 from tests.support.waiting import PATIENCE_S

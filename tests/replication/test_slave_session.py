@@ -16,17 +16,13 @@ from typing import Any
 import pytest
 
 from commitlog.errors import LogNotWritable
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
+from haservice.configuration.settings import ReplicationConfig
 from haservice.errors import ProtocolError
-from haservice.replication import slave_session
-from haservice.replication.dial import AGAIN_S
-from haservice.replication.frame_check import BadRecord, RecordCheck
-from haservice.replication.greeting import Facts, GreetingRefused, MasterGreeting, SlaveGreeting
-from haservice.replication.hello import MasterHello
-from haservice.replication.lineage import Epoch, Lineage
+from haservice.replication.lineage.epochs import Epoch, Lineage
 from haservice.replication.pace import Backoff
-from haservice.replication.protocol import REPORT, ReportReader
-from haservice.replication.slave_actions import (
+from haservice.replication.slave import session as slave_session
+from haservice.replication.slave.actions import (
     Action,
     Break,
     Close,
@@ -40,9 +36,13 @@ from haservice.replication.slave_actions import (
     Store,
     Tell,
 )
-from haservice.replication.slave_session import TURN_S, SlaveSession
-from haservice.replication.slave_states import LINKED, SHOWN, TRANSITIONS, Event, State
-from haservice.settings import ReplicationConfig
+from haservice.replication.slave.dial import AGAIN_S
+from haservice.replication.slave.frame_check import BadRecord, RecordCheck
+from haservice.replication.slave.session import TURN_S, SlaveSession
+from haservice.replication.slave.states import LINKED, SHOWN, TRANSITIONS, Event, State
+from haservice.replication.wire.greeting import Facts, GreetingRefused, MasterGreeting, SlaveGreeting
+from haservice.replication.wire.hello import MasterHello
+from haservice.replication.wire.protocol import REPORT, ReportReader
 from tests.support.replication import (
     SEGMENT_BYTES,
     AnyBytes,

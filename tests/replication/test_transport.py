@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from haservice.replication.secure import HACertificates
-from haservice.replication.transport import HandshakeFailed, PlainTransport, TlsTransport, Transport
+from haservice.replication.wire.secure import HACertificates
+from haservice.replication.wire.transport import HandshakeFailed, PlainTransport, TlsTransport, Transport
 from tests.support.certificates import certificates, signed
 from tests.support.waiting import PATIENCE_S, wait_until
 

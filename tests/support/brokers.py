@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from commitlog.options import LogOptions
-from haservice.admin.pair import free_port_block
 from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import (
+    BrokerConfig,
+    BrokerRole,
+    NodeConfig,
+    RemotingConfig,
+    ReplicationConfig,
+)
+from haservice.devtools.pair import free_port_block
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers import SendMessageHeader
-from haservice.settings import BrokerConfig, BrokerRole, NodeConfig, RemotingConfig, ReplicationConfig
+from haservice.remoting.headers.clients import SendMessageHeader
 
 LOOPBACK = "127.0.0.1"
 

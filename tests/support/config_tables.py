@@ -12,9 +12,9 @@ from typing import Any
 
 from commitlog.options import LogOptions
 from haservice.binding import option_text
-from haservice.config import options_of
-from haservice.security_settings import AclConfig, NameserverAclConfig, TlsConfig
-from haservice.settings import BrokerConfig, NameserverConfig, RemotingConfig, ReplicationConfig
+from haservice.configuration.config import options_of
+from haservice.configuration.security_settings import AclConfig, NameserverAclConfig, TlsConfig
+from haservice.configuration.settings import BrokerConfig, NameserverConfig, RemotingConfig, ReplicationConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 CLASSES: tuple[type[Any], ...] = (

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from commitlog.files import Buffer, OSFiles, Write, gather_each, pwrite_each
+from commitlog.disk.files import Buffer, OSFiles, Write, gather_each, pwrite_each
 
 
 class Crash(BaseException):

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import orjson
 
 from commitlog.kernel.records import StoredMessage, decode, encode_properties, parse_message_id
-from commitlog.log import wall_clock_ms
+from commitlog.log.log import wall_clock_ms
+from haservice.broker.metadata.topics import HALF_TOPIC, OP_HALF_TOPIC
 from haservice.broker.node import BrokerNode
-from haservice.broker.topics import HALF_TOPIC, OP_HALF_TOPIC
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.transaction_headers import CheckTransactionStateHeader, EndTransactionHeader
+from haservice.remoting.headers.transactions import CheckTransactionStateHeader, EndTransactionHeader
 from tests.support.brokers import send_request
 from tests.support.remoting import Peer
 from tests.support.waiting import wait_until

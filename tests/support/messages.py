@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from commitlog.files import Files
+from commitlog.disk.files import Files
 from commitlog.kernel.records import Message, StoredMessage, decode, encode_host, encode_properties
-from commitlog.log import CommitLog
+from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
 
 STORE_HOST = encode_host("192.168.1.9", 10911)

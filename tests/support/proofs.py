@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from haservice.broker.durability import Durability, Wait
+from haservice.broker.send.durability import Durability, Wait
 
 
 class Slave:

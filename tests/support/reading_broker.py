@@ -25,32 +25,32 @@ from commitlog.kernel.records import (
 )
 from commitlog.options import LogOptions
 from commitlog.store import Store
-from haservice.broker.consumer_filters import ConsumerFilters
-from haservice.broker.consumer_offsets import ConsumerOffsets
-from haservice.broker.consumers import ClientTable
-from haservice.broker.groups import Groups
+from haservice.broker.acl.message_rights import MessageRights
+from haservice.broker.groups.client_config import ClientConfigProcessor
+from haservice.broker.groups.connections import ConnectionsProcessor
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups.consumers import ClientTable
+from haservice.broker.groups.heartbeat import HeartbeatProcessor, notify_members
+from haservice.broker.groups.offsets import OffsetsProcessor
+from haservice.broker.groups.processor import GroupsProcessor
+from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.level import Level
-from haservice.broker.long_polling import LongPolling
-from haservice.broker.message_filter import MessageFilters
-from haservice.broker.message_rights import MessageRights
-from haservice.broker.offset_moved import OffsetMoved
-from haservice.broker.processors.client_config import ClientConfigProcessor
-from haservice.broker.processors.connections import ConnectionsProcessor
-from haservice.broker.processors.groups import GroupsProcessor
-from haservice.broker.processors.heartbeat import HeartbeatProcessor, notify_members
-from haservice.broker.processors.offsets import OffsetsProcessor
-from haservice.broker.processors.pull import PullProcessor, keeps_offset
-from haservice.broker.processors.query import QueryProcessor
-from haservice.broker.reader import QueueReader
-from haservice.broker.scan import ReadLimits
-from haservice.broker.stats import Stats
-from haservice.broker.topics import TopicTable
+from haservice.broker.metadata.topics import TopicTable
+from haservice.broker.pull.consumer_filters import ConsumerFilters
+from haservice.broker.pull.long_polling import LongPolling
+from haservice.broker.pull.message_filter import MessageFilters
+from haservice.broker.pull.offset_moved import OffsetMoved
+from haservice.broker.pull.processor import PullProcessor, keeps_offset
+from haservice.broker.pull.query import QueryProcessor
+from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.scan import ReadLimits
+from haservice.broker.stats.counters import Stats
+from haservice.configuration.settings import BrokerConfig, BrokerRole
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
-from haservice.settings import BrokerConfig, BrokerRole
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
 FOREVER = 1 << 50

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from haservice.broker.peers import Heard
-from haservice.broker.role_actions import (
+from haservice.broker.roles.actions import (
     Action,
     Answer,
     AnswerWith,
@@ -44,26 +43,27 @@ from haservice.broker.role_actions import (
     Votes,
     Write,
 )
-from haservice.broker.role_describe import epoch_bodies, members_body
-from haservice.broker.role_machine import step
-from haservice.broker.role_state import Asked, Event, RoleState, Tick, View, Who
-from haservice.broker.role_votes import newest_list
-from haservice.broker.roles import RoleInForce, StartOfMaster, command_that_counts, start_of_master
-from haservice.remoting.headers import ExtHeader
-from haservice.remoting.lineage_headers import (
+from haservice.broker.roles.describe import epoch_bodies, members_body
+from haservice.broker.roles.machine import step
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.rules import RoleInForce, StartOfMaster, command_that_counts, start_of_master
+from haservice.broker.roles.state import Asked, Event, RoleState, Tick, View, Who
+from haservice.broker.roles.votes import newest_list
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.lineage import (
     ForgetHeader,
     LineageBody,
     PledgeHeader,
     PromoteHeader,
     SwitchoverHeader,
 )
-from haservice.replication.hello import SlaveHello
-from haservice.replication.lineage import LogSpan, Step, plan
-from haservice.replication.lineage_file import LineageState
-from haservice.replication.member_list import MemberList
-from haservice.replication.membership import Members
+from haservice.replication.lineage.epochs import LogSpan, Step, plan
+from haservice.replication.lineage.file import LineageState
+from haservice.replication.lineage.member_list import MemberList
+from haservice.replication.lineage.membership import Members
 from haservice.replication.status import SlaveStatus
-from haservice.settings import BrokerRole
+from haservice.replication.wire.hello import SlaveHello
 
 FIRST = "m"
 

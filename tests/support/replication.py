@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from commitlog.kernel.records import Message
-from commitlog.log import CommitLog, wall_clock_ms
+from commitlog.log.log import CommitLog, wall_clock_ms
 from commitlog.options import LogOptions
+from haservice.configuration.settings import BrokerRole, ReplicationConfig
 from haservice.deadline import Deadline
 from haservice.remoting.server import RemotingServer
-from haservice.replication.protocol import REPORT, REPORT_NOT_YET, TRANSFER_HEADER
 from haservice.replication.service import HAService
-from haservice.settings import BrokerRole, ReplicationConfig
+from haservice.replication.wire.protocol import REPORT, REPORT_NOT_YET, TRANSFER_HEADER
 from tests.support.waiting import PATIENCE_S
 
 SEGMENT_BYTES = 64 * 1024

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from haservice.broker.peers import Heard
-from haservice.broker.role_actions import (
+from haservice.broker.roles.actions import (
     Action,
     Answer,
     AnswerWith,
@@ -35,14 +34,15 @@ from haservice.broker.role_actions import (
     WithResult,
     Write,
 )
-from haservice.broker.role_machine import step, why_busy
-from haservice.broker.role_state import Asked, Event, RoleState, View, Who
-from haservice.broker.roles import RoleInForce
-from haservice.remoting.headers import ExtHeader
-from haservice.replication.lineage import Epoch, Lineage, LogSpan
-from haservice.replication.lineage_file import LineageState
-from haservice.replication.membership import Members
-from haservice.settings import BrokerRole
+from haservice.broker.roles.machine import step, why_busy
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.rules import RoleInForce
+from haservice.broker.roles.state import Asked, Event, RoleState, View, Who
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
+from haservice.replication.lineage.file import LineageState
+from haservice.replication.lineage.membership import Members
 
 A = TypeVar("A")
 ME, ADDR = "me", "me:10911"

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Mapping
 
 from haservice.remoting.command import encode
-from haservice.remoting.headers import SendMessageHeader
+from haservice.remoting.headers.clients import SendMessageHeader
 from tests.support.messages import batch_body
 from tests.support.remoting import frame
 

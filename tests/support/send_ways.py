@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from commitlog.errors import MessageIllegal
 from commitlog.kernel.records import Message, encode, encode_host, stamp
-from haservice.broker import native
-from haservice.broker.admission import Admission, Limits
-from haservice.broker.groups import GroupConfig
-from haservice.broker.topics import TopicTable, topic_config
+from haservice.broker.groups.subscription_groups import GroupConfig
+from haservice.broker.metadata.topics import TopicTable, topic_config
+from haservice.broker.send import native
+from haservice.broker.send.admission import Admission, Limits
+from haservice.configuration.settings import BrokerConfig
 from haservice.errors import ProtocolError, RequestError
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.command import decode
 from haservice.remoting.frame import FrameReader
-from haservice.settings import BrokerConfig
 from tests.support.messages import Clock
 from tests.support.send_frames import PLAIN_TOPICS
 

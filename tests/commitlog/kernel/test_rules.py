@@ -11,12 +11,12 @@ from commitlog.errors import CorruptRecord
 from commitlog.kernel import scan
 from commitlog.kernel.entries import Places
 from commitlog.kernel.records import check, parse_head
-from commitlog.readable_queue import Entry
-from commitlog.tail import records_behind, whole_records
-from haservice.broker.refill import whole_records as pulled_records
-from haservice.broker.sound_read import read_sound
+from commitlog.log.tail import records_behind, whole_records
+from commitlog.queues.readable_queue import Entry
+from haservice.broker.pull.sound_read import read_sound
+from haservice.broker.roles.refill import whole_records as pulled_records
 from haservice.errors import ProtocolError
-from haservice.replication.frame_check import BadRecord, RecordCheck
+from haservice.replication.slave.frame_check import BadRecord, RecordCheck
 from tests.commitlog.kernel.recipes import (
     QUEUE,
     QUEUE_OFFSET,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commitlog.disk.files import Buffer
 from commitlog.errors import CorruptRecord
-from commitlog.files import Buffer
 from commitlog.kernel import native, scan
 from commitlog.kernel.layout import BLANK, BLANK_MAGIC, RECORD_BYTES_MIN
 from commitlog.kernel.records import check

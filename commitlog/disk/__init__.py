@@ -1,0 +1,1 @@
+"""Files, and what is asked of a disk."""

@@ -1,0 +1,78 @@
+"""Small files that are read and replaced whole, over the file seam.
+
+A replacement is `<file>.tmp` written, synced and renamed, and its name synced: a power cut leaves the old
+file or the new one, never an empty one or half of each.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from commitlog.disk.files import Buffer, Files
+
+_PENDING = ".tmp"
+
+
+def read_file(files: Files, path: Path) -> bytes | None:
+    """What the file holds; None if there is none.  Raises OSError."""
+    try:
+        fd = files.open_to_read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return files.pread(fd, files.size(fd), 0)
+    finally:
+        files.close(fd)
+
+
+def replace_file(
+    files: Files, path: Path, content: Buffer, *, mode: int = 0o644, sync_name: bool = True
+) -> None:
+    """Replaces the file at `path` in one step.  Raises OSError; the file is then as before.
+
+    It keeps its rights; a new one gets `mode` less the umask.  Without `sync_name` a power cut may bring the
+    old file back, as long as nobody syncs the directory.
+    """
+    pending = path.with_name(path.name + _PENDING)
+    with suppress(FileNotFoundError):  # a crash may have left one, with other rights
+        files.unlink(pending)
+    fd = files.create(pending, 0, mode)
+    try:
+        try:
+            if files.exists(path):
+                files.take_rights(fd, path)
+            files.pwrite(fd, content, 0)
+            files.fdatasync(fd)
+        finally:
+            files.close(fd)
+        files.rename(pending, path)
+    except OSError:
+        with suppress(OSError):
+            files.unlink(pending)
+        raise
+    if sync_name:
+        files.sync_directory(path.parent)
+
+
+def remove_file(files: Files, path: Path) -> None:
+    """Removes the file, durably; fine if it is not there.  Raises OSError."""
+    with suppress(FileNotFoundError):
+        files.unlink(path)
+    files.sync_directory(path.parent)
+
+
+def remove_tree(files: Files, path: Path) -> None:
+    """Removes a file, or a directory with all in it; fine if it is not there.  Raises OSError."""
+    try:
+        names = files.listdir(path)
+    except NotADirectoryError:
+        with suppress(FileNotFoundError):
+            files.unlink(path)
+        return
+    except FileNotFoundError:
+        return
+    for name in names:
+        remove_tree(files, path / name)
+    with suppress(FileNotFoundError):
+        files.remove_directory(path)

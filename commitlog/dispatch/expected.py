@@ -1,0 +1,135 @@
+"""Expected: what dispatch would make of a part of the log, told instead of written.
+
+    log ─ the dispatcher's own way over the records ─▶ units of the queues that are wanted, puts of the index
+
+It is the dispatcher itself, over sinks that only remember, so that a queue and what is held against it can
+differ by nothing but damage.  Who asks begins at an edge of a record that is known by the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from commitlog.dispatch.dispatcher import Dispatcher, Log
+from commitlog.errors import CorruptRecord
+from commitlog.index.index_file import Puts
+from commitlog.kernel.keys import Put
+from commitlog.queues.queue_files import UNIT, UNIT_BYTES
+
+_NEVER_FRESH = 1 << 62
+
+
+class Units:
+    """Stands for one queue: `units` are its entries as they should be, by queue offset."""
+
+    def __init__(self, topic: str, queue_id: int, wanted: bool) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        # What lies below it dispatch passes over at the least cost.
+        self.known_physical_offset = 0 if wanted else _NEVER_FRESH
+        self.next_offset = 0
+        self.units: dict[int, bytes] = {}
+
+    def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
+        """Of two messages with one number the later one counts, as where a queue begins anew."""
+        self.units[queue_offset] = UNIT.pack(physical_offset, size, tags_code)
+        self.next_offset = queue_offset + 1
+        return True
+
+    def append_all(self, entries: bytes, next_offset: int, known_physical_offset: int) -> None:
+        """The same of several, the last of which is the one before `next_offset`."""
+        first = next_offset - len(entries) // UNIT_BYTES
+        for number, at in enumerate(range(0, len(entries), UNIT_BYTES), first):
+            self.units[number] = entries[at : at + UNIT_BYTES]
+        self.next_offset = next_offset
+
+
+class _Queues:
+    """Stands for all queues."""
+
+    generation = 0
+    max_physical_offset = 0
+
+    def __init__(self, wanted: Callable[[str, int], bool]) -> None:
+        self.table: dict[tuple[str, int], Units] = {}
+        self._wanted = wanted
+
+    def find_or_create(self, topic: str, queue_id: int) -> Units:
+        key = topic, queue_id
+        if key not in self.table:
+            self.table[key] = Units(topic, queue_id, self._wanted(topic, queue_id))
+        return self.table[key]
+
+    def write(self, queues: Sequence[Units], written_ms: int, position: int = 0) -> None:
+        pass
+
+    def covered(self, begin: int, end: int) -> int:
+        """A fenced range is passed over: what it holds is not expected."""
+        return end
+
+
+class _Index:
+    """Stands for the index."""
+
+    entered_position = 0
+
+    def __init__(self) -> None:
+        self.pending = Puts()
+        self.written_position = 0
+
+    def write(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+
+class Expected:
+    """A walk over `log` from `position` on; `wanted(topic, queue id)` says of which queues to tell units."""
+
+    def __init__(
+        self,
+        log: Log,
+        delay_levels: str,
+        position: int,
+        wanted: Callable[[str, int], bool],
+        *,
+        keys: bool = False,
+    ) -> None:
+        self._queues = _Queues(wanted)
+        self._index = _Index() if keys else None
+        self._walk = Dispatcher(log, self._queues, self._index, delay_levels=delay_levels, position=position)
+
+    @property
+    def position(self) -> int:
+        return self._walk.position
+
+    def step(self) -> int:
+        """Goes over the next piece; how many bytes, 0 at the log's end.
+
+        Raises CorruptRecord at `position` where the log is damaged and not fenced.
+        """
+        return self._walk.step()
+
+    def step_over(self, look_at: Callable[[int], None]) -> int:
+        """As step(); `look_at` is told of damage, and fences it.  Raises CorruptRecord if it does not."""
+        try:
+            return self.step()
+        except CorruptRecord:
+            look_at(self.position)
+            return self.step()
+
+    def take_units(self) -> dict[tuple[str, int], dict[int, bytes]]:
+        """What was found since the last call, by queue."""
+        found = {key: lane.units for key, lane in self._queues.table.items() if lane.units}
+        for key in found:
+            self._queues.table[key].units = {}
+        return found
+
+    def take_puts(self) -> list[Put]:
+        """The same of the index."""
+        if self._index is None:
+            return []
+        puts = list(self._index.pending)
+        self._index.pending.clear()
+        return puts

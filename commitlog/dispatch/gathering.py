@@ -1,0 +1,310 @@
+"""Gatherer: from the records of a log to what their queues and the index are to get, which others then write.
+
+    data ─┬─ ordinary ─▶ kernel: runs of entries, puts ─┬─▶ ConsumeQueue.append_all, Index.pending
+          └─ any other ─▶ one by one, here ─────────────┘
+
+The kernel (kernel/dispatching.py) is native where it is built.  What is not ordinary for it is a queue that it
+does not know, or knows otherwise; a delayed message; a tag or key that is not ASCII; a blank; damage.  A queue
+that was dealt with here is known to it from then on, until queues are cut or disappear.  Which records get
+entries, which keys: RocketMQ 4.9.8's ReputMessageService and its dispatchers.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Protocol
+
+from commitlog.dispatch.ahead import Part
+from commitlog.errors import CorruptRecord
+from commitlog.index.index_file import Puts
+from commitlog.kernel.dispatching import Run, lanes
+from commitlog.kernel.keys import KeyHasher, last_value, tags_code
+from commitlog.kernel.layout import (
+    BLANK_MAGIC,
+    INDEX_PUT,
+    QUEUE_ENTRY,
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_NONE,
+    SYS_TRANSACTION_ROLLBACK,
+)
+from commitlog.kernel.records import RecordHead, is_topic, parse_head
+
+# Of the delayed messages, whose tags code is when to deliver them.
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+
+# Records that are not ordinary are looked at one by one, and so many before the kernel is asked again.
+_ODD_MAX = 64
+_NOWHERE = (1 << 63) - 1
+_LEVEL_DIGITS_MAX = 9
+
+# Topic, queue id, the queue's next offset, tags code.
+Arrival = tuple[str, int, int, int]
+
+_DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Queue(Protocol):
+    """The part of a consume queue that a dispatcher fills."""
+
+    topic: str
+    queue_id: int
+    known_physical_offset: int
+
+    @property
+    def next_offset(self) -> int: ...
+
+    def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool: ...
+
+    def append_all(self, entries: bytes, next_offset: int, known_physical_offset: int) -> None: ...
+
+
+class Queues(Protocol):
+    """The same of all queues."""
+
+    generation: int
+
+    def find_or_create(self, topic: str, queue_id: int) -> Queue: ...
+
+
+class Index(Protocol):
+    """The part of the index that a dispatcher fills."""
+
+    pending: Puts
+
+    @property
+    def entered_position(self) -> int: ...
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """The delays in ms of `1s 5s 1m …`, level 1 first.  Raises ValueError naming the one that is none."""
+    delays = []
+    for level in text.split():
+        if not level[:-1].isascii() or not level[:-1].isdigit() or level[-1] not in _DELAY_UNITS_MS:
+            raise ValueError(f"{level!r} is no delay: a whole number and s, m, h or d")
+        delays.append(int(level[:-1]) * _DELAY_UNITS_MS[level[-1]])
+    return tuple(delays)
+
+
+class _Lane:
+    """What the dispatcher keeps at hand of one queue."""
+
+    __slots__ = ("arrivals", "delayed", "hasher", "queue")
+
+    def __init__(self, queue: Queue, hasher: KeyHasher) -> None:
+        self.queue = queue
+        self.hasher = hasher
+        self.delayed = queue.topic == SCHEDULE_TOPIC
+        # Tags code → next queue offset, of this pass.
+        self.arrivals: dict[int, int] = {}
+
+    def note_arrivals(self, entries: bytes, next_offset: int) -> None:
+        """Of entries with several tags codes, the last of which is the one before `next_offset`."""
+        first = next_offset - len(entries) // QUEUE_ENTRY.size
+        for number, (_, _, code) in enumerate(QUEUE_ENTRY.iter_unpack(entries), first):
+            self.arrivals[code] = number + 1
+
+
+def _from(rows: bytes, row: struct.Struct, column: int, position: int) -> bytes:
+    """Those rows whose place in the log, which rises and is in that column, is `position` or behind it."""
+    if not rows or row.unpack_from(rows)[column] >= position:
+        return rows
+
+    def place(number: int) -> int:
+        return int(row.unpack_from(rows, number * row.size)[column])
+
+    return rows[row.size * bisect_left(range(len(rows) // row.size), position, key=place) :]
+
+
+class Gatherer:
+    """What one dispatcher has gathered and not written yet.  Of one thread.
+
+    `position`: everything below it in the log is gathered; `stored_ms`: when the last message was stored.
+    """
+
+    def __init__(self, queues: Queues, index: Index | None, delay_levels: str, position: int) -> None:
+        self.position = position
+        self.stored_ms = 0
+        self.notify = False
+        """Whether somebody wants to know of arrivals."""
+        self._queues = queues
+        self._index = index
+        self._delays_ms = parse_delay_levels(delay_levels)
+        self._generation = queues.generation
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        # The same for the kernel, but those of delayed messages, with the queues' numbers.
+        self._known = lanes()
+        self._hashers: dict[str, KeyHasher] = {}
+        self._touched: dict[_Lane, None] = {}
+
+    @property
+    def queues(self) -> list[Queue]:
+        """Those that have something to write."""
+        return [lane.queue for lane in self._touched]
+
+    def look(self) -> None:
+        """Before a pass: queues that were cut, or disappeared, are not known any more."""
+        if self._generation != self._queues.generation:
+            self._generation = self._queues.generation
+            self._forget()
+
+    def go_back(self, position: int) -> None:
+        """Nothing is gathered, nothing known."""
+        self.position = position
+        self._touched.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lanes.clear()
+        self._known.forget()
+
+    def gather(self, data: bytes, position: int, room: int, end: int) -> None:
+        """Gathers from the whole records that `data`, from `position` on, begins with.
+
+        `room`: how many bytes its segment has from there, `end`: where the log ends.  Runs of ordinary records
+        at once; what stands between them one by one, and more at a time where little is ordinary.  Raises
+        CorruptRecord for damage with nothing before.
+        """
+        self.position = position
+        count = 1
+        try:
+            while True:
+                before = self.position
+                self._ordinary(data, position, min(len(data), room))
+                count = 1 if self.position > before else min(2 * count, _ODD_MAX)
+                if not self._odd(data, position, room, end, count):
+                    return
+        except CorruptRecord as error:
+            # What was whole before it is dealt with first; the next pass comes here with nothing before.
+            if self.position == position:
+                raise CorruptRecord(position, error.reason) from None
+
+    def _ordinary(self, data: bytes, position: int, size: int) -> None:
+        indexed_to = _NOWHERE if self._index is None else self._index.entered_position
+        full = True
+        while full:
+            start = self.position
+            moved, full, stored_ms = self._known.gather(data, start - position, start, size, indexed_to)
+            if moved:
+                self.position, self.stored_ms = start + moved, stored_ms
+            if full:
+                self.take()
+
+    def take(self) -> None:
+        """What the kernel gathered goes to the queues and the index, to be written there."""
+        runs, puts = self._known.take()
+        self._append(runs)
+        if self._index is not None:
+            self._index.pending.packed += puts
+
+    def take_over(self, part: Part) -> bool:
+        """Gathers what a start's look over the log has gathered from `position` on: all of it, or nothing.
+
+        Nothing, and False, where a queue does not go on as the part has it, or has tags codes of another kind.
+        """
+        self.take()
+        runs, puts = part.take()
+        fitting = []
+        for (topic, queue_id), gathered, next_offset, known, code in runs:
+            lane = self._lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
+            queue = lane.queue
+            entries = _from(gathered, QUEUE_ENTRY, 0, queue.known_physical_offset)
+            if not entries:
+                continue
+            if lane.delayed or queue.next_offset + len(entries) // QUEUE_ENTRY.size != next_offset:
+                return False
+            fitting.append((lane, entries, next_offset, known, code))
+        self._append(fitting)
+        if self._index is not None:
+            self._index.pending.packed += _from(puts, INDEX_PUT, 1, self._index.entered_position)
+        self._known.forget()  # it has older numbers of these queues
+        self.position, self.stored_ms = part.end, part.stored_ms
+        return True
+
+    def _append(self, runs: Iterable[Run]) -> None:
+        """Each run to the queue of its lane, to be written there."""
+        touched, notify = self._touched, self.notify
+        for lane, entries, next_offset, known, code in runs:
+            lane.queue.append_all(entries, next_offset, known)
+            touched[lane] = None
+            if notify and code is not None:
+                lane.arrivals[code] = next_offset
+            elif notify:
+                lane.note_arrivals(entries, next_offset)
+
+    def _odd(self, data: bytes, position: int, room: int, end: int, count: int) -> bool:
+        """The next `count` records, one by one; False when no whole one is left.  Raises CorruptRecord."""
+        for _ in range(count):
+            at = self.position - position
+            head = parse_head(data, at, room - at)
+            if head is None:
+                return False
+            if head.magic == BLANK_MAGIC:
+                self.position += self._blank_size(head.size, room - at, end - self.position)
+                return False
+            if head.physical_offset != self.position:
+                raise CorruptRecord(0, f"says that it belongs at {head.physical_offset}")
+            self.take()
+            self._enter(head)
+            self.position += head.size
+            self.stored_ms = head.store_timestamp_ms
+        return True
+
+    def _enter(self, head: RecordHead) -> None:
+        """One message, into its queue and the index; its lane is known then, or known anew."""
+        size, _, queue_id, queue_offset, physical_offset, sys_flag, stored_ms, topic, text = head
+        lane = self._lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
+        queue = lane.queue
+        transaction = sys_flag & SYS_TRANSACTION_MASK
+        properties = b"\x02" + text
+        # What a restart goes over again, the queue has: no need to look for tags.
+        fresh = physical_offset >= queue.known_physical_offset
+        if fresh and transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT):
+            code = self._deliver_ms(properties, stored_ms) if lane.delayed else 0
+            code = code or tags_code(last_value(properties, b"\x02TAGS\x01"))
+            if queue.append(physical_offset, size, code, queue_offset):
+                self._touched[lane] = None
+                if self.notify:
+                    lane.arrivals[code] = queue_offset + 1
+        index = self._index
+        is_indexed = transaction != SYS_TRANSACTION_ROLLBACK
+        if index is not None and is_indexed and physical_offset >= index.entered_position:
+            lane.hasher.put(index.pending, properties, physical_offset, stored_ms)
+        if not lane.delayed:
+            next_offset, known = queue.next_offset, queue.known_physical_offset
+            self._known.learn(topic.encode(), queue_id, next_offset, known, lane)
+
+    def _blank_size(self, size: int, room: int, there: int) -> int:
+        """Of a blank, which reaches to its segment's end; 0 while not all of it has come."""
+        if size != room:
+            raise CorruptRecord(0, f"blank of {size} bytes, left in the segment are {room}")
+        return size if size <= there else 0
+
+    def _lane(self, topic: str, queue_id: int) -> _Lane:
+        # A topic becomes a path here, and on a replica it comes from the wire.
+        if not is_topic(topic.encode()) or queue_id < 0:
+            raise CorruptRecord(0, f"topic {topic[:200]!r} queue {queue_id} cannot be a queue's name")
+        hasher = self._hashers.setdefault(topic, KeyHasher(topic))
+        lane = _Lane(self._queues.find_or_create(topic, queue_id), hasher)
+        self._lanes[topic, queue_id] = lane
+        return lane
+
+    def _deliver_ms(self, properties: bytes, stored_ms: int) -> int:
+        """When to deliver a delayed message; 0 for one without a delay level."""
+        level = last_value(properties, b"\x02DELAY\x01")
+        if not level.isdigit() or len(level) > _LEVEL_DIGITS_MAX or not self._delays_ms or not int(level):
+            return 0
+        return stored_ms + self._delays_ms[min(int(level), len(self._delays_ms)) - 1]
+
+    def take_arrivals(self) -> list[Arrival]:
+        """All is written: per queue and tags code the offset behind the last message."""
+        arrivals = []
+        for lane in self._touched:
+            topic, queue_id = lane.queue.topic, lane.queue.queue_id
+            for code, next_offset in lane.arrivals.items():
+                arrivals.append((topic, queue_id, next_offset, code))
+            lane.arrivals.clear()
+        self._touched.clear()
+        return arrivals

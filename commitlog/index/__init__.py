@@ -1,0 +1,1 @@
+"""The message index: by key, where messages lie in the log."""

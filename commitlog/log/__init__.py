@@ -1,0 +1,1 @@
+"""The log: segments, their end where records are written, and reading."""

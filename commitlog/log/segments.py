@@ -1,0 +1,200 @@
+"""All segments of a log: load, find, roll, drop, truncate.
+
+They follow each other without a hole, all of one size, so a segment is found by arithmetic.  `items` is
+a tuple that is replaced as a whole: readers need no lock.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from commitlog.disk.files import NOT_OPENED, Files
+from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch, StoreUnreadable
+from commitlog.log.segment import NAME_DIGITS, Segment, segment_name
+
+_NAME = re.compile(rf"[0-9]{{{NAME_DIGITS}}}")
+
+
+class Segments:
+    """The files in `directory`, each `segment_bytes` long and fully allocated."""
+
+    def __init__(self, files: Files, directory: Path, segment_bytes: int) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.items: tuple[Segment, ...] = ()
+        self._files = files
+        self._spare: Segment | None = None
+        self._unsynced: OSError | None = None  # a sync of names that failed: no later one can make it good
+        self._lock = threading.Lock()  # guards replacing items and _spare
+
+    def load(self) -> None:
+        """Takes in what is there.  Raises StoreUnreadable, or one of its kinds; passes over no file."""
+        try:
+            self._files.make_directory(self.directory)
+            names = self._files.listdir(self.directory)
+            items = [self._load_one(name, last=name == names[-1]) for name in names]
+        except OSError as error:
+            path = Path(error.filename) if error.filename else self.directory
+            raise StoreUnreadable(path, error.strerror or str(error)) from error
+        for segment, following in pairwise(items):
+            if segment.end != following.start:
+                raise SegmentMissing(self.directory / segment_name(segment.end))
+        self.items = tuple(items)
+
+    def _load_one(self, name: str, *, last: bool) -> Segment:
+        path = self.directory / name
+        if not _NAME.fullmatch(name):
+            raise ForeignFile(path)
+        fd = self._files.open(path)
+        try:
+            segment = Segment(self._files, path, int(name), self.segment_bytes, fd)
+            actual = self._files.size(fd)
+            if actual != self.segment_bytes:
+                # A crash between creating and allocating leaves the last file short, with nothing in it.
+                if not last or actual > self.segment_bytes or any(segment.data_blocks(0)):
+                    raise SegmentSizeMismatch(path, actual, self.segment_bytes)
+                self._files.allocate(fd, self.segment_bytes)
+            if segment.start % self.segment_bytes:
+                raise StoreUnreadable(path, f"does not begin at a multiple of {self.segment_bytes} bytes")
+        finally:
+            self._files.close(fd)
+        return Segment(self._files, path, segment.start, self.segment_bytes)
+
+    @property
+    def start(self) -> int:
+        """First offset there is; 0 without any segment."""
+        items = self.items
+        return items[0].start if items else 0
+
+    def find(self, offset: int) -> Segment | None:
+        """The segment in which `offset` lies."""
+        items = self.items
+        if not items or offset < items[0].start:
+            return None
+        index = (offset - items[0].start) // self.segment_bytes
+        return items[index] if index < len(items) else None
+
+    def add(self, start: int) -> Segment:
+        """Makes the segment that begins at `start`, behind the last one; may raise OSError.
+
+        Taken from prepare() if that came before.
+        """
+        with self._lock:
+            assert not self.items or self.items[-1].end == start
+            segment = self._take_spare(start) or self._create(start)
+            self.items = (*self.items, segment)
+            return segment
+
+    def prepare(self) -> None:
+        """Creates the file behind the last segment ahead of its need; may raise OSError."""
+        if self._spare is not None:
+            return
+        with self._lock:
+            if self.items and self._spare is None:
+                self._spare = self._create(self.items[-1].end)
+        self.sync_entries()
+
+    def _create(self, start: int) -> Segment:
+        path = self.directory / segment_name(start)
+        return Segment(
+            self._files, path, start, self.segment_bytes, self._files.create(path, self.segment_bytes)
+        )
+
+    def _take_spare(self, start: int) -> Segment | None:
+        spare, self._spare = self._spare, None
+        if spare is None or spare.start == start:
+            return spare
+        self._remove(spare)
+        return None
+
+    def restart_at(self, start: int) -> Segment:
+        """Gives up the segments there are, which hold nothing, for one that begins at `start`."""
+        with self._lock:
+            dropped, self.items = self.items, ()
+            spare, self._spare = self._spare, None
+        for segment in (*dropped, *([spare] if spare else [])):
+            self._remove(segment)
+        return self.add(start)
+
+    def let_go(self) -> None:
+        """Forgets the segments there are, and leaves their files to the caller; readers go on with theirs."""
+        with self._lock:
+            dropped, self.items = self.items, ()
+            spare, self._spare = self._spare, None
+        for segment in (*dropped, *([spare] if spare else [])):
+            segment.release()
+
+    def drop_oldest(self) -> Segment | None:
+        """Removes the first segment, and returns it; never the last one that there is.
+
+        A reader that holds it goes on reading.
+        """
+        with self._lock:
+            if len(self.items) < 2:
+                return None
+            segment, *rest = self.items
+            self.items = tuple(rest)
+        self._remove(segment)
+        return segment
+
+    def truncate(self, offset: int, doubtful_end: int = 0) -> None:
+        """Removes the segments behind `offset`, and zeroes what is behind it in its own, durably.
+
+        A segment that begins at `offset` stays: its name keeps the offset.  For `doubtful_end`, an offset,
+        see Segment.zero_behind().  Raises OSError.
+        """
+        self.drop_spare()
+        with self._lock:
+            dropped = [segment for segment in self.items if segment.start > offset]
+            self.items = tuple(segment for segment in self.items if segment.start <= offset)
+        for segment in reversed(dropped):
+            self._remove(segment)
+        if dropped or doubtful_end:
+            self._files.sync_directory(self.directory)
+        last = self.find(offset)
+        if last is not None and last.hold():
+            try:
+                last.zero_behind(offset - last.start, doubtful_end - last.start)
+            finally:
+                last.release()
+
+    def sync_entries(self) -> None:
+        """Makes the names of all segments durable.  Raises OSError, and always after a sync that failed."""
+        if self._unsynced is not None:
+            raise self._unsynced
+        with self._lock:
+            segments = [*self.items, *([self._spare] if self._spare else [])]
+        fresh = [segment for segment in segments if not segment.entry_synced]
+        if fresh:
+            try:
+                self._files.sync_directory(self.directory)
+            except OSError as error:
+                if error.errno not in NOT_OPENED:
+                    self._unsynced = error
+                raise
+            for segment in fresh:
+                segment.entry_synced = True
+
+    def drop_spare(self) -> None:
+        """Removes the file that was made ahead and never used."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            self._remove(spare)
+
+    def close(self) -> None:
+        """Closes every file as soon as nobody holds it.  May be called twice."""
+        self.drop_spare()
+        with self._lock:
+            items, self.items = self.items, ()
+        for segment in items:
+            segment.release()
+
+    def _remove(self, segment: Segment) -> None:
+        with suppress(FileNotFoundError):
+            self._files.unlink(segment.path)
+        segment.release()

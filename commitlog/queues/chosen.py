@@ -1,0 +1,62 @@
+"""Chosen: entries that a pull takes of a queue, as bytes of it; and their records, read and looked at at once.
+
+    units     | entry | entry | …     of 20 bytes, as they are in the queue, rising
+    numbers   | 8     | 8     | …     which of the queue each one is, in the machine's byte order
+
+Native code makes them and reads what they lead to, so that a message costs no step of Python.  What is not
+whole and sound is not said here: who asks then reads entry by entry (haservice.broker.pull.reader).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from commitlog.kernel import native
+from commitlog.kernel.entries import Places
+from commitlog.queues.queue_files import UNIT, UNIT_BYTES
+from commitlog.queues.readable_queue import Entry
+
+
+class Chosen(Sequence[Entry]):
+    """Entries whose records lie from `first` up to `end` in the log."""
+
+    __slots__ = ("end", "first", "numbers", "units")
+
+    def __init__(self, units: bytes, numbers: bytes, first: int, end: int) -> None:
+        self.units = units
+        self.numbers = numbers
+        self.first = first
+        self.end = end
+
+    def __len__(self) -> int:
+        return len(self.units) // UNIT_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(Entry._make, UNIT.iter_unpack(self.units))
+
+    def places(self, topic: str, queue_id: int) -> Places:
+        """Which messages they are, of that queue."""
+        return Places(topic, queue_id, memoryview(self.numbers).cast("q"))
+
+
+def are_sound(data: bytes, chosen: Chosen, places: Places | None) -> bool:
+    """Whether `data` is nothing but the records of `chosen`, ordinary and sound; with `places`, those messages."""
+    assert native.core is not None
+    if places is not None and type(places.offsets) is not memoryview:
+        return False
+    if places is None:
+        sound: bool = native.core.sound_gathered(data, chosen.units, b"", None, 0)
+    else:
+        topic = places.topic.encode()
+        sound = native.core.sound_gathered(data, chosen.units, places.offsets, topic, places.queue_id)
+    return sound

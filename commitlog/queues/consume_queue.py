@@ -1,0 +1,251 @@
+"""Consume queues: per topic and queue id, where each message lies in the log.
+
+    entry       | physical offset 8 | size 4 | tags code 8 |        number q at byte 20 * q
+    tags code   hash of the message's tag, 0 without one; deliver time in ms in SCHEDULE_TOPIC_XXXX
+    pre-blank   offset 0, size 0x7fffffff: fills a first file up to a first message that is not number 0
+
+A queue has each number once, and what lies later in the log has the higher number.  Where it has not, the
+master's queue was deleted and numbered anew: the queue ends before that number, and goes on from it.
+
+One thread writes (the dispatcher, or recovery before it), any thread reads.  An entry is readable when
+`max_offset` passes it, and that happens after its bytes are written: readers take no lock.
+Queue offsets count entries, physical offsets bytes in the log.  Rules: RocketMQ 4.9.8's ConsumeQueue.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from commitlog.disk.descriptors import Descriptors
+from commitlog.disk.files import NOT_OPENED, Files, NotAllWritten
+from commitlog.queues.queue_files import QueueFiles
+from commitlog.queues.readable_queue import PRE_BLANK_SIZE, Entry, RecordSource, stored_ms
+from commitlog.queues.writable_queue import ConsumeQueue, PlannedWrite
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["PRE_BLANK_SIZE", "ConsumeQueue", "ConsumeQueues", "Entry", "RecordSource"]
+
+# So many queues are written with one call: what they need stays in the processor's cache meanwhile.
+_AT_ONCE = 128
+
+
+class ConsumeQueues:
+    """All queues of a store, below `directory`/<topic>/<queue id>/.
+
+    `written_ms` and `durable_ms` are store timestamps: of the last message whose entries are written, and
+    of one up to which all entries are durable (what a checkpoint may claim).  `written_position` and
+    `durable_position` say the same in offsets of the log, which do not fall when a clock does.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int, files: Files) -> None:
+        self.directory = directory
+        self.written_ms = 0
+        self.durable_ms = 0
+        self.written_position = 0
+        self.durable_position = 0
+        # Another one whenever queues disappear, or are cut: who keeps queues, or their numbers, at hand then
+        # forgets them.  From a counter: of two threads that set it at once, neither goes unnoticed.
+        self.generation = 0
+        self._generations = itertools.count(1)
+        self._file_bytes = file_bytes
+        self._files = files
+        self._descriptors = Descriptors(files)
+        # Guards changes of the table; looking up needs no lock.
+        self._lock = threading.Lock()
+        self._table: dict[tuple[str, int], ConsumeQueue] = {}
+        # Queues with entries that are not durable yet; added to by the writer, taken from by the flusher.
+        self._dirty: set[ConsumeQueue] = set()
+        self._broken: OSError | None = None
+
+    @property
+    def max_physical_offset(self) -> int:
+        """Where the last message of any queue ends in the log: from there on, dispatch has to go on."""
+        return max((queue.max_physical_offset for queue in list(self._table.values())), default=0)
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._table.get((topic, queue_id))
+
+    def items(self) -> list[tuple[tuple[str, int], ConsumeQueue]]:
+        return list(self._table.items())
+
+    def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; a new one has no file before its first write.  The topic is known to be a fit name."""
+        queue = self._table.get((topic, queue_id))
+        if queue is None:
+            with self._lock:
+                queue = self._table.setdefault((topic, queue_id), self._queue(topic, queue_id))
+        return queue
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        directory = self.directory / topic / str(queue_id)
+        files = QueueFiles(directory, self._file_bytes, self._files, self._descriptors)
+        return ConsumeQueue(topic, queue_id, files, self._note_change)
+
+    def _note_change(self) -> None:
+        self.generation = next(self._generations)
+
+    def write(self, queues: Sequence[ConsumeQueue], written_ms: int, position: int = 0) -> None:
+        """Writes what these queues gathered: they have all of the log below `position` then.
+
+        Raises OSError; the same call may then be made again.
+        """
+        at_once = min(_AT_ONCE, self._descriptors.share)
+        for first in range(0, len(queues), at_once):
+            some = queues[first : first + at_once]
+            self._write_at_once([planned for queue in some if (planned := queue.plan_write()) is not None])
+            for queue in some:  # what takes more than one write
+                queue.write()
+            self._dirty.update(some)
+        self.written_ms = written_ms
+        self.written_position = position
+
+    def _write_at_once(self, planned: list[PlannedWrite]) -> None:
+        """In one call: each hands the interpreter over.  Raises OSError; what came before it is written."""
+        count = 0
+        files = [file for _, file, _, _, _ in planned]
+        try:
+            with self._descriptors.borrow_all(files) as fds:
+                writes = [(fd, what[2], what[3]) for fd, what in zip(fds, planned, strict=True)]
+                self._files.pwrite_all(writes)
+            count = len(planned)
+        except FileNotFoundError:
+            pass  # a queue is deleted right now: one by one
+        except NotAllWritten as error:
+            count = error.written
+            error.filename = str(files[count].path)
+            raise
+        finally:
+            for queue, _, _, _, cuts in planned[:count]:
+                if queue.written(cuts):
+                    self._dirty.add(queue)
+
+    def load(self) -> None:
+        """Finds all queues on disk, each cut to its valid entries.  Raises StoreUnreadable."""
+        self._files.make_directory(self.directory)
+        for topic in self._files.listdir(self.directory):
+            try:
+                names = self._files.listdir(self.directory / topic)
+            except NotADirectoryError:
+                names = [""]
+            for name in names:
+                if name.isascii() and name.isdigit() and name == str(int(name)):
+                    self.find_or_create(topic, int(name)).load()
+                else:
+                    logger.warning("no queue, passed over path=%s", self.directory / topic / name)
+
+    def truncate(self, physical_offset: int) -> int:
+        """Drops the messages from `physical_offset` in the log on; of how many queues."""
+        return sum([queue.truncate(physical_offset) for _, queue in self.items()])
+
+    def rewind(self, physical_offset: int) -> None:
+        """Same, durably, and of what is gathered, too.  Of the writing thread.  Raises OSError.
+
+        What may be claimed for a later time than that of the last message left is for the caller to lower.
+        """
+        for _, queue in self.items():
+            queue.rewind(physical_offset)
+
+    def let_go(self) -> None:
+        """There is no queue any more; the caller removes the files."""
+        with self._lock:
+            queues = list(self._table.values())
+            self._table = {}
+            self._note_change()
+        self._dirty.clear()
+        self.written_ms = self.durable_ms = self.written_position = self.durable_position = 0
+        for queue in queues:
+            queue.let_go()
+
+    def lower(self, stored_ms: int, position: int) -> None:
+        """Claims nothing for messages stored after `stored_ms`, or from `position` of the log on."""
+        self.written_ms = min(self.written_ms, stored_ms)
+        self.durable_ms = min(self.durable_ms, stored_ms)
+        self.written_position = min(self.written_position, position)
+        self.durable_position = min(self.durable_position, position)
+
+    def mend(self, queue: ConsumeQueue, units: Mapping[int, bytes], cuts: int) -> list[int]:
+        """As ConsumeQueue.mend; what was changed is flushed with all else."""
+        changed = queue.mend(units, cuts)
+        if changed:
+            self._dirty.add(queue)
+        return changed
+
+    def covered(self, begin: int, end: int) -> int:
+        """How far from `begin` to `end` the messages of all queues fill the log without a hole."""
+        for offset, size in sorted(piece for _, queue in self.items() for piece in queue.pieces(begin, end)):
+            if offset != begin:
+                break
+            begin = offset + size
+        return begin
+
+    def last_stored_ms(self, log: RecordSource) -> int:
+        """When the message that lies last in the log was stored, as the log says; 0 if there is none."""
+        queues = [queue for _, queue in self.items()]
+        last = max(queues, key=lambda queue: queue.max_physical_offset, default=None)
+        entry = last.last_entry if last is not None else None
+        return (stored_ms(entry, log) or 0) if entry is not None else 0
+
+    def distrust(self, physical_offset: int) -> None:
+        """After a crash nobody knows what the disk has of messages from there on: they come again.
+
+        It may even be what was cut off once: whoever cut it may have died before it was durable.
+        """
+        for _, queue in self.items():
+            queue.distrust(physical_offset)
+            self._dirty.add(queue)
+
+    def correct_min_offset(self, physical_offset: int) -> None:
+        for _, queue in self.items():
+            queue.correct_min_offset(physical_offset)
+
+    def expire(self, physical_offset: int) -> int:
+        """Queues begin where the log begins; how many files went thereby."""
+        return sum([queue.expire(physical_offset) for _, queue in self.items()])
+
+    def delete_topic(self, topic: str) -> int:
+        """Removes all queues of a topic; how many there were."""
+        with self._lock:
+            keys = [key for key in self._table if key[0] == topic]
+            queues = [self._table.pop(key) for key in keys]
+            self._note_change()
+        for queue in queues:
+            queue.delete()
+        return len(queues)
+
+    def empty_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool]) -> int:
+        """Deletes the files of queues whose messages all lie before `physical_offset`, but not of those
+        that `is_spared(topic, queue id)`; of how many.  Until a restart they go on with their numbers.
+        """
+        return sum([queue.empty(physical_offset) for key, queue in self.items() if not is_spared(*key)])
+
+    def flush(self, least_pages: int = 0) -> None:
+        """Makes entries durable, of queues with at least so many dirty pages; of all with 0.
+
+        Raises OSError, and from then on always unless it was for want of a descriptor: after a failed flush
+        nobody knows what is on the disk, so `durable_ms` must not move again before a restart has looked.
+        """
+        if self._broken is not None:
+            raise self._broken
+        written_ms, position, thorough = self.written_ms, self.written_position, not least_pages
+        for queue in list(self._dirty):
+            self._dirty.discard(queue)
+            try:
+                if not queue.flush(least_pages):
+                    self._dirty.add(queue)
+                    thorough = False
+            except OSError as error:
+                if error.errno in NOT_OPENED:
+                    self._dirty.add(queue)
+                else:
+                    self._broken = error
+                raise
+        if thorough:
+            self.durable_ms, self.durable_position = written_ms, position
+
+    def close(self) -> None:
+        self._descriptors.close()

@@ -1,0 +1,92 @@
+"""Whether queues end where the log says, looked at by a start before anything is dispatched.
+
+A queue's last entry says where its numbers go on, and with those of all queues where dispatch does.  A bit
+that flipped there, or a size or place that became none, which ends a queue early, would cost messages, and
+have numbers given twice.  So the last entry is held against the log, which costs a read for each queue; if it
+does not fit, and it is not the log that is damaged there, the queue is cut to its last entry that fits, and
+what follows comes again from the log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from commitlog.errors import CommitLogError
+from commitlog.log.readable_log import ReadableLog
+from commitlog.log.tail import Held, walk_towards
+from commitlog.queues.consume_queue import ConsumeQueue, ConsumeQueues
+from commitlog.queues.readable_queue import Entry
+from commitlog.upkeep.mender import is_named
+
+logger = logging.getLogger(__name__)
+
+
+def check(log: ReadableLog, queues: ConsumeQueues, position: int) -> int:
+    """From where to dispatch, which is `position` if all queues end well.  May raise OSError."""
+    for _, queue in queues.items():
+        number = queue.max_offset - 1
+        early = queue.doubtful or _dropped_another(log, queue, number + 1)
+        if not early and (number < queue.min_offset or not _is_wrong(log, queue, number)):
+            continue
+        kept, end = _last_fitting(log, queue, number)
+        logger.error(
+            "queue's end does not fit the log, it is built again from it queue=%s next=%d kept_to=%d from=%d",
+            *(queue, number + 1, kept, end),
+        )
+        queue.end_at(kept)
+        position = max(min(position, end), log.start)
+    return position
+
+
+def _dropped_another(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
+    """Whether a start dropped an entry as one of a message that comes again, and it is not of that message: then its
+    own may be one that does not come again."""
+    entry = queue.first_distrusted
+    return entry is not None and not entry.blank and not _names(log, queue, number, entry)
+
+
+def _last_fitting(log: ReadableLog, queue: ConsumeQueue, number: int) -> tuple[int, int]:
+    """Behind which entry the queue is right, and where in the log it goes on."""
+    step = 1
+    while number >= queue.min_offset:
+        if _fits(log, queue, number):
+            (entry,) = queue.read(number, 1)
+            return number + 1, entry.physical_offset + entry.size
+        number, step = number - step, 2 * step
+    return queue.min_offset, log.start
+
+
+def _fits(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
+    return any(_names(log, queue, number, entry) for entry in queue.read(number, 1))
+
+
+def _names(log: ReadableLog, queue: ConsumeQueue, number: int, entry: Entry) -> bool:
+    try:
+        return is_named(log.read_record(entry.physical_offset), queue.topic, queue.queue_id, number, entry)
+    except CommitLogError:
+        return False
+
+
+def _is_wrong(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
+    """Whether it is the queue that is wrong: what the log has lost or dropped there is no sign of that."""
+    for entry in queue.read(number, 1):
+        if entry.blank or _fits(log, queue, number):
+            return False
+        offset = entry.physical_offset
+        if offset < log.start:
+            before = queue.read(number - 1, 1) if number > queue.first_offset else ()
+            return offset < 0 or any(one.physical_offset > offset and not one.blank for one in before)
+        segment = log.segments.find(offset) if offset < log.end else None
+        if segment is None:
+            return True
+        with Held(segment):
+            return walk_towards(segment, offset, log.fence_at) > offset or _is_whole(log, offset, entry.size)
+    return False
+
+
+def _is_whole(log: ReadableLog, offset: int, size: int) -> bool:
+    """Whether a record begins there that is of another size, so that it is not this one, damaged."""
+    try:
+        return len(log.read_record(offset)) != size
+    except CommitLogError:
+        return False

@@ -1,0 +1,308 @@
+"""The files of one queue: fixed-size units of 20 bytes, spread over files named by their first byte.
+
+    unit       | physical offset 8 | size 4 | tags code 8 |
+    file name  20 decimal digits: the position of the file's first byte in the queue
+
+Knows positions, in bytes since the queue began, and what makes a unit valid; what the units say is
+consume_queue's business.  Format and recovery rules: RocketMQ 4.9.8's ConsumeQueue and MappedFileQueue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from commitlog.disk.descriptors import BorrowedFile, Descriptors
+from commitlog.disk.files import Files
+from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch
+from commitlog.kernel.layout import QUEUE_ENTRY
+
+UNIT = QUEUE_ENTRY
+UNIT_BYTES = UNIT.size
+assert UNIT_BYTES == 20
+
+# Fills a queue's first file up to its first message, when that is not number 0.
+PRE_BLANK = UNIT.pack(0, 0x7FFFFFFF, 0)
+
+NAME_DIGITS = 20
+
+# Most queues are short: their end is seen at once.  Long ones are read in large pieces.
+_FIRST_LOOK_BYTES = 1_600 * UNIT_BYTES
+_LOOK_BYTES = 13_107 * UNIT_BYTES
+_NEGATIVE = re.compile(rb"[\x80-\xff]")
+
+
+def valid_units(data: bytes) -> int:
+    """How many whole units `data` begins with whose offset is not negative and whose size is positive.
+
+    Looks at columns of bytes rather than at units: a restart looks at millions.
+    """
+    count = len(data) // UNIT_BYTES
+    if not count:
+        return 0
+    data = data[: count * UNIT_BYTES]
+    size_columns = [data[place::UNIT_BYTES] for place in range(8, 12)]
+    size_bits = 0
+    for column in size_columns:
+        size_bits |= int.from_bytes(column, "big")
+    ends = [count, size_bits.to_bytes(count, "big").find(0)]
+    for column in (data[0::UNIT_BYTES], size_columns[0]):
+        if not column.isascii():
+            negative = _NEGATIVE.search(column)
+            assert negative is not None
+            ends.append(negative.start())
+    return min(end for end in ends if end >= 0)
+
+
+class End(NamedTuple):
+    """Where the valid units of a queue end, and where in that file bytes may differ from zero: begin and end of
+    each part, as it was before the start read any."""
+
+    position: int = 0
+    written: Sequence[tuple[int, int]] = ()
+
+
+class QueueFile(BorrowedFile):
+    """One file of a queue; `start` is the position of its first byte."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, path: Path, start: int) -> None:
+        super().__init__(path)
+        self.start = start
+
+
+class QueueFiles:
+    """The files of one queue, from `first` up to `limit` (positions; `limit` is the last file's end).
+
+    One thread at a time changes them (the queue holds its lock); any thread reads.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int, files: Files, descriptors: Descriptors) -> None:
+        assert file_bytes > 0
+        assert file_bytes % UNIT_BYTES == 0
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._files = files
+        self._descriptors = descriptors
+        # Replaced as a whole, never changed in place: readers take it once.
+        self._list: tuple[QueueFile, ...] = ()
+        self._unsynced_names = False
+
+    @property
+    def count(self) -> int:
+        return len(self._list)
+
+    @property
+    def last(self) -> QueueFile | None:
+        listed = self._list
+        return listed[-1] if listed else None
+
+    @property
+    def first(self) -> int:
+        return self._list[0].start if self._list else 0
+
+    @property
+    def limit(self) -> int:
+        return self._list[-1].start + self.file_bytes if self._list else 0
+
+    def file_start(self, position: int) -> int:
+        return position - position % self.file_bytes
+
+    def load(self) -> None:
+        """Finds the files.  A last one that is too short and all zeros, left by a crash while it was
+        made, is finished.
+
+        Raises ForeignFile, SegmentSizeMismatch or SegmentMissing: a stock broker would not start either.
+        """
+        found = []
+        for name in self._files.listdir(self.directory):
+            path = self.directory / name
+            if not (len(name) == NAME_DIGITS and name.isascii() and name.isdigit()):
+                raise ForeignFile(path)
+            start = int(name)
+            if start % self.file_bytes:
+                raise ForeignFile(path, f"its name is no multiple of the configured {self.file_bytes} bytes")
+            found.append(QueueFile(path, start))
+        found.sort(key=lambda file: file.start)
+        for before, file in pairwise(found):
+            if file.start != before.start + self.file_bytes:
+                raise SegmentMissing(self._path(before.start + self.file_bytes))
+        for file in found:
+            self._check_size(file, last=file is found[-1])
+        self._list = tuple(found)
+
+    def _check_size(self, file: QueueFile, last: bool) -> None:
+        with self._descriptors.borrow(file) as fd:
+            size = self._files.size(fd)
+            if size == self.file_bytes:
+                return
+            if not last or size > self.file_bytes or any(self._files.pread(fd, size, 0)):
+                raise SegmentSizeMismatch(file.path, size, self.file_bytes)
+            self._files.allocate(fd, self.file_bytes)
+
+    def _path(self, start: int) -> Path:
+        return self.directory / f"{start:0{NAME_DIGITS}d}"
+
+    def read(self, position: int, size: int) -> bytes:
+        """The bytes from `position` on; shorter where files are missing (deleted meanwhile)."""
+        pieces: list[bytes] = []
+        while size > 0:
+            file = self._file_at(position)
+            if file is None:
+                break
+            some = min(size, file.start + self.file_bytes - position)
+            try:
+                fd = self._descriptors.take(file)
+                try:
+                    data = self._files.pread(fd, some, position - file.start)
+                finally:
+                    self._descriptors.give(file)
+            except FileNotFoundError:
+                break
+            if some == size and not pieces:
+                return data
+            pieces.append(data)
+            if len(data) < some:
+                break
+            position += some
+            size -= some
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _file_at(self, position: int) -> QueueFile | None:
+        listed = self._list
+        if not listed or position < listed[0].start:
+            return None
+        number = (position - listed[0].start) // self.file_bytes
+        return listed[number] if number < len(listed) else None
+
+    def write(self, position: int, data: bytes) -> None:
+        """Writes `data`, making files as needed.  Raises OSError; the same write may then be tried again."""
+        while data:
+            file = self._file_at(position) or self._create(self.file_start(position))
+            room = file.start + self.file_bytes - position
+            some = data if len(data) <= room else data[:room]
+            fd = self._descriptors.take(file)
+            try:
+                self._files.pwrite(fd, some, position - file.start)
+            finally:
+                self._descriptors.give(file)
+            position += len(some)
+            data = data[len(some) :]
+
+    def _create(self, start: int) -> QueueFile:
+        assert not self._list or start == self.limit, "files follow one another"
+        self._files.make_directory(self.directory, durable=False)
+        file = QueueFile(self._path(start), start)
+        self._unsynced_names = True
+        self._descriptors.create(file, self.file_bytes)
+        self._list = (*self._list, file)
+        return file
+
+    def flush(self, start: int, end: int) -> None:
+        """Makes the bytes from `start` to `end` durable, and the names of new files.  Raises OSError."""
+        for file in self._list:
+            if file.start < end and start < file.start + self.file_bytes:
+                with suppress(FileNotFoundError), self._descriptors.borrow(file) as fd:
+                    self._files.fdatasync(fd)
+        if self._unsynced_names:
+            # Before the work: a file that is made meanwhile is for the next flush.
+            self._unsynced_names = False
+            topic = self.directory.parent
+            try:
+                for directory in (self.directory, topic, topic.parent):
+                    self._files.sync_directory(directory)
+            except OSError:
+                self._unsynced_names = True
+                raise
+
+    def sync_end(self) -> None:
+        """Makes what cut() did durable: zeros in the last file, and that those behind are gone."""
+        if self._files.exists(self.directory):
+            self._unsynced_names = True
+            self.flush(max(0, self.limit - 1), self.limit)
+
+    def let_go(self) -> None:
+        """Forgets the files, which the caller removes."""
+        listed, self._list = self._list, ()
+        for file in listed:
+            self._descriptors.let_go(file)
+
+    def distrust_names(self) -> None:
+        """A process that died made files, or removed some: the next flush() makes that durable."""
+        self._unsynced_names = True
+
+    def find_end(self) -> End:
+        """Where the valid units end.  Trusts all files but the last three, as RocketMQ does."""
+        end = End(self.first)
+        for file in self._list[-3:]:
+            end = self._end_in(file)
+            if end.position < file.start + self.file_bytes:
+                break
+        return end
+
+    def _end_in(self, file: QueueFile) -> End:
+        position, look = 0, _FIRST_LOOK_BYTES
+        with self._descriptors.borrow(file) as fd:
+            # Asked before any byte is read: what was read once counts as data, and so all of a fresh file would.
+            # For the same reason nothing behind is read: Linux would read ahead.
+            ranges = self._files.data_ranges(fd, 0, self.file_bytes)
+            begin, limit = ranges[0] if ranges else (0, 0)
+            while position < limit and not begin:
+                data = self._files.pread(fd, min(look, limit - position), position)
+                if position + len(data) == limit:
+                    data += bytes(-len(data) % UNIT_BYTES)
+                valid = valid_units(data) * UNIT_BYTES
+                position += valid
+                if valid < len(data) or not data:
+                    break
+                look = _LOOK_BYTES
+        return End(file.start + position, ranges)
+
+    def cut(
+        self, end: int, *, keep_first: bool = False, written: Sequence[tuple[int, int]] | None = None
+    ) -> bool:
+        """Drops everything from `end` on: later files go, the rest of the last one becomes zeros.
+
+        The zeros matter: old units behind the end would look valid to the next recovery.  A queue whose
+        numbers begin above 0 keeps one file, for its name says where they go on; with `keep_first` any queue
+        does, for who is about to fill it again.  `written`: of the file that is the last then, the parts that may
+        differ from zero, if they are known.  True if there was anything to drop.
+        """
+        assert end % UNIT_BYTES == 0
+        dropped = False
+        for file in reversed(self._list):
+            if file.start < end or (file.start == end == self.first and (end or keep_first)):
+                break
+            self._list = self._list[:-1]
+            self._descriptors.delete(file)
+            self._unsynced_names = dropped = True
+        if self._list and end < self.limit:
+            dropped |= self._zero(self._list[-1], end - self._list[-1].start, written)
+        return dropped
+
+    def _zero(self, file: QueueFile, position: int, written: Sequence[tuple[int, int]] | None) -> bool:
+        dropped = False
+        with self._descriptors.borrow(file) as fd:
+            ranges = self._files.data_ranges(fd, position, self.file_bytes) if written is None else written
+            for begin, end in ranges:
+                for at in range(max(begin, position), end, _LOOK_BYTES):
+                    zeros = bytes(min(_LOOK_BYTES, end - at))
+                    if self._files.pread(fd, len(zeros), at) != zeros:
+                        self._files.pwrite(fd, zeros, at)
+                        dropped = True
+        return dropped
+
+    def drop_below(self, position: int) -> int:
+        """Deletes files that end at or before `position`, never the last; how many went."""
+        gone = 0
+        while len(self._list) > 1 and self._list[0].start + self.file_bytes <= position:
+            file = self._list[0]
+            self._list = self._list[1:]
+            self._descriptors.delete(file)
+            gone += 1
+        return gone

@@ -1,0 +1,1 @@
+"""What a start finds, and what it does about it."""

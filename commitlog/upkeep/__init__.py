@@ -1,0 +1,1 @@
+"""What goes on beside appends: flushing, retention, looking for damage and mending it."""

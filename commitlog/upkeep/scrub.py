@@ -1,0 +1,250 @@
+"""Scrub: looks over the sealed part of the log, slowly, for records that a disk has damaged since.
+
+    a pass     every sealed segment once, from any one of them on and round; haScrubRate bytes a second
+    then       rest, until a day after it began; the next one follows at once if that has passed
+    a suspect  a record that a reader found damaged, wherever it lies: looked at at once, at any rate, if it
+               is one, which is known by going there from record to record
+    a finding  looked at twice, then fenced (damage.py) up to the next sound record, and told
+
+Sealed is a segment that is flushed, dispatched, and not the last.  What is in the page cache is read there,
+and shows what everybody else reads, not what the disk holds; what is not is read past the cache, so that a
+pass takes no page from anybody.  A CRC covers the body only: a flip in topic or properties is not seen,
+unless the record's fields no longer add up.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from commitlog.disk.files import Files
+from commitlog.errors import OffsetNotFound
+from commitlog.kernel.records import record_size
+from commitlog.kernel.scan import walk
+from commitlog.log.segment import Segment
+from commitlog.log.segments import Segments
+from commitlog.log.tail import damage_at, walk_towards
+from commitlog.log.waiters import Signal
+from commitlog.upkeep.damage import Fence
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20
+PASS_EVERY_S = 24 * 3600.0
+# A broker that has just started has better to do; and so often it looks whether a segment is sealed.
+_FIRST_PASS_S = 60.0
+_LOOK_S = 60.0
+# Readers that find more than this before one was looked at find the rest again.
+_SUSPECTS_MAX = 100
+_PAGE_BYTES = 4096
+
+
+class Log(Protocol):
+    """The part of the log that a scrub needs."""
+
+    segments: Segments
+    flushed: int
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def fences(self) -> tuple[Fence, ...]: ...
+
+    def fence_at(self, offset: int) -> Fence | None: ...
+
+    def fence_range(self, begin: int, end: int, reason: str) -> None: ...
+
+
+class Scrub:
+    """Task of the thread log-scrub.  `position` is how far the pass is, `found` counts damaged ranges."""
+
+    def __init__(
+        self,
+        log: Log,
+        files: Files,
+        bytes_per_s: int,
+        dispatched: Callable[[], int],
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        pick: Callable[[int], int] = random.randrange,
+    ) -> None:
+        """`dispatched`: up to where the log is in the queues.  `pick(n)`: with which of n a pass begins."""
+        self.on_damage: Callable[[int, int, str], None] | None = None
+        """Called in this thread after a range was fenced: begin, end, reason."""
+        self.at_work = threading.Lock()
+        """Held while a piece is looked at: who takes it keeps the next one from beginning."""
+        self.also_look: Callable[[], None] = lambda: None
+        """Called in this thread whenever it was woken, to look at what else is suspected."""
+        self.also_look_over: Callable[[threading.Event], None] = lambda stop: None
+        """Called in this thread after each pass, to hold what was built from the log against it."""
+        self.position = -1
+        self.found = 0
+        self._log = log
+        self._files = files
+        self._bytes_per_s = bytes_per_s
+        self._dispatched = dispatched
+        self._monotonic_s = monotonic_s
+        self._pick = pick
+        self._signal = Signal()
+        self._suspects: set[int] = set()
+
+    def run(self, stop: threading.Event) -> None:
+        due_s = self._monotonic_s() + _FIRST_PASS_S
+        while not stop.is_set():
+            self.look_at_suspects()
+            self.also_look()
+            now_s = self._monotonic_s()
+            if self._bytes_per_s <= 0 or now_s < due_s:
+                self._signal.take(due_s - now_s if self._bytes_per_s > 0 else threading.TIMEOUT_MAX)
+                continue
+            looked = self.run_pass(stop)
+            self.also_look_over(stop)
+            due_s = now_s + PASS_EVERY_S if looked else now_s + _LOOK_S
+
+    def wake(self) -> None:
+        self._signal.give()
+
+    def suspect(self, offset: int) -> None:
+        """The record there looked damaged to who read it; any thread."""
+        if len(self._suspects) < _SUSPECTS_MAX and self._log.fence_at(offset) is None:
+            self._suspects.add(offset)
+            self._signal.give()
+
+    def look_at_suspects(self) -> None:
+        """Fences those that are damaged."""
+        while self._suspects:
+            offset = self._suspects.pop()
+            self.look_at(offset)
+
+    def look_at(self, offset: int) -> None:
+        """Fences what is damaged there, if one comes to it from record to record; any thread."""
+        try:
+            with self.at_work:
+                self._look_at_suspect(offset)
+        except OSError as error:
+            logger.warning("record not looked at offset=%d reason=%s", offset, error)
+
+    def _look_at_suspect(self, offset: int) -> None:
+        limit = self._dispatched()  # the edge of a record
+        segment = self._log.segments.find(offset) if offset < limit else None
+        if segment is None or self._log.fence_at(offset) is not None:
+            return
+        fd = self._files.open_to_read(segment.path)
+        try:
+            edge = walk_towards(segment, offset, self._log.fence_at, lambda *place: self._read(fd, *place))
+            if edge <= offset:
+                self._check_damage(segment, fd, edge, min(segment.end, limit))
+            else:
+                logger.info("nothing is damaged, no record begins there offset=%d", offset)
+        finally:
+            self._files.close(fd)
+
+    def run_pass(self, stop: threading.Event) -> int:
+        """One pass; how many bytes it looked at."""
+        sealed = self._sealed()
+        first = self._pick(len(sealed)) if sealed else 0
+        looked = 0
+        for segment in (*sealed[first:], *sealed[:first]):
+            try:
+                looked += self._look_over(segment, stop)
+            except OSError as error:
+                logger.warning("segment not looked over path=%s reason=%s", segment.path, error)
+            if stop.is_set():
+                break
+        self.position = -1
+        return looked
+
+    def _sealed(self) -> tuple[Segment, ...]:
+        proven = min(self._log.flushed, self._dispatched())
+        return tuple(segment for segment in self._log.segments.items[:-1] if segment.end <= proven)
+
+    def _look_over(self, segment: Segment, stop: threading.Event) -> int:
+        """Goes over one segment, at the rate; how many bytes it looked at.  May raise OSError."""
+        try:
+            fd = self._files.open_to_read(segment.path)
+        except FileNotFoundError:  # retention was quicker
+            return 0
+        looked = 0
+        try:
+            position, needed = segment.start, 0
+            while position < segment.end and not stop.is_set():
+                self.look_at_suspects()
+                self.also_look()
+                began_s = self._monotonic_s()
+                with self.at_work:
+                    if segment not in self._sealed():
+                        break
+                    self.position = position
+                    size, position, needed = self._look_at_piece(segment, fd, position, needed)
+                looked += size
+                pause_s = began_s + size / self._bytes_per_s - self._monotonic_s()
+                if pause_s > 0:
+                    self._signal.take(pause_s)
+        finally:
+            self._files.close(fd)
+        return looked
+
+    def _look_at_piece(self, segment: Segment, fd: int, position: int, needed: int) -> tuple[int, int, int]:
+        """Bytes read, where to go on, and how many bytes the record there wants, if it is known."""
+        fence = next((fence for fence in self._log.fences if fence.end > position), None)
+        if fence is not None and fence.begin <= position:
+            return 0, min(fence.end, segment.end), 0
+        # Asked for before the bytes are read: a range that is repaired meanwhile is not taken for damaged.
+        limit = min(segment.end, fence.begin) if fence is not None else segment.end
+        size = min(max(PIECE_BYTES, needed), limit - position)
+        data = self._read(fd, size, position - segment.start)
+        done = walk(data, 0, position, segment.end - position, segment_start=segment.start)
+        following = position + done.position
+        if done.blank:
+            return size, segment.end, 0
+        if following == limit:
+            return size, limit, 0
+        if done.reason is None and done.needed <= limit - following:
+            return size, following, done.needed
+        return size, self._check_damage(segment, fd, following, limit), 0
+
+    def _check_damage(self, segment: Segment, fd: int, offset: int, limit: int) -> int:
+        """Fences what is damaged at `offset`, if it still looks so; where to go on."""
+
+        def read(size: int, position: int) -> bytes:
+            return self._read(fd, size, position)
+
+        wanted = record_size(read(4, offset - segment.start)) or 0
+        data = read(min(max(PIECE_BYTES, wanted), limit - offset), offset - segment.start)
+        again = walk(data, 0, offset, segment.end - offset, segment_start=segment.start)
+        if again.position:
+            return offset + again.position
+        if again.blank:
+            return segment.end
+        reason = again.reason or f"wants {again.needed} bytes, {limit - offset} are left"
+        end = min(damage_at(segment, offset, reason, read).end, limit)
+        try:
+            self._log.fence_range(offset, end, reason)
+        except OffsetNotFound:  # retention was quicker
+            return segment.end
+        self.found += 1
+        if self.on_damage is not None:
+            self.on_damage(offset, end, reason)
+        return end
+
+    def _read(self, fd: int, size: int, position: int) -> bytes:
+        """The bytes there; zeros for pages that the disk does not give back, which are damaged, too."""
+        try:
+            return self._files.pread_in_passing(fd, size, position)
+        except OSError as error:
+            logger.error("log cannot be read position=%d bytes=%d reason=%s", position, size, error)
+        pages = []
+        at, end = position, position + size
+        while at < end:
+            page_bytes = min(_PAGE_BYTES - at % _PAGE_BYTES, end - at)
+            try:
+                pages.append(self._files.pread_in_passing(fd, page_bytes, at))
+            except OSError:
+                pages.append(bytes(page_bytes))
+            at += page_bytes
+        return b"".join(pages)

@@ -1,0 +1,1 @@
+"""The commands of mqadmin: a package for each family."""

@@ -1,0 +1,206 @@
+"""`mqadmin forget`: a replica that is lost for good is given up."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+
+from commitlog.log.log import wall_clock_ms
+from haservice.admin.calls import Admin
+from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text
+from haservice.admin.commands.ha.role_steps import (
+    LOOK_AGAIN_S,
+    TELL_S,
+    Report,
+    check_at_rest,
+    check_told,
+    name_option,
+    refuse,
+    yes_option,
+)
+from haservice.admin.commands.ha.roll_call import gather
+from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology, last_seen_text
+from haservice.admin.options import command, format_option, namesrv_option
+from haservice.admin.output import Column, Table, human_seconds, shown_addr
+from haservice.deadline import Deadline
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.lineage import ForgetHeader
+
+# The master gives its slaves the new list at once: they dial again for it.
+KNOWN_S = 3.0
+
+
+@command("forget")
+@namesrv_option
+@name_option
+@click.option(
+    "--replica", "named", metavar="ADDR|ID", required=True, help="Its address, or the beginning of its id."
+)
+@yes_option
+@format_option
+def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_format: str) -> None:
+    """Gives up a replica that is lost for good.
+
+    Each broker of a name keeps the list of its replicas.  One that is away stays on it, however long, for it
+    may hold messages that were acknowledged, and that nobody else has: mqadmin failover wants --force, and a
+    master that waits for it waits on.  Forgotten, it is waited for no more, and what only it had is lost.
+
+    \b
+      mqadmin forget -n 127.0.0.1:9876 -b broker-a --replica 10.0.0.3:10911
+      mqadmin forget -n 127.0.0.1:9876 -b broker-a --replica 5f0c21 --yes -f json
+
+    The master is told, or, where none answers, each broker of the name that does.  A replica that answers,
+    or is connected, is not forgotten: stop it first.  One that comes back all the same is put on the list
+    again when it follows, and cuts what its master has not (it is kept aside, under cut/).  While there is no
+    master yet, mqadmin failover --to it needs no --force if it has all that those who answer have.
+    """
+    report = Report(output_format, yes)
+    with report, Admin(namesrv) as admin:
+        before = gather(admin, where, namesrv)
+        show_list(report, "before", before)
+        gone = replica_to_forget(before, named)
+        told = who_is_told(before, gone)
+        check_not_connected(admin, before, gone, told)
+        who = replica_text(before, gone)
+        report.line(f"{who} is given up: what only it has is lost, acknowledged or not.")
+        report.line("A promotion has to hear of it no more, and a master that is held for it waits no more.")
+        for line in only_here(before, gone):
+            report.line(line)
+        report.line(f"It is told to {', '.join(one.where for one in told)}.")
+        report.go_on()
+        for one in told:
+            with report.telling(admin, before.name, one):
+                header = ForgetHeader(gone).encode()
+                admin.call(one.addr, RequestCode.FORGET, header, timeout_s=TELL_S)
+        after = wait_until_known(admin, before, gone, namesrv)
+        show_list(report, "after", after)
+        left = gone in after.replicas.replicas
+        report.line(f"{who} is {'on the list still' if left else 'forgotten'}.")
+        for one in () if left else still_listing(after, gone):
+            report.line(f"{one.where} has the old list until it follows the next time: {one.state}")
+        report.end(
+            brokerName=before.name,
+            replicaId=gone,
+            brokerAddr=before.replicas.replicas.get(gone) or None,
+            told=[one.addr for one in told],
+            complete=not left,
+        )
+    if left:
+        sys.exit(1)
+
+
+def replica_to_forget(topology: Topology, named: str) -> str:
+    """The id of the one replica that is meant, and may be forgotten.  Raises click.ClickException."""
+    check_at_rest(topology)
+    found = named_replicas(topology, named)
+    if not found:
+        known = ", ".join(replica_text(topology, one) for one in topology.replicas.replicas)
+        raise click.ClickException(
+            f"no replica {named} is on the list of {topology.name}; on it are: {known or 'none'}"
+        )
+    if len(found) > 1:
+        both = ", ".join(
+            f"{one} at {topology.replicas.replicas[one] or 'an unknown address'}" for one in found
+        )
+        raise click.ClickException(
+            f"{named} may be any of {len(found)} replicas: {both}\n  say more of its id"
+        )
+    (gone,) = found
+    who = replica_text(topology, gone)
+    if gone == topology.replicas.master and not topology.masters:
+        raise click.ClickException(
+            f"{who} is the master of {topology.name} by the list: nobody waits for it\n"
+            f"  mqadmin failover -b {topology.name} --to ADDR makes a slave the master; then it can be forgotten"
+        )
+    for one in topology.members:
+        if gone in (one.replica_id, one.listed_as) and (one.answers or one.lives):
+            raise click.ClickException(
+                f"{who} is alive: {one.state}\n  stop it first; it would be on the list again at once"
+            )
+    return gone
+
+
+def who_is_told(topology: Topology, gone: str) -> Sequence[Member]:
+    """The master, or all who answer and know the replica.  Raises click.ClickException for two masters."""
+    masters = [one for one in topology.masters if one.is_ours]
+    if len(masters) > 1:
+        refuse(
+            f"{topology.name} has {len(masters)} masters: stop the one with the older epoch first", masters
+        )
+    if not masters:
+        check_told(topology)
+    return [one for one in masters or topology.ours if gone in one.named]
+
+
+def check_not_connected(admin: Admin, topology: Topology, gone: str, told: Sequence[Member]) -> None:
+    """Raises click.ClickException where a connection of it still stands: its process is frozen, or cut off."""
+    for one in told:
+        status = admin.ha_status(one.addr)
+        if status is None or all(link.replica_id != gone for link in status.ha_connection_info):
+            continue
+        seen_ms = one.seen.get(gone, 0)
+        ago = human_seconds(max(0, wall_clock_ms() - seen_ms) / 1000)
+        heard = f", and was heard {ago} ago" if seen_ms else ""
+        raise click.ClickException(
+            f"{replica_text(topology, gone)} does not answer, but still holds a connection to {one.where}{heard}\n"
+            "  its process runs, frozen perhaps: stop it first, then forget it"
+        )
+
+
+def wait_until_known(admin: Admin, before: Topology, gone: str, namesrv: Sequence[str]) -> Topology:
+    """Who is there, once nobody who answers has it on his list; after KNOWN_S at the latest."""
+    deadline = Deadline(KNOWN_S)
+    while True:
+        addrs = [one.addr for one in before.members if one.answers]
+        after = gather(admin, before.name, namesrv, addrs)
+        if deadline.expired or not still_listing(after, gone):
+            return after
+        time.sleep(LOOK_AGAIN_S)
+
+
+def still_listing(topology: Topology, gone: str) -> list[Member]:
+    return [one for one in topology.ours if gone in one.replicas.replicas]
+
+
+# -- showing ---------------------------------------------------------------------------------------
+
+COLUMNS = (
+    Column("#Addr", "brokerAddr", lambda value: "-" if value is None else shown_addr(value)),
+    Column("#Replica", "replicaId", lambda value: value[:SHORT_ID]),
+    Column("#Part", "part"),
+    Column("#Last Seen", "lastSeen"),
+    Column("#State", "state"),
+    Column("", "lastSeenMs", json_only=True),
+)
+
+
+def list_of(topology: Topology, now_ms: int) -> Table:
+    """A line for each replica on the list: a master and slaves as the list has them, and what they say now.  Who
+    answers was seen at `now_ms`.  Pure.
+    """
+    replicas, table = topology.replicas, Table(COLUMNS)
+    members = {one.replica_id or one.listed_as: one for one in topology.members}
+    for replica_id, addr in sorted(replicas.replicas.items(), key=lambda item: item[1]):
+        one = members.get(replica_id)
+        seen_ms = topology.seen_ms(replica_id)
+        if one is not None and one.answers:
+            seen_ms = now_ms
+        table.add(
+            addr or None,
+            replica_id,
+            "master" if replica_id == replicas.master else "slave",
+            last_seen_text(seen_ms, told=topology.seen_told(replica_id)),
+            None if one is None else topology.state_of(one),
+            seen_ms or None,
+        )
+    return table
+
+
+def show_list(report: Report, key: str, topology: Topology) -> None:
+    report.table(key, f"replicas of {topology.name} {key}", list_of(topology, wall_clock_ms()))
+
+
+COMMANDS = (forget,)

@@ -1,0 +1,413 @@
+"""`mqadmin haStatus`: who replicates from whom, how far behind, and why one does not count.
+
+One line per link: a master lists each slave that is connected, as the master sees it (its verdict is what
+SYNC_MASTER's answers follow), and a slave lists its master.  Against a stock 4.9 broker, which has no
+status request (907), the ends of both logs (28) still give the lag.  Who is on the list of replicas has a
+line, registered or not.  Below the lines stands what is not as the properties file says, keeps a master from
+taking messages, or keeps a failover from being safe.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from commitlog.log.log import wall_clock_ms
+from haservice.admin.calls import Admin
+from haservice.admin.commands.ha.ha_look import UNKNOWN_ID, Seen, lists_of, take
+from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
+from haservice.admin.each import say_failures
+from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
+from haservice.admin.output import (
+    Column,
+    Table,
+    and_text,
+    echo,
+    human_bytes,
+    human_rate,
+    human_seconds,
+    show,
+    shown_addr,
+)
+from haservice.broker.roles.rules import last_heard
+from haservice.errors import RemotingError
+from haservice.remoting.bodies.clients import (
+    HAAbsentInfo,
+    HAClientRuntimeInfo,
+    HAConnectionRuntimeInfo,
+)
+from haservice.remoting.headers.lineage import LineageBody
+
+COLUMNS = (
+    Column("#Broker Name", "brokerName"),
+    Column("#Role", "role"),
+    Column("#Addr", "brokerAddr"),
+    Column("#Epoch", "epoch", right=True),
+    Column("#Log End", "logEnd", right=True),
+    Column("#Peer", "peer"),
+    Column("#Peer Broker", "peerBrokerAddr"),
+    Column("#Replica", "peerReplicaId", lambda value: "-" if value is None else value[:SHORT_ID]),
+    Column("#Ack Offset", "ackOffset", right=True),
+    Column("#Lag", "lagBytes", human_bytes, right=True),
+    Column("#Lag Time", "lagSeconds", human_seconds, right=True),
+    Column("#Rate", "bytesPerSecond", human_rate, right=True),
+    Column("#In Sync", "inSync"),
+    Column("#Lineage", "lineage", lambda value: "-" if value is None else shown_lineage(value)),
+    Column("#State", "state"),
+    Column("", "roleFrom", json_only=True),
+    Column("", "roleWhy", json_only=True),
+    Column("", "held", json_only=True),
+    Column("", "metadataNotCopied", json_only=True),
+    Column("", "failedThreads", json_only=True),
+    Column("", "notRegistered", json_only=True),
+    Column("", "nextSegmentNotMade", json_only=True),
+    Column("", "replicaId", json_only=True),
+    Column("", "unproven", json_only=True),
+    Column("", "pledged", json_only=True),
+    Column("", "pledgedTo", json_only=True),
+    Column("", "replicas", json_only=True),
+)
+STOCK_PEER = "stock peer"
+SAME_LOG = "one log"
+
+NO_SLAVE = "no slave is connected"
+STOCK = "no HA status in RocketMQ 4.9; the lag is the difference of both logs' ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The right half of a line."""
+
+    peer: str | None = None
+    ack_offset: int | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    bytes_per_second: int | None = None
+    in_sync: bool | None = None
+    state: str = ""
+    peer_broker_addr: str | None = None
+    peer_replica_id: str | None = None
+    lineage: str | None = None
+
+    def cells(self) -> tuple[Any, ...]:
+        return (
+            self.peer,
+            self.peer_broker_addr,
+            self.peer_replica_id,
+            self.ack_offset,
+            self.lag_bytes,
+            self.lag_seconds,
+            self.bytes_per_second,
+            self.in_sync,
+            self.lineage,
+            self.state,
+        )
+
+
+def shown_lineage(said: str) -> str:
+    """In short: why a greeting was refused stands under State."""
+    return next((short for short in (SAME_LOG, "refused") if said.startswith(short)), said)
+
+
+def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
+    """Every link of these brokers, and what a person has to know of each of them.  Pure."""
+    table = Table(COLUMNS)
+    ends = {one.broker.name: one.log_end for one in seen if not one.is_slave and one.log_end is not None}
+    for one in seen:
+        for link in links_of(one, seen, ends.get(one.broker.name), now_ms):
+            table.add(
+                one.broker.name,
+                one.role,
+                one.broker.addr,
+                one.epoch,
+                one.log_end,
+                *link.cells(),
+                *role_of(one),
+                one.failed_threads or None,
+                one.not_registered or None,
+                one.next_segment_not_made or None,
+                *place_of(one),
+            )
+    table.notes = [*(note for one in seen for note in notes_of(one)), *shared_id_notes(seen)]
+    return table
+
+
+def role_of(one: Seen) -> tuple[str | None, ...]:
+    """Where its role is from, why, why it takes no messages, and why it does not copy topics and offsets."""
+    said = one.lineage
+    if said is None:
+        return None, None, None, None
+    return said.role_from, said.role_why or None, said.held or None, said.not_copied or None
+
+
+def place_of(one: Seen) -> tuple[Any, ...]:
+    """Its id, who does not prove a newer term to it, what it has pledged to whom, its list of replicas."""
+    said = one.lineage
+    if said is None:
+        return None, None, None, None, None
+    pledged = said.pledged if said.pledged >= 0 else None
+    return said.replica_id, said.unproven or None, pledged, said.pledged_to or None, replicas_of(said)
+
+
+def replicas_of(said: LineageBody) -> list[dict[str, Any]]:
+    """Its list of replicas: who may hold an acknowledged message."""
+    if said.members is None:
+        return []
+    seen = last_heard(said)
+    return [
+        {
+            "replicaId": replica_id,
+            "brokerAddr": addr or None,
+            "isMaster": replica_id == said.members.master,
+            "lastSeenMs": seen.get(replica_id) or None,
+        }
+        for replica_id, addr in said.members.replicas.items()
+    ]
+
+
+def notes_of(one: Seen) -> list[str]:
+    """What a person has to know of the broker itself, a line each."""
+    who = f"{one.broker.name} at {shown_addr(one.broker.addr)}"
+    notes = []
+    wanted = max(1, one.in_sync_replicas - 1)
+    if one.role == "SYNC_MASTER" and one.status and one.in_sync_replicas > 2:
+        there = one.status.in_sync_slave_nums
+        if there < wanted:
+            notes.append(
+                f"{who} answers SLAVE_NOT_AVAILABLE: inSyncReplicas={one.in_sync_replicas} wants {wanted}"
+                f" slaves in sync, {there} of them {'is' if there == 1 else 'are'}."
+            )
+    if one.damaged:
+        notes.append(damage_text(who, one.damaged))
+    if one.failed_threads:
+        notes.append(f"{who} has to be started again, a thread of it has failed: {one.failed_threads}")
+    if one.not_registered:
+        notes.append(f"{who} is not registered, clients and slaves do not find it: {one.not_registered}")
+    if one.next_segment_not_made:
+        notes.append(
+            f"{who} has nowhere to go on, messages are refused once its log's last file is full: "
+            f"{one.next_segment_not_made}"
+        )
+    if one.lineage is None:
+        return notes
+    if one.lineage.role_from == "command":
+        why = f" ({one.lineage.role_why})" if one.lineage.role_why else ""
+        notes.append(
+            f"{who} is {one.role} by command{why}; its file counts again once its brokerRole is changed."
+        )
+    if one.lineage.changing:
+        notes.append(f"{who} is changing its role.")
+    if one.lineage.held:
+        notes.append(f"{who} takes no messages: {one.lineage.held}")
+    if one.lineage.unproven:
+        notes.append(f"{who} follows nobody who does not prove a newer term: {one.lineage.unproven}")
+    if one.lineage.pledged > one.lineage.epoch:
+        notes.append(
+            f"{who} has pledged itself to {shown_addr(one.lineage.pledged_to)}, which is to be the master of"
+            f" term {one.lineage.pledged}: it follows nobody of an older one."
+        )
+    if one.lineage.not_copied:
+        notes.append(f"{who} does not copy its master's topics, groups and offsets: {one.lineage.not_copied}")
+    return notes
+
+
+def shared_id_notes(seen: Sequence[Seen]) -> list[str]:
+    """A line for each brokerId that several slaves of one name have: a nameserver keeps one address of each id."""
+    at: dict[tuple[str, int], list[str]] = {}
+    for one in seen:
+        broker_id = one.lineage.broker_id if one.lineage is not None else one.broker.broker_id
+        if one.failure is None and one.is_slave and 0 < broker_id < UNKNOWN_ID:
+            at.setdefault((one.broker.name, broker_id), []).append(one.broker.addr)
+    return [
+        f"{name}: {and_text(sorted(map(shown_addr, addrs)))} have the same brokerId={broker_id}: nameservers list"
+        " one of them at a time, and clients do not find the others.  Give each its own brokerId, and start it again."
+        for (name, broker_id), addrs in at.items()
+        if len(addrs) > 1
+    ]
+
+
+def silent_notes(seen: Sequence[Seen]) -> list[str]:
+    """A line for each slave on a list that was asked and is not there, or that its master has not connected."""
+    answering = {one.lineage.replica_id for one in seen if one.lineage is not None}
+    connected = {link.replica_id for one in seen if one.status for link in one.status.ha_connection_info}
+    asked = {one.broker.addr for one in seen}
+    notes = []
+    for name, listed in lists_of(seen).items():
+        has_master = any(one.broker.name == name and one.status and one.status.master for one in seen)
+        for replica_id in sorted(listed.slaves - answering - connected):
+            addr = listed.replicas[replica_id]
+            if addr in asked or has_master:
+                said = seen_text(_seen_ms(seen, replica_id), told=has_master)
+                notes.append(_silent_note(name, replica_id, addr, said))
+    return notes
+
+
+def _silent_note(name: str, replica_id: str, addr: str, seen: str) -> str:
+    who = f"{shown_addr(addr)} ({replica_id[:SHORT_ID]})" if addr else f"replica {replica_id[:SHORT_ID]}"
+    return (
+        f"{name}: {who} is on the list of replicas and not there{seen}: it may hold acknowledged messages that"
+        f" nobody else has.  Start it; if it is lost for good: mqadmin forget -b {name} --replica"
+        f" {shown_addr(addr) or replica_id}"
+    )
+
+
+def _seen_ms(seen: Iterable[Seen], replica_id: str) -> int:
+    known = (last_heard(one.lineage) for one in seen if one.lineage is not None)
+    return max((heard.get(replica_id, 0) for heard in known), default=0)
+
+
+def links_of(one: Seen, seen: Iterable[Seen], master_end: int | None, now_ms: int) -> list[Link]:
+    if one.failure is not None:
+        return [Link(state=str(one.failure))]
+    if one.is_slave:
+        client = one.status.ha_client_runtime_info if one.status else None
+        return [_link_to_master(one, client, master_end, now_ms)]
+    if one.status is None:
+        return _links_of_stock_master(one, seen)
+    slaves = [_link_to_slave(connection) for connection in one.status.ha_connection_info]
+    slaves += [_absent(slave, now_ms) for slave in one.status.absent_slaves]
+    return slaves or [Link(in_sync=False, state=NO_SLAVE)]
+
+
+def _link_to_slave(connection: HAConnectionRuntimeInfo) -> Link:
+    return Link(
+        peer=connection.addr,
+        ack_offset=connection.slave_ack_offset,
+        lag_bytes=connection.diff,
+        lag_seconds=connection.lag_seconds,
+        bytes_per_second=connection.transferred_byte_in_second,
+        in_sync=connection.in_sync,
+        state=connection.reason or ("level" if connection.diff == 0 else "replicating"),
+        peer_broker_addr=connection.broker_addr or None,
+        peer_replica_id=connection.replica_id or None,
+        lineage=SAME_LOG if connection.replica_id else STOCK_PEER,
+    )
+
+
+def _absent(slave: HAAbsentInfo, now_ms: int) -> Link:
+    """A slave that is not connected, with the master's reason."""
+    ago = human_seconds(max(0, now_ms - slave.timestamp) / 1000)
+    return Link(
+        peer=slave.addr,
+        ack_offset=slave.reported if slave.reported >= 0 else None,
+        in_sync=False,
+        state=f"{slave.reason} ({ago} ago)",
+    )
+
+
+def _link_to_master(
+    one: Seen, client: HAClientRuntimeInfo | None, master_end: int | None, now_ms: int
+) -> Link:
+    """The slave's side.  Whether it is in sync is its master's verdict, so it is not said here."""
+    if master_end is None and client is not None:
+        master_end = client.master_end if client.master_flush_offset <= 0 else client.master_flush_offset
+    lag = None if master_end is None or one.log_end is None else master_end - one.log_end
+    ahead = f", {human_bytes(-lag)} ahead of its master" if lag is not None and lag < 0 else ""
+    lag = None if ahead else lag
+    if client is None:
+        return Link(ack_offset=one.log_end, lag_bytes=lag, state=STOCK)
+    state = client.state or "connected"
+    if client.last_read_timestamp > 0:
+        heard_s = max(0, now_ms - client.last_read_timestamp) / 1000
+        state += f", master last heard {human_seconds(heard_s)} ago"
+    state += ahead
+    if client.last_error:
+        # Not what is the matter now where the link stands again and the master was not heard yet.
+        state += (
+            f"; before: {client.last_error}" if state.startswith("TRANSFER") else f"; {client.last_error}"
+        )
+    return Link(
+        peer=client.master_addr or None,
+        ack_offset=one.log_end,
+        lag_bytes=lag,
+        bytes_per_second=client.transferred_byte_in_second,
+        state=state,
+        peer_broker_addr=one.lineage.master_addr or None if one.lineage is not None else None,
+        lineage=client.lineage or None,
+    )
+
+
+def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
+    """By the slaves that were asked beside it; their own log end is the best that is known of an ack."""
+    slaves = [other for other in seen if other.is_slave and other.broker.name == one.broker.name]
+    links = [
+        Link(
+            peer=slave.broker.addr,
+            ack_offset=slave.log_end,
+            lag_bytes=max(0, one.log_end - slave.log_end),
+            state=STOCK,
+        )
+        for slave in slaves
+        if one.log_end is not None and slave.log_end is not None
+    ]
+    return links or [Link(state=STOCK)]
+
+
+def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
+    """Whether all are there that are asked, or are on a list of replicas; standard error says why one is not."""
+    table, silent = table_of(seen, wall_clock_ms()), silent_notes(seen)
+    table.notes = [*table.notes, *silent]
+    show(table, output_format)
+    failures = [one.failure for one in seen if one.failure is not None]
+    say_failures(failures)
+    return not failures and not silent
+
+
+@command("haStatus")
+@namesrv_option
+@broker_option
+@cluster_option
+@click.option(
+    "-w", "--watch", "interval_s", type=click.FloatRange(min=0.1), metavar="N", help="Look again every N s."
+)
+@format_option
+def ha_status(
+    namesrv: tuple[str, ...],
+    broker: str | None,
+    cluster: str | None,
+    interval_s: float | None,
+    output_format: str,
+) -> None:
+    """Shows who is in sync, and why not.
+
+    Each master's slaves and each slave's master: offsets, lag in bytes and seconds, rate, state.
+
+    \b
+      mqadmin haStatus -n 127.0.0.1:9876            all brokers that the nameserver knows
+      mqadmin haStatus -n 127.0.0.1:9876 -w 2       again every 2 seconds, until Ctrl-C
+      mqadmin haStatus -b 127.0.0.1:10911           one broker, without a nameserver
+
+    Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
+    SEND_OK while a slave is in sync; why one is not stands under State.  Epoch counts the terms of masters,
+    see mqadmin history; Lineage says whether the two compared theirs, which stock peers cannot.  Who is on
+    the list of replicas is shown, registered or not, until mqadmin forget takes it off.  When a broker, or
+    a replica on the list, is not there, the exit code is 1.
+    """
+    with Admin(namesrv) as admin:
+        if interval_s is None:
+            if not show_seen(take(admin, broker, cluster), output_format):
+                sys.exit(1)
+            return
+        with suppress(KeyboardInterrupt):  # how one ends a watch is no failure
+            while True:
+                _show_again(admin, broker, cluster, output_format)
+                time.sleep(interval_s)
+
+
+def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_format: str) -> None:
+    """One look of a watch, which goes on when nobody answers: that is when it is wanted most."""
+    try:
+        seen = take(admin, broker, cluster)
+    except RemotingError as error:
+        echo(f"{time.strftime('%H:%M:%S')}  {error}", err=True)
+        return
+    if output_format == "table":
+        click.clear()
+        echo(time.strftime("%H:%M:%S"))
+    show_seen(seen, output_format)

@@ -1,0 +1,149 @@
+"""`mqadmin history`: the epochs of a broker name, and which replica has which."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from haservice.admin.calls import Admin
+from haservice.admin.commands.ha.role_steps import name_option, refuse
+from haservice.admin.commands.ha.roll_call import gather
+from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology
+from haservice.admin.options import address, command, format_option, namesrv_option
+from haservice.admin.output import Column, Table, echo, human_bytes, local_second, show, shown_addr
+from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, Epoch
+
+BEFORE_LINEAGE = "before lineage was kept"
+UNWRITTEN = "nothing was written in it"
+CUT = "no byte of it is left"
+
+
+@dataclass(slots=True)
+class Term:
+    """One term of one master, as the replicas tell it; `ends` by address: where it ends in their logs.
+
+    With `is_empty` it left no byte in any of them, or what it wrote was cut: only that it was is known.
+    """
+
+    epoch: Epoch
+    ends: dict[str, int] = field(default_factory=dict)
+    is_empty: bool = False
+    is_unwritten: bool = False
+    """Of an empty one: whether it is known that nothing was written in it."""
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """What makes it one term.  Where the time before lineage begins differs with retention."""
+        one = self.epoch
+        return (one.number, 0 if one.number == UNKNOWN_EPOCH else one.start, one.master)
+
+
+def _addrs(addrs: Iterable[str]) -> str:
+    return ", ".join(map(shown_addr, addrs)) or "-"
+
+
+COLUMNS = (
+    Column("#Epoch", "epoch", right=True),
+    Column("#Began", "beganMs", local_second),
+    Column("#Start", "start", right=True),
+    Column("#End", "end", right=True),
+    Column("#Bytes", "bytes", human_bytes, right=True),
+    Column("#Master", "masterAddr", lambda value: "-" if value is None else shown_addr(value)),
+    Column("#Master Id", "masterId", lambda value: "-" if value is None else value[:SHORT_ID]),
+    Column("#On", "heldBy", _addrs),
+    Column("#Why", "why"),
+    Column("", "empty", json_only=True),
+)
+
+
+def terms_of(members: Iterable[Member]) -> list[Term]:
+    """Every term that anybody knows of, those that left no byte as well; oldest first.  Pure."""
+    found: dict[tuple[int, int, str], Term] = {}
+    members = list(members)
+    for one in members:
+        lineage = one.own_lineage
+        for index, epoch in enumerate(lineage.epochs):
+            term = Term(epoch)
+            term = found.setdefault(term.key, term)
+            assert one.end is not None
+            term.ends[one.addr] = lineage.end_of(index, one.end)
+    for one in members:  # the terms that its log has not come to first: these may have bytes elsewhere
+        for epoch in one.lineage.epochs:
+            found.setdefault(Term(epoch).key, Term(epoch))
+        for epoch in one.past:
+            term = found.setdefault(Term(epoch).key, Term(epoch, is_empty=True))
+            term.is_unwritten = term.is_unwritten or epoch.unwritten
+    return [found[key] for key in sorted(found)]
+
+
+def table_of(terms: Iterable[Term], addrs: Mapping[str, str]) -> Table:
+    """A line for each term; `addrs` gives the address of a replica id where it is known.  Pure."""
+    table = Table(COLUMNS)
+    for term in terms:
+        epoch = term.epoch
+        end = max(term.ends.values(), default=epoch.start if term.is_empty else None)
+        table.add(
+            epoch.number,
+            epoch.began_ms or None,
+            epoch.start,
+            end,
+            None if end is None else end - epoch.start,
+            addrs.get(epoch.master),
+            epoch.master or None,
+            sorted(term.ends),
+            _why(term),
+            term.is_empty,
+        )
+    return table
+
+
+def _why(term: Term) -> str | None:
+    epoch = term.epoch
+    why = epoch.why or (BEFORE_LINEAGE if epoch.number == UNKNOWN_EPOCH else "")
+    empty = UNWRITTEN if term.is_unwritten else CUT
+    return "; ".join(text for text in (why, empty if term.is_empty else "") if text) or None
+
+
+@command("history")
+@namesrv_option
+@name_option
+@format_option
+def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
+    """Shows who was the master, since when, and why.
+
+    One line for each epoch, the term of one master: from which offset of the log on, up to where, and which
+    brokers have it.  With -b NAME those of all brokers of the name, with -b ADDR those of one.  Two lines
+    with the same number, or a line that a broker lacks, show where logs parted.  An epoch that left no byte
+    is shown with "nothing was written in it" where its master says so, else with "no byte of it is left".
+
+    \b
+      mqadmin history -n 127.0.0.1:9876 -b broker-a
+      mqadmin history -b 10.0.0.2:10911 -f json
+
+    Stock brokers keep no epochs.  When a broker does not answer, also one that is only on the list of
+    replicas (see mqadmin forget), the exit code is 1.
+    """
+    with Admin(namesrv) as admin:
+        topology = gather(admin, where, namesrv)
+    asked = members_asked(topology, where)
+    terms = terms_of(one for one in asked if one.is_ours)
+    if not terms:
+        refuse(f"nobody of {topology.name} tells of an epoch", asked)
+    show(table_of(terms, topology.addrs_by_id), output_format)
+    silent = [one for one in asked if not one.is_ours]
+    for one in silent:
+        advice = f"\n  {one.advice}" if one.advice else ""
+        echo(f"Not shown: {one.where}: {one.state}{advice}", err=True)
+    if any(not one.answers for one in silent):
+        sys.exit(1)
+
+
+def members_asked(topology: Topology, where: str) -> tuple[Member, ...]:
+    if ":" not in where:
+        return topology.members
+    one = topology.member(address(where))
+    return () if one is None else (one,)
+
+
+COMMANDS = (history,)

@@ -1,0 +1,226 @@
+"""`mqadmin reinit`: a slave is built anew from its master."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+
+import click
+
+from haservice.admin.calls import Admin
+from haservice.admin.commands.ha.role_steps import (
+    LOOK_AGAIN_S,
+    TELL_S,
+    Report,
+    check_told,
+    say_once,
+    timeout_option,
+    yes_option,
+)
+from haservice.admin.commands.ha.roll_call import ask, fetcher, gather
+from haservice.admin.commands.ha.topology import Member, Topology
+from haservice.admin.options import command, format_option, namesrv_option, one_broker_option
+from haservice.admin.output import human_bytes, human_seconds, shown_addr
+from haservice.broker.roles.refill import NoRecord, whole_records
+from haservice.deadline import Deadline
+from haservice.errors import RemotingError
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.lineage import ReinitHeader
+from haservice.replication.lineage.epochs import common_point
+
+# A slave that was told to begin anew has begun by then, if nobody has seen it empty.
+BEGUN_S = 2.0
+KEPT = "  what it had is in cut/reinit-TIME/ of its store until somebody removes it\n"
+LET_BOTH_RUN = (
+    "  let both run: the master takes them from its slaves within a minute or two; then begin again"
+)
+NOT_RUNNING = "start it: a slave builds itself anew while it runs"
+
+
+@command("reinit")
+@namesrv_option
+@one_broker_option("--brokerAddr", required=True, help="The slave, host:port.")
+@click.option("--discard", is_flag=True, help="Remove what it has; else it is kept aside, under cut/.")
+@click.option("--unread", is_flag=True, help="Do not read the master's log through before.")
+@timeout_option(60.0, "Seconds to watch; the slave goes on after that.")
+@yes_option
+@format_option
+def reinit(
+    namesrv: tuple[str, ...],
+    broker: str,
+    discard: bool,
+    unread: bool,
+    timeout_s: float,
+    yes: bool,
+    output_format: str,
+) -> None:
+    """Builds a slave anew from its master.
+
+    For a slave whose log cannot be reconciled with its master's, or is damaged.  It empties itself and takes
+    everything, from the first byte that the master has; what it had is moved to cut/reinit-TIME/ in its
+    store, which takes disk space, or removed with --discard.
+
+    \b
+      mqadmin reinit -b 10.0.0.2:10911
+      mqadmin reinit -b 10.0.0.2:10911 --discard --yes -f json
+
+    Refused while its master does not answer, or holds its appends: what the slave has may then be all there
+    is.  For the same reason the master's log is read through first; --unread does without.
+    """
+    report = Report(output_format, yes)
+    with report, Admin(namesrv) as admin:
+        before = gather(admin, broker, namesrv, hint=NOT_RUNNING)
+        report.show("before", before)
+        slave, master = reinit_pair(before, broker)
+        refuse_damaged(master, slave)
+        assert master.log is not None
+        assert slave.log is not None
+        gives, takes = (human_bytes(one.end - one.start) for one in (slave.log, master.log))
+        fate = "removed" if discard else "kept aside, under cut/"
+        report.line(
+            f"{shown_addr(slave.addr)} gives up the {gives} that it has ({fate}), "
+            f"and takes {takes} from {shown_addr(master.addr)}."
+        )
+        own = own_bytes(slave, master)
+        if own:
+            report.line(f"Of that its master has not {human_bytes(own)}.")
+        report.go_on()
+        if master.is_ours and not unread:  # a stock one gives nobody its log to read
+            read_through(admin, master, slave)
+        started = time.monotonic()
+        with report.telling(admin, before.name, slave):
+            admin.call(slave.addr, RequestCode.REINIT, ReinitHeader(not discard).encode(), timeout_s=TELL_S)
+        level = wait_for_refill(admin, slave, master.log.end, timeout_s)
+        took_s = time.monotonic() - started
+        late = "" if level else why_not(admin, slave)
+        after = gather(admin, master.addr, namesrv, (slave.addr,))
+        report.show("after", after)
+        report.line(
+            f"{shown_addr(slave.addr)} holds what its master has: {human_seconds(took_s)}"
+            if level
+            else f"{shown_addr(slave.addr)} is not level after {timeout_s:g} s, and goes on{late}\n"
+            f"{'' if discard else KEPT}"
+            f"  mqadmin haStatus -b {shown_addr(slave.addr)} -w 2 watches it"
+        )
+        now = after.member(slave.addr)
+        report.end(
+            brokerName=before.name,
+            brokerAddr=slave.addr,
+            masterAddr=master.addr,
+            kept=not discard,
+            logEnd=None if now is None else now.end,
+            complete=level,
+        )
+    if not level:
+        sys.exit(1)
+
+
+def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
+    """The slave and its master.  Raises click.ClickException."""
+    slave = topology.member(addr)
+    assert slave is not None
+    where = shown_addr(addr)
+    if not slave.is_ours:
+        raise click.ClickException(
+            f"{where} is a stock broker, which takes no such command\n"
+            "  stop it, empty its store, and start it"
+        )
+    if slave.is_master:
+        raise click.ClickException(
+            f"{where} is the master of {topology.name}: reinit builds slaves\n"
+            f"  mqadmin switchover -b {topology.name} makes it one, if another can take over"
+        )
+    masters = [one for one in topology.masters if one.is_at(slave.master_addr)] or list(topology.masters)
+    if not masters:
+        check_told(topology)
+        of_it = shown_addr(slave.master_addr) if slave.master_addr else "which it does not know"
+        raise click.ClickException(
+            f"the master of {where}, {of_it}, does not answer: what {where} holds may be all there is\n"
+            f"  mqadmin failover -b {topology.name} --to {where} makes it the master"
+        )
+    master = masters[0]
+    if master.held:
+        raise click.ClickException(
+            f"the master of {where}, {shown_addr(master.addr)}, takes no messages: {master.held}\n"
+            f"  what {where} holds may be what it lacks: see to that first; mqadmin haStatus says more"
+        )
+    return slave, master
+
+
+def refuse_damaged(master: Member, slave: Member) -> None:
+    """What the slave has may be all there is of what its master cannot give.  Raises click.ClickException."""
+    if master.damaged:
+        raise click.ClickException(
+            f"the log of the master, {shown_addr(master.addr)}, is damaged from {master.damaged}: a new slave"
+            f" stops there, and {shown_addr(slave.addr)} may be the only one that has these bytes\n"
+            f"{LET_BOTH_RUN}"
+        )
+
+
+def read_through(admin: Admin, master: Member, slave: Member) -> None:
+    """Every record of the master's log is sound: nobody else may have it once the slave has given its own up.
+
+    Raises click.ClickException for one that is not; the master is made to look at it, so that it gets the
+    bytes back from its slave.  Raises RemotingError.
+    """
+    assert master.log is not None
+    begin, end = master.log.start, master.log.end
+    label = f"reading the log of {shown_addr(master.addr)}" if sys.stderr.isatty() else ""
+    with click.progressbar(length=end - begin, label=label, file=sys.stderr) as bar:
+        try:
+            for run in whole_records(
+                fetcher(admin), master.addr, begin, end, master.segment_bytes, torn_end=True
+            ):
+                bar.update(len(run.data))
+        except NoRecord as error:
+            with suppress(RemotingError):
+                admin.view(master.addr, error.offset)
+            raise click.ClickException(
+                f"the log of the master, {shown_addr(master.addr)}, is damaged at {error.offset}:"
+                f" {error.reason}; a new slave stops there, and {shown_addr(slave.addr)} may be the only one"
+                f" that has these bytes: nothing was changed\n{LET_BOTH_RUN}"
+            ) from None
+
+
+def why_not(admin: Admin, slave: Member) -> str:
+    """What the slave says of its link to the master, to stand behind a sentence."""
+    with suppress(RemotingError):
+        status = admin.ha_status(slave.addr)
+        if status is not None and status.ha_client_runtime_info is not None:
+            error = status.ha_client_runtime_info.last_error
+            return f": {error}" if error else ""
+    return ""
+
+
+def own_bytes(slave: Member, master: Member) -> int:
+    """How much the slave holds that is not in its master's log."""
+    if slave.log is None or master.log is None:
+        return 0
+    common = common_point(slave.lineage, slave.log.end, master.lineage, master.log.end)
+    return slave.log.end - (slave.log.start if common is None else common.point)
+
+
+def wait_for_refill(admin: Admin, slave: Member, target: int, timeout_s: float) -> bool:
+    """Whether the slave holds up to `target` in time; says how far it is."""
+    assert slave.log is not None
+    deadline, began = Deadline(timeout_s), time.monotonic()
+    begun, told = False, ""
+    while True:
+        now = ask(admin, slave.addr)
+        if now.log is None or now.changing or now.log.end < slave.log.end or now.log.start > slave.log.start:
+            begun = True
+        sure = begun or time.monotonic() - began > BEGUN_S
+        # While it changes it may still tell the end of what it is about to give up.
+        if sure and not now.changing and now.end is not None and now.end >= target:
+            return True
+        if deadline.expired:
+            return False
+        if now.end is None:
+            told = say_once(f"  … {now.state}", told)
+        elif begun:
+            told = say_once(f"  … {human_bytes(now.end)} of {human_bytes(target)}", told)
+        time.sleep(LOOK_AGAIN_S)
+
+
+COMMANDS = (reinit,)

@@ -1,0 +1,90 @@
+"""What people and programs are shown of a Topology: its table, and what would be lost, in sentences.  Pure."""
+
+from __future__ import annotations
+
+from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Count, Loss, Topology
+from haservice.admin.output import Column, Table, human_bytes, local_second, shown_addr
+
+
+def lost_text(size: int | None) -> str:
+    return "unknown" if size is None else human_bytes(size)
+
+
+COLUMNS = (
+    Column("#Addr", "brokerAddr", shown_addr),
+    Column("#BID", "brokerId", right=True),
+    Column("#Role", "role"),
+    Column("#Role From", "roleFrom"),
+    Column("#Replica", "replicaId", lambda value: str(value or "-")[:SHORT_ID]),
+    Column("#Epoch", "epoch", right=True),
+    Column("#Log End", "logEnd", right=True),
+    Column("#Lost If Master", "lostIfMasterBytes", lost_text, right=True),
+    Column("#State", "state"),
+    Column("", "logStart", json_only=True),
+    Column("", "roleWhy", json_only=True),
+    Column("", "held", json_only=True),
+    Column("", "masterAddr", json_only=True),
+    Column("", "lastSeenMs", json_only=True),
+    Column("", "pledged", json_only=True),
+    Column("", "pledgedTo", json_only=True),
+    Column("", "unproven", json_only=True),
+)
+
+
+def table_of(topology: Topology) -> Table:
+    """A line for each broker.  Pure."""
+    table = Table(COLUMNS)
+    for one in topology.members:
+        table.add(
+            one.addr,
+            one.broker_id,
+            one.role or None,
+            one.role_from or None,
+            one.replica_id or one.listed_as or None,
+            one.epoch,
+            one.end,
+            topology.loss(one.addr).size,
+            topology.state_of(one),
+            None if one.log is None else one.log.start,
+            one.role_why or None,
+            one.held or None,
+            one.master_addr or None,
+            one.seen_ms or None,
+            one.pledged if one.pledged >= 0 else None,
+            one.pledged_to or None,
+            one.unproven or None,
+        )
+    return table
+
+
+def loss_text(loss: Loss, counted: Count) -> str:
+    """What would be lost, in a sentence without its end."""
+    if loss.unknown:
+        return f"it is not known what would be lost: {loss.unknown}"
+    if loss.size == 0:
+        return f"nothing that is known of would be lost: the furthest log ends at {loss.end}"
+    return (
+        f"{human_bytes(loss.size)} with {counted.text()} would be lost, "
+        f"offsets {loss.begin} to {loss.end} of the log"
+    )
+
+
+def bound_text(loss: Loss, *, acknowledged: bool = False) -> str:
+    """That the end of the log is hearsay, in a sentence or two; "" if it is not.
+
+    `acknowledged`: all the same the candidate has whatever was acknowledged.
+    """
+    by = loss.heard_by
+    if by is None or loss.unknown:
+        return ""
+    when = f" at {local_second(by.master_heard_ms)}" if by.master_heard_ms else ""
+    before = ", before it was started again" if by.master_end_kept else ""
+    if acknowledged:
+        return (
+            f"All that the last master, a {SYNC_MASTER}, acknowledged is there.  {shown_addr(by.addr)} heard of "
+            f"it{when}{before}; what it took after that, without an OK, is not known."
+        )
+    return (
+        f"That is the least: {shown_addr(by.addr)} heard of the last master{when}{before}; "
+        "what it took after that is not known."
+    )

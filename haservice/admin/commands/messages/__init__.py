@@ -1,0 +1,1 @@
+"""Messages: sent, consumed, looked up, traced."""

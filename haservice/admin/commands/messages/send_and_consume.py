@@ -1,0 +1,395 @@
+"""`mqadmin sendMessage`, `consumeMessage`: messages in, and messages out."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from commitlog.kernel import layout, records
+from commitlog.log.log import wall_clock_ms
+from haservice.admin.calls import TOOLS_GROUP, Admin
+from haservice.admin.commands.messages.reading import as_far_as_sound, body_of, from_queue, message_fields
+from haservice.admin.commands.messages.sending import (
+    IN_FLIGHT,
+    SEND_OK,
+    STORED,
+    UNREACHABLE,
+    Outgoing,
+    Queue,
+    Sent,
+    Tally,
+    lines_of,
+    send_all,
+    unique_key,
+)
+from haservice.admin.commands.messages.trace_entries import sent_entry
+from haservice.admin.commands.topics.where import readable_queues, writable_queues
+from haservice.admin.explain import ACL_REFUSAL, advise
+from haservice.admin.interrupt import run
+from haservice.admin.options import (
+    command,
+    format_option,
+    namesrv_option,
+    time_option,
+    topic_option,
+    truth_option,
+)
+from haservice.admin.output import counted, echo, echo_line, human_bytes, local_time, preview, to_json_line
+from haservice.broker.metadata.topics import TRACE_TOPIC
+from haservice.errors import AnswerError, RemotingUnreachable
+from haservice.remoting.codes import RequestCode, ResponseCode
+
+INTERRUPTED = 130  # as shells count an end by SIGINT
+
+# The bar is drawn so many times; of a pipe, whose length nobody knows, once per so many bytes.
+BAR_STEPS = 200
+BAR_STEP_BYTES = 64 * 1024
+
+SENT_LINE = "{:<24} {:>5}  {:<20} {:>10}  {}"
+READ_LINE = "{:<20} {:>4} {:>10}  {:<32}  {:<23}  {:<12} {:<16} {}"
+
+broker_or_name_option = click.option(
+    "-b",
+    "--broker",
+    "--brokerName",
+    "broker",
+    metavar="NAME|ADDR",
+    help="One broker: its name (with -n), or host:port.",
+)
+
+
+# -- sendMessage ---------------------------------------------------------------------------------------
+
+
+@command("sendMessage")
+@click.argument("file", required=False, type=click.Path(allow_dash=True, dir_okay=False, path_type=Path))
+@namesrv_option
+@broker_or_name_option
+@click.option("-i", "--qid", "queue_id", type=click.IntRange(0), help="One queue; else all in turn.")
+@topic_option
+@click.option("-p", "--body", help="The body of one message, as UTF-8.")
+@click.option("-k", "--key", "keys", help="Keys, separated by blanks.")
+@click.option("-c", "--tags", help="The tag.")
+@truth_option("-m", "--msgTraceEnable", "traced", default=False, help="Write a trace of the message of -p.")
+@click.option(
+    "--in-flight",
+    type=click.IntRange(1, 4096),
+    default=IN_FLIGHT,
+    show_default=True,
+    help="Unanswered at most.",
+)
+@format_option
+def send_message(
+    file: Path | None,
+    namesrv: tuple[str, ...],
+    broker: str | None,
+    queue_id: int | None,
+    topic: str,
+    body: str | None,
+    keys: str | None,
+    tags: str | None,
+    traced: bool,
+    in_flight: int,
+    output_format: str,
+) -> None:
+    """Sends a message, or each line of a file.
+
+    -p BODY is one message; each line of FILE is one, or of standard input with `-`.
+
+    \b
+      mqadmin sendMessage -n 127.0.0.1:9876 -t Greetings -p "hello"
+      mqadmin sendMessage -n 127.0.0.1:9876 -t Lines README.md
+      seq 100000 | mqadmin sendMessage -n 127.0.0.1:9876 -t Numbers -
+
+    Empty lines are passed over.  Each answer is counted by its status.  Anything but SEND_OK makes the
+    exit code 1; FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE mean that the message is
+    stored on the master, and that the rest of what the broker's mode promises is not proven.  Ctrl-C ends
+    a FILE with the same counts, what was in flight as NO_ANSWER, and exit code 130.
+    """
+    if (body is None) == (file is None):
+        raise click.UsageError("what to send?  One of -p BODY and FILE")
+    if body == "":
+        raise click.UsageError("an empty body is no message")
+    properties = {name: value for name, value in (("KEYS", keys), ("TAGS", tags)) if value}
+    with Admin(namesrv) as admin:
+        queues = writable_queues(admin, topic, broker, queue_id)
+        trace_queues = writable_queues(admin, TRACE_TOPIC, None, None) if traced and body else []
+    if body is not None:
+        tally = _send_body(topic, queues, Outgoing(body.encode(), properties), output_format, trace_queues)
+    else:
+        assert file is not None
+        tally = _send_lines(topic, queues, file, properties, in_flight, output_format)
+    if tally.interrupted:
+        sys.exit(INTERRUPTED)
+    if not tally.all_ok:
+        sys.exit(1)
+
+
+async def _one(message: Outgoing) -> AsyncIterator[Outgoing]:
+    yield message
+
+
+def _send_body(
+    topic: str,
+    queues: list[Queue],
+    message: Outgoing,
+    output_format: str,
+    trace_queues: Sequence[Queue] = (),
+) -> Tally:
+    sent: list[Sent] = []
+    message.properties.setdefault("UNIQ_KEY", unique_key(wall_clock_ms()))
+    tally = run(send_all(topic, queues, _one(message), sent.append, in_flight=1))
+    (one,) = sent
+    if trace_queues:
+        key = message.properties["UNIQ_KEY"]
+        trace = Outgoing(sent_entry(topic, message, one, tally.seconds).encode(), {"KEYS": key})
+        run(send_all(TRACE_TOPIC, trace_queues, _one(trace), lambda _: None, in_flight=1))
+    if output_format == "json":
+        echo(to_json_line(_sent_object(one)))
+    else:
+        echo(SENT_LINE.format("#Broker Name", "#QID", "#Send Result", "#Offset", "#MsgId"))
+        echo_line(
+            SENT_LINE.format(
+                one.queue.broker_name,
+                one.queue_id if one.queue_id is not None else "-",
+                one.status,
+                "-" if one.queue_offset is None else one.queue_offset,
+                one.message_id or one.remark or "-",
+            )
+        )
+    if one.status != SEND_OK and one.remark:
+        echo_line(f"{one.status}: {one.remark}", err=True)
+    say_advice(tally, queues)
+    return tally
+
+
+def say_advice(tally: Tally, queues: Sequence[Queue]) -> None:
+    """What mends it where no message can be sent: nobody there, only TLS, or keys that are missing; and what
+    an answer says that is no SEND_OK.
+    """
+    addr = queues[0].addr
+    for status, remark in tally.remarks.items():
+        advice = None
+        if status == UNREACHABLE:
+            advice = advise(RemotingUnreachable(addr, remark or ""))
+        elif ACL_REFUSAL in (remark or ""):
+            advice = advise(AnswerError(addr, ResponseCode.SYSTEM_ERROR, remark))
+        elif status in STORED:
+            advice = advise(AnswerError(addr, ResponseCode[status], remark, RequestCode.SEND_MESSAGE_V2))
+        if advice:
+            echo(f"  {advice}", err=True)
+
+
+def _sent_object(one: Sent) -> dict[str, Any]:
+    return {
+        "brokerName": one.queue.broker_name,
+        "queueId": one.queue_id,
+        "sendStatus": one.status,
+        "remark": one.remark,
+        "queueOffset": one.queue_offset,
+        "msgId": one.message_id,
+    }
+
+
+def _send_lines(
+    topic: str,
+    queues: list[Queue],
+    file: Path,
+    properties: dict[str, str],
+    in_flight: int,
+    output_format: str,
+) -> Tally:
+    """Every line a message, under a progress bar: of the file's bytes, or without an end for a pipe."""
+    if str(file) == "-":
+        tally = _send_stream(topic, queues, sys.stdin.buffer, None, properties, in_flight)
+    else:
+        with file.open("rb") as source:
+            tally = _send_stream(topic, queues, source, file.stat().st_size, properties, in_flight)
+    report(tally, output_format)
+    say_advice(tally, queues)
+    return tally
+
+
+def _send_stream(
+    topic: str,
+    queues: list[Queue],
+    source: BinaryIO,
+    size: int | None,
+    properties: dict[str, str],
+    in_flight: int,
+) -> Tally:
+    async def messages() -> AsyncIterator[Outgoing]:
+        async for line in lines_of(source):
+            if line:
+                yield Outgoing(line, properties)
+
+    tally = Tally()
+    sent = itertools.count(1)
+    started = time.monotonic()
+    with click.progressbar(
+        itertools.repeat(0),
+        length=size or None,
+        label=f"sending to {topic}" if sys.stderr.isatty() else "",
+        file=sys.stderr,
+        item_show_func=lambda count: _rate(count, started),
+        update_min_steps=(size or BAR_STEPS * BAR_STEP_BYTES) // BAR_STEPS,
+    ) as bar:
+        sending = send_all(
+            topic,
+            queues,
+            messages(),
+            lambda one: bar.update(len(one.body) + 1, next(sent)),
+            in_flight=in_flight,
+            tally=tally,
+        )
+        try:
+            run(sending)
+        except KeyboardInterrupt:
+            tally.interrupted = True
+    return tally
+
+
+def _rate(count: int | None, started: float) -> str:
+    return f"{(count or 0) / max(0.001, time.monotonic() - started):,.0f} messages/s"
+
+
+def report(tally: Tally, output_format: str) -> None:
+    """What became of a run: counts by status, and the rate."""
+    rate = tally.sent / tally.seconds if tally.seconds > 0 else 0.0
+    if output_format == "json":
+        echo(
+            to_json_line(
+                {
+                    "sent": tally.sent,
+                    "bodyBytes": tally.body_bytes,
+                    "seconds": round(tally.seconds, 3),
+                    "messagesPerSecond": round(rate, 1),
+                    "statuses": dict(tally.statuses),
+                    "remarks": tally.remarks,
+                    "stopped": tally.stopped,
+                }
+            )
+        )
+        return
+    for status, count in tally.statuses.most_common():
+        remark = tally.remarks.get(status)
+        echo_line(f"{status:<24} {count:>10}" + (f"  {remark}" if remark else ""))
+    stored = sum(tally.statuses[status] for status in STORED)
+    echo(
+        f"{stored} of {counted(tally.sent, 'message')} stored, {human_bytes(tally.body_bytes)} of bodies, "
+        f"in {tally.seconds:.2f} s: {rate:,.0f} messages/s"
+    )
+    if tally.stopped:
+        echo("Stopped at a lost connection: what was left of the input was not sent.")
+
+
+# -- consumeMessage ------------------------------------------------------------------------------------
+
+
+@command("consumeMessage")
+@namesrv_option
+@broker_or_name_option
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(0), help="One queue; else all, one by one.")
+@topic_option
+@click.option("-o", "--offset", type=click.IntRange(0), help="First queue offset; else the queue's first.")
+@time_option(
+    "-s",
+    "--beginTimestamp",
+    "begin_ms",
+    help="Only from this time on: now, milliseconds since 1970, yyyy-MM-dd or yyyy-MM-dd#HH:mm:ss:SSS.",
+)
+@time_option("-e", "--endTimestamp", "end_ms", help="Only before this time.")
+@click.option("-c", "--MessageNumber", "count", type=click.IntRange(1), help="This many messages at most.")
+@click.option("-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True)
+@format_option
+def consume_message(
+    namesrv: tuple[str, ...],
+    broker: str | None,
+    queue_id: int | None,
+    topic: str,
+    offset: int | None,
+    begin_ms: int | None,
+    end_ms: int | None,
+    count: int | None,
+    group: str,
+    output_format: str,
+) -> None:
+    """Reads messages, from master or slave.
+
+    \b
+      mqadmin consumeMessage -n 127.0.0.1:9876 -t Greetings
+      mqadmin consumeMessage -b 127.0.0.1:10921 -t Greetings      from this broker, be it a slave
+
+    Reads each queue from its first message, or from -o or -s, to where it ended when reading began.
+    From a master that cannot be reached, or does not answer within 5 s, the queues are read at a slave of
+    the same name instead; standard error says at which.  A queue that its broker cannot read on, for a
+    message is damaged there, ends before it, and the exit code is 1.  No consumer group's offset is
+    moved.  -f json writes one object a line.
+    """
+    shown = 0
+    damaged: list[Queue] = []
+    if output_format == "table":
+        echo(
+            READ_LINE.format(
+                "#Broker Name", "#QID", "#Offset", "#MsgId", "#StoreTime", "#Tags", "#Keys", "#Body"
+            )
+        )
+    with Admin(namesrv) as admin:
+        queues = readable_queues(admin, topic, broker, queue_id)
+        for queue in queues:
+            if shown == count:
+                break
+            with as_far_as_sound(queue, damaged):
+                for message in from_queue(admin, topic, queue, group, offset, begin_ms, end_ms):
+                    echo_line(_read_line(queue, message, output_format))
+                    shown += 1
+                    if shown == count:
+                        break
+    if output_format == "table":
+        echo(f"{counted(shown, 'message')} from {', '.join(_places(queues))}")
+    if damaged:
+        sys.exit(1)
+
+
+def _places(queues: list[Queue]) -> list[str]:
+    """Whom these are read from, each once: broker-a at 127.0.0.1:10911."""
+    return sorted({f"{queue.broker_name} at {queue.addr}" for queue in queues})
+
+
+def _read_line(queue: Queue, message: records.StoredMessage, output_format: str) -> str:
+    if output_format == "json":
+        return to_json_line({"brokerName": queue.broker_name, **message_fields(message)})
+    properties = records.decode_properties(message.properties)
+    return READ_LINE.format(
+        queue.broker_name,
+        message.queue_id,
+        message.queue_offset,
+        message.message_id,
+        local_time(message.store_timestamp_ms),
+        properties.get("TAGS", "-"),
+        properties.get("KEYS", "-"),
+        preview(body_of(message)),
+    )
+
+
+# -- once more -----------------------------------------------------------------------------------------
+
+
+def resend(admin: Admin, message: records.StoredMessage, output_format: str) -> None:
+    """Sends a stored message again, to any queue of its topic, with its properties and so its unique key."""
+    body = body_of(message)
+    if message.sys_flag & layout.SYS_COMPRESSED and body == message.body:
+        raise click.ClickException(f"{message.message_id} is compressed in a way that cannot be undone here")
+    queues = writable_queues(admin, message.topic, None, None)
+    _send_body(
+        message.topic, queues, Outgoing(body, records.decode_properties(message.properties)), output_format
+    )
+
+
+COMMANDS = (send_message, consume_message)

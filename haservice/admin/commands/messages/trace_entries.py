@@ -1,0 +1,82 @@
+"""What clients with msgTraceEnable write down about messages: text ⇄ entries.
+
+A trace message's body is entries that end with U+0002, of fields parted by U+0001, as RocketMQ's
+TraceDataEncoder makes them:
+
+    Pub       time region group topic msgId tags keys storeHost bodyLength cost msgType offsetMsgId success
+              clientHost
+    SubAfter  requestId msgId cost success keys contextCode time group
+
+Clients before 4.9 leave the last ones out, and some an offsetMsgId.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from commitlog.log.log import wall_clock_ms
+from haservice.admin.commands.messages.sending import GROUP, SEND_OK, Outgoing, Sent
+
+REGION = "DefaultRegion"
+ENTRY_END = "\x02"
+FIELD_END = "\x01"
+NORMAL_MESSAGE = "0"
+
+
+class Entry(NamedTuple):
+    """`kind` is Pub (sent) or Sub (consumed); times in ms, None where the client did not write them."""
+
+    kind: str
+    group: str | None
+    client_host: str
+    timestamp_ms: int | None
+    cost_ms: int
+    status: str
+
+
+def entries_of(text: str, message_id: str, client_host: str) -> Iterator[Entry]:
+    """What a trace message's body says of one message; entries that cannot be read are passed over."""
+    for entry in text.split(ENTRY_END):
+        fields = entry.split(FIELD_END)
+        with suppress(IndexError, ValueError):
+            if fields[0] == "Pub" and fields[5] == message_id:
+                ok = fields[13 if len(fields) >= 14 else 12] == "true"
+                yield Entry("Pub", fields[3], client_host, int(fields[1]), int(fields[10]), _status(ok))
+            elif fields[0] == "SubAfter" and fields[2] == message_id:
+                known = len(fields) >= 9
+                yield Entry(
+                    "Sub",
+                    fields[8] if known else None,
+                    client_host,
+                    int(fields[7]) if known else None,
+                    int(fields[3]),
+                    _status(fields[4] == "true"),
+                )
+
+
+def _status(ok: bool) -> str:
+    return "success" if ok else "failed"
+
+
+def sent_entry(topic: str, message: Outgoing, sent: Sent, seconds: float) -> str:
+    """The entry of a message that was just sent."""
+    fields = (
+        "Pub",
+        str(wall_clock_ms() - int(seconds * 1000)),
+        REGION,
+        GROUP,
+        topic,
+        message.properties["UNIQ_KEY"],
+        message.properties.get("TAGS", ""),
+        message.properties.get("KEYS", ""),
+        sent.queue.addr,
+        str(len(message.body)),
+        str(int(seconds * 1000)),
+        NORMAL_MESSAGE,
+        sent.message_id or "",
+        "true" if sent.status == SEND_OK else "false",
+        "127.0.0.1",
+    )
+    return FIELD_END.join(fields) + ENTRY_END

@@ -1,0 +1,1 @@
+"""Brokers and nameservers: how they are, their configuration, accounts and exports."""

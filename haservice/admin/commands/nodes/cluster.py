@@ -1,0 +1,238 @@
+"""`mqadmin clusterList` and `brokerStatus`: which brokers there are, and how each is doing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from commitlog.log.log import wall_clock_ms
+from haservice.admin.calls import Admin, Broker
+from haservice.admin.commands.ha.ha_status import ha_status
+from haservice.admin.each import say_failures
+from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
+from haservice.admin.output import (
+    Column,
+    Table,
+    echo,
+    echo_line,
+    human_bytes,
+    show,
+    show_pairs,
+    shown_addr,
+    to_json,
+)
+from haservice.errors import RemotingError
+
+MS_PER_HOUR = 3_600_000
+# Stands in place of a broker's own entries, none of which is called so.
+SILENT = "error"
+
+
+def hours(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def load(told: tuple[float | None, str | None, str | None]) -> str:
+    """Messages a second; of the requests that wait for a thread how many, and since when the first one."""
+    tps, waiting, waits_ms = told
+    behind = "" if waiting is None or waits_ms is None else f"({waiting},{waits_ms}ms)"
+    return "-" if tps is None else f"{tps:.2f}{behind}"
+
+
+# Stock's, in its order and forms; ours is the last.
+CLUSTER_COLUMNS = (
+    Column("#Cluster Name", "clusterName"),
+    Column("#Broker Name", "brokerName"),
+    Column("#BID", "brokerId", right=True),
+    Column("#Addr", "brokerAddr", shown_addr),
+    Column("#Version", "version"),
+    Column("#InTPS(LOAD)", "inTps", load, right=True),
+    Column("#OutTPS(LOAD)", "outTps", load, right=True),
+    Column("#PCWait(ms)", "pageCacheLockTimeMs", whole, right=True),
+    Column("#Hour", "hoursKept", hours, right=True),
+    Column("#SPACE", "diskRatio", ratio, right=True),
+    Column("#Log End", "commitLogMaxOffset", human_bytes, right=True),
+)
+# How the requests of each direction wait.
+LOADS = {
+    "inTps": ("sendThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills"),
+    "outTps": ("pullThreadPoolQueueSize", "pullThreadPoolQueueHeadWaitTimeMills"),
+}
+
+
+MORE_COLUMNS = (
+    Column("#Cluster Name", "clusterName"),
+    Column("#Broker Name", "brokerName"),
+    Column("#InTotalYest", "inTotalYesterday", right=True),
+    Column("#OutTotalYest", "outTotalYesterday", right=True),
+    Column("#InTotalToday", "inTotalToday", right=True),
+    Column("#OutTotalToday", "outTotalToday", right=True),
+)
+
+
+@command("clusterList")
+@namesrv_option
+@cluster_option
+@click.option("-m", "--moreStats", "more", is_flag=True, help="Messages of yesterday and today instead.")
+@click.option(
+    "-i",
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    metavar="N",
+    help="Look again every N s.",
+)
+@format_option
+def cluster_list(
+    namesrv: tuple[str, ...], cluster: str | None, more: bool, interval_s: float | None, output_format: str
+) -> None:
+    """Lists clusters and their brokers.
+
+    Version, messages a second (and of the requests that wait how many, and how long), hours kept, share of
+    the disk in use, log end.  BID 0 is the master of its broker name, others are its slaves.  Of a broker
+    that the nameserver still lists and that does not answer standard error gives the reason, and the exit
+    code is 1.
+    """
+    show_once: Callable[[Admin, str | None, str], bool] = show_more if more else show_cluster
+    complete = True
+    with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # how one ends a watch is no failure
+        complete = show_once(admin, cluster, output_format)
+        while interval_s is not None:
+            time.sleep(interval_s)
+            show_once(admin, cluster, output_format)
+    if not complete:
+        sys.exit(1)
+
+
+def show_cluster(admin: Admin, cluster: str | None, output_format: str) -> bool:
+    """Whether all brokers answered."""
+    found, failures = runtime_infos(admin, admin.brokers(cluster))
+    rows = [
+        cluster_row(broker, info, str(failures[broker]) if broker in failures else None, wall_clock_ms())
+        for broker, info in found.items()
+    ]
+    if output_format == "json":
+        echo(to_json(rows))
+    else:
+        show(cluster_table(rows), output_format)
+    say_failures(list(failures.values()))
+    return not failures
+
+
+def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """The rows for a person.  Pure."""
+    table = Table(CLUSTER_COLUMNS)
+    for row in rows:
+        told = {key: (row[key], *(row[name] for name in names)) for key, names in LOADS.items()}
+        table.add(*(told.get(column.key, row[column.key]) for column in CLUSTER_COLUMNS))
+    return table
+
+
+def show_more(admin: Admin, cluster: str | None, output_format: str) -> bool:
+    """Each master's messages from midnight to midnight, and since; whether all answered."""
+    table = Table(MORE_COLUMNS)
+    found, failures = runtime_infos(admin, [one for one in admin.brokers(cluster) if one.is_master])
+    for broker, info in found.items():
+        spans = (("TodayMorning", "YesterdayMorning"), ("TodayNow", "TodayMorning"))
+        grown = [
+            int(info.get(f"msg{way}Total{end}", 0)) - int(info.get(f"msg{way}Total{start}", 0))
+            for end, start in spans
+            for way in ("Put", "Get")
+        ]
+        table.add(broker.cluster, broker.name, *grown)
+    show(table, output_format)
+    say_failures(list(failures.values()))
+    return not failures
+
+
+def cluster_row(broker: Broker, info: Mapping[str, str], note: str | None, now_ms: int) -> dict[str, Any]:
+    """One line from a runtime table, any entry of which may be missing.  Pure."""
+    end = first_number(info.get("commitLogMaxOffset"))
+    earliest_ms = first_number(info.get("earliestMessageTimeStamp"))
+    kept = (now_ms - earliest_ms) / MS_PER_HOUR if earliest_ms is not None and earliest_ms > 0 else None
+    return {
+        "clusterName": broker.cluster,
+        "brokerName": broker.name,
+        "brokerId": broker.broker_id,
+        "brokerAddr": broker.addr,
+        "version": info.get("brokerVersionDesc"),
+        "inTps": first_number(info.get("putTps")),
+        "outTps": first_number(info.get("getTransferedTps")),
+        **{name: info.get(name) for names in LOADS.values() for name in names},
+        "pageCacheLockTimeMs": first_number(info.get("pageCacheLockTimeMills")),
+        "commitLogMaxOffset": None if end is None else int(end),
+        "hoursKept": kept,
+        "diskRatio": first_number(info.get("commitLogDiskRatio")),
+        "note": note,
+    }
+
+
+def first_number(text: str | None) -> float | None:
+    """The first of blank-separated numbers: putTps holds those of 10 s, 60 s and 600 s."""
+    words = (text or "").split()
+    try:
+        return float(words[0]) if words else None
+    except ValueError:
+        return None
+
+
+@command("brokerStatus")
+@namesrv_option
+@broker_option
+@cluster_option
+@format_option
+def broker_status(
+    namesrv: tuple[str, ...], broker: str | None, cluster: str | None, output_format: str
+) -> None:
+    """Shows all that a broker says of itself.
+
+    Of one broker with -b, else of each that the nameserver knows, or of a cluster's with -c.  One that does
+    not answer is shown with the reason, and makes the exit code 1.
+    """
+    with Admin(namesrv) as admin:
+        if broker is not None:
+            show_pairs(dict(sorted(admin.runtime_info(broker).items())), output_format)
+            return
+        answers, failures = runtime_infos(admin, admin.brokers(cluster))
+    found = {
+        one.addr: {SILENT: str(failures[one])} if one in failures else info for one, info in answers.items()
+    }
+    if output_format == "json":
+        echo(to_json(found))
+    else:
+        for addr, info in found.items():
+            echo_line(f"# {addr}")
+            show_pairs(dict(sorted(info.items())), output_format)
+    say_failures(list(failures.values()))
+    if failures:
+        sys.exit(1)
+
+
+def runtime_infos(
+    admin: Admin, brokers: Iterable[Broker]
+) -> tuple[dict[Broker, dict[str, str]], dict[Broker, RemotingError]]:
+    """What each says of itself, nothing of those that do not answer; and why these do not."""
+    found: dict[Broker, dict[str, str]] = {}
+    failures: dict[Broker, RemotingError] = {}
+    for broker in brokers:
+        try:
+            found[broker] = admin.runtime_info(broker.addr)
+        except RemotingError as error:
+            found[broker], failures[broker] = {}, error
+    return found, failures
+
+
+COMMANDS = (ha_status, cluster_list, broker_status)

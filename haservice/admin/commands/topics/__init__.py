@@ -1,0 +1,1 @@
+"""Topics: where they are, and how to change them."""

@@ -1,0 +1,277 @@
+"""`mqadmin updateTopic`, `updateTopicPerm`, `deleteTopic`, `updateOrderConf`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from haservice.admin.calls import Admin
+from haservice.admin.each import addrs_of, ask_each, tell_each
+from haservice.admin.options import (
+    broker_option,
+    cluster_option,
+    command,
+    format_option,
+    namesrv_option,
+    topic_option,
+    truth_option,
+)
+from haservice.admin.output import echo, perm_text, show_pairs, shown_addr
+from haservice.errors import AnswerError
+from haservice.remoting.bodies.clients import MASTER_ID
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.headers.clients import (
+    CreateTopicHeader,
+    DeleteTopicInNamesrvHeader,
+    KVConfigHeader,
+    KVValueResponseHeader,
+    PutKVConfigHeader,
+    TopicHeader,
+)
+
+TEMPLATE_TOPIC = "TBW102"
+# In the nameservers' tables: an order topic's brokers and queues, "broker-a:4;broker-b:4".
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+SYS_FLAG_UNIT = 1
+SYS_FLAG_UNIT_SUB = 2
+
+
+def _perm_option(*, required: bool) -> Callable[[Any], Any]:
+    return click.option(
+        "-p",
+        "--perm",
+        type=click.Choice(["2", "4", "6"]),
+        default=None if required else "6",
+        required=required,
+        show_default=not required,
+        help="2 may be written, 4 may be read, 6 both.",
+    )
+
+
+@command("updateTopic")
+@namesrv_option
+@broker_option
+@cluster_option
+@topic_option
+@click.option(
+    "-r", "--readQueueNums", "read_queues", type=click.IntRange(1, 65536), default=8, show_default=True
+)
+@click.option(
+    "-w", "--writeQueueNums", "write_queues", type=click.IntRange(1, 65536), default=8, show_default=True
+)
+@_perm_option(required=False)
+@truth_option("-o", "--order", default=False, help="An ordered topic.")
+@truth_option("-u", "--unit", default=False, help="A unit topic.")
+@truth_option("-s", "--hasUnitSub", "unit_sub", default=False, help="A topic with subscriptions by unit.")
+@format_option
+def update_topic(
+    namesrv: tuple[str, ...],
+    broker: str | None,
+    cluster: str | None,
+    topic: str,
+    read_queues: int,
+    write_queues: int,
+    perm: str,
+    order: bool,
+    unit: bool,
+    unit_sub: bool,
+    output_format: str,
+) -> None:
+    """Creates or changes a topic.
+
+    At one broker (-b), or at every master of a cluster (-c).  An ordered topic's brokers and queues are
+    also told to the nameservers, so that they stand in its route even while a broker is down.
+    """
+    header = CreateTopicHeader(
+        topic=topic,
+        default_topic=TEMPLATE_TOPIC,
+        read_queue_nums=read_queues,
+        write_queue_nums=write_queues,
+        perm=int(perm),
+        topic_sys_flag=SYS_FLAG_UNIT * unit | SYS_FLAG_UNIT_SUB * unit_sub,
+        order=order,
+    )
+    with Admin(namesrv) as admin:
+        targets = admin.targets(broker, cluster)
+        names = [target.name or _name_of(admin, target.addr) for target in targets] if order else []
+        tell_each(
+            addrs_of(targets),
+            lambda addr: admin.update_topic(addr, header),
+            "create topic to {addr} success.",
+            output_format,
+            topic=topic,
+            readQueueNums=read_queues,
+            writeQueueNums=write_queues,
+            perm=int(perm),
+            order=order,
+        )
+        if order:
+            conf = {} if broker is None else order_conf(get_order_conf(admin, topic) or "")
+            conf |= dict.fromkeys(names, write_queues)
+            put_order_conf(
+                admin, topic, ";".join(f"{name}:{queues}" for name, queues in sorted(conf.items()))
+            )
+    if output_format == "table":
+        echo(f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}")
+
+
+def _name_of(admin: Admin, addr: str) -> str:
+    name = next((one.name for one in admin.brokers() if one.addr == addr), None)
+    if name is None:
+        raise click.ClickException(
+            f"the nameserver knows no broker {shown_addr(addr)}, which must be told whose queues are ordered"
+        )
+    return name
+
+
+@command("updateTopicPerm")
+@namesrv_option
+@broker_option
+@cluster_option
+@topic_option
+@_perm_option(required=True)
+@format_option
+def update_topic_perm(
+    namesrv: tuple[str, ...],
+    broker: str | None,
+    cluster: str | None,
+    topic: str,
+    perm: str,
+    output_format: str,
+) -> None:
+    """Changes who may write and read a topic.
+
+    At one broker (-b), or at every master of a cluster (-c).  Each keeps its numbers of queues.
+    """
+    with Admin(namesrv) as admin:
+        route = admin.route(topic)
+        queues = {data.broker_name: data for data in route.queue_datas}
+        masters = {
+            data.broker_addrs[MASTER_ID]: queues[data.broker_name]
+            for data in route.broker_datas
+            if MASTER_ID in data.broker_addrs and data.broker_name in queues
+        }
+        addrs = [addr for addr in addrs_of(admin.targets(broker, cluster)) if addr in masters]
+        if not addrs:
+            raise click.ClickException(
+                f"topic {topic} is at no master there\n  mqadmin topicRoute -t {topic} shows where it is"
+            )
+
+        def change(addr: str) -> str:
+            data = masters[addr]
+            header = CreateTopicHeader(
+                topic=topic,
+                default_topic=TEMPLATE_TOPIC,
+                read_queue_nums=data.read_queue_nums,
+                write_queue_nums=data.write_queue_nums,
+                perm=int(perm),
+                topic_sys_flag=data.topic_sys_flag,
+            )
+            admin.update_topic(addr, header)
+            return str(data.perm)
+
+        said = f"update topic perm from {{result}} to {perm} in {{addr}} success."
+        tell_each(addrs, change, said, output_format, topic=topic, perm=int(perm))
+
+
+@command("deleteTopic")
+@namesrv_option
+@cluster_option
+@topic_option
+@format_option
+def delete_topic(namesrv: tuple[str, ...], cluster: str | None, topic: str, output_format: str) -> None:
+    """Deletes a topic, with its queues.
+
+    At every master of a cluster (-c), and from the routes of the nameservers.  There is no way back: its
+    messages lie in the logs until retention takes them, but nobody can read them.
+    """
+    if cluster is None:
+        raise click.UsageError("of which cluster?  Say -c CLUSTER; mqadmin clusterList shows them")
+    with Admin(namesrv) as admin:
+        delete_topic_everywhere(admin, cluster, topic, quiet=output_format == "json")
+    if output_format == "json":
+        show_pairs({"topic": topic, "clusterName": cluster}, output_format)
+
+
+def delete_topic_everywhere(admin: Admin, cluster: str, topic: str, *, quiet: bool) -> None:
+    """At a cluster's masters (215), then at the nameservers (216): routes go last, or they would come back.
+
+    Raises RemotingError of a master that could not; the nameservers are then not told.
+    """
+    for broker in admin.masters(cluster):
+        admin.tell(broker.addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
+    echo(f"delete topic [{topic}] from cluster [{cluster}] success.", err=quiet)
+    header = DeleteTopicInNamesrvHeader(topic, cluster)
+    ask_each(admin.nameservers, lambda addr: admin.tell(addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, header))
+    echo(f"delete topic [{topic}] from NameServer success.", err=quiet)
+
+
+@command("updateOrderConf")
+@namesrv_option
+@topic_option
+@click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True)
+@click.option("-v", "--orderConf", "conf", metavar="CONF", help="For put: brokerName1:num;brokerName2:num")
+@format_option
+def update_order_conf(
+    namesrv: tuple[str, ...], topic: str, method: str, conf: str | None, output_format: str
+) -> None:
+    """Shows or changes an order topic's brokers and queues.
+
+    They stand at the nameservers and in the topic's route: a producer counts on them, up or down.
+    """
+    with Admin(namesrv) as admin:
+        if method == "get":
+            conf = get_order_conf(admin, topic)
+            if conf is None:
+                raise click.ClickException(f"topic {topic} has no order configuration; -m put makes one")
+        elif method == "put":
+            if not conf or not order_conf(conf):
+                raise click.UsageError("which brokers?  Say -v brokerName1:num;brokerName2:num")
+            put_order_conf(admin, topic, conf)
+        else:
+            header = KVConfigHeader(ORDER_NAMESPACE, topic)
+            ask_each(admin.nameservers, lambda addr: admin.tell(addr, RequestCode.DELETE_KV_CONFIG, header))
+            conf = None
+    if output_format == "json":
+        show_pairs({"topic": topic, "orderConf": conf}, output_format)
+        return
+    said = {"get": "get", "put": "update", "delete": "delete"}[method]
+    shown = "" if conf is None else f", orderConf=[{conf}]"
+    echo(f"{said} orderConf success. topic=[{topic}]{shown}")
+
+
+def get_order_conf(admin: Admin, topic: str) -> str | None:
+    try:
+        answer = admin.call_namesrv(RequestCode.GET_KV_CONFIG, KVConfigHeader(ORDER_NAMESPACE, topic))
+    except AnswerError as error:
+        if error.code != ResponseCode.QUERY_NOT_FOUND:
+            raise
+        return None
+    return KVValueResponseHeader.decode(answer.ext).value
+
+
+def put_order_conf(admin: Admin, topic: str, conf: str) -> None:
+    """At every nameserver: they do not tell each other."""
+    header = PutKVConfigHeader(ORDER_NAMESPACE, topic, conf)
+    _, complete = ask_each(
+        admin.nameservers, lambda addr: admin.tell(addr, RequestCode.PUT_KV_CONFIG, header)
+    )
+    if not complete:
+        sys.exit(1)
+
+
+def order_conf(text: str) -> dict[str, int]:
+    """broker name → queues.  Raises click.BadParameter."""
+    found = {}
+    for part in filter(None, text.split(";")):
+        name, _, queues = part.partition(":")
+        if not name.strip() or not queues.strip().isdecimal():
+            raise click.BadParameter(f"{part} is not brokerName:num", param_hint="-v")
+        found[name.strip()] = int(queues)
+    return found
+
+
+COMMANDS = (update_topic, update_topic_perm, delete_topic, update_order_conf)

@@ -1,0 +1,91 @@
+"""A broker's security, built from its configuration before anything else is opened.
+
+    guard         before every request of both ports, when aclEnable=true
+    tls           which connections these ports take
+    make_client   calls out: to name servers, and to the other brokers of the pair
+    doors         how slaves come to us, and how we go to a master
+
+What is wrong there ends the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from haservice.access.files import AclFiles, rules_files
+from haservice.access.guard import AclGuard
+from haservice.broker.acl.rights import check
+from haservice.configuration.settings import NodeConfig
+from haservice.configuration.yaml_document import YamlDocument
+from haservice.errors import RequestError
+from haservice.remoting.client import RemotingClient, Sign
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.dispatch import Guard
+from haservice.remoting.signature import sign
+from haservice.remoting.tls import ServerTls, client_tls, server_tls
+from haservice.replication.wire.secure import SecureDoors, secure_doors
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What is None is off."""
+
+    acl: AclFiles | None
+    guard: Guard | None
+    tls: ServerTls | None
+    make_client: Callable[[], RemotingClient]
+    doors: SecureDoors
+
+    def poll(self, offload: Callable[[Callable[[], None]], Any]) -> None:
+        """Looks for changed files, in the pool that `offload` leads to; about once a second."""
+        if self.acl is None and self.tls is None and not self.doors.watched:
+            return
+        with contextlib.suppress(RequestError):  # the pool is full: next time
+            offload(self._poll)
+
+    def _poll(self) -> None:
+        for part in (self.acl, self.tls):
+            if part is not None:
+                part.poll()
+        self.doors.poll()
+
+
+def security_of(config: NodeConfig) -> Security:
+    """Raises ConfigError for a file that cannot be used, naming it."""
+    files = rules_files(config.acl, config.source)
+    credentials = config.acl.credentials_file
+    return Security(
+        files,
+        None if files is None else AclGuard(lambda address, request: check(files.rules, address, request)),
+        server_tls(config.tls, config.source),
+        functools.partial(
+            RemotingClient,
+            tls=client_tls(config.tls, config.source),
+            sign=None if credentials is None else signing(credentials),
+        ),
+        secure_doors(config),
+    )
+
+
+def signing(path: Path) -> Sign:
+    """Adds the credentials that the file holds, as tools.yml does.  Raises ConfigError."""
+    document = YamlDocument(path)
+    fields = document.data if isinstance(document.data, dict) else {}
+    keys = []
+    for name in ("accessKey", "secretKey"):
+        key = fields.get(name)
+        if type(key) not in (str, int) or not str(key):
+            raise document.error(f"there is no {name}", name)
+        keys.append(str(key))
+    access_key, secret_key = keys
+    token = fields.get("securityToken")
+
+    def add(request: RemotingCommand) -> None:
+        sign(request, access_key, secret_key, None if token is None else str(token))
+
+    return add

@@ -1,0 +1,1 @@
+"""Delayed messages: where they wait, and how they come to their topics."""

@@ -1,0 +1,191 @@
+"""Redirect: messages that wait elsewhere before they come to their topic, and their way back.  Pure.
+
+    delayed        SCHEDULE_TOPIC_XXXX, queue = delay level - 1       until their time has come
+    half           RMQ_SYS_TRANS_HALF_TOPIC, queue 0                  until their transaction has ended
+    not consumed   %RETRY%group, delayed; at last %DLQ%group          until their consumer tries again
+
+Where a message belongs stands in two properties, REAL_TOPIC and REAL_QID.  Like DELAY and TRAN_MSG they
+are still there in what is stored in the end, as in RocketMQ 4.9.8 (its CommitLog, TransactionalMessageBridge
+and ScheduleMessageService).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from commitlog.kernel.layout import SYS_TRANSACTION_MASK
+from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
+from haservice.broker.metadata.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
+
+DLQ_PREFIX = "%DLQ%"
+DLQ_QUEUE_NUMS = 1
+# The first retry waits as long as this level says, each later one a level more.
+FIRST_RETRY_LEVEL = 3
+# Clients from 3.4.9 on say themselves how often a message is to be tried (MQVersion's ordinal).
+SAYS_MAX_RECONSUME_TIMES = 121
+
+DELAY = "DELAY"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+TRANSACTION_PREPARED = "TRAN_MSG"
+# What the check writes into its copies of a half message: how often the producer was asked, and the queue
+# offset of the first one.
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+ORIGINAL = "TRAN_PREPARED_QUEUE_OFFSET"
+WAIT = "WAIT"
+RETRY_TOPIC = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+
+_I32_MAX = 2**31 - 1
+
+
+@dataclass(slots=True)
+class Redirected(Message):
+    """A message on its way elsewhere; its sender is told of the queue it asked for."""
+
+    asked_queue_id: int = 0
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    return DLQ_PREFIX + group
+
+
+def delay_level(properties: Mapping[str, str]) -> int:
+    """The level that a message asks for, 0 or less for none.  Raises ValueError as Java's parseInt does."""
+    text = properties.get(DELAY)
+    if text is None:
+        return 0
+    level = int(text) if text.lstrip("+-").isdecimal() else None
+    if level is None or not -_I32_MAX - 1 <= level <= _I32_MAX:
+        raise ValueError(f"delay level {text[:20]!r} is not a whole number")
+    return level
+
+
+def is_half(properties: Mapping[str, str]) -> bool:
+    """Whether a sender asks for a transaction."""
+    return properties.get(TRANSACTION_PREPARED, "").lower() == "true"
+
+
+def to_schedule(message: Message, level: int, level_max: int) -> Redirected:
+    """`message` on its way into the queue of its delay level; a level beyond the last one is the last."""
+    level = min(level, level_max)
+    assert level > 0
+    properties = decode_properties(message.properties)
+    properties[DELAY] = str(level)
+    return _elsewhere(message, SCHEDULE_TOPIC, level - 1, properties, message.sys_flag)
+
+
+def to_half(message: Message) -> Redirected:
+    """`message` on its way into the half topic, where no consumer sees it.
+
+    Its delay is taken off, as Java clients do before they send: a stock broker would put the half message
+    itself off, and throw it away when its time has come.  So are the marks of an earlier transaction, which
+    who passes a consumed message on sends along: this one is nobody's copy, and was not asked about yet.
+    """
+    properties = decode_properties(message.properties)
+    for name in (DELAY, CHECK_TIMES, ORIGINAL):
+        properties.pop(name, None)
+    return _elsewhere(message, HALF_TOPIC, 0, properties, message.sys_flag & ~SYS_TRANSACTION_MASK)
+
+
+def to_dead_letters(message: Message, group: str) -> Redirected:
+    """`message` on its way to the dead letters of `group`, at once."""
+    properties = decode_properties(message.properties)
+    if DELAY in properties:
+        properties[DELAY] = "0"
+    return Redirected(
+        dead_letter_topic(group),
+        0,
+        message.body,
+        encode_properties(properties),
+        message.flag,
+        message.sys_flag & ~SYS_TRANSACTION_MASK,
+        message.born_timestamp_ms,
+        message.born_host,
+        message.reconsume_times,
+        asked_queue_id=message.queue_id,
+    )
+
+
+def restored(stored: StoredMessage) -> Message:
+    """A stored message on its way back to its real topic and queue, its properties as they are.
+
+    Raises ValueError if it does not say where that is.
+    """
+    properties = decode_properties(stored.properties)
+    topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID, "")
+    if topic is None or not queue_id.isdecimal() or int(queue_id) > _I32_MAX:
+        raise ValueError(f"real topic {topic!r} queue {queue_id[:20]!r} of a redirected message")
+    return Message(
+        topic,
+        int(queue_id),
+        stored.body,
+        stored.properties.removesuffix(b"\x02"),
+        stored.flag,
+        stored.sys_flag,
+        stored.born_timestamp_ms,
+        stored.born_host,
+        stored.reconsume_times,
+    )
+
+
+def sent_back(
+    stored: StoredMessage, group: str, retry_queue_id: int, asked_level: int, times_max: int
+) -> tuple[Message, int]:
+    """What becomes of a message that `group` could not consume, and the delay level it has to wait for.
+
+    With a level of 0 it is a dead letter.  `asked_level` is the consumer's: 0 leaves it to the broker,
+    below 0 there are to be no more tries.
+    """
+    properties = decode_properties(stored.properties)
+    properties.setdefault(RETRY_TOPIC, stored.topic)
+    properties.setdefault(ORIGIN_MESSAGE_ID, stored.message_id)
+    properties[WAIT] = "false"
+    if stored.reconsume_times >= times_max or asked_level < 0:
+        topic, queue_id, level = dead_letter_topic(group), 0, 0
+    else:
+        topic, queue_id = retry_topic(group), retry_queue_id
+        level = asked_level or FIRST_RETRY_LEVEL + stored.reconsume_times
+    properties[DELAY] = str(level)
+    message = Message(
+        topic,
+        queue_id,
+        stored.body,
+        encode_properties(properties),
+        stored.flag,
+        stored.sys_flag,
+        stored.born_timestamp_ms,
+        stored.born_host,
+        stored.reconsume_times + 1,
+    )
+    return message, level
+
+
+def consumed_topic(message: Message) -> str:
+    """The topic that a message which was sent back came from at first."""
+    return decode_properties(message.properties).get(RETRY_TOPIC, message.topic)
+
+
+def _elsewhere(
+    message: Message, topic: str, queue_id: int, properties: dict[str, str], sys_flag: int
+) -> Redirected:
+    properties[REAL_TOPIC] = message.topic
+    properties[REAL_QUEUE_ID] = str(message.queue_id)
+    return Redirected(
+        topic,
+        queue_id,
+        message.body,
+        encode_properties(properties),
+        message.flag,
+        sys_flag,
+        message.born_timestamp_ms,
+        message.born_host,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
+        asked_queue_id=message.queue_id,
+    )

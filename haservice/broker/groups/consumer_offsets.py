@@ -1,0 +1,301 @@
+"""ConsumerOffsets: how far each group has consumed, and `config/consumerOffset.json`.
+
+`topic@group` → queue id → the offset of the next message to consume.  Any value is stored, as in
+RocketMQ: whether a topic or group exists is not asked, but names cost a peer nothing to make up, so there are
+bounds.  The table is changed by the loop (commits), by the threads that look after transactions and that
+take offsets back and, on a slave, by the one that copies the master's.
+
+Who goes through the whole table does it in slices, and has the lock for one of them only: the loop, which
+commits, waits for less than a millisecond.  A copy is true of each queue, and not of one moment for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import orjson
+
+from haservice.broker.groups.offset_merge import SEPARATOR, Looks, OffsetTable, settled
+from haservice.persisted_file import PersistedFile
+from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
+from haservice.remoting.bodies.offset_text import SLICE_KEYS, encode_offsets, slices
+
+__all__ = ["SEPARATOR", "ConsumerOffsets"]
+
+logger = logging.getLogger(__name__)
+
+# Queues of all groups together, several times as many as real brokers have; the table is written whole.
+OFFSETS_MAX = 500_000
+# What their text may have, so that it fits into an answer to our slaves.
+TEXT_BYTES_MAX = 48 * 1024 * 1024
+# The most that a queue takes in it: `2147483647:-9223372036854775808,`; and a key beside its name.
+_QUEUE_BYTES = 32
+_KEY_BYTES = 8
+# Between two slices for the file, which nobody waits for: the loop has the interpreter meanwhile.
+_PAUSE_S = 0.001
+
+
+class ConsumerOffsets:
+    """The table, and the file it outlives the process in."""
+
+    def __init__(
+        self,
+        stored: PersistedFile,
+        *,
+        offsets_max: int = OFFSETS_MAX,
+        text_bytes_max: int = TEXT_BYTES_MAX,
+    ) -> None:
+        self._stored = stored
+        self._offsets_max = offsets_max
+        self._text_bytes_max = text_bytes_max
+        # Guards all below but `_looked`: a copy is taken while the loop commits.
+        self._lock = threading.Lock()
+        self._table: OffsetTable = {}
+        self._count = 0
+        self._text_bytes = 0
+        self._changes = 0
+        self._persisted = -1
+        self._refusals = 0
+        self._told_full = False
+        # Of a slave: the last look at its master's table.
+        self._looked = Looks()
+
+    def commit(
+        self, group: str, topic: str, queue_id: int, offset: int, *, in_any_case: bool = False
+    ) -> bool:
+        """Remembers `offset`, whatever it is: a group may go back on purpose.  False for want of room.
+
+        `in_any_case`: of the broker's own groups, which are few.
+        """
+        key = f"{topic}{SEPARATOR}{group}"
+        with self._lock:
+            queues = self._table.get(key)
+            if (queues is not None and queue_id in queues) or in_any_case or self._has_room(key):
+                self._put(key, queue_id, offset)
+                return True
+            self._refusals += 1
+            news, self._told_full = not self._told_full, True
+        if news:
+            logger.error("%s; first=%s queue=%d", self.full, key, queue_id)
+        return False
+
+    @property
+    def full(self) -> str:
+        """What was not kept for want of room, since some was made last; "" when nothing was."""
+        if not self._refusals:
+            return ""
+        return f"no more offsets are kept, there are {self._count}; commits refused so far: {self._refusals}"
+
+    def __len__(self) -> int:
+        """Of how many queues there are offsets."""
+        return self._count
+
+    def _has_room(self, key: str) -> bool:
+        assert self._lock.locked()
+        more = _QUEUE_BYTES + (0 if key in self._table else _text_bytes(key))
+        return self._count < self._offsets_max and self._text_bytes + more <= self._text_bytes_max
+
+    def _put(self, key: str, queue_id: int, offset: int) -> None:
+        assert self._lock.locked()
+        self._changes += 1
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._table[key] = {}
+            self._text_bytes += _text_bytes(key)
+        if queue_id not in queues:
+            self._count += 1
+            self._text_bytes += _QUEUE_BYTES
+        queues[queue_id] = offset
+
+    def _drop(self, key: str, queue_ids: Iterable[int]) -> None:
+        """These queues, and the key when none is left."""
+        assert self._lock.locked()
+        queues = self._table[key]
+        for queue_id in queue_ids:
+            del queues[queue_id]
+            self._count -= 1
+            self._text_bytes -= _QUEUE_BYTES
+        if not queues:
+            del self._table[key]
+            self._text_bytes -= _text_bytes(key)
+        self._changes += 1
+        self._refusals, self._told_full = 0, False
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        """What was committed last; None if nothing was."""
+        queues = self._table.get(f"{topic}{SEPARATOR}{group}")
+        return None if queues is None else queues.get(queue_id)
+
+    def queues_of(self, group: str, topic: str) -> dict[int, int]:
+        """A copy of what `group` has of `topic`."""
+        with self._lock:
+            return dict(self._table.get(f"{topic}{SEPARATOR}{group}", {}))
+
+    def table(self) -> OffsetTable:
+        """A copy of everything."""
+        return {key: queues for part in self._parts() for key, queues in part}
+
+    def _parts(self) -> Iterator[list[tuple[str, dict[int, int]]]]:
+        """As table(), in slices."""
+        keys = self._keys()
+        for first in range(0, len(keys), SLICE_KEYS):
+            with self._lock:
+                part = [
+                    (key, dict(queues))
+                    for key in keys[first : first + SLICE_KEYS]
+                    if (queues := self._table.get(key)) is not None
+                ]
+            yield part
+
+    def _keys(self) -> list[str]:
+        with self._lock:
+            return list(self._table)
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics that `group` has offsets of."""
+        keys = (key.partition(SEPARATOR) for key in self._keys())
+        return [topic for topic, _, name in keys if name == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have offsets of `topic`."""
+        keys = (key.partition(SEPARATOR) for key in self._keys())
+        return [group for name, _, group in keys if name == topic]
+
+    def remove_group(self, group: str) -> int:
+        """Forgets every offset of `group`; returns of how many topics."""
+        gone = 0
+        for topic in self.topics_of(group):
+            key = f"{topic}{SEPARATOR}{group}"
+            with self._lock:
+                if key in self._table:
+                    self._drop(key, list(self._table[key]))
+                    gone += 1
+        if gone:
+            logger.info("consumer offsets removed group=%s topics=%d", group, gone)
+        return gone
+
+    def merge(self, body: ConsumerOffsetWrapper, *, continued: bool = False) -> int:
+        """Takes a master's answer to 43 in, by the rules of `offset_merge`; returns how many queues moved.
+
+        `continued`: it is of the same run of the same master as the answer before.  One thread at a time.
+        """
+        last = self._looked if continued else Looks()
+        looks = Looks(body.offset_table)
+        moved = 0
+        for part in slices(looks.theirs):
+            with self._lock:
+                moved += sum([self._merge_one(key, theirs, last, looks) for key, theirs in part])
+        for before in slices(last.theirs):
+            with self._lock:
+                moved += sum([self._forget(key, queues, last, looks) for key, queues in before])
+        self._looked = looks
+        return moved
+
+    def _merge_one(self, key: str, theirs: Mapping[int, int], last: Looks, looks: Looks) -> int:
+        """A group's queues of one topic; what is not their offset goes into `looks`.  How many moved."""
+        assert self._lock.locked()
+        moved = 0
+        ours = self._table.get(key, {})
+        for queue_id, offset in theirs.items():
+            known = ours.get(queue_id)
+            if known == offset:
+                continue
+            kept = settled(known, offset, last.get(key, queue_id))
+            assert kept is not None
+            if kept != offset:
+                looks.kept[key, queue_id] = kept
+            if kept != known:
+                self._put(key, queue_id, kept)
+                moved += 1
+        return moved
+
+    def _forget(self, key: str, before: Iterable[int], last: Looks, looks: Looks) -> int:
+        """Drops what the master had at the last look and has no longer; returns how many queues."""
+        assert self._lock.locked()
+        ours, now = self._table.get(key, {}), looks.theirs.get(key, {})
+        gone = [
+            queue_id
+            for queue_id in before
+            if queue_id not in now
+            and queue_id in ours
+            and settled(ours[queue_id], None, last.get(key, queue_id)) is None
+        ]
+        if gone:
+            self._drop(key, gone)
+            if key not in self._table:
+                logger.info("consumer offsets removed, the master has none any more topic@group=%s", key)
+        return len(gone)
+
+    def take_further(self, table: Mapping[str, Mapping[int, int]]) -> int:
+        """Takes over what is further in `table` than here; returns how many queues moved."""
+        moved = 0
+        for part in slices(table):
+            with self._lock:
+                for key, theirs in part:
+                    ours = self._table.get(key, {})
+                    for queue_id, offset in theirs.items():
+                        known = ours.get(queue_id)
+                        if settled(known, offset, None) != known:
+                            self._put(key, queue_id, offset)
+                            moved += 1
+        return moved
+
+    def load(self) -> None:
+        """Reads the file, if there is one."""
+        body = self._stored.load(ConsumerOffsetWrapper.decode)
+        if body is None:
+            return
+        with self._lock:
+            self._table = {}
+            self._count = self._text_bytes = 0
+            for key, queues in body.offset_table.items():
+                for queue_id, offset in queues.items():
+                    self._put(key, queue_id, offset)
+        logger.info("consumer offsets loaded groups=%d", len(body.offset_table))
+
+    def warn_of_ends_passed(self, end_of: Callable[[str, int], int | None]) -> None:
+        """Says once if groups have consumed more than the queues ever held, for a master's start.
+
+        Such offsets were made on another store: this one lost its end, or is a slave's that began in the
+        middle.  They are kept: whoever pulls there is moved to the queue's end, and what was numbered anew
+        is not consumed.  `end_of` gives the max offset of (topic, queue id); None for those not to look at.
+        """
+        passed = [
+            (key, queue_id, offset, end)
+            for key, queues in self.table().items()
+            for queue_id, offset in queues.items()
+            if (end := end_of(key.partition(SEPARATOR)[0], queue_id)) is not None and offset > end
+        ]
+        if passed:
+            logger.warning(
+                "consumer offsets lie beyond their queues, made on another store? count=%d largest: "
+                "topic@group=%s queue=%d offset=%d queue_end=%d",
+                len(passed),
+                *max(passed, key=lambda one: one[2] - one[3]),
+            )
+
+    def encode(self) -> bytearray:
+        """The body of request 43."""
+        return encode_offsets(self._parts())
+
+    def persist(self) -> bool:
+        """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
+        changes = self._changes  # before the table is looked at: what comes meanwhile is written next time
+        if changes == self._persisted:
+            return False
+        written = self._stored.save(lambda: encode_offsets(self._unhurried(), pretty=True))
+        self._persisted = changes
+        return written
+
+    def _unhurried(self) -> Iterator[list[tuple[str, dict[int, int]]]]:
+        for part in self._parts():
+            yield part
+            time.sleep(_PAUSE_S)
+
+
+def _text_bytes(key: str) -> int:
+    """What a key takes in the text, its queues left out."""
+    return len(orjson.dumps(key)) + _KEY_BYTES

@@ -1,0 +1,122 @@
+"""HandBack: a master that returns takes over the consumer offsets that its slaves hold.
+
+While it was away, consumers read from a slave and committed there.  Before the name server hears of the
+master, and so before consumers and slaves do, it asks the slaves of its broker name:
+
+    106 GET_BROKER_CLUSTER_INFO             at the name server: who is there
+    201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    at each slave: which groups it knows
+    43  GET_ALL_CONSUMER_OFFSET             at each slave
+
+and takes those offsets that are further than its own.  RocketMQ does not ask; its slaves overwrite what
+was committed to them 10 s later, and the messages are consumed again.  Stock slaves answer the same.
+
+A name server that was out of reach and still lists this master is no reason to ask again: nobody was sent
+to a slave by it, and offsets that were reset here meanwhile would move forward again.
+
+All of it has `PATIENCE_S`.  What goes wrong is logged, and the master registers all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups.offset_merge import handed_back
+from haservice.broker.groups.subscription_groups import Groups
+from haservice.errors import RemotingError
+from haservice.remoting.bodies.clients import (
+    MASTER_ID,
+    ClusterInfo,
+    ConsumerOffsetWrapper,
+    SubscriptionGroupWrapper,
+)
+from haservice.remoting.client import RemotingClient, expect
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import Body, RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+# For everything: a slave that is there answers in milliseconds.  A start waits no longer for its route.
+PATIENCE_S = 2.0
+# More than any pair has; a name server that names more is not believed that far.
+SLAVES_MAX = 8
+
+
+class HandBack:
+    """Called by the thread `register`, each time before a name server is told of this broker anew."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        own_addr: str,
+        offsets: ConsumerOffsets,
+        groups: Groups,
+        end_of: Callable[[str, int], int | None],
+        *,
+        on_taken: Callable[[], None] = lambda: None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`end_of` gives the max offset of (topic, queue id), or None where an offset may be any.
+        `on_taken` is called when something was taken, so that it gets written.
+        """
+        self._broker_name = broker_name
+        self._own_addr = own_addr
+        self._offsets = offsets
+        self._groups = groups
+        self._end_of = end_of
+        self._on_taken = on_taken
+        self._patience_s = patience_s
+        # Name servers that have been asked since this process began.
+        self._asked: set[str] = set()
+
+    async def run(self, client: RemotingClient, namesrv_addr: str) -> None:
+        """Never raises but when cancelled."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                slaves = await self._slaves(client, namesrv_addr)
+                await asyncio.gather(*(self._take(client, addr) for addr in slaves))
+        except TimeoutError:
+            logger.warning("consumer offsets not taken back reason=not all there in %g s", self._patience_s)
+        except (RemotingError, ValueError) as error:
+            # The registration that follows says more loudly that a name server is away.
+            logger.debug("slaves not known namesrv=%s reason=%s", namesrv_addr, error)
+
+    async def _slaves(self, client: RemotingClient, namesrv_addr: str) -> list[str]:
+        body = await self._ask(client, namesrv_addr, RequestCode.GET_BROKER_CLUSTER_INFO)
+        broker = ClusterInfo.decode(body).broker_addr_table.get(self._broker_name)
+        if broker is None:
+            return []
+        never_away = namesrv_addr in self._asked and broker.broker_addrs.get(MASTER_ID) == self._own_addr
+        self._asked.add(namesrv_addr)
+        if never_away:
+            return []
+        slaves = [addr for number, addr in broker.broker_addrs.items() if number != MASTER_ID]
+        return [addr for addr in slaves if addr != self._own_addr][:SLAVES_MAX]
+
+    async def _take(self, client: RemotingClient, addr: str) -> None:
+        try:
+            known = SubscriptionGroupWrapper.decode(
+                await self._ask(client, addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            ).subscription_group_table
+            table = ConsumerOffsetWrapper.decode(
+                await self._ask(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            ).offset_table
+        except (RemotingError, ValueError) as error:
+            logger.warning("consumer offsets not taken back slave=%s reason=%s", addr, error)
+            return
+
+        def is_group(name: str) -> bool:
+            return name in known or self._groups.get(name) is not None
+
+        moved = self._offsets.take_further(handed_back(table, is_group, self._end_of))
+        logger.info(
+            "consumer offsets compared slave=%s topics_at_groups=%d taken=%d", addr, len(table), moved
+        )
+        if moved:
+            self._on_taken()
+
+    async def _ask(self, client: RemotingClient, addr: str, code: RequestCode) -> Body:
+        answer = await client.invoke(addr, RemotingCommand.request(code), self._patience_s)
+        return expect(addr, answer).body

@@ -1,0 +1,158 @@
+"""Membership: heartbeats, leaving, who is in a group, and telling a group that it has changed.
+
+34 HEART_BEAT                    a client's producers, consumers and their subscriptions
+35 UNREGISTER_CLIENT             it leaves one group of each kind
+38 GET_CONSUMER_LIST_BY_GROUP    client ids, which the clients share the queues out by
+40 NOTIFY_CONSUMER_IDS_CHANGED   ours to them, oneway
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from haservice.broker.delay.redirect import retry_topic
+from haservice.broker.groups.consumers import ClientTable, Peer
+from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX, Groups
+from haservice.broker.metadata.topics import SYS_FLAG_UNIT_SUB, TopicsFull, TopicTable, name_fault
+from haservice.errors import RequestError
+from haservice.remoting.bodies.clients import (
+    ConsumerData,
+    ConsumerIdList,
+    HeartbeatData,
+)
+from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.headers.clients import (
+    ConsumerGroupHeader,
+    UnregisterClientHeader,
+)
+
+logger = logging.getLogger(__name__)
+
+# More than any real client names at once.
+GROUPS_MAX = 1024
+SUBSCRIPTIONS_MAX = 4096
+# Of one connection, in all its heartbeats: clients of one process may share it.
+MEMBERSHIPS_MAX = 4 * GROUPS_MAX
+
+
+class HeartbeatProcessor:
+    """Keeps `clients`.  `creates_topics` is false on a slave, whose topics are its master's."""
+
+    def __init__(
+        self,
+        clients: ClientTable,
+        groups: Groups,
+        topics: TopicTable,
+        *,
+        creates_topics: bool,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clients = clients
+        self._groups = groups
+        self._topics = topics
+        self._creates_topics = creates_topics
+        self._clock_s = clock_s
+
+    def handlers(self) -> dict[int, Processor]:
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+        }
+
+    def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        try:
+            data = HeartbeatData.decode(command.body)
+        except ValueError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"heartbeat cannot be read: {error}") from None
+        names = [one.group_name for one in data.consumer_data_set]
+        names += [one.group_name for one in data.producer_data_set]
+        named = len(names)
+        if named > GROUPS_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"heartbeat names {named} groups, at most {GROUPS_MAX} are kept"
+            )
+        longest = max(map(len, names), default=0)
+        if longest > GROUP_LENGTH_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"heartbeat names a group of {longest} characters, at most {GROUP_LENGTH_MAX} are kept",
+            )
+        known = self._clients.memberships(connection)
+        if known + named > MEMBERSHIPS_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"this connection is in {known} groups and names {named}, at most {MEMBERSHIPS_MAX} are kept",
+            )
+        for consumer in data.consumer_data_set:
+            wanted = len(consumer.subscription_data_set)
+            if wanted > SUBSCRIPTIONS_MAX:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"group {consumer.group_name} subscribes {wanted} topics,"
+                    f" at most {SUBSCRIPTIONS_MAX} are kept",
+                )
+            self._make_group(consumer)
+        self._clients.heartbeat(
+            connection, data, self._clock_s(), _language_name(command.language), command.version
+        )
+        return command.answer()
+
+    def _make_group(self, consumer: ConsumerData) -> None:
+        """The group, if it may be made, and its `%RETRY%group`, which consumers subscribe by themselves.
+
+        A consumer whose group may not be made is a member all the same, as in RocketMQ; its pulls are
+        refused.
+        """
+        name = consumer.group_name
+        group = self._groups.find(name)
+        topic = retry_topic(name)
+        # A group that is served but not kept gets no topic, or those would grow without bound instead.
+        if group is None or not self._creates_topics or self._groups.get(name) is None:
+            return
+        if self._topics.get(topic) is None and name_fault(topic) is None:
+            flags = SYS_FLAG_UNIT_SUB if consumer.unit_mode else 0
+            with suppress(TopicsFull):  # it consumes all the same; what it sends back is refused
+                self._topics.find_or_create(topic, max(0, group.retry_queue_nums), topic_sys_flag=flags)
+
+    def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = UnregisterClientHeader.decode(command.ext)
+        self._clients.unregister(connection, header.producer_group, header.consumer_group)
+        return command.answer()
+
+    def consumer_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = ConsumerGroupHeader.decode(command.ext).consumer_group
+        client_ids = self._clients.consumer_ids(name)
+        if not client_ids:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
+        return command.answer(body=ConsumerIdList(client_ids).encode())
+
+
+def _language_name(language: int) -> str:
+    """A newer client may speak a language that has no name here yet."""
+    try:
+        return LanguageCode(language).name
+    except ValueError:
+        return LanguageCode.OTHER.name
+
+
+def notify_members(groups: Groups, *, enabled: bool = True) -> Callable[[str, Iterable[Peer]], None]:
+    """What ClientTable calls on a change: tells every member, unless its group or `enabled` forbids it."""
+
+    def notify(name: str, members: Iterable[Peer]) -> None:
+        group = groups.get(name)
+        if not enabled or (group is not None and not group.notify_consumer_ids_changed_enable):
+            return
+        for member in members:
+            if isinstance(member, Connection):
+                ext = ConsumerGroupHeader(name).encode()
+                member.send(
+                    RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext, oneway=True)
+                )
+
+    return notify

@@ -1,0 +1,112 @@
+"""QueueLocks: which member of a group has which queue for itself, for consumers that keep the order.
+
+    free or expired  ──lock──▶  held by one client id  ──lock by the same──▶  held for another 60 s
+                                └──unlock by the owner, or 60 s without a word──▶ free
+
+In memory only, as in RocketMQ: after a restart the members lock anew, and a slave does not know its master's
+locks.  Nothing is freed when a client's connection ends, for it may still be at work on a queue: clients
+refresh every 20 s and stop consuming 30 s after the last success, so that 60 s later nobody is.
+
+Pure: the clock is handed in.  The loop's thread only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from haservice.remoting.bodies.clients import MessageQueue
+
+# RocketMQ's default; there it can be changed by a property of the Java process only, and clients' own times
+# (refresh 20 s, stop 30 s) have to fit inside.
+LOCK_SECONDS = 60.0
+# Queues locked at a time, over all groups; beyond them expired locks are dropped, and then none is given.
+LOCKS_MAX = 100_000
+# While there are so many, expired ones are looked for at most this often.
+SWEEP_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Lock:
+    client_id: str
+    since_s: float
+
+
+class QueueLocks:
+    """group → queue → who holds it, and since when."""
+
+    def __init__(
+        self,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        lock_s: float = LOCK_SECONDS,
+        locks_max: int = LOCKS_MAX,
+    ) -> None:
+        self._clock_s = clock_s
+        self._lock_s = lock_s
+        self._locks_max = locks_max
+        self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
+        self._count = 0
+        self._swept_s = -SWEEP_SECONDS
+
+    def __len__(self) -> int:
+        """Locks that are kept, expired ones included."""
+        return self._count
+
+    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Takes or renews what it can of `queues`, and returns that, each once."""
+        now_s = self._clock_s()
+        granted: dict[MessageQueue, None] = {}
+        for queue in queues:
+            if self._take(group, client_id, queue, now_s):
+                granted[queue] = None
+        return list(granted)
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Frees those of `queues` that `client_id` holds; others are left alone."""
+        locks = self._groups.get(group)
+        if locks is None:
+            return
+        for queue in queues:
+            held = locks.get(queue)
+            if held is not None and held.client_id == client_id:
+                del locks[queue]
+                self._count -= 1
+        if not locks:
+            del self._groups[group]
+
+    def owner(self, group: str, queue: MessageQueue) -> str | None:
+        """The client id that holds `queue` now."""
+        held = self._groups.get(group, {}).get(queue)
+        return None if held is None or self._expired(held, self._clock_s()) else held.client_id
+
+    def _take(self, group: str, client_id: str, queue: MessageQueue, now_s: float) -> bool:
+        held = self._groups.get(group, {}).get(queue)
+        if held is not None:
+            if held.client_id != client_id and not self._expired(held, now_s):
+                return False
+            held.client_id = client_id
+            held.since_s = now_s
+            return True
+        if self._count >= self._locks_max and not self._drop_expired(now_s):
+            return False
+        self._groups.setdefault(group, {})[queue] = _Lock(client_id, now_s)
+        self._count += 1
+        return True
+
+    def _expired(self, held: _Lock, now_s: float) -> bool:
+        return now_s - held.since_s > self._lock_s
+
+    def _drop_expired(self, now_s: float) -> bool:
+        """True if that made room."""
+        if now_s - self._swept_s < SWEEP_SECONDS:
+            return False
+        self._swept_s = now_s
+        for group, locks in list(self._groups.items()):
+            for queue in [queue for queue, held in locks.items() if self._expired(held, now_s)]:
+                del locks[queue]
+                self._count -= 1
+            if not locks:
+                del self._groups[group]
+        return self._count < self._locks_max

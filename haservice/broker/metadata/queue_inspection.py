@@ -1,0 +1,193 @@
+"""Looking into queues and between groups, and the statistics.
+
+    321 QUERY_CONSUME_QUEUE      entries of a queue's index
+    308 QUERY_CORRECTION_OFFSET  per queue, the least that any other group has consumed
+    314 CLONE_GROUP_OFFSET       a group begins where another one is
+    315 VIEW_BROKER_STATS_DATA   one statistic of a minute, an hour and a day
+
+Rules: RocketMQ 4.9.8's AdminBrokerProcessor.  Three of its slips are not repeated: 308 does not delete the
+offsets of the groups it is to leave out, 314 without a topic clones all topics, and a slave, whose offsets
+are its master's, refuses 314.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from commitlog.queues.consume_queue import Entry
+from haservice.broker.groups.consumer_offsets import SEPARATOR, ConsumerOffsets
+from haservice.broker.groups.consumers import ClientTable
+from haservice.broker.metadata.readable_topics import Topics
+from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.metadata.topic_admin import SLAVE_REMARK
+from haservice.broker.pull.tag_filter import TagCodes, lets_through
+from haservice.broker.stats.traffic import Figures, Traffic
+from haservice.errors import RequestError
+from haservice.remoting.bodies.admin import (
+    BrokerStatsData,
+    ConsumeQueueBody,
+    ConsumeQueueEntry,
+    CorrectionOffsets,
+    StatsItem,
+)
+from haservice.remoting.bodies.clients import SubscriptionData
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.headers.admin import (
+    BrokerStatsHeader,
+    CloneGroupOffsetHeader,
+    ConsumeQueueHeader,
+    CorrectionOffsetHeader,
+)
+from haservice.remoting.workers import Offload
+
+logger = logging.getLogger(__name__)
+
+# A tool that asks for more entries of a queue gets so many.
+ENTRIES_MAX = 10_000
+# RocketMQ's "this group is not behind": Java's Long.MAX_VALUE.
+NOT_BEHIND = 2**63 - 1
+
+
+class QueueInspectionProcessor:
+    def __init__(
+        self,
+        topics: Topics,
+        clients: ClientTable,
+        offsets: ConsumerOffsets,
+        view: StoreView,
+        traffic: Traffic,
+        offload: Offload,
+        *,
+        is_slave: bool,
+    ) -> None:
+        self._topics = topics
+        self._clients = clients
+        self._offsets = offsets
+        self._view = view
+        self._traffic = traffic
+        self._offload = offload
+        self._is_slave = is_slave
+
+    def handlers(self) -> dict[int, Processor]:
+        return {
+            RequestCode.QUERY_CONSUME_QUEUE: self.consume_queue,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.correction_offsets,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone_offsets,
+            RequestCode.VIEW_BROKER_STATS_DATA: self.stats_data,
+        }
+
+    # 321
+
+    def consume_queue(
+        self, connection: Connection, request: RemotingCommand
+    ) -> asyncio.Future[RemotingCommand]:
+        """An index outside of the queue is answered without a body, as RocketMQ's tools expect."""
+        header = ConsumeQueueHeader.decode(request.ext)
+        return asyncio.ensure_future(self._consume_queue(request, header))
+
+    async def _consume_queue(self, request: RemotingCommand, header: ConsumeQueueHeader) -> RemotingCommand:
+        topic, queue_id = header.topic, header.queue_id
+        count = max(0, min(header.count, ENTRIES_MAX))
+        entries = await self._offload(self._view.entries, topic, queue_id, header.index, count)
+        if entries is None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
+        least, most = self._view.bounds(topic, queue_id)
+        if not 0 <= header.index < max(most, 1):
+            remark = f"Index {header.index} of {queue_id}@{topic} is not exist!"
+            return request.answer(ResponseCode.SUCCESS, remark)
+        subscription, codes, said = self._filter(header.consumer_group, topic)
+        body = ConsumeQueueBody(
+            queue_data=[_entry(entry, subscription is not None, codes) for entry in entries],
+            min_queue_index=least,
+            max_queue_index=most,
+            subscription_data=subscription,
+            filter_data=said,
+        )
+        return request.answer(body=body.encode())
+
+    def _filter(self, name: str | None, topic: str) -> tuple[SubscriptionData | None, TagCodes, str | None]:
+        """What a group wants of the topic: (as it subscribes, tag codes, what to say instead)."""
+        if not name:
+            return None, None, None
+        group = self._clients.group(name)
+        found = group.subscriptions.get(topic) if group is not None else None
+        if found is None:
+            return None, None, f"{name}@{topic} is not online!"
+        return found.data or SubscriptionData(topic, found.expression), found.codes, None
+
+    # 308, 314
+
+    def correction_offsets(
+        self, connection: Connection, request: RemotingCommand
+    ) -> asyncio.Future[RemotingCommand]:
+        return self._offload(self._correction, request, CorrectionOffsetHeader.decode(request.ext))
+
+    def _correction(self, request: RemotingCommand, header: CorrectionOffsetHeader) -> RemotingCommand:
+        """In a work thread."""
+        left_out = {name.strip() for name in (header.filter_groups or "").split(",")}
+        table = self._offsets.table()
+        least: dict[int, int] = {}
+        for key, queues in table.items():
+            topic, _, group = key.partition(SEPARATOR)
+            if topic != header.topic or group in left_out:
+                continue
+            for queue_id, offset in queues.items():
+                if offset >= self._view.bounds(topic, queue_id)[0]:
+                    least[queue_id] = min(offset, least.get(queue_id, offset))
+        compared = table.get(f"{header.topic}{SEPARATOR}{header.compare_group}", {})
+        for queue_id, offset in compared.items():
+            if least.get(queue_id, NOT_BEHIND) > offset:
+                least[queue_id] = NOT_BEHIND
+        return request.answer(body=CorrectionOffsets(least).encode())
+
+    def clone_offsets(
+        self, connection: Connection, request: RemotingCommand
+    ) -> asyncio.Future[RemotingCommand]:
+        """Topics that an online source group does not subscribe are left out, unless `offline` is set."""
+        header = CloneGroupOffsetHeader.decode(request.ext)
+        if self._is_slave:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, SLAVE_REMARK)
+        source = self._clients.group(header.src_group)
+        subscribed = source.subscriptions if source is not None and not header.offline else None
+        return self._offload(self._clone, request, header, subscribed)
+
+    def _clone(
+        self, request: RemotingCommand, header: CloneGroupOffsetHeader, subscribed: Collection[str] | None
+    ) -> RemotingCommand:
+        """In a work thread."""
+        topics = [header.topic] if header.topic else self._offsets.topics_of(header.src_group)
+        for topic in topics:
+            if self._topics.get(topic) is None or (subscribed and topic not in subscribed):
+                continue
+            for queue_id, offset in self._offsets.queues_of(header.src_group, topic).items():
+                if not self._offsets.commit(header.dest_group, topic, queue_id, offset):
+                    raise RequestError(
+                        ResponseCode.SYSTEM_ERROR, f"not all were cloned, of {topic}: {self._offsets.full}"
+                    )
+            logger.info("offsets cloned topic=%s from=%s to=%s", topic, header.src_group, header.dest_group)
+        return request.answer()
+
+    # 315
+
+    def stats_data(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = BrokerStatsHeader.decode(request.ext)
+        figures = self._traffic.figures(header.stats_name, header.stats_key)
+        if figures is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
+            )
+        minute, hour, day = (_item(one) for one in figures)
+        return request.answer(body=BrokerStatsData(minute, hour, day).encode())
+
+
+def _item(figures: Figures) -> StatsItem:
+    return StatsItem(figures.sum, round(figures.tps, 6), round(figures.avgpt, 6))
+
+
+def _entry(entry: Entry, filtered: bool, codes: TagCodes) -> ConsumeQueueEntry:
+    wanted = filtered and (codes is None or lets_through(codes, entry.tags_code))
+    return ConsumeQueueEntry(entry.physical_offset, entry.size, entry.tags_code, eval=wanted)

@@ -1,0 +1,389 @@
+"""Registration: telling every name server that this broker is here, and learning who its master is.
+
+One follower per name server, all on one event loop in the thread `register`, each at its own pace:
+
+    at start                  at once
+    answered                  again after the period (30 s)
+    a topic changed           again, after a short while in which more changes may join
+    slave without its master  again within a second: a master that returns is found at once
+    refused for a newer term  again after 5 s: it may have been a stranger's, who is gone by then
+    no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
+
+Before a name server that knows nothing of this broker, or may have forgotten it, is told: `on_reachable`.
+
+The connection stays open in between, for a name server takes its end as the broker's end.  The
+answers of several name servers may differ; the first in the order of the configuration that names a
+master is believed.  The word of one that does not answer counts no longer, as soon as another one
+names a master; until then what was believed stays, for silence says nothing of the master.  `stop`
+unregisters, so that no route names a broker that is gone.
+
+With a registration goes the number of this broker's last term, which a stock name server does not read.
+Ours keeps a route from an old master, and says who the newer one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TopicTable
+from haservice.deadline import Deadline
+from haservice.errors import AnswerError, RemotingError, RequestError
+from haservice.news import News
+from haservice.remoting.bodies.clients import KVTable, RegisterBrokerBody, body_crc32
+from haservice.remoting.client import RemotingClient, expect
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import Body, RemotingCommand
+from haservice.remoting.frame import FRAME_BYTES_MAX
+from haservice.remoting.headers.clients import (
+    BrokerHeader,
+    RegisterBrokerHeader,
+    RegisterBrokerResponseHeader,
+)
+from haservice.remoting.headers.lineage import NewerMasterHeader
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.5
+RETRY_MAX_S = 5.0
+# A slave that knows no master, or has lost it, asks this often.
+MASTER_WANTED_S = 1.0
+# A master that a name server keeps out of the route asks this often.
+REFUSED_S = 5.0
+# Changes that come together are told together.
+GATHER_S = 0.05
+UNREGISTER_TIMEOUT_S = 1.0
+# A name server, a stock one too, hangs up on a larger frame; the header needs some of it.
+BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
+
+
+class Identity(NamedTuple):
+    """Who registers: the fields of requests 103 and 104."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    broker_addr: str
+    ha_server_addr: str
+
+
+class MasterAddresses(NamedTuple):
+    """What a name server knows of a slave's master; None where there is none."""
+
+    broker_addr: str | None
+    ha_addr: str | None
+
+
+NO_MASTER = MasterAddresses(None, None)
+
+
+class Registration:
+    """Task of the thread `register`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        namesrv_addrs: Sequence[str],
+        topics: TopicTable,
+        *,
+        permission: int,
+        period_s: float,
+        timeout_s: float,
+        on_master: Callable[[MasterAddresses], None] = lambda _: None,
+        master_wanted: Callable[[], bool] = lambda: False,
+        on_reachable: Callable[[RemotingClient, str], Awaitable[None]] | None = None,
+        epoch: Callable[[], int | None] = lambda: None,
+        on_newer: Callable[[int, str], None] = lambda epoch, addr: None,
+        make_client: Callable[[], RemotingClient] = RemotingClient,
+    ) -> None:
+        """`on_master` hears of a slave's master after each answer, and when a name server's silence makes
+        another one's word count; `master_wanted` says that the master is missed.  `on_reachable` is awaited
+        before the first registration at a name server (its address is handed over), and before the next
+        one after a failure.  It bounds itself.  `epoch` is the number of the last term in our log; `on_newer`
+        hears of a newer one that a name server knows, and of its master's address.
+        """
+        self._identity = identity
+        self._addrs = tuple(namesrv_addrs)
+        self._topics = topics
+        self._permission = permission
+        self._period_s = period_s
+        self._timeout_s = timeout_s
+        self._on_master = on_master
+        self._make_client = make_client
+        self._master_wanted = master_wanted
+        self._on_reachable = on_reachable
+        self._epoch = epoch
+        self._on_newer = on_newer
+        # The last word of each name server that answered when it was last asked.
+        self._masters: dict[str, MasterAddresses] = {}
+        self._believed = NO_MASTER
+        # Where this broker may still be known, and unregisters when it stops.
+        self._known_at: set[str] = set()
+        # Why the last try at a name server failed; a success takes it out.
+        self._failures: dict[str, str] = {}
+        self._news = News()
+        self._attempted: set[str] = set()
+        # Set when every name server was asked once, with whatever outcome.
+        self.first_round = threading.Event()
+        # The loop while the task runs, for wake and announce, which other threads call.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._announced: dict[str, asyncio.Event] = {}
+        # Who waits until name servers know the topics of now: those still to be told, of each.
+        self._untold: list[tuple[set[str], Future[None]]] = []
+
+    # For other threads
+
+    def configure(self, *, permission: int, period_s: float, timeout_s: float) -> None:
+        """Other settings, from the next registration on."""
+        self._permission = permission
+        self._period_s = period_s
+        self._timeout_s = timeout_s
+
+    def announce(self) -> None:
+        """Topics have changed: register again soon."""
+        self._post(self._mark_announced)
+
+    def told(self) -> Future[None]:
+        """Done when each name server was told of the topics as they are now, or could not be."""
+        done: Future[None] = Future()
+        if self._addrs:
+            self._untold.append((set(self._addrs), done))
+            self._post(self._mark_announced)
+        else:
+            done.set_result(None)
+        return done
+
+    @property
+    def trouble(self) -> str:
+        """Which name servers do not have this broker as it is now, each with why; "" while all do."""
+        return "; ".join(dict(self._failures).values())
+
+    def wake(self) -> None:
+        self._post(self._notice_stop)
+
+    # The thread `register`
+
+    def run(self, stop: threading.Event) -> None:
+        asyncio.run(self._run(stop))
+
+    async def _run(self, stop: threading.Event) -> None:
+        self._stopping = asyncio.Event()
+        self._announced = {addr: asyncio.Event() for addr in self._addrs}
+        self._loop = asyncio.get_running_loop()
+        if stop.is_set():
+            return
+        if not self._addrs:
+            self.first_round.set()
+        client = self._make_client()
+        followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([stopped, *followers], return_when=asyncio.FIRST_COMPLETED)
+            for follower in followers:
+                if follower.done():
+                    follower.result()  # our own mistake: raises, and fails the service
+        finally:
+            stopped.cancel()
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+            await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
+            await client.close()
+
+    async def _follow(self, client: RemotingClient, addr: str) -> None:
+        """Keeps this broker registered at one name server, for as long as the task runs."""
+        while True:
+            retrying = AsyncRetrying(
+                # RequestError is an answer that cannot be read.
+                retry=retry_if_exception_type((RemotingError, RequestError)),
+                wait=wait_exponential(multiplier=RETRY_FIRST_S, max=RETRY_MAX_S),
+                before_sleep=lambda state: self._failed(addr, state),
+            )
+            await retrying(self._register, client, addr)
+            self._attempt_ended(addr)
+            self._news.ended(addr)
+            await self._pause(addr)
+
+    async def _pause(self, addr: str) -> None:
+        """Until it is time to register again."""
+        announced = self._announced[addr]
+        pause = Deadline(min(REFUSED_S, self._period_s) if addr in self._failures else self._period_s)
+        while not pause.expired:
+            # It is seen as soon that the master is missed.
+            try:
+                await asyncio.wait_for(announced.wait(), min(MASTER_WANTED_S, pause.remaining))
+            except TimeoutError:
+                if self._master_wanted():
+                    return
+                continue
+            await asyncio.sleep(GATHER_S)
+            return
+
+    async def _register(self, client: RemotingClient, addr: str) -> None:
+        expecting = list(self._untold)
+        try:
+            await self._register_now(client, addr)
+        finally:
+            for one in expecting:
+                addrs, done = one
+                addrs.discard(addr)
+                if not addrs and one in self._untold:
+                    self._untold.remove(one)
+                    done.set_result(None)
+
+    async def _register_now(self, client: RemotingClient, addr: str) -> None:
+        if self._on_reachable is not None and addr not in self._masters:
+            await self._on_reachable(client, addr)
+        # Cleared before the table is read: a later change announces itself again.
+        self._announced[addr].clear()
+        body = self._body()
+        if len(body) > BODY_BYTES_MAX:
+            count = len(self._topics)
+            raise RemotingError(
+                f"{addr}: the registration of {count} topics has {len(body)} bytes, a name server takes"
+                f" {BODY_BYTES_MAX}: delete topics (maxTopics bounds them)"
+            )
+        identity = self._identity
+        header = RegisterBrokerHeader(
+            identity.broker_name,
+            identity.broker_addr,
+            identity.cluster_name,
+            identity.ha_server_addr,
+            identity.broker_id,
+            body_crc32=body_crc32(body),
+            epoch=self._epoch(),
+        )
+        request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header.encode(), body)
+        answer = expect(addr, await client.invoke(addr, request, self._timeout_s))
+        if addr not in self._masters:
+            logger.info(
+                "registered namesrv=%s broker=%s addr=%s", addr, identity.broker_name, identity.broker_addr
+            )
+        master, newer = _told(addr, answer)
+        self._masters[addr] = MasterAddresses(master.master_addr, master.ha_server_addr)
+        self._failures.pop(addr, None)
+        self._heed_order_topics(addr, answer.body)
+        self._heed_newer(addr, newer)
+        self._known_at.add(addr)
+        self._believe(self._named_master())
+
+    def _body(self) -> bytes:
+        """All topics; without R or W in brokerPermission they are registered with what it leaves."""
+        wrapper = self._topics.wrapper()
+        both = PERM_READ | PERM_WRITE
+        if self._permission & both != both:
+            wrapper = wrapper.with_perm(self._permission)
+        return RegisterBrokerBody(topics=wrapper).encode()
+
+    def _believe(self, master: MasterAddresses) -> None:
+        self._believed = master
+        if self._identity.broker_id != 0:
+            self._on_master(master)
+
+    def _heed_order_topics(self, addr: str, body: Body) -> None:
+        """The answer's key-value table names the order topics; without one there is nothing to heed.
+
+        Where several name servers answer, the first in the configuration counts.  A slave has its master's
+        topics as they are.
+        """
+        first = next(known for known in self._addrs if known in self._masters)
+        if addr != first or self._identity.broker_id != 0 or not body:
+            return
+        try:
+            ordered = KVTable.decode(bytes(body)).table
+        except ValueError as error:
+            logger.warning("order topics cannot be read namesrv=%s reason=%s", addr, error)
+            return
+        self._topics.set_order_topics(ordered.keys())
+
+    def _heed_newer(self, addr: str, newer: NewerMasterHeader) -> None:
+        if newer.newer_epoch is None:
+            return
+        if self._identity.broker_id == 0 and self._news.is_news((addr, newer.newer_epoch)):
+            logger.warning(
+                "a newer master is known namesrv=%s epoch=%d master=%s",
+                addr,
+                newer.newer_epoch,
+                newer.newer_master,
+            )
+        who = self._identity
+        if who.broker_id == 0:
+            self._failures[addr] = (
+                f"{addr} names no route to this broker, for it was told of term {newer.newer_epoch}, whose master is"
+                f" {newer.newer_master or 'unknown'}, and this one's is older; if that is a stranger who stays, or"
+                f" lost for good: mqadmin failover -b {who.broker_name} --to {who.broker_addr} --force begins one above"
+            )
+        self._on_newer(newer.newer_epoch, newer.newer_master or "")
+
+    def _named_master(self) -> MasterAddresses:
+        for addr in self._addrs:
+            master = self._masters.get(addr, NO_MASTER)
+            if master.broker_addr is not None:
+                return master
+        return NO_MASTER
+
+    async def _unregister(self, client: RemotingClient, addr: str) -> None:
+        if addr not in self._known_at:
+            return
+        identity = self._identity
+        header = BrokerHeader(
+            identity.broker_name, identity.broker_addr, identity.cluster_name, identity.broker_id
+        )
+        request = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header.encode())
+        try:
+            await client.invoke(addr, request, UNREGISTER_TIMEOUT_S)
+        except RemotingError as error:
+            logger.warning("not unregistered namesrv=%s reason=%s", addr, error)
+
+    def _failed(self, addr: str, state: RetryCallState) -> None:
+        outcome = state.outcome
+        reason = str(outcome.exception()) if outcome is not None else f"{addr}: unknown"
+        self._failures[addr] = reason
+        self._attempt_ended(addr)
+        self._disbelieve(addr)
+        if self._news.is_news(addr):
+            logger.warning("not registered namesrv=%s reason=%s; trying on", addr, reason)
+
+    def _disbelieve(self, addr: str) -> None:
+        """A silent name server's word counts no longer, but it takes away nothing that nobody replaces."""
+        self._masters.pop(addr, None)
+        master = self._named_master()
+        if master.broker_addr is not None and master != self._believed:
+            self._believe(master)
+
+    def _attempt_ended(self, addr: str) -> None:
+        self._attempted.add(addr)
+        if len(self._attempted) == len(set(self._addrs)):
+            self.first_round.set()
+
+    def _mark_announced(self) -> None:
+        for event in self._announced.values():
+            event.set()
+
+    def _notice_stop(self) -> None:
+        assert self._stopping is not None
+        self._stopping.set()
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is None:
+            return  # not running yet: `run` registers anyhow, and looks at `stop` first
+        try:
+            loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            logger.debug("registration has ended already")
+
+
+def _told(addr: str, answer: RemotingCommand) -> tuple[RegisterBrokerResponseHeader, NewerMasterHeader]:
+    """What a name server answers.  Raises AnswerError for what is none, or beyond belief."""
+    try:
+        return RegisterBrokerResponseHeader.decode(answer.ext), NewerMasterHeader.decode(answer.ext)
+    except RequestError as error:
+        raise AnswerError(addr, answer.code, error.remark) from None

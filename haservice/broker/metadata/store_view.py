@@ -1,0 +1,83 @@
+"""StoreView: what tools ask of the queues, in numbers: where they begin and end, and when what was stored.
+
+Reads the disk, so what looks at times belongs into a work thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from commitlog.queues.consume_queue import Entry
+from commitlog.queues.readable_queue import stored_ms
+
+UNKNOWN_MS = -1
+
+
+class Log(Protocol):
+    """What is read of a CommitLog."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    def read(self, offset: int, size: int, /) -> bytes: ...
+
+
+class Queue(Protocol):
+    """What is read of a ConsumeQueue."""
+
+    @property
+    def min_offset(self) -> int: ...
+
+    @property
+    def max_offset(self) -> int: ...
+
+    def read(self, queue_offset: int, count: int, /) -> list[Entry]: ...
+
+    def offset_by_time(self, timestamp_ms: int, log: Log, /) -> int: ...
+
+
+class Queues(Protocol):
+    """What is read of ConsumeQueues."""
+
+    def get(self, topic: str, queue_id: int, /) -> Queue | None: ...
+
+    def items(self) -> Iterable[tuple[tuple[str, int], Queue]]: ...
+
+
+class StoreView:
+    """Queues by topic and id; one that does not exist is empty and begins at 0."""
+
+    def __init__(self, queues: Queues, log: Log) -> None:
+        self._queues = queues
+        self._log = log
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """(first offset, offset behind the last one)."""
+        queue = self._queues.get(topic, queue_id)
+        return (max(0, queue.min_offset), max(0, queue.max_offset)) if queue is not None else (0, 0)
+
+    def end(self, topic: str, queue_id: int) -> int:
+        return self.bounds(topic, queue_id)[1]
+
+    def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """When the message at this queue offset was stored; -1 when there is none, or retention took it."""
+        queue = self._queues.get(topic, queue_id)
+        entries = queue.read(offset, 1) if queue is not None and offset >= 0 else ()
+        if not entries or entries[0].blank:
+            return UNKNOWN_MS
+        time_ms = stored_ms(entries[0], self._log)
+        return UNKNOWN_MS if time_ms is None else time_ms
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset nearest to a time, as request 29 finds it."""
+        queue = self._queues.get(topic, queue_id)
+        return max(0, queue.offset_by_time(timestamp_ms, self._log)) if queue is not None else 0
+
+    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[Entry] | None:
+        """Index entries from `offset` on; None when there is no such queue."""
+        queue = self._queues.get(topic, queue_id)
+        return None if queue is None else queue.read(offset, count)

@@ -1,0 +1,87 @@
+"""Tables: what a broker keeps beside its log, each in a file of `config/` below the store.
+
+    topics.json   consumerOffset.json   subscriptionGroup.json   delayOffset.json   consumerFilter.json
+
+Names and contents are RocketMQ's.  A slave has its master's, but for the filters of its own consumers.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from commitlog.store import Store
+from haservice.broker.delay.offsets import DelayOffsets, level_bounds
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.groups.subscription_groups import Groups
+from haservice.broker.metadata.persistence import Persistence
+from haservice.broker.metadata.readable_topics import unlisted_topics
+from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
+from haservice.broker.pull.consumer_filters import ConsumerFilters
+from haservice.configuration.settings import NodeConfig
+from haservice.persisted_file import PersistedFile
+
+logger = logging.getLogger(__name__)
+
+
+class Tables:
+    """All of them, loaded.  `persistence` writes them, at its interval and when it is told to."""
+
+    def __init__(self, config: NodeConfig, store: Store) -> None:
+        """Raises OSError."""
+        self._store = store
+        broker, log = config.broker, config.log
+        is_slave = broker.role.is_slave
+        directory = log.root / "config"
+        self.topics = TopicTable(
+            broker,
+            PersistedFile(directory / "topics.json"),
+            delay_levels=len(log.message_delay_levels.split()),
+        )
+        self.topics.load()
+        if not is_slave:
+            self._list_topics()
+        self.offsets = ConsumerOffsets(PersistedFile(directory / "consumerOffset.json"))
+        self.offsets.load()
+        if not is_slave:
+            self.offsets.warn_of_ends_passed(self.queue_end)
+        self.groups = Groups(
+            broker.auto_create_subscription_group, PersistedFile(directory / "subscriptionGroup.json")
+        )
+        self.groups.load()
+        self.delays = DelayOffsets(PersistedFile(directory / "delayOffset.json"))
+        self.delays.load(None if is_slave else level_bounds(store.queues.get))
+        self.filters = ConsumerFilters(PersistedFile(directory / "consumerFilter.json"))
+        self.filters.load()
+        self.persistence = Persistence(
+            {
+                "topics": self.topics.persist,
+                "consumer offsets": self.offsets.persist,
+                "groups": self.groups.persist,
+                "consumer filters": self.filters.persist,
+                "delay offsets": self.delays.persist,
+            },
+            broker.flush_consumer_offset_interval_ms / 1000,
+        )
+
+    def queue_end(self, topic: str, queue_id: int) -> int | None:
+        """None for a topic that was deleted: its groups' offsets stay."""
+        queue = self._store.queues.get(topic, queue_id)
+        if queue is not None:
+            return queue.max_offset
+        return None if self.topics.get(topic) is None else 0
+
+    def _list_topics(self) -> None:
+        """Topics of our queues that the table lacks: of a slave that is the master now, or a lost file."""
+        queues = (key for key, queue in self._store.queues.items() if queue.max_offset)
+        for name, topic in unlisted_topics(self.topics, queues, PERM_READ | PERM_WRITE).items():
+            if not self.topics.is_system(name):
+                try:
+                    self.topics.find_or_create(name, topic.read_queue_nums)
+                except TopicsFull as error:
+                    logger.error("topics have messages but no configuration, and get none: %s", error)
+                    break
+                logger.warning(
+                    "topic has messages but no configuration, given one topic=%s queues=%d",
+                    name,
+                    topic.read_queue_nums,
+                )

@@ -1,0 +1,194 @@
+"""Administration of topics.
+
+    17 UPDATE_AND_CREATE_TOPIC    215 DELETE_TOPIC_IN_BROKER    21 GET_ALL_TOPIC_CONFIG
+    202 GET_TOPIC_STATS_INFO      305 GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+
+What a slave must not do is refused in RocketMQ's words.  What touches files runs in a work thread; the
+answer is then a future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from haservice.bounds import QUEUES_MAX
+from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.metadata.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
+from haservice.errors import RequestError
+from haservice.remoting.bodies.clients import (
+    MessageQueue,
+    TopicConfig,
+    TopicList,
+    TopicOffset,
+    TopicStatsTable,
+)
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.headers.clients import CreateTopicHeader, TopicHeader
+from haservice.remoting.workers import Offload
+
+SLAVE_REMARK = (
+    "Can't modify topic or subscription group from slave broker, please execute it from master broker."
+)
+FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+PERM_PRIORITY = 8
+# How long the answer to a change waits for name servers that do not answer.
+TOLD_SECONDS = 2.0
+PERM_BITS = PERM_PRIORITY | PERM_READ | PERM_WRITE | PERM_INHERIT
+
+
+class Queues(Protocol):
+    """The consume queues, as far as they are deleted."""
+
+    def delete_topic(self, topic: str, /) -> object: ...
+
+
+class TopicProcessor:
+    """What is asked and changed about topics."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        queues: Queues,
+        view: StoreView,
+        offload: Offload,
+        *,
+        broker_name: str,
+        is_slave: bool,
+        told: Callable[[], Future[None]],
+        on_deleted: Callable[[str], None],
+    ) -> None:
+        """`told` is done when the name servers know the topics of now."""
+        self._told = told
+        self._on_deleted = on_deleted
+        self._topics = topics
+        self._queues = queues
+        self._view = view
+        self._offload = offload
+        self._broker_name = broker_name
+        self._is_slave = is_slave
+
+    def handlers(self) -> dict[int, Processor]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+        }
+
+    def update(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        """17.  Answered when the table is on the disk, and name servers that answer soon know of it."""
+        header = CreateTopicHeader.decode(request.ext)
+        self._check_changeable(header.topic)
+        for what, value, most in (
+            ("readQueueNums", header.read_queue_nums, QUEUES_MAX),
+            ("writeQueueNums", header.write_queue_nums, QUEUES_MAX),
+            ("perm", header.perm, PERM_BITS),
+        ):
+            if not 0 <= value <= most:
+                raise RequestError(ResponseCode.SYSTEM_ERROR, f"{what} is {value}, allowed are 0 to {most}")
+        if header.topic_filter_type not in FILTER_TYPES:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"topicFilterType is {header.topic_filter_type[:80]!r}, none of {', '.join(FILTER_TYPES)}",
+            )
+        topic = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag,
+        )
+        self._topics.update(topic)
+        return asyncio.ensure_future(self._updated(request))
+
+    def delete(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        """215.  The topic and its queues go; its records stay in the log until retention takes them."""
+        name = TopicHeader.decode(request.ext).topic
+        self._check_changeable(name)
+        return asyncio.ensure_future(self._deleted(request, name))
+
+    def all_topics(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        """21."""
+        return asyncio.ensure_future(self._all_topics(request))
+
+    def topic_stats(
+        self, connection: Connection, request: RemotingCommand
+    ) -> asyncio.Future[RemotingCommand]:
+        """202."""
+        name = TopicHeader.decode(request.ext).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return asyncio.ensure_future(self._stats(request, topic))
+
+    def system_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """305."""
+        return request.answer(body=TopicList(sorted(self._topics.system_topics)).encode())
+
+    def _check_changeable(self, name: str) -> None:
+        if self._is_slave:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, SLAVE_REMARK)
+        fault = name_fault(name)
+        if fault is not None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, fault)
+        if self._topics.is_system(name):
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
+
+    async def _all_topics(self, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(body=await self._offload(self._topics.wrapper().encode))
+
+    async def _updated(self, request: RemotingCommand) -> RemotingCommand:
+        answer = await self._persisted(request)
+        await asyncio.wait([asyncio.wrap_future(self._told())], timeout=TOLD_SECONDS)
+        return answer
+
+    async def _persisted(self, request: RemotingCommand) -> RemotingCommand:
+        try:
+            await self._offload(self._topics.persist)
+        except OSError as error:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"done, but topics.json cannot be written: {error}"
+            ) from None
+        return request.answer()
+
+    async def _deleted(self, request: RemotingCommand, name: str) -> RemotingCommand:
+        try:
+            await self._offload(self._take_out, name)
+        except OSError as error:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the queues of topic[{name}] cannot be deleted: {error}"
+            ) from None
+        self._on_deleted(name)
+        return await self._persisted(request)
+
+    def _take_out(self, name: str) -> None:
+        """In a work thread.
+
+        The queues first: once the topic is out of the table, a send makes it anew, and what that send
+        stored is in a new queue, which is no longer ours to delete.
+        """
+        self._queues.delete_topic(name)
+        self._topics.delete(name)
+
+    async def _stats(self, request: RemotingCommand, topic: TopicConfig) -> RemotingCommand:
+        table = await self._offload(self._offsets, topic)
+        return request.answer(body=TopicStatsTable(offset_table=table).encode())
+
+    def _offsets(self, topic: TopicConfig) -> dict[MessageQueue, TopicOffset]:
+        """Of each write queue; a queue that was never written to is empty.  In a work thread."""
+        table = {}
+        name, view = topic.topic_name, self._view
+        for queue_id in range(topic.write_queue_nums):
+            least, most = view.bounds(name, queue_id)
+            updated_ms = max(0, view.stored_ms(name, queue_id, most - 1)) if most > least else 0
+            table[MessageQueue(name, self._broker_name, queue_id)] = TopicOffset(
+                min_offset=least, max_offset=most, last_update_timestamp=updated_ms
+            )
+        return table

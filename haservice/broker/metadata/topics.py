@@ -1,0 +1,359 @@
+"""TopicTable: the topics of this broker, their queues and permissions, and `config/topics.json`.
+
+Reads need no lock: a topic is looked up in a dict whose values are never changed in place.  Changes
+are made under one lock by the loop, the work threads (admin requests) and the slave's sync thread.
+Every change raises the data version, which name servers and slaves compare for equality only.
+
+Names and limits: RocketMQ 4.9's `TopicValidator` (127 characters of `%|a-zA-Z0-9_-`).
+
+Bound: maxTopics.  One more is refused, whoever asks for it; the broker's own few topics always are made.  A
+file that holds more is loaded whole, and none is added; a master's table of more is not taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator
+
+from commitlog.kernel.layout import NAME_LETTERS, TOPIC_BYTES_MAX
+from commitlog.log.log import wall_clock_ms
+from haservice.configuration.settings import BrokerConfig
+from haservice.errors import RequestError
+from haservice.persisted_file import PersistedFile
+from haservice.remoting.bodies.clients import DataVersion, TopicConfig, TopicConfigWrapper
+from haservice.remoting.codes import ResponseCode
+
+logger = logging.getLogger(__name__)
+
+PERM_INHERIT = 1
+PERM_WRITE = 2
+PERM_READ = 4
+
+TOPIC_LENGTH_MAX = TOPIC_BYTES_MAX
+# Of a topic that was made by a send with `unitMode`, and of a retry topic of consumers with it.
+SYS_FLAG_UNIT = 1
+SYS_FLAG_UNIT_SUB = 2
+DEFAULT_TOPIC = "TBW102"
+RETRY_PREFIX = "%RETRY%"
+# Of a cluster's topic for replies to requests, behind its name.
+REPLY_SUFFIX = "_REPLY_TOPIC"
+MULTI_TAG = "MULTI_TAG"
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC = "BenchmarkTest"
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+
+# Topics that only the broker itself writes to.
+FORBIDDEN_TO_SEND = frozenset(
+    {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
+)
+SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
+SYSTEM_PREFIX = "rmq_sys_"
+
+_NAME = re.compile(NAME_LETTERS + "+")
+
+
+def name_fault(topic: str) -> str | None:
+    """Why `topic` is no topic name, in RocketMQ's words; None when it is one."""
+    if not topic or topic.isspace():
+        return "The specified topic is blank."
+    if _NAME.fullmatch(topic) is None:
+        return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(topic) > TOPIC_LENGTH_MAX:
+        return f"The specified topic is longer than topic max length {TOPIC_LENGTH_MAX}, it has {len(topic)}."
+    return None
+
+
+class TopicsFull(RequestError):
+    """One topic too many: a request for it is answered so."""
+
+    def __init__(self, topic: str, count: int, topics_max: int) -> None:
+        super().__init__(
+            ResponseCode.SYSTEM_ERROR,
+            f"topic[{topic}] is not created: there are {count} topics, maxTopics={topics_max}",
+        )
+
+
+class TopicTable:
+    """Topic name → TopicConfig.  `on_change` is called after a change, by the thread that made it."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        stored: PersistedFile,
+        *,
+        delay_levels: int = 18,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._stored = stored
+        self._clock_ms = clock_ms
+        self.on_change = on_change
+        self._topics_max = config.max_topics
+        self._told_full = False
+        # Guards every change of the fields below, so that a version never names another table.
+        self._lock = threading.Lock()
+        self._table: dict[str, TopicConfig] = {
+            topic.topic_name: topic for topic in _start_topics(config, delay_levels)
+        }
+        self._data_version = DataVersion(counter=0, timestamp=clock_ms())
+        names = {config.cluster_name, config.broker_name, config.cluster_name + REPLY_SUFFIX}
+        self._system = SYSTEM_TOPICS | names
+
+    # Reading
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._table.get(topic)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        """All topics, as they are now."""
+        return iter(list(self._table.values()))
+
+    @property
+    def data_version(self) -> DataVersion:
+        return self._data_version
+
+    def wrapper(self) -> TopicConfigWrapper:
+        """The whole table with its version: the body of 21 and 103, and the file."""
+        with self._lock:
+            return TopicConfigWrapper(data_version=self._data_version, topic_config_table=dict(self._table))
+
+    @property
+    def system_topics(self) -> frozenset[str]:
+        """The topics that RocketMQ calls its own, whether this broker has them or not."""
+        return self._system
+
+    def is_system(self, topic: str) -> bool:
+        return topic in self._system or topic.startswith(SYSTEM_PREFIX)
+
+    # Changing
+
+    def create_on_send(
+        self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """The topic, made from the template `default_topic` if it was missing; None when that may not be.
+        Raises TopicsFull.
+
+        The template must exist and have the inherit bit.  The new topic has the smaller of the
+        sender's and the template's number of queues, and the template's permissions without that bit.
+        """
+        with self._lock:
+            known = self._table.get(topic)
+            if known is not None:
+                return known
+            template = self._table.get(default_topic)
+            if template is None or not template.perm & PERM_INHERIT:
+                return None
+            queues = max(0, min(queue_nums, template.write_queue_nums))
+            created = dataclasses.replace(
+                template,
+                topic_name=topic,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=template.perm & ~PERM_INHERIT,
+                topic_sys_flag=topic_sys_flag,
+                order=False,
+            )
+            self._add(created)
+        logger.info("topic created topic=%s queues=%d template=%s", topic, queues, default_topic)
+        self.on_change()
+        return created
+
+    def find_or_create(
+        self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE, topic_sys_flag: int = 0
+    ) -> TopicConfig:
+        """The topic, made with these numbers if it was missing; for the broker's own `%RETRY%` topics.
+
+        Raises TopicsFull.
+        """
+        with self._lock:
+            known = self._table.get(topic)
+            if known is not None:
+                return known
+            created = topic_config(topic, queue_nums, perm)
+            if topic_sys_flag:
+                created = dataclasses.replace(created, topic_sys_flag=topic_sys_flag)
+            self._add(created)
+        logger.info("topic created topic=%s queues=%d", topic, queue_nums)
+        self.on_change()
+        return created
+
+    def update(self, topic: TopicConfig) -> None:
+        """Creates or replaces `topic`, as request 17 asks; always a new version, as RocketMQ has it.
+
+        Raises TopicsFull.
+        """
+        with self._lock:
+            known = self._table.get(topic.topic_name)
+            # A 4.9.8 broker ignores the request's `order`: that comes from the name server's KV table.
+            if known is None:
+                self._add(dataclasses.replace(topic, order=False))
+            else:
+                self._put(dataclasses.replace(topic, order=known.order))
+        logger.info(
+            "topic %s topic=%s read=%d write=%d perm=%d",
+            "updated" if known else "created",
+            topic.topic_name,
+            topic.read_queue_nums,
+            topic.write_queue_nums,
+            topic.perm,
+        )
+        self.on_change()
+
+    def set_order_topics(self, ordered: Collection[str]) -> bool:
+        """Marks these topics as ordered, and no others, as a name server's order topics say; True if that
+        changed anything.
+        """
+        with self._lock:
+            changed = [
+                topic for topic in self._table.values() if topic.order != (topic.topic_name in ordered)
+            ]
+            for topic in changed:
+                self._table[topic.topic_name] = dataclasses.replace(topic, order=not topic.order)
+            if not changed:
+                return False
+            self._raise_version()
+        for topic in changed:
+            logger.info("topic is %s order topic topic=%s", "no" if topic.order else "an", topic.topic_name)
+        self.on_change()
+        return True
+
+    def delete(self, topic: str) -> bool:
+        """Takes `topic` out; False when it was not there.  Its consume queues are the caller's affair."""
+        with self._lock:
+            if topic not in self._table:
+                return False
+            table = dict(self._table)
+            del table[topic]
+            self._table = table
+            self._told_full = False
+            self._raise_version()
+        logger.info("topic deleted topic=%s", topic)
+        self.on_change()
+        return True
+
+    def replace_all(self, wrapper: TopicConfigWrapper) -> bool:
+        """Takes the master's whole table and version; False when the version is the one we have.
+
+        Raises ValueError, with nothing changed, for more topics than may be here.
+        """
+        with self._lock:
+            if wrapper.data_version == self._data_version:
+                return False
+            count = len(wrapper.topic_config_table)
+            if count > self._topics_max:
+                raise ValueError(f"the master has {count} topics, here maxTopics={self._topics_max}")
+            self._table = dict(wrapper.topic_config_table)
+            self._data_version = wrapper.data_version
+        logger.info("topics replaced count=%d version=%s", len(self._table), wrapper.data_version)
+        self.on_change()
+        return True
+
+    def configure(self, topics_max: int) -> None:
+        """Another bound, for the next topic that is to be made."""
+        self._topics_max = topics_max
+        self._told_full = False
+
+    def allow_creation(self, allowed: bool) -> None:
+        """Whether a send may create topics from now on: the template has the inherit bit, or has it not."""
+        with self._lock:
+            known = self._table.get(DEFAULT_TOPIC)
+            if known is None and not allowed:
+                return
+            template = known or topic_config(
+                DEFAULT_TOPIC, self._config.default_topic_queue_nums, PERM_READ | PERM_WRITE
+            )
+            perm = template.perm | PERM_INHERIT if allowed else template.perm & ~PERM_INHERIT
+            if known is not None and perm == known.perm:
+                return
+            self._put(dataclasses.replace(template, perm=perm))
+        self.on_change()
+
+    def renew_version(self) -> None:
+        """The same table under a new version, for name servers to learn it anew."""
+        with self._lock:
+            self._raise_version()
+        self.on_change()
+
+    # Storing
+
+    def load(self) -> None:
+        """Reads the file, if there is one; what it says of a topic replaces the start value."""
+        wrapper = self._stored.load(TopicConfigWrapper.decode)
+        if wrapper is None:
+            return
+        with self._lock:
+            table = {**self._table, **wrapper.topic_config_table}
+            template = table.get(DEFAULT_TOPIC)
+            if template is not None and not self._config.auto_create_topic_enable:
+                table[DEFAULT_TOPIC] = dataclasses.replace(template, perm=template.perm & ~PERM_INHERIT)
+            self._table = table
+            self._data_version = wrapper.data_version
+        if len(table) > self._topics_max:
+            logger.warning(
+                "more topics are stored than may be, none is added count=%d maxTopics=%d",
+                len(table),
+                self._topics_max,
+            )
+
+    def persist(self) -> bool:
+        """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
+        return self._stored.save(lambda: self.wrapper().encode(pretty=True))
+
+    def _add(self, topic: TopicConfig) -> None:
+        """A topic that is not there yet.  Raises TopicsFull."""
+        assert self._lock.locked()
+        count = len(self._table)
+        if count >= self._topics_max and topic.topic_name not in self._system:
+            full = TopicsFull(topic.topic_name, count, self._topics_max)
+            if not self._told_full:
+                self._told_full = True
+                logger.error("%s; nor are others from now on", full)
+            raise full
+        self._put(topic)
+
+    def _put(self, topic: TopicConfig) -> None:
+        assert self._lock.locked()
+        self._table[topic.topic_name] = topic
+        self._raise_version()
+
+    def _raise_version(self) -> None:
+        assert self._lock.locked()
+        self._data_version = DataVersion(counter=self._data_version.counter + 1, timestamp=self._clock_ms())
+
+
+def topic_config(topic: str, queues: int, perm: int) -> TopicConfig:
+    return TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+
+def _start_topics(config: BrokerConfig, delay_levels: int) -> list[TopicConfig]:
+    """The topics that a broker has before it was asked for any (broker-flows §5)."""
+    read_write = PERM_READ | PERM_WRITE
+    every = read_write | PERM_INHERIT
+    topics = [
+        topic_config(SELF_TEST_TOPIC, 1, read_write),
+        topic_config(BENCHMARK_TOPIC, 1024, read_write),
+        topic_config(config.cluster_name, 16, every if config.cluster_topic_enable else PERM_INHERIT),
+        topic_config(config.broker_name, 1, every if config.broker_topic_enable else PERM_INHERIT),
+        topic_config(OFFSET_MOVED_TOPIC, 1, read_write),
+        topic_config(SCHEDULE_TOPIC, delay_levels, read_write),
+        topic_config(config.cluster_name + REPLY_SUFFIX, 1, read_write),
+        topic_config(HALF_TOPIC, 1, read_write),
+    ]
+    if config.auto_create_topic_enable:
+        topics.append(topic_config(DEFAULT_TOPIC, config.default_topic_queue_nums, every))
+    if config.trace_topic_enable:
+        topics.append(topic_config(TRACE_TOPIC, 1, read_write))
+    return topics

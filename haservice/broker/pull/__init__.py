@@ -1,0 +1,1 @@
+"""Pulling: which messages answer a consumer, and their bytes."""

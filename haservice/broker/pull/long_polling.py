@@ -1,0 +1,293 @@
+"""LongPolling: pulls that wait for a message to arrive.
+
+A pull that finds nothing new is held under its (topic, queue) until one of these happens:
+
+    arrival     the dispatcher has indexed a message that the pull's filter lets through
+    mark        the high-water mark has moved, for pulls that wait below the queue's end
+    deadline    its time is up; it is then answered "nothing new"
+    close       its connection ended; it is dropped
+    stop        the broker ends; it is refused, and so are those that come after
+
+Master and slave wake alike.  An attempt that still finds nothing keeps the pull held until its own
+deadline, so waking once too often costs a look and never an answer.
+
+Everything runs on the loop's thread but `on_arrival` and `on_mark`, which any thread calls.  They look
+at the dicts without a lock: a pull is held first and looked at once more by `hold`, while an arrival is
+put into its queue first and announced then.  Whichever comes second sees the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from haservice.broker.pull.tag_filter import TagCodes, lets_through
+
+logger = logging.getLogger(__name__)
+
+# (topic, queue id, next queue offset, tags code) of one message that was indexed.
+Arrival = tuple[str, int, int, int]
+QueueKey = tuple[str, int]
+
+HELD_MAX = 100_000
+# A process that consumes many topics holds one pull per queue and group on one connection.
+HELD_PER_CONNECTION_MAX = 10_000
+# No client asks for more than 30 s; a connection silent for 120 s is closed.
+HOLD_SECONDS_MAX = 100.0
+# Pulls that expire within the same tick share one timer.
+TICK_SECONDS = 0.25
+
+
+class Peer(Protocol):
+    """What a held pull needs of its connection."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    on_close: Any
+
+
+class Timers(Protocol):
+    """The loop, as far as it is used here."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[[], object], /) -> Any: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> Any: ...
+
+
+class HeldPull:
+    """One pull that waits.
+
+    `attempt(final)` looks again; True means that it was answered, or will be without us.  With `final`
+    it answers whatever it finds.  It does not raise.  `below_mark` says that the queue has messages
+    which are not readable yet, so that the mark is what the pull waits for.  `refuse()` answers that the
+    broker ends, unless it was answered before.
+    """
+
+    __slots__ = ("attempt", "below_mark", "codes", "connection", "key", "refuse", "tick", "wanted")
+
+    def __init__(
+        self,
+        connection: Peer,
+        key: QueueKey,
+        wanted: int,
+        codes: TagCodes,
+        attempt: Callable[[bool], bool],
+        refuse: Callable[[], None],
+    ) -> None:
+        self.connection = connection
+        self.key = key
+        self.wanted = wanted
+        self.codes = codes
+        self.attempt = attempt
+        self.refuse = refuse
+        self.below_mark = False
+        self.tick = 0
+
+
+class LongPolling:
+    """The pulls held by one broker, at most `held_max`."""
+
+    def __init__(
+        self,
+        held_max: int = HELD_MAX,
+        timers: Timers | None = None,
+        *,
+        on_awaited: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_awaited` is called when there is a pull that waits, after a time without."""
+        self._on_awaited = on_awaited
+        self._held_max = held_max
+        self._timers = timers
+        self._count = 0
+        self._queues: dict[QueueKey, set[HeldPull]] = {}
+        self._connections: dict[Peer, set[HeldPull]] = {}
+        self._below_mark: set[HeldPull] = set()
+        # Deadlines, as a wheel: tick number → pulls, and the ticks in order.
+        self._ticks: dict[int, set[HeldPull]] = {}
+        self._order: list[int] = []
+        self._timer: Any = None
+        self._timer_tick = 0
+        self._stopped = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    # On the loop
+
+    def hold(self, pull: HeldPull, seconds: float) -> bool:
+        """Keeps `pull` until it is answered; False when it has to be answered at once.
+
+        Looks once more after it was put in place, so an arrival between the caller's read and now is
+        not lost.
+        """
+        if self._stopped:
+            pull.refuse()
+            return True
+        if self._count >= self._held_max or seconds <= 0 or pull.connection.closed:
+            return False
+        if len(self._connections.get(pull.connection, ())) >= HELD_PER_CONNECTION_MAX:
+            return False
+        timers = self._timers
+        if timers is None:
+            timers = self._timers = asyncio.get_running_loop()
+        self._insert(pull, timers.time() + min(seconds, HOLD_SECONDS_MAX))
+        self._wake(pull)
+        return True
+
+    def notify(self, arrivals: Iterable[Arrival]) -> None:
+        """Wakes the pulls that one of `arrivals` is for."""
+        for topic, queue_id, next_queue_offset, tags_code in arrivals:
+            waiting = self._queues.get((topic, queue_id))
+            if waiting is None:
+                continue
+            for pull in list(waiting):
+                if (
+                    next_queue_offset > pull.wanted
+                    and not pull.below_mark
+                    and lets_through(pull.codes, tags_code)
+                ):
+                    self._wake(pull)
+
+    def recheck(self) -> None:
+        """Looks again for the pulls that wait below the mark."""
+        for pull in list(self._below_mark):
+            self._wake(pull)
+
+    def check(self) -> None:
+        """Answers the pulls whose time is up, and sets the timer for the next."""
+        assert self._timers is not None
+        now = self._timers.time()
+        while self._order and self._order[0] * TICK_SECONDS <= now:
+            due = self._ticks.pop(heapq.heappop(self._order))
+            for pull in due.copy():
+                if self._remove(pull):
+                    pull.attempt(True)
+        self._arm()
+
+    def stop(self) -> None:
+        """Refuses all pulls, those that come from now on as well: their connections are closed next.
+
+        A stock client asks again 3 s after an error.  It does not look at a connection's end: of a pull
+        without an answer it hears after its timeout of 30 s.  "Nothing new" would make it ask again at once, on
+        the connection that closes, where it gets no answer.
+        """
+        self._stopped = True
+        for pulls in list(self._queues.values()):
+            for pull in list(pulls):
+                self._remove(pull)
+                pull.refuse()
+        self._connections.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # On any thread
+
+    def on_arrival(self, arrivals: Sequence[Arrival]) -> None:
+        """Passes on what somebody waits for, with one call to the loop.
+
+        Of many messages with the same tag only the last is told: it wakes whom the others would.
+        """
+        queues = self._queues
+        if not queues:
+            return
+        wanted = {
+            (topic, queue_id, tags_code): next_queue_offset
+            for topic, queue_id, next_queue_offset, tags_code in arrivals
+            if (topic, queue_id) in queues
+        }
+        if wanted:
+            self._post(self.notify, [(*key[:2], end, key[2]) for key, end in wanted.items()])
+
+    def on_mark(self) -> None:
+        """The high-water mark has moved."""
+        if self._below_mark:
+            self._post(self.recheck)
+
+    def _post(self, callback: Callable[..., object], *args: object) -> None:
+        assert self._timers is not None
+        try:
+            self._timers.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            logger.debug("the loop is closed; held pulls stay unanswered")
+
+    # Keeping
+
+    def _wake(self, pull: HeldPull) -> None:
+        done = pull.attempt(False)
+        if not done and pull.below_mark and pull not in self._below_mark:
+            # Put in place first, looked at then: the mark may have moved since the look before.
+            self._below_mark.add(pull)
+            done = pull.attempt(False)
+        if done:
+            self._remove(pull)
+        elif not pull.below_mark:
+            self._below_mark.discard(pull)
+
+    def _insert(self, pull: HeldPull, expires_at: float) -> None:
+        self._count += 1
+        if self._count == 1:
+            self._on_awaited()
+        self._queues.setdefault(pull.key, set()).add(pull)
+        if pull.below_mark:
+            self._below_mark.add(pull)
+        pulls = self._connections.get(pull.connection)
+        if pulls is None:
+            # Kept, even when empty, until the connection closes: one callback each, not one per pull.
+            pulls = self._connections[pull.connection] = set()
+            connection = pull.connection
+            connection.on_close.append(lambda *_: self._connection_closed(connection))
+        pulls.add(pull)
+        pull.tick = math.ceil(expires_at / TICK_SECONDS)
+        due = self._ticks.get(pull.tick)
+        if due is None:
+            due = self._ticks[pull.tick] = set()
+            heapq.heappush(self._order, pull.tick)
+            self._arm()
+        due.add(pull)
+
+    def _remove(self, pull: HeldPull) -> bool:
+        """Takes `pull` out; False when it was out already."""
+        waiting = self._queues.get(pull.key)
+        if waiting is None or pull not in waiting:
+            return False
+        waiting.remove(pull)
+        if not waiting:
+            del self._queues[pull.key]
+        self._count -= 1
+        self._below_mark.discard(pull)
+        pulls = self._connections.get(pull.connection)
+        if pulls is not None:
+            pulls.discard(pull)
+        due = self._ticks.get(pull.tick)
+        if due is not None:
+            due.discard(pull)
+        return True
+
+    def _connection_closed(self, connection: Peer) -> None:
+        for pull in self._connections.pop(connection, ()):
+            self._remove(pull)
+
+    def _arm(self) -> None:
+        """One timer, for the nearest tick; none when there is nothing to wait for."""
+        if not self._order:
+            self._timer = None
+            return
+        assert self._timers is not None
+        if self._timer is not None:
+            if self._timer_tick == self._order[0]:
+                return
+            self._timer.cancel()
+        self._timer_tick = self._order[0]
+        self._timer = self._timers.call_at(self._timer_tick * TICK_SECONDS, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.check()

@@ -1,0 +1,150 @@
+"""Which messages a pull gets: its subscription's tags, or its SQL92 expression, if it may have one.
+
+    flag 4    the request brings its subscription
+    else      what the group's heartbeats said, which must not be older than what the client means
+
+A filter is the tag codes that an index entry must have, None for any, and a selector that judges the
+message's properties, None for none.  With filterSupportRetry, a message of a retry topic is judged by the
+group's expression for the topic that it came from.  Rules and codes: broker-flows §9.1, 7 to 13.
+"""
+
+from __future__ import annotations
+
+from commitlog.kernel.records import decode_properties
+from haservice.broker.delay.redirect import RETRY_TOPIC
+from haservice.broker.groups.consumers import ClientTable, Subscription
+from haservice.broker.groups.subscription_groups import GroupConfig
+from haservice.broker.metadata.topics import RETRY_PREFIX
+from haservice.broker.pull.consumer_filters import ConsumerFilters, compiled
+from haservice.broker.pull.reader import Selector
+from haservice.broker.pull.sql_filter import SqlFault, SqlFilter
+from haservice.broker.pull.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
+from haservice.configuration.settings import BrokerConfig
+from haservice.errors import RequestError
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.headers.clients import PullMessageHeader
+
+FLAG_SUBSCRIPTION = 0x4
+
+MessageFilter = tuple[TagCodes, Selector | None]
+
+
+class MessageFilters:
+    """Finds the filter of a pull; raises RequestError with the code that says why there is none."""
+
+    def __init__(self, config: BrokerConfig, clients: ClientTable, filters: ConsumerFilters) -> None:
+        self._clients = clients
+        self._filters = filters
+        self.configure(config)
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Takes what may change while the broker runs."""
+        self._enabled = config.enable_property_filter
+        self._retries = config.filter_support_retry
+
+    def of(self, header: PullMessageHeader, group: GroupConfig) -> MessageFilter:
+        if header.sys_flag & FLAG_SUBSCRIPTION:
+            found = self._of_request(header)
+        else:
+            found = self._of_group(header, group)
+        if self._retries and header.topic.startswith(RETRY_PREFIX):
+            return found[0], self._retried(header.topic.removeprefix(RETRY_PREFIX))
+        return found
+
+    def check(self, expression_type: str | None, expression: str) -> None:
+        """Whether such a subscription would be served; for CHECK_CLIENT_CONFIG."""
+        if expression_type not in (None, "", TAG):
+            self._check_enabled(expression_type)
+            _compiled(expression_type, expression)
+
+    def _of_request(self, header: PullMessageHeader) -> MessageFilter:
+        expression, expression_type = header.subscription or "", header.expression_type or TAG
+        if expression_type != TAG:
+            if not expression:
+                raise _unreadable("it is empty")
+            self._check_enabled(expression_type)
+            # RocketMQ delivers everything when this one does not compile.
+            return None, _selector(_compiled(expression_type, expression))
+        try:
+            return tag_codes(expression), None
+        except ExpressionFault as fault:
+            raise _unreadable(str(fault)) from None
+
+    def _of_group(self, header: PullMessageHeader, config: GroupConfig) -> MessageFilter:
+        name = header.consumer_group
+        group = self._clients.group(name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"no member of consumer group {name} is online"
+            )
+        if group.is_broadcasting and not config.consume_broadcast_enable:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION, f"consumer group {name} may not consume by broadcasting"
+            )
+        subscription = group.subscriptions.get(header.topic)
+        if subscription is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"consumer group {name} does not subscribe topic {header.topic}",
+            )
+        if subscription.version < header.sub_version:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"subscription {subscription.version} of group {name} is older than"
+                f" the pull's {header.sub_version}; the next heartbeat brings it",
+            )
+        if subscription.expression_type != TAG:
+            return self._subscribed(header, subscription)
+        return subscription.codes, None
+
+    def _subscribed(self, header: PullMessageHeader, subscription: Subscription) -> MessageFilter:
+        found = self._filters.find(header.topic, header.consumer_group)
+        if found is None:
+            raise RequestError(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"no filter of group {header.consumer_group} for topic {header.topic} is known here;"
+                f" its expression may be wrong: {subscription.expression}",
+            )
+        if found.version < header.sub_version:
+            raise RequestError(
+                ResponseCode.FILTER_DATA_NOT_LATEST,
+                f"filter {found.version} of group {header.consumer_group} is older than"
+                f" the pull's {header.sub_version}; the next heartbeat brings it",
+            )
+        self._check_enabled(subscription.expression_type)
+        return None, None if found.compiled is None else _selector(found.compiled)
+
+    def _retried(self, group: str) -> Selector:
+        find = self._filters.find
+
+        def selects(properties: bytes) -> bool:
+            values = decode_properties(properties)
+            found = find(values.get(RETRY_TOPIC, ""), group)
+            return found is None or found.compiled is None or found.compiled.matches(values.get)
+
+        return selects
+
+    def _check_enabled(self, expression_type: str | None) -> None:
+        if not self._enabled:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"this broker does not filter messages by {expression_type} (enablePropertyFilter=false)",
+            )
+
+
+def _compiled(expression_type: str | None, expression: str) -> SqlFilter:
+    if expression_type != SQL92:
+        raise _unreadable(f"its type {expression_type!r} is not known, {TAG} and {SQL92} are")
+    try:
+        return compiled(expression)
+    except SqlFault as fault:
+        raise _unreadable(str(fault)) from None
+
+
+def _selector(taken: SqlFilter) -> Selector:
+    matches = taken.matches
+    return lambda properties: matches(decode_properties(properties).get)
+
+
+def _unreadable(reason: str) -> RequestError:
+    return RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"subscription cannot be read: {reason}")

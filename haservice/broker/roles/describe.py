@@ -1,0 +1,131 @@
+"""What a broker says of its lineage: the body that answers 40001, 40003 and 40004."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commitlog.store import Store
+from haservice.broker.roles.rules import RoleInForce
+from haservice.broker.roles.state import RoleState
+from haservice.configuration.settings import NodeConfig
+from haservice.remoting.headers.lineage import EpochBody, LineageBody, ListBody, MembersBody, ReplicaBody
+from haservice.replication.lineage.epochs import Epoch
+from haservice.replication.lineage.file import LineageFile, LineageState
+from haservice.replication.lineage.membership import Members
+from haservice.replication.service import HAService
+from haservice.replication.status import MasterHeard, MasterLinkStatus, SlaveStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """`config` is as it is in force."""
+
+    config: NodeConfig
+    lineage: LineageFile
+    store: Store
+    ha: HAService[Any]
+    # Why a slave's master gave it no topics and offsets the last time; "" if it did.
+    not_copied: Callable[[], str]
+    # The address of a slave's master for clients, "" where it is not known.
+    master_addr: Callable[[], str]
+
+    def body(self, state: RoleState, role: RoleInForce | None = None, *, changing: bool) -> LineageBody:
+        """Who we are and what our log is; in `role`, if that is what we are about to be."""
+        config, log, kept = self.config, self.store.log, self.lineage.state
+        role = role or state.who.role
+        status = self.ha.status()
+        is_slave = role.role.is_slave
+        heard, is_kept = _heard(kept, status.master)
+        pledge = kept.pledge
+        return LineageBody(
+            cluster_name=config.broker.cluster_name,
+            broker_name=config.broker.broker_name,
+            broker_addr=config.broker_addr,
+            ha_addr=config.ha_server_addr,
+            broker_id=role.broker_id,
+            file_broker_id=role.file_broker_id,
+            role=role.role.value,
+            role_from=role.source,
+            role_why=role.why,
+            replica_id=kept.replica_id,
+            segment_bytes=config.log.segment_bytes,
+            log_start=log.start,
+            log_end=log.end,
+            flushed=log.flushed,
+            epochs=epoch_bodies(kept.lineage.epochs),
+            held="" if is_slave else state.held or log.writable or "",
+            master_end=heard.end,
+            master_heard_ms=heard.at_ms,
+            master_end_kept=is_kept,
+            master_addr=self.master_addr() if is_slave else "",
+            master_role=kept.master_role,
+            replicas=_replicas(kept, status.slaves),
+            changing=changing,
+            handing_over=state.token,
+            not_copied=self.not_copied() if is_slave else "",
+            promise=_promise(config),
+            damaged=log.damaged_text,
+            members=members_body(kept.members),
+            given=members_body(kept.given),
+            whole_from=kept.whole_from,
+            pledged=pledge.epoch if pledge is not None else -1,
+            pledged_to=pledge.broker_addr if pledge is not None else "",
+            past=epoch_bodies(kept.past),
+            unproven=state.unproven,
+        )
+
+
+def _promise(config: NodeConfig) -> str:
+    """A SYNC_MASTER waits for one slave with inSyncReplicas=1 as it does with 2."""
+    replicas = max(2, config.replication.in_sync_replicas)
+    return f"flushDiskType={config.log.flush_disk_type.value}, inSyncReplicas={replicas}"
+
+
+def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHeard, bool]:
+    """What a slave has heard of its master's end, and whether that is only written down from before."""
+    if link is None:
+        return MasterHeard(), False
+    if link.master_end >= 0:
+        return MasterHeard(link.master_end, link.last_read_timestamp_ms), False
+    return MasterHeard(state.master_end, state.master_heard_ms), state.master_end >= 0
+
+
+def epoch_bodies(epochs: Sequence[Epoch]) -> list[EpochBody]:
+    return [
+        EpochBody(one.number, one.start, one.master, one.began_ms, one.why, one.unwritten) for one in epochs
+    ]
+
+
+def members_body(members: Members) -> MembersBody | None:
+    if members == Members():
+        return None
+    return MembersBody(*_list(members), over=[ListBody(*_list(one)) for one in members.over])
+
+
+def _list(members: Members) -> tuple[int, int, str, int, int, Mapping[str, str], int]:
+    since = members.since
+    return (
+        members.epoch,
+        members.number,
+        members.master,
+        members.needed,
+        since.end,
+        dict(members.replicas),
+        since.term,
+    )
+
+
+def _replicas(state: LineageState, slaves: Sequence[SlaveStatus]) -> list[ReplicaBody]:
+    """As the file remembers them; those that are connected as they are now."""
+    found = {
+        name: ReplicaBody(name, one.broker_addr, one.offset, one.seen_ms, one.in_sync)
+        for name, one in state.replicas.items()
+    }
+    for slave in slaves:
+        if slave.replica_id:
+            found[slave.replica_id] = ReplicaBody(
+                slave.replica_id, slave.broker_addr, slave.ack, slave.heard_ms, slave.in_sync
+            )
+    return list(found.values())

@@ -1,0 +1,193 @@
+"""RoleExecutor: runs the machine of roles in a broker: the task of the thread `role-keeper`.
+
+    others            put() what they noticed, ask() for a change and wait for its answer
+    role-keeper       one event at a time: step, hold or let go, carry the actions out, give the results back
+
+The state is replaced by this one thread, under one lock; whoever wants to know it reads it.  Appends are held
+before an action that needs it, and let go after everything else that a step wants: then an answer goes out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Protocol
+
+from haservice.broker.roles.actions import (
+    Action,
+    Answer,
+    AnswerWith,
+    Refuse,
+    Result,
+    Turn,
+    Without,
+    WithResult,
+)
+from haservice.broker.roles.machine import step, why_busy
+from haservice.broker.roles.state import Asked, Event, Hint, RoleState, SlaveAhead, Tick, View, refused
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.json_body import JSONBody
+
+PERIOD_S = 5.0
+# While nothing is taken, every moment counts.
+URGENT_PERIOD_S = 1.0
+# Events that wait; what comes beyond is noticed again.
+EVENTS_MAX = 256
+# More than any change takes: its own deadlines end it before.
+ANSWER_SECONDS = 180.0
+
+_LAST_WORDS = (Answer, AnswerWith, Refuse, Turn)
+
+
+class Hands(Protocol):
+    """What carries actions out.  None of it raises but for a fault of ours."""
+
+    def view(self, *, asked: bool) -> View: ...
+
+    def hold(self, reason: str, /) -> None:
+        """No appends for `reason`; "" lets them go."""
+
+    def perform(self, action: WithResult, /) -> Result: ...
+
+    def act(self, action: Without, /) -> None:
+        """An action that has no result, and is no answer."""
+
+    def body(self, answer: Answer, /) -> JSONBody: ...
+
+
+class RoleExecutor:
+    """Any thread may ask and tell; `drive` is for the thread, and for the start before there is one."""
+
+    def __init__(
+        self, state: RoleState, hands: Hands, *, period_s: float = PERIOD_S, urgent_s: float = URGENT_PERIOD_S
+    ) -> None:
+        self.state = state
+        self._hands = hands
+        self._period_s = period_s
+        self._urgent_s = urgent_s
+        self._lock = threading.RLock()  # held while an event is dealt with; guards replacing `state`
+        self._held = ""
+        self._events: queue.Queue[Event] = queue.Queue(EVENTS_MAX)
+        self._tickets = itertools.count(1)
+        self._answers_lock = threading.Lock()  # guards _answers and _stopped
+        self._answers: dict[int, Future[JSONBody]] = {}
+        self._stopped = False
+
+    # -- for other threads --------------------------------------------------------------------------
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change of role is under way, or asked for and not answered yet."""
+        return self.state.changing or bool(self._answers)
+
+    def put(self, event: Hint | SlaveAhead | Tick) -> None:
+        """Something was noticed."""
+        try:
+            self._events.put_nowait(event)
+        except queue.Full:
+            return  # there is enough to do; who is ahead, or knows of a newer term, says so again
+
+    def wake(self) -> None:
+        self.put(Tick())
+
+    def ask(self, header: ExtHeader) -> JSONBody:
+        """A request; blocks until it is answered.  Raises RequestError where that is a refusal."""
+        if busy := why_busy(self.state):
+            raise refused(busy)
+        ticket, answer = next(self._tickets), Future[JSONBody]()
+        with self._answers_lock:
+            if self._stopped:
+                raise refused("this broker is stopping")
+            if self._answers:
+                raise refused("another change of its role is under way")
+            self._answers[ticket] = answer
+        try:
+            self._events.put(Asked(ticket, header), timeout=1.0)
+            return answer.result(ANSWER_SECONDS)
+        except queue.Full:
+            raise refused("too much is asked of it at a time") from None
+        except FutureTimeout:
+            raise refused(
+                f"no answer within {ANSWER_SECONDS:g} s; mqadmin history shows what came of it"
+            ) from None
+        finally:
+            with self._answers_lock:
+                self._answers.pop(ticket, None)
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        try:
+            self.drive(Tick())
+            while not stop.is_set():
+                self._one(stop)
+        finally:
+            with self._answers_lock:
+                self._stopped, left = True, list(self._answers.values())
+            for answer in left:
+                if not answer.done():
+                    answer.set_exception(refused("this broker is stopping"))
+
+    def _one(self, stop: threading.Event) -> None:
+        state = self.state
+        pause_s = 0.0 if state.again else self._urgent_s if state.is_urgent else self._period_s
+        try:
+            event = self._events.get(block=pause_s > 0.0, timeout=pause_s)
+        except queue.Empty:
+            event = Tick()
+        if stop.is_set():
+            return
+        self.drive(event)
+        if isinstance(event, Hint | SlaveAhead) and self._events.empty():
+            self.drive(Tick())
+
+    def drive(self, event: Event) -> None:
+        """Deals with an event, and with the results of what follows from it, until the machine rests."""
+        with self._lock:
+            following: Event | None = event
+            while following is not None:
+                asked = bool(self._answers)
+                self.state, actions = step(self.state, following, self._hands.view(asked=asked))
+                following = self._carry_out(actions)
+
+    def _carry_out(self, actions: tuple[Action, ...]) -> Event | None:
+        """In their order, but that answers come when appends are let go."""
+        held = self.state.held
+        if held:
+            self._hold(held)
+        last = [action for action in actions if isinstance(action, _LAST_WORDS)]
+        result: WithResult | None = None
+        for action in actions:
+            if isinstance(action, WithResult):
+                assert result is None, actions
+                result = action
+            elif not isinstance(action, _LAST_WORDS):
+                self._hands.act(action)
+        if not held:
+            self._hold("")
+        for word in last:
+            self._say(word)
+        return self._hands.perform(result) if result is not None else None
+
+    def _hold(self, reason: str) -> None:
+        if reason != self._held:
+            self._held = reason
+            self._hands.hold(reason)
+
+    def _say(self, word: Answer | AnswerWith | Refuse | Turn) -> None:
+        if isinstance(word, Turn):
+            self._hands.act(word)
+            return
+        with self._answers_lock:
+            answer = self._answers.get(word.ticket)
+        if answer is None or answer.done():
+            return  # whoever asked waits no more
+        if isinstance(word, Refuse):
+            answer.set_exception(refused(word.reason))
+        elif isinstance(word, AnswerWith):
+            answer.set_result(word.body)
+        else:
+            answer.set_result(self._hands.body(word))

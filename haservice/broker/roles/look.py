@@ -1,0 +1,301 @@
+"""What a master sees when it looks at its peers: a newer term, what it has lost, whom it promoted.  Pure.
+
+A newer term counts if the peer that knows of it is a replica that we know, where we know it, or if it has our
+own bytes (role_state.Prove).  What a name server says, or somebody at the HA port, is only where to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from haservice.broker.roles.actions import (
+    Action,
+    Done,
+    End,
+    Failed,
+    Flush,
+    Level,
+    Prove,
+    Pull,
+    Pulled,
+    Result,
+    Say,
+    TellFollow,
+    Write,
+)
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.rules import (
+    NewerMaster,
+    StartOfMaster,
+    highest_number,
+    is_member,
+    lineage_of,
+    may_have_answered,
+    newer_masters,
+    rival,
+    start_of_master,
+    was_not_promoted,
+)
+from haservice.broker.roles.state import Begin, Change, Looking, RoleState, Step, View
+from haservice.broker.roles.terms import Following, NewTerm
+from haservice.remoting.headers.lineage import FollowHeader, LineageBody
+from haservice.replication.lineage.epochs import LogSpan, plan
+from haservice.replication.lineage.epochs import Step as PlanStep
+
+Claims = Sequence[tuple[NewerMaster, LineageBody]]
+
+
+@dataclass(frozen=True, slots=True)
+class Look(Looking):
+    """Everybody is asked."""
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        assert isinstance(result, Heard), result
+        kept = view.kept
+        known = [one for one in result.peers if is_member(kept.members, one)]
+        state = state.but(heard=max(state.heard, highest_number(known)))
+        claims = newer_masters(kept.replica_id, kept.lineage, result.peers)
+        return Proving(claims, result).begin(state, view)
+
+
+def begin(state: RoleState, event: Begin, view: View) -> Step:
+    """A master starts: it gives way to a newer one, or begins, or waits for what it may have lost."""
+    kept = view.kept
+    starting = not may_have_answered(kept, state.who.needed)
+    claims = newer_masters(kept.replica_id, kept.lineage, event.heard.peers, starting=starting)
+    return Proving(claims, event.heard, start=event.start).begin(state, view)
+
+
+def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: View) -> Step:
+    """Nobody has taken over."""
+    kept = view.kept
+    known = [one for one in heard.peers if is_member(kept.members, one)]
+    state = state.but(heard=max(state.heard, highest_number(known)))
+    handing, changes = kept.handing_over, dict[str, Any]()
+    if handing is not None and any(was_not_promoted(handing, one) for one in heard.peers):
+        changes["handing_over"] = None
+    elif handing is not None:
+        why = (
+            f"it is not known whether {handing.broker_addr} became the master: it was told to, and we started"
+        )
+        state = state.but(doubt=why)
+    start = replace(start, heard=state.heard)
+    begun, waiting, undecided = start_of_master(
+        kept, start, view.now_ms, addr=state.who.broker_addr, needed=state.who.needed
+    )
+    if waiting or undecided or state.undecided:
+        undecided = undecided and f"{undecided}: {state.who.failover}"
+        state = state.but(waiting=waiting, undecided=state.undecided or undecided)
+    else:
+        # In a new term of ours nothing is in doubt only if it was not before.
+        changes = {
+            **begun,
+            **changes,
+            "handing_over": handing if state.doubt else None,
+            "boot_id": view.boot_id,
+        }
+    if not changes:
+        return state, ()
+    return state.but(change=Starting(changes)), (Flush(),)
+
+
+@dataclass(frozen=True, slots=True)
+class Starting(Change):
+    """What the start has come to is written, if the log is."""
+
+    changes: Mapping[str, Any]
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        if isinstance(result, Failed):
+            return state.but(change=None, broken=f"a master cannot begin here: {result.reason}"), ()
+        if isinstance(result, End):
+            return state, (Write(self.changes),)
+        last = view.kept.lineage.last
+        text = "" if last is None else f"master epoch={last.number} start={last.start} why={last.why}"
+        return state.but(change=None), (Say(Level.INFO, text),)
+
+
+@dataclass(frozen=True, slots=True)
+class Proving(Looking):
+    """Those who say that there is a newer term prove it, one after the other."""
+
+    claims: Claims
+    heard: Heard
+    doubts: tuple[str, ...] = ()
+    start: StartOfMaster | None = None
+    """Of a master that starts: what comes next if nobody proves anything."""
+
+    def begin(self, state: RoleState, view: View) -> Step:
+        if not self.claims:
+            return self._nobody(state.but(change=None, unproven="; ".join(self.doubts)), view)
+        newer, peer = self.claims[0]
+        # A master that has nothing, and takes nothing yet, has nothing to prove it by, and nothing to lose.
+        is_blank = view.log.is_empty and (self.start is not None or bool(state.held))
+        if is_blank or is_member(view.kept.members, peer):
+            return self._give_way(state, newer, view)
+        return state.but(change=self), (Prove(peer),)
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        newer, peer = self.claims[0]
+        if isinstance(result, Done):
+            return self._give_way(state, newer, view)
+        assert isinstance(result, Failed), result
+        doubt = f"{peer.broker_addr} speaks of term {newer.epoch} and does not prove it: {result.reason}"
+        rest = replace(self, claims=self.claims[1:], doubts=(*self.doubts, doubt))
+        return rest.begin(state, view)
+
+    def _not_to_itself(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
+        """A broker whose lineage file is lost is another replica by now, and was that master itself."""
+        if self.start is not None:
+            why = (
+                f"this broker was the master of term {newer.epoch}, and what it knew of its terms and replicas is lost:"
+                f" mqadmin failover makes a broker with all messages the master, or this one: {state.who.failover}"
+            )
+            state = state.but(undecided=why)
+        return replace(self, claims=self.claims[1:]).begin(state, view)
+
+    def _nobody(self, state: RoleState, view: View) -> Step:
+        said = tuple(
+            Say(Level.ERROR, f"a newer term is not believed reason={one}", ("unproven", one))
+            for one in self.doubts
+        )
+        if self.start is not None:
+            after, actions = start_as_master(state, self.heard, self.start, view)
+        else:
+            after, actions = _judge(state, self.heard, view)
+        return after, (*said, *actions)
+
+    def _give_way(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
+        if newer.broker_addr == state.who.broker_addr:
+            return self._not_to_itself(state, newer, view)
+        why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of term {newer.epoch}"
+        return Following(newer, why, self.heard).begin(state.but(unproven=""), view)
+
+
+def _judge(state: RoleState, heard: Heard, view: View) -> Step:
+    """No newer term is proven: who has to be told, and what is to be settled or taken back."""
+    kept = view.kept
+    said: list[Action] = []
+    other = rival(kept.replica_id, kept.lineage, heard.peers)
+    if other is not None:
+        said.append(
+            Say(
+                Level.ERROR,
+                "two masters have one term, choose one with mqadmin failover"
+                f" epoch={other.epoch} other={other.broker_addr}",
+                ("rival", other.replica_id),
+            )
+        )
+    said += _told(state, heard, view)
+    handing = kept.handing_over
+    if state.doubt and handing is not None:
+        if not any(was_not_promoted(handing, one) for one in heard.peers):
+            return state, tuple(said)
+        text = f"the slave was not promoted slave={handing.broker_addr}"
+        change = TakingBack(heard)
+        return state.but(change=change), (*said, Say(Level.WARNING, text), Write({"handing_over": None}))
+    after, actions = take_back(state, heard, view)
+    return after, (*said, *actions)
+
+
+def _told(state: RoleState, heard: Heard, view: View) -> list[Action]:
+    """Slaves of older terms that follow somebody else are told who the master is."""
+    last = view.kept.lineage.last
+    if state.held or last is None:
+        return []
+    return [
+        TellFollow(
+            one.broker_addr,
+            FollowHeader(state.who.broker_addr, state.who.ha_addr, last.number, "it is the master"),
+        )
+        for one in heard.peers
+        if not one.is_master
+        and not one.changing
+        and one.master_addr != state.who.broker_addr
+        and one.replica_id in view.kept.members.replicas
+        and one.pledged <= last.number
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TakingBack(Looking):
+    """It is known that nobody was promoted; that is written."""
+
+    heard: Heard
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        # Where it cannot be written the next start asks the slave once more.
+        said: tuple[Action, ...] = ()
+        if isinstance(result, Failed):
+            said = (
+                Say(Level.WARNING, f"that the switchover is over cannot be written reason={result.reason}"),
+            )
+        after, actions = take_back(state.but(change=None, doubt=""), self.heard, view)
+        return after, (*said, *actions)
+
+
+def take_back(state: RoleState, heard: Heard, view: View) -> Step:
+    """Hears who may have what we lost, and takes a piece of it back; a term begins once nobody has more."""
+    if not state.waiting and not state.ahead:
+        return state, ()
+    for one in heard.peers:
+        if one.replica_id in state.ahead or (
+            one.replica_id in state.waiting and one.replica_id not in state.level
+        ):
+            position = _ahead_up_to(one, view)
+            if position is not None:
+                text = (
+                    f"a replica holds what its master lost addr={one.broker_addr} up_to={position}"
+                    f" ours={view.log.end}"
+                )
+                change = Refill(one, position, heard)
+                said = Say(Level.WARNING, text, ("ahead", one.replica_id))
+                return state.but(change=change), (said, Pull(one, view.log.end, position))
+            state = _level(state, one.replica_id)
+    for replica_id in view.followers:
+        state = _level(state, replica_id)
+    if state.waiting and state.waiting.keys() <= state.level:
+        why = "the machine went down; what the replicas have was taken back"
+        return NewTerm(why, promoted=False).begin(state, view)
+    # Who was ahead and does not answer dials again, and says so again.
+    return state.but(ahead={}), ()
+
+
+def _level(state: RoleState, replica_id: str) -> RoleState:
+    ahead = {one: addr for one, addr in state.ahead.items() if one != replica_id}
+    level = state.level | ({replica_id} & state.waiting.keys())
+    return state.but(ahead=ahead, level=level)
+
+
+def _ahead_up_to(peer: LineageBody, view: View) -> int | None:
+    """Up to where the peer holds what our last term wrote and we have lost; None if it has nothing of it."""
+    theirs = LogSpan(peer.log_start, peer.log_end)
+    found = plan(lineage_of(peer), theirs, view.kept.lineage, view.log, peer.replica_id)
+    return found.position if found.step is PlanStep.AHEAD else None
+
+
+@dataclass(frozen=True, slots=True)
+class Refill(Looking):
+    """What a replica has is taken back, a piece at a time; between two pieces others get their turn."""
+
+    peer: LineageBody
+    position: int
+    heard: Heard
+    hold: str = field(default="a slave holds what this master has lost, it is taken back", kw_only=True)
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        assert isinstance(result, Pulled), result
+        if result.more and not view.asked:
+            return state, (Pull(self.peer, result.end, self.position),)
+        state = state.but(change=None)
+        if result.more:
+            return state.but(again=True), ()
+        if not result.failure:
+            return take_back(_level(state.but(trouble=""), self.peer.replica_id), self.heard, view)
+        trouble = f"not taken back from {self.peer.broker_addr}: {result.failure}"
+        text = f"what a replica has cannot be taken back addr={self.peer.broker_addr} reason={result.failure}"
+        ahead = {one: addr for one, addr in state.ahead.items() if one != self.peer.replica_id}
+        said = Say(Level.ERROR, text, ("pull", self.peer.replica_id))
+        return state.but(trouble=trouble, ahead=ahead), (said,)

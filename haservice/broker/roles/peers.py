@@ -1,0 +1,183 @@
+"""Peers: the other brokers of this broker's name, and what they say of their logs.
+
+    106 GET_BROKER_CLUSTER_INFO   at each name server: who is there
+    40001 GET_LINEAGE             at each of them, and at the replicas that this broker remembers
+
+All at once, and no longer than `PATIENCE_S` together: who does not answer by then is not there.  A stock
+broker does not know the question, and is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from haservice.broker.roles.rules import lineage_of
+from haservice.deadline import Deadline
+from haservice.errors import AnswerError, RemotingError
+from haservice.news import News
+from haservice.remoting.bodies.clients import ClusterInfo
+from haservice.remoting.client import RemotingClient, expect
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.lineage import LineageBody, ReadLogHeader
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ReadLog = Callable[[str, int, int], bytes]
+"""(broker address, offset, size) → bytes of its log from there, `size` at most.  Raises RemotingError."""
+
+PATIENCE_S = 1.0
+# Of that, what name servers may take: the brokers that are remembered are asked meanwhile.
+NAMESRV_PATIENCE_S = 0.5
+READ_TIMEOUT_S = 5.0
+# More than any broker name has.
+PEERS_MAX = 16
+
+
+class Heard(NamedTuple):
+    """Who answered, and which broker ids of this name belong to others, by the name servers' word."""
+
+    peers: Sequence[LineageBody] = ()
+    taken_ids: dict[int, str] = {}  # noqa: RUF012 - never changed
+
+
+def with_client(
+    make_client: Callable[[], RemotingClient], work: Callable[[RemotingClient], Awaitable[T]]
+) -> T:
+    """Runs `work` with a client, on a loop that is made for it; in a thread that has none."""
+
+    async def run() -> T:
+        client = make_client()
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+class Peers:
+    """Any thread may ask, one at a time or several."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        own_addr: str,
+        namesrv_addrs: Sequence[str],
+        make_client: Callable[[], RemotingClient],
+        remembered: Callable[[], Iterable[str]],
+    ) -> None:
+        """`remembered` gives addresses to ask whatever the name servers say."""
+        self._broker_name = broker_name
+        self._own_addr = own_addr
+        self._namesrv_addrs = tuple(namesrv_addrs)
+        self.make_client = make_client
+        self._remembered = remembered
+        self._news = News()
+
+    def ask(self, also: Iterable[str] = ()) -> Heard:
+        """What everybody says who can be found, and those at `also`; never raises."""
+        return with_client(self.make_client, lambda client: self._ask_all(client, also))
+
+    def ask_one(self, addr: str, timeout_s: float = PATIENCE_S) -> LineageBody:
+        """What the broker at `addr` says.  Raises RemotingError; ValueError for an answer that is none."""
+        return with_client(self.make_client, lambda client: get_lineage(client, addr, timeout_s))
+
+    def call(self, addr: str, request: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """One request, and its answer if that is a success.  Raises RemotingError."""
+
+        async def call(client: RemotingClient) -> RemotingCommand:
+            return expect(addr, await client.invoke(addr, request, timeout_s))
+
+        return with_client(self.make_client, call)
+
+    def read_log(self, addr: str, offset: int, size: int) -> bytes:
+        """Bytes of the log of the broker at `addr`, `size` at most.  Raises RemotingError."""
+        with self.reading() as read:
+            return read(addr, offset, size)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[ReadLog]:
+        """read_log() for many bytes: its connections stay until the end.  Of one thread that has no loop."""
+
+        async def made() -> RemotingClient:
+            return self.make_client()
+
+        async def read(addr: str, offset: int, size: int) -> bytes:
+            request = RemotingCommand.request(RequestCode.READ_LOG, ReadLogHeader(offset, size).encode())
+            return bytes(expect(addr, await client.invoke(addr, request, READ_TIMEOUT_S)).body)
+
+        with asyncio.Runner() as runner:
+            client = runner.run(made())
+            try:
+                yield lambda addr, offset, size: runner.run(read(addr, offset, size))
+            finally:
+                runner.run(client.close())
+
+    async def _ask_all(self, client: RemotingClient, also: Iterable[str]) -> Heard:
+        asked: dict[str, asyncio.Task[LineageBody | None]] = {}
+        taken: dict[int, str] = {}
+        patience = Deadline(PATIENCE_S)
+
+        def ask(addrs: Iterable[str]) -> None:
+            for addr in addrs:
+                if addr and addr != self._own_addr and addr not in asked and len(asked) < PEERS_MAX:
+                    asked[addr] = asyncio.ensure_future(self._asked(client, addr, patience))
+
+        async def ask_at(namesrv: str) -> None:
+            try:
+                answer = await client.invoke(
+                    namesrv, RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO), NAMESRV_PATIENCE_S
+                )
+                brokers = ClusterInfo.decode(expect(namesrv, answer).body).broker_addr_table
+            except (RemotingError, ValueError) as error:
+                logger.debug("peers not known namesrv=%s reason=%s", namesrv, error)
+                return
+            if (broker := brokers.get(self._broker_name)) is not None:
+                taken.update(
+                    (number, addr) for number, addr in broker.broker_addrs.items() if addr != self._own_addr
+                )
+                ask(broker.broker_addrs.values())
+
+        ask([*also, *self._remembered()])
+        await asyncio.gather(*(ask_at(namesrv) for namesrv in self._namesrv_addrs))
+        found = await asyncio.gather(*asked.values())
+        return Heard(
+            [one for one in found if one is not None and one.broker_name == self._broker_name], taken
+        )
+
+    async def _asked(self, client: RemotingClient, addr: str, patience: Deadline) -> LineageBody | None:
+        try:
+            body = await get_lineage(client, addr, patience.remaining)
+        except AnswerError as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and self._news.is_news(addr):
+                logger.warning("peer does not say what its log is addr=%s reason=%s", addr, error)
+            return None
+        except (RemotingError, ValueError) as error:
+            logger.debug("peer not heard addr=%s reason=%s", addr, error)
+            return None
+        self._news.ended(addr)
+        return body
+
+
+async def get_lineage(client: RemotingClient, addr: str, timeout_s: float) -> LineageBody:
+    """40001.  Raises RemotingError, or ValueError for terms that do not rise."""
+    answer = await client.invoke(addr, RemotingCommand.request(RequestCode.GET_LINEAGE), timeout_s)
+    return lineage_at(addr, expect(addr, answer).body)
+
+
+def lineage_at(addr: str, answer: bytes | memoryview) -> LineageBody:
+    """A broker's word of itself; its address is where it was asked, whatever it says that it is.
+
+    Raises ValueError for terms that do not rise.
+    """
+    body = LineageBody.decode(answer)
+    lineage_of(body)
+    return replace(body, broker_addr=addr)

@@ -1,0 +1,115 @@
+"""Lineage and roles, by requests of our own.
+
+    40001 GET_LINEAGE   who we are, what our log is, who wrote it
+    40002 READ_LOG      bytes of the log, never beyond a segment
+    40003 PROMOTE       a slave becomes the master
+    40004 FOLLOW        a master gives way to a newer one, a slave notes where it is
+    40005 SWITCHOVER    a master hands over to a slave
+    40006 REINIT        a slave begins anew
+    40007 PLEDGE        a slave promises another one to follow no older master
+    40008 FORGET        a replica is given up
+
+A broker that turns does so after its answer has gone out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from commitlog.errors import CommitLogError
+from haservice.errors import RequestError
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.lineage import (
+    READ_BYTES_MAX,
+    FollowHeader,
+    ForgetHeader,
+    LineageBody,
+    PledgeHeader,
+    PromoteHeader,
+    ReadLogHeader,
+    ReadLogResponseHeader,
+    ReinitHeader,
+    SwitchoverHeader,
+)
+from haservice.remoting.json_body import JSONBody
+from haservice.remoting.workers import Offload
+
+logger = logging.getLogger(__name__)
+
+
+class Roles(Protocol):
+    """What a broker is, and what changes it; see Standing."""
+
+    def describe(self) -> LineageBody: ...
+
+    def ask(self, header: ExtHeader, /) -> JSONBody: ...
+
+
+class Log(Protocol):
+    segment_bytes: int
+    end: int
+
+    @property
+    def start(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes: ...
+
+
+class LineageProcessor:
+    """All but the first run in a work thread."""
+
+    def __init__(self, roles: Roles, log: Log, offload: Offload) -> None:
+        self._roles = roles
+        self._log = log
+        self._offload = offload
+
+    def handlers(self) -> dict[int, Processor]:
+        return {
+            RequestCode.GET_LINEAGE: self.get_lineage,
+            RequestCode.READ_LOG: self.read_log,
+            RequestCode.PROMOTE: self._change_by(PromoteHeader),
+            RequestCode.FOLLOW: self._change_by(FollowHeader),
+            RequestCode.SWITCHOVER: self._change_by(SwitchoverHeader),
+            RequestCode.REINIT: self._change_by(ReinitHeader),
+            RequestCode.PLEDGE: self._change_by(PledgeHeader),
+            RequestCode.FORGET: self._change_by(ForgetHeader),
+        }
+
+    def get_lineage(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(body=self._roles.describe().encode())
+
+    def read_log(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        return self._offload(self._read_log, request, ReadLogHeader.decode(request.ext))
+
+    def _read_log(self, request: RemotingCommand, header: ReadLogHeader) -> RemotingCommand:
+        log = self._log
+        start, end, offset = log.start, log.end, header.offset
+        if not start <= offset <= end or header.size <= 0:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"{header.size} bytes at {offset}: the log has {start} to {end}"
+            )
+        segment_end = offset - offset % log.segment_bytes + log.segment_bytes
+        size = min(header.size, READ_BYTES_MAX, end - offset, segment_end - offset)
+        try:
+            data = log.read(offset, size) if size else b""
+        except (CommitLogError, OSError) as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"cannot be read: {error}") from error
+        return request.answer(ext=ReadLogResponseHeader(end).encode(), body=data)
+
+    def _change_by(self, kind: type[ExtHeader]) -> Processor:
+        """What asks for a change of role: it takes as long as that takes, in a work thread."""
+
+        def change(connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+            header = kind.decode(request.ext)
+            logger.warning("role change asked for peer=%s what=%s", connection.peer, header)
+            return self._offload(self._changed, request, header)
+
+        return change
+
+    def _changed(self, request: RemotingCommand, header: ExtHeader) -> RemotingCommand:
+        return request.answer(body=self._roles.ask(header).encode())

@@ -1,0 +1,482 @@
+"""Roles: what a broker is, whose term its log is in, and when a master has to give way.  Pure.
+
+    the role in force    the properties file's, or one by command, which stands while the file's stays
+    a new term           when a master starts whose log somebody else wrote last, or may have lost its end
+    its number           of a promotion the next multiple of 1000, of a restart the next number
+    a hold               when what it may have lost may be on a slave: no appends before that one was heard
+    giving way           when a peer has a newer term of another master
+
+What a broker keeps of it between two starts is haservice.replication.lineage.file; who asks the peers, and
+when, is role_keeper.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from haservice.configuration.settings import BrokerRole, NodeConfig
+from haservice.remoting.headers.lineage import LineageBody, ListBody, MembersBody
+from haservice.replication.lineage.epochs import (
+    PROMOTION_STEP,
+    UNKNOWN_EPOCH,
+    Epoch,
+    Lineage,
+    LogSpan,
+    Mark,
+    of_one_promotion,
+)
+from haservice.replication.lineage.file import HandingOver, LineageState, Replica, RoleCommand
+from haservice.replication.lineage.membership import Members
+
+
+@dataclass(frozen=True, slots=True)
+class RoleInForce:
+    """What a broker is, and why.  `dropped` is a command that stands no longer."""
+
+    role: BrokerRole
+    broker_id: int
+    file_role: BrokerRole
+    file_broker_id: int
+    command: RoleCommand | None = None
+    dropped: RoleCommand | None = None
+
+    def by(self, command: RoleCommand | None) -> RoleInForce:
+        """What the same file and another command make of it."""
+        by_file = RoleInForce(self.file_role, self.file_broker_id, self.file_role, self.file_broker_id)
+        if command is None:
+            return by_file
+        if command.file_role != self.file_role.value or command.role not in BrokerRole.__members__:
+            return replace(by_file, dropped=command)
+        role = BrokerRole[command.role]
+        return replace(
+            by_file, role=role, broker_id=command.broker_id if role.is_slave else 0, command=command
+        )
+
+    @property
+    def source(self) -> str:
+        """`file` or `command`."""
+        return "file" if self.command is None else "command"
+
+    @property
+    def why(self) -> str:
+        return "" if self.command is None else self.command.why
+
+    @property
+    def said(self) -> str:
+        """What a start says about it; empty when there is nothing but the file."""
+        if self.command is not None:
+            return (
+                f"{self.role.value} by command ({self.why}); the file's brokerRole={self.file_role.value} "
+                "counts again once it is changed"
+            )
+        if self.dropped is not None:
+            return (
+                f"{self.role.value} by the file, whose brokerRole was {self.dropped.file_role}: the command "
+                f"that made this broker {self.dropped.role} ({self.dropped.why}) is dropped"
+            )
+        return ""
+
+
+def role_in_force(config: NodeConfig, command: RoleCommand | None) -> RoleInForce:
+    """The role of a broker whose file says `config`."""
+    file_role, file_id = config.broker.role, config.broker.broker_id
+    return RoleInForce(file_role, file_id, file_role, file_id).by(command)
+
+
+def role_wanted(name: str, state: LineageState, now: RoleInForce) -> BrokerRole | str:
+    """As what a broker becomes the master: as asked; else as the last master was, or as the file has it, or what
+    is safest.  A text says what is wrong with `name`.
+    """
+    if name:
+        if name not in BrokerRole.__members__ or BrokerRole[name].is_slave:
+            return f"role {name[:32]!r} is neither ASYNC_MASTER nor SYNC_MASTER"
+        return BrokerRole[name]
+    if state.master_role in (BrokerRole.ASYNC_MASTER.value, BrokerRole.SYNC_MASTER.value):
+        return BrokerRole[state.master_role]
+    return BrokerRole.SYNC_MASTER if now.file_role.is_slave else now.file_role
+
+
+def command_that_counts(file_role: BrokerRole, state: LineageState, now_ms: int) -> RoleCommand | None:
+    """The command in `state`, or what stands for it when its time is over.
+
+    A promotion writes command and term in one.  So where a command makes a master, and the last term is not
+    its own, it has followed somebody since, and that could not be written: it follows.
+    """
+    command, last = state.command, state.lineage.last
+    if command is None or command.role == BrokerRole.SLAVE.value:
+        return command
+    if last is not None and last.master == state.replica_id:
+        return command
+    if command.file_role != file_role.value:
+        return command  # the file was changed since, and counts
+    if file_role.is_slave:
+        return None
+    number = last.number if last is not None else -1
+    why = f"its command to be the master is older than term {number}, which is another one's"
+    return RoleCommand(BrokerRole.SLAVE.value, max(command.broker_id, 1), command.file_role, now_ms, why)
+
+
+def in_role(config: NodeConfig, role: RoleInForce) -> NodeConfig:
+    """The configuration of a broker in this role.
+
+    By command the file's haMasterAddress counts no longer, for it may name the one that was replaced; only
+    without a name server the master that was named by the command stands for it.
+    """
+    if role.command is None:
+        return config
+    master = config.replication.master_address
+    if role.role.is_slave:
+        master = None if config.broker.namesrv_addrs else role.command.ha_master or master
+    return replace(
+        config,
+        broker=replace(config.broker, role=role.role, broker_id=role.broker_id),
+        log=replace(config.log, replica=role.role.is_slave),
+        replication=replace(config.replication, master_address=master),
+    )
+
+
+def as_in_file(config: NodeConfig, file: NodeConfig) -> NodeConfig:
+    """`config`, with all that in_role() may have changed as the file has it."""
+    return replace(
+        config,
+        broker=replace(config.broker, role=file.broker.role, broker_id=file.broker.broker_id),
+        log=replace(config.log, replica=file.log.replica),
+        replication=replace(config.replication, master_address=file.replication.master_address),
+    )
+
+
+# -- terms ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartOfMaster:
+    """What a master finds when it starts.  `heard` is the highest number of a term that its peers know."""
+
+    log: LogSpan
+    stopped_cleanly: bool
+    booted_anew: bool
+    flushes_at_once: bool
+    sync_master: bool = True
+    heard: int = -1
+
+    @property
+    def may_have_lost_its_end(self) -> bool:
+        """What was not flushed may be gone.  Slaves are sent what is not flushed yet, so they may have it."""
+        return not self.stopped_cleanly and self.booted_anew
+
+    @property
+    def may_have_lost_what_was_told(self) -> bool:
+        """With SYNC_FLUSH nobody was told OK too early, and consumers saw nothing here that was not flushed;
+        but those of a SYNC_MASTER may have read on from its slave meanwhile.
+        """
+        return self.may_have_lost_its_end and (self.sync_master or not self.flushes_at_once)
+
+
+def may_have_lost_what_it_acknowledged(
+    *, stopped_cleanly: bool, booted_anew: bool, flushes_at_once: bool
+) -> bool:
+    """Of a slave that starts: its reports speak of the page cache, unless it flushes before each."""
+    return not stopped_cleanly and booted_anew and not flushes_at_once
+
+
+def reason_for_new_term(state: LineageState, start: StartOfMaster) -> str:
+    """Why a master that starts begins a new term; empty when it goes on in its last one."""
+    last = state.lineage.last
+    if last is None:
+        return "first start" if start.log.is_empty else "first start with lineage"
+    if last.master != state.replica_id:
+        return "became the master" if last.number == UNKNOWN_EPOCH else f"took over from term {last.number}"
+    if last.start > start.log.end:
+        return f"the log ends at {start.log.end}, before its own term {last.number} began"
+    if start.may_have_lost_its_end:
+        return "the machine went down, and what was not flushed may be lost"
+    return ""
+
+
+class NoNumberLeft(ValueError):
+    """A restart would have to begin a term with a number that only promotions have."""
+
+
+def takes_over(state: LineageState) -> bool:
+    """Whether a master that starts was none before: its file was turned, which is a promotion."""
+    last = state.lineage.last
+    return last is not None and last.master != state.replica_id
+
+
+def next_number(last: int, heard: int, *, promoted: bool) -> int:
+    """The number of a term that begins after `last`, -1 if it is the first one; `heard`: the highest known.
+
+    Of a promotion the next multiple of PROMOTION_STEP above all.  Of a restart the next number, whatever was
+    heard of promotions; raises NoNumberLeft when that would be such a multiple.
+    """
+    if promoted:
+        return (max(last, heard, 0) // PROMOTION_STEP + 1) * PROMOTION_STEP
+    limit = (max(last, 0) // PROMOTION_STEP + 1) * PROMOTION_STEP
+    number = max(last, heard if heard < limit else -1, 0) + 1
+    if number == limit:
+        raise NoNumberLeft(f"no number is left below {limit}, which is a promotion's")
+    return number
+
+
+def with_new_term(
+    state: LineageState, log: LogSpan, why: str, now_ms: int, *, promoted: bool, heard: int = -1
+) -> Lineage:
+    """The lineage with a term of ours that begins at the log's end.  Raises ValueError, as next_number()."""
+    last = state.lineage.last
+    number = next_number(last.number if last is not None else -1, heard, promoted=promoted)
+    lineage = state.lineage.or_unknown(log)
+    return lineage.begun(Epoch(number, log.end, state.replica_id, now_ms, why))
+
+
+def new_term(
+    state: LineageState,
+    log: LogSpan,
+    why: str,
+    now_ms: int,
+    *,
+    addr: str,
+    needed: int,
+    promoted: bool,
+    heard: int = -1,
+) -> dict[str, Any]:
+    """What is written when a term of ours begins at the log's end: the fields of LineageState that change.
+
+    `addr` is where clients reach us, `needed` how many slaves make an OK.  Raises ValueError, as next_number().
+    """
+    lineage = with_new_term(state, log, why, now_ms, promoted=promoted, heard=heard)
+    number = lineage.epochs[-1].number
+    return {
+        "lineage": lineage,
+        "replicas": none_in_sync(state),
+        "handing_over": None,
+        "pledge": None,
+        "given": Members(),
+        "whole_from": 0,
+        **listed(state, number, log.end, addr, needed),
+    }
+
+
+def listed(state: LineageState, number: int, end: int, addr: str, needed: int) -> dict[str, Any]:
+    """What is written of the list of replicas when we are the master: of term `number`, in a log that ends at
+    `end`.
+    """
+    since = state.lineage.mark(end)
+    return {"members": state.members.in_term(number, since, state.replica_id, addr, needed)}
+
+
+def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ...]:
+    """The replicas that may hold what this master has lost: it takes nothing before it has heard them."""
+    last = state.lineage.last
+    if last is None or last.master != state.replica_id or not start.may_have_lost_what_was_told:
+        return ()
+    return tuple(name for name, one in state.replicas.items() if one.in_sync)
+
+
+def none_in_sync(state: LineageState) -> Mapping[str, Replica]:
+    """The replicas as a new term begins: what was in the terms before is safe here, and of this one nobody
+    has anything yet.
+    """
+    return {name: replace(one, in_sync=False) for name, one in state.replicas.items()}
+
+
+def start_of_master(
+    state: LineageState, start: StartOfMaster, now_ms: int, *, addr: str, needed: int
+) -> tuple[Mapping[str, Any], Mapping[str, Replica], str]:
+    """How a master begins: what it writes, the replicas that it has to hear before, and why it cannot decide.
+
+    While it waits for anybody, or for an operator, nothing of its terms is written: the next start finds it as
+    this one did.
+    """
+    hold = {name: state.replicas[name] for name in replicas_to_hear(state, start)}
+    if hold:
+        return {}, hold, ""
+    why = reason_for_new_term(state, start)
+    if why:
+        try:
+            return (
+                new_term(
+                    state,
+                    start.log,
+                    why,
+                    now_ms,
+                    addr=addr,
+                    needed=needed,
+                    promoted=takes_over(state),
+                    heard=start.heard,
+                ),
+                {},
+                "",
+            )
+        except NoNumberLeft as error:
+            return {}, {}, f"a new term is to begin, for {why}: {error}"
+    last = state.lineage.last
+    assert last is not None
+    return listed(state, last.number, start.log.end, addr, needed), {}, ""
+
+
+# -- peers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewerMaster:
+    """Who has to be followed.  Addresses are "" where they are not known."""
+
+    epoch: int
+    broker_addr: str
+    ha_addr: str
+    file_broker_id: int = 0
+    replica_id: str = ""
+    """Of the master whose term it is; "" where only an operator's word says that there is one."""
+
+
+def lineage_of(body: LineageBody) -> Lineage:
+    """Raises ValueError for terms that do not rise."""
+    return Lineage(
+        tuple(Epoch(one.epoch, one.start, one.master, one.began_ms, one.why) for one in body.epochs)
+    )
+
+
+def newer_masters(
+    own_id: str, own: Lineage, peers: Sequence[LineageBody], *, starting: bool = False
+) -> list[tuple[NewerMaster, LineageBody]]:
+    """Whom a master may have to give way to, and by whose word; the newest first.
+
+    That is whoever a peer knows to have a term that outranks our last one.  A master that is `starting` does not
+    take over from a rival that runs, or from the one whose term its log is in: for that there are commands, which
+    lose nothing.
+    """
+    last = own.last
+    found: list[tuple[tuple[int, bool, bool], LineageBody]] = []
+    for one in peers:
+        term = _newest_term(one)
+        if one.replica_id == own_id or term is None or term.master in ("", own_id):
+            continue
+        runs_it = one.is_master and term.master == one.replica_id
+        overrules = last is not None and starting and runs_it and of_one_promotion(term.number, last.number)
+        if last is None or term.outranks(last) or overrules:
+            found.append(((term.number, runs_it, one.is_master), one))
+    found.sort(key=lambda item: item[0], reverse=True)
+    return [(_followed(one), one) for _, one in found]
+
+
+def _followed(peer: LineageBody) -> NewerMaster:
+    term = _newest_term(peer)
+    assert term is not None
+    if peer.is_master:
+        return NewerMaster(
+            term.number, peer.broker_addr, peer.ha_addr, peer.file_broker_id, replica_id=term.master
+        )
+    return NewerMaster(term.number, peer.master_addr, "", replica_id=term.master)
+
+
+def is_member(members: Members, peer: LineageBody) -> bool:
+    """Whether the peer answers where a replica of ours is; `broker_addr` is where it was asked.
+
+    A machine that was replaced has another replica id, and the same place.
+    """
+    return peer.broker_addr in members.replicas.values()
+
+
+def _newest_term(peer: LineageBody) -> Epoch | None:
+    """The newest term that the peer knows and that counts: of a slave's own, one that left a byte."""
+    for one in reversed(lineage_of(peer).epochs):
+        if peer.is_master or one.master != peer.replica_id or one.start < peer.log_end:
+            return one
+    return None
+
+
+def may_have_answered(state: LineageState, needed: int) -> bool:
+    """Whether a master may have given an OK in a last term of its own: so many slaves have followed it there.
+
+    If it has, it gives way to no rival when it starts: that one was promoted by somebody who did not know of it,
+    and an operator has to choose.
+    """
+    last = state.lineage.last
+    is_own = last is not None and last.master == state.replica_id
+    return is_own and sum(one.in_sync for one in state.replicas.values()) >= needed
+
+
+def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBody | None:
+    """A master of which neither is the newer one: somebody has to decide."""
+    last = own.last
+    for one in peers:
+        is_other = one.is_master and one.epoch_master != own_id
+        if last is not None and is_other and of_one_promotion(one.epoch, last.number):
+            return one
+    return None
+
+
+def last_heard(body: LineageBody) -> dict[str, int]:
+    """replica id → when that broker heard it last, in ms: its slaves, and, of a slave, its master."""
+    heard = {one.replica_id: one.seen_ms for one in body.replicas}
+    if body.epochs and body.master_heard_ms and (master := body.epochs[-1].master):
+        heard[master] = max(heard.get(master, 0), body.master_heard_ms)
+    return heard
+
+
+def members_of(body: LineageBody) -> Members:
+    """The list of replicas that a broker knows of."""
+    return _members_of(body.members)
+
+
+def given_of(body: LineageBody) -> Members:
+    """The same as its master gave it, where replicas were forgotten there since."""
+    return _members_of(body.given)
+
+
+def _members_of(said: MembersBody | None) -> Members:
+    if said is None:
+        return Members()
+    return replace(_list_of(said), over=tuple(map(_list_of, said.over)))
+
+
+def _list_of(said: ListBody) -> Members:
+    return Members(
+        said.epoch,
+        said.number,
+        said.master,
+        max(1, said.needed),
+        Mark(said.since_term, said.since),
+        dict(said.replicas),
+    )
+
+
+def highest_number(peers: Iterable[LineageBody]) -> int:
+    """The highest number of a term that they know; -1 when there is none."""
+    return max((one.epoch for one in peers), default=-1)
+
+
+def was_not_promoted(handing: HandingOver, peer: LineageBody) -> bool:
+    """Whether the slave that a master was handing over to says that it is none, and will not be one by what
+    it was sent: it confirms with the master first, which hands over no more.
+    """
+    return peer.replica_id == handing.replica_id and not peer.is_master and not peer.changing
+
+
+def slave_id(
+    own_file_id: int, master_id: int, taken: Collection[int], *, replicas: int = 2, rank: int = 0
+) -> int:
+    """The broker id of a master that steps down: as a slave it needs one above 0 that no other broker has.
+
+    Its own file's, if that is a slave's; else, of a pair, `master_id`, which the new master had and has left, or
+    the smallest.  Of more `replicas` some may choose at the same time, or want the ids of their files, which are
+    those below `replicas`: it takes the free one above that our `rank` among those who have none comes to.
+    """
+    of_pair = replicas <= 2
+    for one in (own_file_id, master_id if of_pair else 0):
+        if one > 0 and one not in taken:
+            return one
+    free = (one for one in itertools.count(1 if of_pair else replicas) if one not in taken)
+    return next(itertools.islice(free, rank, None))
+
+
+def command_for(
+    role: BrokerRole, broker_id: int, now: RoleInForce, why: str, since_ms: int, ha_master: str = ""
+) -> RoleCommand | None:
+    """What to remember so that the broker is in `role` from its next start on; None if its file says so."""
+    if (role, broker_id) == (now.file_role, now.file_broker_id) and not ha_master:
+        return None
+    return RoleCommand(role.value, broker_id, now.file_role.value, since_ms, why, ha_master)

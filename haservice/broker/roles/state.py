@@ -1,0 +1,227 @@
+"""What the machine of roles knows, and what it is told.  Pure: values only.
+
+    RoleState    everything that decides whether this broker takes messages, and what it is about to be
+    events       what happens to it: a tick, a hint, a slave that is ahead, a request, the result of an action
+
+`held` is the one answer to the question whether a master may take messages.  It is derived, and so belongs to
+nobody: a hold ends when its reason does, never because somebody else's ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from haservice.broker.roles.actions import Action, Result
+from haservice.broker.roles.peers import Heard
+from haservice.broker.roles.rules import NewerMaster, RoleInForce, StartOfMaster
+from haservice.errors import RequestError
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.replication.lineage.epochs import LogSpan
+from haservice.replication.lineage.file import LineageState, Replica
+
+# More slaves that are ahead, or addresses to ask, are not remembered at a time.
+AHEAD_MAX = 16
+SUSPECTS_MAX = 16
+
+
+# -- the state --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """What a broker is for one life, and where clients and slaves reach it.  `needed` slaves make an OK;
+    `failover` is the command that makes it go on whatever is lost.
+    """
+
+    role: RoleInForce
+    broker_addr: str
+    ha_addr: str
+    needed: int = 1
+    failover: str = "mqadmin failover --force"
+
+    @property
+    def is_slave(self) -> bool:
+        return self.role.role.is_slave
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is so at this moment: the lineage file, the log, which replicas follow us now; the time, by the wall and
+    by a clock that never jumps.
+    """
+
+    kept: LineageState
+    log: LogSpan
+    now_ms: int
+    now_s: float
+    boot_id: str
+    followers: frozenset[str] = frozenset()
+    unwritable: str = ""
+    """Why the log takes nothing, whatever our role; a full disk aside."""
+    asked: bool = False
+    """Whether somebody waits for his turn to ask for something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One step of a change of role that is under way, or of a look at the peers: it waits for one result."""
+
+    hold: str = ""
+    """Why nothing is taken meanwhile; "" if that goes on."""
+    token: str = ""
+    """Of a switchover whose slave may still become the master; else ""."""
+
+    @property
+    def is_look(self) -> bool:
+        """Whether it only looks: then nobody needs to be told that another change is under way."""
+        return False
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        """What follows from the result of its last action."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking(Change):
+    """One that only looks."""
+
+    @property
+    def is_look(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class RoleState:
+    """A broker's role, and everything that keeps a master from taking messages."""
+
+    who: Who
+    change: Change | None = None
+    waiting: Mapping[str, Replica] = field(default_factory=dict)
+    """Replicas to hear before anything is taken, for they may have what was lost here."""
+    level: frozenset[str] = frozenset()
+    """Those of them that have nothing more for us."""
+    undecided: str = ""
+    """Why an operator has to decide before anything is taken."""
+    doubt: str = ""
+    """Why it is not known whether a slave was promoted; as to whom, that is in the file."""
+    newer: NewerMaster | None = None
+    """Whom we have to follow, which could not be written yet."""
+    ahead: Mapping[str, str] = field(default_factory=dict)
+    """Slaves that hold more of our last term than we do: replica ids and addresses."""
+    suspects: tuple[str, ...] = ()
+    """Addresses that somebody named: who is there is asked, and has to prove what it says."""
+    heard: int = -1
+    """The highest number of a term that was heard of; -1 when none was."""
+    trouble: str = ""
+    """What went wrong the last time that something was to be taken back, or written."""
+    unproven: str = ""
+    """Who says that there is a newer term, and does not prove it."""
+    turning: str = ""
+    """Why the broker is about to stop and start again; never taken back."""
+    broken: str = ""
+    """Why this broker cannot start as a master."""
+    again: bool = False
+    """Whether the next look is to come as soon as others have had their turn."""
+
+    @property
+    def changing(self) -> bool:
+        return bool(self.turning) or (self.change is not None and not self.change.is_look)
+
+    @property
+    def token(self) -> str:
+        return self.change.token if self.change is not None else ""
+
+    @property
+    def must_begin_anew(self) -> bool:
+        """Whether a new term has to begin before anything is taken: so it is at the next start as well."""
+        return bool(self.waiting or self.undecided)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether every moment counts, for nothing is taken."""
+        return bool(self.waiting or self.doubt or self.newer or self.ahead or self.suspects)
+
+    @property
+    def held(self) -> str:
+        """Why this master takes nothing; empty when it does."""
+        if self.who.is_slave:
+            return ""
+        if self.change is not None and self.change.hold:
+            return self.change.hold
+        if self.turning:
+            return f"this broker stops and starts again: {self.turning}"
+        if self.newer is not None:
+            return self.trouble
+        if self.doubt:
+            return self.doubt
+        if self.waiting:
+            return self._waited_for
+        if self.undecided:
+            return self.undecided
+        return "a slave holds what this master has lost, it is taken back" if self.ahead else ""
+
+    @property
+    def _waited_for(self) -> str:
+        left = [item for item in self.waiting.items() if item[0] not in self.level]
+        if not left:
+            return f"a new term is to begin: {self.trouble}"
+        named = ", ".join(f"{one.broker_addr or 'unknown address'} ({name[:8]})" for name, one in left)
+        trouble = f"; {self.trouble}" if self.trouble else ""
+        return (
+            f"the machine went down and messages may be lost here that {named} has: start it, and they are"
+            f" taken back; not heard yet{trouble}; if it is lost for good: {self.who.failover}"
+        )
+
+    def but(self, **changes: Any) -> RoleState:
+        return replace(self, **changes)
+
+
+# -- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A master starts, and this is what it finds."""
+
+    heard: Heard
+    start: StartOfMaster
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Some time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Somebody, whom we do not have to believe, names a broker that may know of a newer term."""
+
+    addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveAhead:
+    """A slave whose log was compared with ours holds more of our last term than we do."""
+
+    replica_id: str
+    addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: the answer goes to `ticket`."""
+
+    ticket: int
+    header: ExtHeader
+
+
+Event = Begin | Tick | Hint | SlaveAhead | Asked | Result
+Step = tuple[RoleState, tuple[Action, ...]]
+
+
+def refused(reason: str) -> RequestError:
+    """The answer to a change that is not made."""
+    return RequestError(ResponseCode.SYSTEM_ERROR, reason)

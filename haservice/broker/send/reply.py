@@ -1,0 +1,233 @@
+"""Replies to requests: 324 and 325 from who answers, 326 to who asked.
+
+    asks       sends a message with REPLY_TO_CLIENT = its client id, and waits
+    answers    324/325 ─▶ here ─▶ 326 over the asker's own connection, as a producer that is online here
+                            └──▶ with storeReplyMessageEnable also stored in its topic, <cluster>_REPLY_TOPIC
+
+The answer says whether the asker took it (0, or 1 with the reason).  Whether the reply could be stored does
+not change that, as in RocketMQ 4.9.8: nobody reads it from there but people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from commitlog.errors import CommitLogError
+from commitlog.kernel.records import (
+    Message,
+    decode_host,
+    decode_properties,
+    encode_properties,
+    offset_message_id,
+)
+from commitlog.log.log import Appended, wall_clock_ms
+from haservice.broker.groups.consumers import ClientTable
+from haservice.broker.send.admission import Admission
+from haservice.broker.send.processor import Gates, trace_of
+from haservice.errors import RemotingError, RemotingUnreachable, RequestError
+from haservice.news import News
+from haservice.remoting.calls import call
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import Body, RemotingCommand
+from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.headers.clients import SendMessageHeader, SendMessageResponseHeader
+from haservice.remoting.headers.reply import ReplyMessageHeader
+
+logger = logging.getLogger(__name__)
+
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+
+# How long the asker may take to acknowledge, as in RocketMQ.
+PUSH_SECONDS = 10.0
+# Replies under way to one asker.
+PUSHES_MAX = 4096
+# Askers whose connection is remembered.
+KNOWN_MAX = 10_000
+
+_SEND_CODES = {
+    RequestCode.SEND_REPLY_MESSAGE: RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2: RequestCode.SEND_MESSAGE_V2,
+}
+
+
+class Log(Protocol):
+    def append(self, message: Message) -> Appended: ...
+
+
+class ReplyProcessor:
+    """Everything runs on the loop."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        admission: Admission,
+        clients: ClientTable,
+        log: Log,
+        *,
+        store_host: bytes,
+        stores: bool,
+        unwritable: Callable[[], str | None] = lambda: None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """`stores` is storeReplyMessageEnable; `unwritable` is why nothing may be stored now, or None."""
+        self._gates = gates
+        self._admission = admission
+        self._clients = clients
+        self._log = log
+        self._store_host = store_host
+        self._stores = stores
+        self._unwritable = unwritable
+        self._clock_ms = clock_ms
+        self._trace = trace_of(gates)
+        # Client id → a producer group of it, and its connection.
+        self._known: dict[str, tuple[str, Connection]] = {}
+        self._news = News()
+
+    def configure(self, gates: Gates, stores: bool) -> None:
+        """Other gates and another storeReplyMessageEnable, from the next reply on."""
+        self._gates = gates
+        self._stores = stores
+        self._trace = trace_of(gates)
+
+    def handlers(self) -> dict[int, Processor]:
+        return dict.fromkeys(_SEND_CODES, self.reply)
+
+    def reply(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        return asyncio.ensure_future(self._reply(connection, command))
+
+    async def _reply(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        try:
+            header, message = self._admitted(connection, command)
+        except RequestError as error:
+            return command.answer(error.code, error.remark, dict(self._trace))
+        refused = await self._push(connection, header, command.body)
+        appended = self._stored(message) if self._stores else None
+        if appended is not None:
+            told = SendMessageResponseHeader(
+                offset_message_id(self._store_host, appended.physical_offset),
+                message.queue_id,
+                appended.queue_offset,
+            )
+        else:
+            # Java's clients want the fields, whatever they say.
+            told = SendMessageResponseHeader("0", message.queue_id, 0)
+        ext = {**self._trace, **told.encode()}
+        if refused is not None:
+            return command.answer(ResponseCode.SYSTEM_ERROR, refused, ext)
+        return command.answer(ext=ext)
+
+    def _admitted(
+        self, connection: Connection, command: RemotingCommand
+    ) -> tuple[SendMessageHeader, Message]:
+        """The checks are those of a send."""
+        start_ms = self._gates.start_accept_timestamp_ms
+        if start_ms and self._clock_ms() < start_ms:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {start_ms}")
+        code = _SEND_CODES[RequestCode(command.code)]
+        send = RemotingCommand(code, command.ext, command.body, version=command.version)
+        refused = "this broker is a slave; send to its master" if self._gates.is_slave else None
+        message, _, _ = self._admission.message(connection.peer_host, send, refused)
+        return SendMessageHeader.decode(code, command.ext), message
+
+    async def _push(self, connection: Connection, header: SendMessageHeader, body: Body) -> str | None:
+        """Why the asker did not get the reply; None when it did."""
+        properties = decode_properties(header.properties.encode())
+        client_id = properties.get(REPLY_TO_CLIENT)
+        if client_id is None:
+            return f"reply message properties[{REPLY_TO_CLIENT}] is null"
+        asker = self._producer(client_id)
+        if asker is None:
+            return f"push reply message fail, channel of <{client_id}> not found."
+        push = self._push_header(connection, header, properties).encode()
+        try:
+            answer = await self._ask(client_id, asker, push, body)
+        except RemotingError as error:
+            return f"push reply message to {client_id} fail: {error}"
+        if answer.code != ResponseCode.SUCCESS:
+            return f"push reply message to {client_id} fail: it answered {answer.code} {answer.remark or ''}"
+        return None
+
+    async def _ask(
+        self, client_id: str, asker: Connection, push: dict[str, str], body: Body
+    ) -> RemotingCommand:
+        try:
+            return await _call(asker, push, body)
+        except RemotingUnreachable:
+            # Its connection ended just now; it may be here with a new one already.
+            again = self._producer(client_id)
+            if again is None or again is asker:
+                raise
+            return await _call(again, push, body)
+
+    def _push_header(
+        self, connection: Connection, header: SendMessageHeader, properties: dict[str, str]
+    ) -> ReplyMessageHeader:
+        now_ms = self._clock_ms()
+        properties[PUSH_REPLY_TIME] = str(now_ms)
+        return ReplyMessageHeader(
+            header.producer_group,
+            header.topic,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            header.queue_id,
+            header.sys_flag,
+            header.born_timestamp_ms,
+            header.flag,
+            _address(connection.peer_host),
+            _address(self._store_host),
+            now_ms,
+            encode_properties(properties).decode(),
+            header.reconsume_times,
+            header.unit_mode,
+        )
+
+    def _producer(self, client_id: str) -> Connection | None:
+        """The connection on which a producer of this client was heard last."""
+        known = self._known.get(client_id)
+        if known is not None:
+            group, connection = known
+            client = self._clients.producers.get(group, {}).get(connection)
+            if client is not None and client.client_id == client_id and not connection.closed:
+                return connection
+        found = None
+        heard_s = 0.0
+        for group, members in self._clients.producers.items():
+            for peer, client in members.items():
+                if client.client_id != client_id or not isinstance(peer, Connection) or peer.closed:
+                    continue
+                if found is None or client.last_heard_s > heard_s:
+                    found, heard_s = (group, peer), client.last_heard_s
+        if found is None:
+            self._known.pop(client_id, None)
+            return None
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[client_id] = found
+        return found[1]
+
+    def _stored(self, message: Message) -> Appended | None:
+        reason = self._unwritable()
+        if reason is None:
+            try:
+                return self._log.append(message)
+            except CommitLogError as error:
+                reason = str(error)
+        if self._news.is_news():
+            logger.warning("replies are passed on, but not stored topic=%s reason=%s", message.topic, reason)
+        return None
+
+
+async def _call(asker: Connection, push: dict[str, str], body: Body) -> RemotingCommand:
+    if asker.congested:
+        raise RemotingUnreachable(asker.peer, "it does not take what it is sent")
+    request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)
+    return await call(asker, request, PUSH_SECONDS, PUSHES_MAX)
+
+
+def _address(host: bytes) -> str:
+    ip, port = decode_host(host)
+    return f"{ip}:{port}"

@@ -1,0 +1,390 @@
+"""The transaction check: the thread that asks producers about half messages, on masters only.
+
+Every transactionCheckInterval one `Walk` over the half queue, by the rules of transactions/half_messages.py.
+What it decides is carried out here: copies are appended, and questions handed to the loop, which knows the
+producers' connections.
+
+The progress goes into the table of consumer offsets, and with it to the disk and to slaves, once the log up
+to there is on the disk and every connected slave has it: after a power cut or a change of master, a message
+may be asked about again, but none is passed whose copy no log holds.  (RocketMQ writes it at once.)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from commitlog.errors import CommitLogError, CorruptRecord, MessageIllegal, OffsetNotFound
+from commitlog.kernel.records import (
+    StoredMessage,
+    decode,
+    decode_properties,
+    encode,
+    offset_message_id,
+    stamp,
+)
+from commitlog.log.log import Appended, wall_clock_ms
+from commitlog.queues.consume_queue import ConsumeQueue
+from commitlog.store import Store
+from haservice.broker.delay.redirect import restored
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.metadata.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TopicTable
+from haservice.broker.transactions.half_messages import (
+    ENDED_TAG,
+    GROUP,
+    PRODUCER_GROUP,
+    QUEUE_ID,
+    UNIQUE_KEY,
+    Check,
+    Discard,
+    Ends,
+    Op,
+    Rules,
+    Step,
+    Walk,
+    discarded,
+    number_of,
+)
+from haservice.news import News
+from haservice.remoting.headers.transactions import CheckTransactionStateHeader
+
+logger = logging.getLogger(__name__)
+
+# Questions that are handed to the loop at a time: so many, or with bodies of so many bytes in all.
+QUESTIONS_MAX = 64
+QUESTION_BYTES_MAX = 1024 * 1024
+HAND_OVER_SECONDS = 5.0
+# Op records that a start reads, to know requests that come twice.
+ENDS_LOADED = 4096
+# How often progress that is not safe yet is looked at, and of how many rounds it is kept.
+SETTLE_SECONDS = 1.0
+UNSAFE_MAX = 100
+
+
+# Offsets in half and op queue; None for one that never was.
+Progress = tuple[int | None, int | None]
+
+
+class Question(NamedTuple):
+    """Request 39 for any producer of `group`; `body` is the encoded message."""
+
+    group: str
+    header: CheckTransactionStateHeader
+    body: bytes
+
+
+class TransactionCheck:
+    """Task of the thread `transaction-check`."""
+
+    def __init__(
+        self,
+        store: Store,
+        offsets: ConsumerOffsets,
+        topics: TopicTable,
+        rules: Rules,
+        *,
+        ends: Ends,
+        interval_s: float,
+        hand_over: Callable[[Sequence[Question], Callable[[], None]], None],
+        held: Callable[[], str | None] = lambda: None,
+        replicated_end: Callable[[], int] | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """`hand_over` asks the questions on the loop's thread and then calls what it is given; `held` is why
+        nothing can be stored now, or None; `replicated_end` is up to where all connected slaves have the log,
+        -1 without one.
+        """
+        self._store = store
+        self._log = store.log
+        self._offsets = offsets
+        self._topics = topics
+        self._rules = rules
+        self._ends = ends
+        self._interval_s = interval_s
+        self._hand_over = hand_over
+        self._held = held
+        self._slaves_have = replicated_end
+        self._on_progress = on_progress
+        self._clock_ms = clock_ms
+        self._woken = threading.Event()
+        self._questions: list[Question] = []
+        self._question_bytes = 0
+        self._news = News()
+        # Where the next round begins; None: where the table of offsets says.
+        self._reached: Progress | None = None
+        # Progress that is not in the table yet, and where the log ended then.
+        self._unsafe: deque[tuple[Progress, int]] = deque()
+        self._built_from = store.log.end
+
+    def configure(self, rules: Rules, interval_s: float) -> None:
+        """Other rules from the next round on, another interval at once.  Any thread."""
+        self._rules = rules
+        self._interval_s = interval_s
+        self._woken.set()
+
+    def run(self, stop: threading.Event) -> None:
+        last_s = time.monotonic()
+        while not stop.is_set():
+            pause_s = last_s + self._interval_s - time.monotonic()
+            if self._unsafe:
+                pause_s = min(pause_s, SETTLE_SECONDS)
+            if self._woken.wait(max(0.0, pause_s)):
+                self._woken.clear()  # it is to stop, or has another interval
+                continue
+            self.settle()
+            if time.monotonic() - last_s >= self._interval_s:
+                while not stop.is_set() and self._held() is None and self.round(stop):
+                    pass
+                last_s = time.monotonic()
+        self._settle_at_end()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def round(self, stop: threading.Event) -> bool:
+        """One walk; True if it ended for lack of time only.
+
+        None after a crash, until the queues have what the log had then: an end may be among it, of a message
+        that would count as open.
+        """
+        if self._store.dispatcher.position < self._built_from:
+            return False
+        halves = self._store.queues.get(HALF_TOPIC, QUEUE_ID)
+        if halves is None:
+            return False
+        before = self._reached or (self._progress(HALF_TOPIC), self._progress(OP_HALF_TOPIC))
+        walk = Walk(
+            _Halves(halves, self._store),
+            _Ops(self._store.queues.get(OP_HALF_TOPIC, QUEUE_ID), self._store),
+            self._rules,
+            half_offset=before[0],
+            op_offset=before[1],
+            now_ms=self._clock_ms,
+            has_ended=self._ends.__contains__,
+        )
+        try:
+            for step in walk.steps():
+                if stop.is_set():
+                    break
+                self._do(step)
+            op_offset: int | None = walk.op_offset()
+        except (CommitLogError, OSError) as error:
+            self._warn("round", "transaction check stopped half_offset=%d reason=%s", walk.half_offset, error)
+            # What was copied has been passed, and must not be copied again.
+            op_offset = before[1]
+        self._ask()
+        self._reached = walk.half_offset, op_offset
+        if self._reached != before:
+            if len(self._unsafe) >= UNSAFE_MAX:
+                self._unsafe.pop()
+            self._unsafe.append((self._reached, self._log.end))
+        return walk.out_of_time
+
+    def _do(self, step: Step) -> None:
+        """Carries `step` out; raises LogNotWritable when it cannot be, for now."""
+        if isinstance(step, Discard):
+            self._discard(step)
+            return
+        try:
+            appended = self._log.append(step.copy)
+        except MessageIllegal as error:
+            # It cannot be stored with its marks: too large for what is allowed today.
+            reason = f"it cannot be put back: {error}"
+            self._discard(Discard(step.half, discarded(step.half), reason))
+            return
+        if isinstance(step, Check):
+            self._gather(step, appended)
+
+    def _discard(self, step: Discard) -> None:
+        half = step.half
+        logger.error(
+            "half message given up, moved to %s half_offset=%d id=%s reason=%s",
+            CHECK_MAX_TIME_TOPIC,
+            half.queue_offset,
+            half.message_id,
+            step.reason,
+        )
+        self._topics.find_or_create(CHECK_MAX_TIME_TOPIC, 1)
+        try:
+            self._log.append(step.copy)
+        except MessageIllegal as error:
+            logger.error(
+                "half message not moved, it stays in the log id=%s reason=%s", half.message_id, error
+            )
+
+    # Questions
+
+    def _gather(self, step: Check, appended: Appended) -> None:
+        try:
+            question = question_of(step, appended)
+        except ValueError as error:
+            logger.error("producer not asked reason=%s", error)
+            return
+        self._questions.append(question)
+        self._question_bytes += len(question.body)
+        if len(self._questions) >= QUESTIONS_MAX or self._question_bytes >= QUESTION_BYTES_MAX:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Hands over what was gathered, and waits until the loop has taken it."""
+        if not self._questions:
+            return
+        questions, self._questions = self._questions, []
+        self._question_bytes = 0
+        taken = threading.Event()
+        self._hand_over(questions, taken.set)
+        if not taken.wait(HAND_OVER_SECONDS):
+            self._warn("loop", "questions not taken in time count=%d", len(questions))
+
+    # Progress
+
+    def _replicated_end(self) -> int:
+        end = self._slaves_have() if self._slaves_have is not None else -1
+        return end if end >= 0 else self._log.end
+
+    def _progress(self, topic: str) -> int | None:
+        return self._offsets.query(GROUP, topic, QUEUE_ID)
+
+    def settle(self) -> None:
+        """Puts progress into the table as far as it is safe now."""
+        if self._unsafe:
+            self._settle(min(self._log.flushed, self._replicated_end()))
+
+    def _settle_at_end(self) -> None:
+        """A clean stop leaves nothing to do again."""
+        if not self._unsafe:
+            return
+        try:
+            self._settle(self._log.flush())
+        except (CommitLogError, OSError) as error:
+            logger.warning("progress of the transaction check not kept reason=%s", error)
+
+    def _settle(self, safe_end: int) -> None:
+        safe: Progress | None = None
+        while self._unsafe and self._unsafe[0][1] <= safe_end:
+            safe, _ = self._unsafe.popleft()
+        if safe is None:
+            return
+        for topic, offset in zip((HALF_TOPIC, OP_HALF_TOPIC), safe, strict=True):
+            if offset is not None and offset != self._progress(topic):
+                self._offsets.commit(GROUP, topic, QUEUE_ID, offset, in_any_case=True)
+        self._on_progress()
+
+    def _warn(self, cause: str, text: str, *args: object) -> None:
+        if self._news.is_news(cause):
+            logger.warning(text, *args)
+
+
+def question_of(step: Check, appended: Appended) -> Question:
+    """What its producer is asked, with the message as it would be consumed, and the copy's place."""
+    half = step.half
+    message = restored(half)
+    message.properties = step.copy.properties
+    body = encode(message, half.store_host)
+    stamp(body, appended.queue_offset, appended.physical_offset, appended.store_timestamp_ms)
+    unique = step.properties.get(UNIQUE_KEY)
+    header = CheckTransactionStateHeader(
+        appended.queue_offset,
+        appended.physical_offset,
+        unique,
+        unique,
+        offset_message_id(half.store_host, appended.physical_offset),
+    )
+    return Question(step.properties[PRODUCER_GROUP], header, bytes(body))
+
+
+def load_ends(store: Store, ends: Ends) -> None:
+    """Remembers the ends that the last op records name."""
+    ops = _Ops(store.queues.get(OP_HALF_TOPIC, QUEUE_ID), store)
+    offset = max(ops.min_offset, ops.max_offset - ENDS_LOADED)
+    while offset < ops.max_offset:
+        for op in ops.read(offset, ENDS_LOADED):
+            offset = op.offset + 1
+            if op.half_offset is not None:
+                ends.add(op.half_offset)
+
+
+class _Halves:
+    """The half queue as a Walk reads it."""
+
+    def __init__(self, queue: ConsumeQueue, store: Store) -> None:
+        self._queue = queue
+        self._store = store
+
+    @property
+    def min_offset(self) -> int:
+        return self._queue.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        return self._queue.max_offset
+
+    def read(self, offset: int) -> StoredMessage | None:
+        return _record(self._store, self._queue, offset)
+
+    def physical_offset(self, offset: int) -> int:
+        entries = self._queue.read(offset, 1)
+        return entries[0].physical_offset if entries else 0
+
+
+class _Ops:
+    """The op queue as a Walk reads it; there is none before the first end."""
+
+    def __init__(self, queue: ConsumeQueue | None, store: Store) -> None:
+        self._queue = queue
+        self._store = store
+
+    @property
+    def min_offset(self) -> int:
+        return self._queue.min_offset if self._queue is not None else 0
+
+    @property
+    def max_offset(self) -> int:
+        return self._queue.max_offset if self._queue is not None else 0
+
+    def read(self, offset: int, count: int) -> Sequence[Op]:
+        assert self._queue is not None
+        entries = self._queue.read(offset, count)
+        if not entries:  # cut off meanwhile
+            return [Op(offset, None)]
+        return [
+            Op(offset + number, self._half_offset(self._queue, offset + number))
+            for number in range(len(entries))
+        ]
+
+    def first_behind(self, physical_offset: int) -> int:
+        queue = self._queue
+        if queue is None:
+            return 0
+        offsets = range(queue.min_offset, queue.max_offset)
+
+        def place(offset: int) -> int:
+            entries = queue.read(offset, 1)
+            return entries[0].physical_offset if entries else physical_offset
+
+        return queue.min_offset + bisect_left(offsets, physical_offset, key=place)
+
+    def _half_offset(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
+        record = _record(self._store, queue, queue_offset)
+        if record is None or decode_properties(record.properties).get("TAGS") != ENDED_TAG:
+            return None
+        half_offset = number_of(record.body.decode("ascii", "replace"), -1)
+        return half_offset if half_offset >= 0 else None
+
+
+def _record(store: Store, queue: ConsumeQueue, queue_offset: int) -> StoredMessage | None:
+    """None if it is gone, or damaged: then nothing can be done for it.  Raises StoreUnreadable."""
+    try:
+        record = store.mender.read(queue, queue_offset)
+    except OffsetNotFound:
+        return None
+    except CorruptRecord as error:
+        logger.error("record of a transaction is damaged, passed over reason=%s", error)
+        return None
+    return None if record is None else decode(record)

@@ -1,0 +1,1 @@
+"""Configuration: files and keys, and what nodes are built from."""

@@ -1,0 +1,1 @@
+"""From bytes of the log to rows."""

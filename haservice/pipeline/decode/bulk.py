@@ -1,0 +1,252 @@
+"""Decoding many records at once: a window of the log → places of records → their fields.  Pure.
+
+    window ─ loops.walk() ─▶ Records: where the parts of each lie ─▶ numbers: numpy; texts and bodies: Arrow
+
+Where the native kernel is, no record is touched by Python alone.  Bodies, topics and properties are taken by Arrow
+from the window's own bytes, between begin and end offsets.  What makes a record sound, and what its fields are, is
+commitlog.kernel's to say; a test compares the two row for row.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from commitlog.kernel import loops
+from commitlog.kernel.layout import (
+    AT,
+    BLANK,
+    BLANK_BYTES,
+    BLANK_MAGIC,
+    HEAD_DTYPE,
+    HOST_BYTES,
+    RECORD_BYTES_MIN,
+    SYS_BORN_HOST_V6,
+    SYS_STORE_HOST_V6,
+    V6_BYTES,
+)
+from commitlog.kernel.loops import LAYOUT
+from commitlog.kernel.records import decode_host
+from haservice.pipeline.decode.properties import Properties
+from haservice.pipeline.decode.texts import Coded, Flags, Ints, coded, is_utf8
+
+# Of one batch: this much log, unless a record is larger, and as many rows.  What is made of it stays in the
+# processor's cache: with twice as much a scan took half as long again.
+WINDOW_BYTES = 4 << 20
+ROWS_MAX = 65_536
+
+# What lies before a body; what lies behind a host of IPv6 does so V6_BYTES later.
+_HEAD = np.dtype(HEAD_DTYPE)
+_BEHIND_STORE_HOST = ("reconsume_times", "prepared_offset", "body_size")
+
+# Of each two bytes the four digits.
+_HEX = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().upper().encode(), np.uint32)
+
+
+class Window:
+    """Bytes of one segment, from `offset` of the log on; `room` is what the segment has from there."""
+
+    __slots__ = ("bytes", "data", "offset", "room", "view")
+
+    def __init__(self, data: bytes, offset: int, room: int) -> None:
+        self.view = memoryview(data)
+        self.data = np.frombuffer(self.view, np.uint8)
+        self.bytes = len(self.view)
+        self.offset = offset
+        self.room = room
+
+    def ints(self, places: Ints, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The numbers of numpy type `kind`, as stored, that begin at `places`; each must be in the window."""
+        dtype = np.dtype(kind)
+        count = max(self.bytes - dtype.itemsize + 1, 0)
+        every = np.ndarray((count,), dtype, self.view, strides=(1,))
+        return every[places]
+
+
+def sound_run(
+    window: Window, until: int | None = None, rows_max: int = ROWS_MAX, *, anywhere: bool = False
+) -> Records:
+    """The sound records that follow each other from the window's begin on, and begin before `until` in it.
+
+    Each lies in the log where it says; with `anywhere` that is believed, else it must be where the window is.
+    """
+    layout = np.empty((len(LAYOUT), min(window.bytes // RECORD_BYTES_MIN, rows_max)), np.int64)
+    offset = loops.ANYWHERE if anywhere else window.offset
+    until = window.bytes if until is None else until
+    layout = layout[:, : loops.walk(window.view, until, offset, layout)]
+    said = window.ints(layout[0] + AT["physical_offset"], ">i8").astype(np.int64) if anywhere else None
+    records = Records(window, layout, said)
+    return records.first(int(np.append(records.has_topic, False).argmin()))
+
+
+def sound_at(window: Window, places: Ints, sizes: Ints, physical_offsets: Ints) -> tuple[Records, Flags]:
+    """Of what begins at `places`, and has `sizes`, the sound records, and which they are."""
+    layout = np.empty((len(LAYOUT), len(places)), np.int64)
+    sound = np.empty(len(places), np.bool_)
+    loops.lay_out(window.view, places, places + sizes, physical_offsets, layout, sound)
+    records = Records(window, layout.compress(sound, axis=1), physical_offsets[sound])
+    has_topic = records.has_topic
+    sound[sound] = has_topic
+    return records.where(has_topic), sound
+
+
+def candidates(window: Window) -> tuple[Records, Ints]:
+    """Where in the window sound records seem to begin, those inside of bodies included; and where some do
+    that are not all in the window, of which only the magic and their own offset are known.
+    """
+    room, found, place = np.empty(1 + window.bytes // RECORD_BYTES_MIN, np.int64), [], 0
+    while place <= window.bytes - RECORD_BYTES_MIN:
+        count, place = loops.seek(window.view, place, window.offset, room)
+        found.append(room[:count].copy())
+    hits = np.concatenate([np.empty(0, np.int64), *found])
+    sizes = window.ints(hits, ">i4").astype(np.int64)
+    whole = sizes <= window.bytes - hits
+    records, _ = sound_at(window, hits[whole], sizes[whole], hits[whole] + window.offset)
+    return records, hits[~whole]
+
+
+class Records:
+    """Sound records of a window, in their order."""
+
+    def __init__(
+        self,
+        window: Window,
+        layout: Ints,
+        physical_offsets: Ints | None = None,
+        topics: Coded | None = None,
+    ) -> None:
+        """`layout` as of loops; `physical_offsets`: where they lie in the log, if not where the window is."""
+        self.window = window
+        self._layout = layout
+        self.places, self.sizes, self.body_at, self.body_end, self._topic_at, self._topic_end = layout
+        self.properties_at = self._topic_end + 2
+        self.properties_end = self.places + self.sizes
+        self.physical_offsets = self.places + window.offset if physical_offsets is None else physical_offsets
+        self.topics = coded(window.data, self._topic_at, self._topic_end) if topics is None else topics
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def where(self, mask: Flags) -> Records:
+        """Those at which `mask` is true."""
+        if mask.all():
+            return self
+        offsets = self.physical_offsets[mask]
+        return Records(self.window, self._layout.compress(mask, axis=1), offsets, self.topics.where(mask))
+
+    def first(self, count: int) -> Records:
+        return self.where(np.arange(len(self)) < count)
+
+    @property
+    def has_topic(self) -> Flags:
+        """Which have one that is UTF-8; without it a record is not sound."""
+        are_text = np.array([is_utf8(topic) for topic in self.topics.texts], np.bool_)
+        flags: Flags = are_text[self.topics.numbers]
+        return flags
+
+    @cached_property
+    def _longer(self) -> tuple[Ints, Ints]:
+        """By how many bytes the born host and the store host of each are longer than those of IPv4."""
+        flags = self.window.ints(self.places + AT["sys_flag"], _HEAD["sys_flag"])
+        born = np.where(flags & SYS_BORN_HOST_V6, V6_BYTES, 0)
+        return born, np.where(flags & SYS_STORE_HOST_V6, V6_BYTES, 0)
+
+    @cached_property
+    def _heads(self) -> npt.NDArray[Any]:
+        # Numbers of a structure would be gathered one by one, plain bytes are all at once.
+        heads = self.window.ints(self.places, f"V{_HEAD.itemsize}").view(_HEAD)
+        born, store = self._longer
+        if born.any() or store.any():
+            self._gather_moved(heads, "store_timestamp", born)
+            for name in _BEHIND_STORE_HOST:
+                self._gather_moved(heads, name, born + store)
+        return heads
+
+    def _gather_moved(self, heads: npt.NDArray[Any], name: str, by: Ints) -> None:
+        heads[name] = self.window.ints(self.places + AT[name] + by, _HEAD[name])
+
+    # -- fields -------------------------------------------------------------------------------------
+
+    @property
+    def end_offset(self) -> int:
+        """Where in the log the last one ends."""
+        return int(self.physical_offsets[-1] + self.sizes[-1])
+
+    @property
+    def queue_ids(self) -> npt.NDArray[np.int32]:
+        return self.field("queue_id")
+
+    @property
+    def queue_offsets(self) -> Ints:
+        return self.field("queue_offset")
+
+    @property
+    def store_ms(self) -> Ints:
+        return self.field("store_timestamp")
+
+    def field(self, name: str) -> npt.NDArray[Any]:
+        """The numbers that have this name in _HEAD, a copy; hosts only where there is no IPv6."""
+        column = self._heads[name]
+        return column.astype(column.dtype.newbyteorder("="))
+
+    @cached_property
+    def properties(self) -> Properties:
+        return Properties(self.window.data, self.properties_at, self.properties_end)
+
+    @cached_property
+    def sums_match(self) -> Flags:
+        """Whether each body matches the sum that its record states."""
+        sums = np.empty(len(self), np.uint32)
+        loops.sum_bodies(self.window.view, self.body_at, self.body_end, sums)
+        match: Flags = sums == self._heads["body_crc"]
+        return match
+
+    def born_hosts(self) -> pa.Array:
+        return self._hosts(self.places + AT["born_host"], self._longer[0])
+
+    def store_hosts(self) -> pa.Array:
+        born, store = self._longer
+        return self._hosts(self.places + AT["store_host"] + born, store)
+
+    def _hosts(self, begins: Ints, longer: Ints) -> pa.Array:
+        hosts = coded(self.window.data, begins, begins + longer + HOST_BYTES)
+        texts = ["{}:{}".format(*decode_host(host)) for host in hosts.texts]
+        return pa.array(texts, pa.string()).take(pa.array(hosts.numbers))
+
+    def message_ids(self) -> pa.Array:
+        """The offset message ids: hex of store host and physical offset."""
+        born, store = self._longer
+        begins = self.places + AT["store_host"] + born
+        short, long = np.flatnonzero(store == 0), np.flatnonzero(store)
+        ids = [
+            _hex_ids(self.window.ints(begins[some], f"V{host_bytes}"), self.physical_offsets[some])
+            for some, host_bytes in ((short, HOST_BYTES), (long, HOST_BYTES + V6_BYTES))
+        ]
+        if not len(long):
+            return ids[0]
+        order = np.empty(len(self), np.int64)
+        order[np.concatenate((short, long))] = np.arange(len(self))
+        return pa.concat_arrays(ids).take(pa.array(order))
+
+
+def _hex_ids(hosts: npt.NDArray[Any], physical_offsets: Ints) -> pa.Array:
+    """Two bytes at a time: hosts have whole pairs of them."""
+    count, pairs = len(hosts), hosts.dtype.itemsize // 2
+    raw = np.empty((count, pairs + 4), np.uint16)
+    raw[:, :pairs] = np.ascontiguousarray(hosts).view(np.uint16).reshape(count, pairs)
+    raw[:, pairs:] = physical_offsets.astype(">i8").view(np.uint16).reshape(count, 4)
+    offsets = np.arange(count + 1, dtype=np.int32) * (4 * raw.shape[1])
+    text = _HEX[raw]
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+
+
+def is_blank(window: Window, place: int) -> bool:
+    """Whether the rest of the segment from `place` on is a blank."""
+    if window.bytes - place < BLANK_BYTES:
+        return False
+    size, magic = BLANK.unpack_from(window.view, place)
+    return bool(magic == BLANK_MAGIC and size == window.room - place)

@@ -1,0 +1,176 @@
+"""Rare topics by way of their consume queues: the log between their records is not read.
+
+    queue entries ─▶ those in the wanted part of the log ─▶ each record read alone, gathered ─▶ Records
+
+Queues lag behind a log that grows: what lies behind the last entry of all queues is read from the log itself.
+Records that a broker keeps out of its queues (half messages, of old versions under their own topic) are not
+found this way; the option useConsumeQueue=false finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql.datasource import InputPartition
+
+from commitlog.kernel.layout import RECORD_BYTES_MIN
+from haservice.pipeline.decode.bulk import ROWS_MAX, WINDOW_BYTES, Records, Window, sound_at
+from haservice.pipeline.decode.scan import Damage, judge
+from haservice.pipeline.decode.selection import Selection
+from haservice.pipeline.sources.options import offsets_of
+from haservice.pipeline.sources.store_view import (
+    PRE_BLANK_SIZE,
+    LogSegment,
+    OpenSegment,
+    QueueView,
+    StoreView,
+    segment_path,
+)
+
+# A topic that fills more of the log than one part in so many is sooner found by reading all of it.
+RARE = 32
+# Its share is judged by so many entries of each queue.
+_JUDGED = 1000
+_ENTRIES_PER_TASK = 1 << 18
+
+
+@dataclass(frozen=True)
+class QueueRange(InputPartition):
+    """Of one queue the entries from number `begin` up to `end`; their records lie from `low` up to `high`."""
+
+    broker_name: str
+    log_directory: Path
+    segment_bytes: int
+    queue: QueueView
+    begin: int
+    end: int
+    low: int
+    high: int
+
+
+def ranges_by_queue(
+    name: str, view: StoreView, low: int, high: int, selection: Selection, partitions_min: int
+) -> tuple[list[QueueRange], int] | None:
+    """Ranges of queues for what is wanted of the log from `low` on, and up to where they have all of it.
+
+    None if the log is better read itself: more than a few topics' worth of it is wanted, or after a crash
+    nobody knows whether the queues are whole.
+    """
+    if selection.topics is None or ((view.root / "abort").exists() and not view.live()):
+        return None
+    dispatched = max((_behind_last(queue) for queue in view.queues().values()), default=0)
+    high = min(high, dispatched)
+    if high <= low:
+        return None
+    # Again, and afterwards: a queue that was looked at early may lack what another had when asked late.
+    queues = [
+        queue
+        for (topic, queue_id), queue in view.queues().items()
+        if topic in selection.topics and _wants(selection, "queueId", queue_id)
+    ]
+    wanted = [(queue, *_numbers(name, queue, low, high, selection)) for queue in queues]
+    bytes_wanted = sum(_mean_bytes(queue, begin, end) * (end - begin) for queue, begin, end in wanted)
+    if bytes_wanted * RARE > high - low:
+        return None
+    count = sum(end - begin for _, begin, end in wanted)
+    step = min(_ENTRIES_PER_TASK, max(1, -(-count // partitions_min)))
+    segment_bytes = view.segments()[0].size
+    parts = [
+        QueueRange(name, view.log_directory, segment_bytes, queue, at, min(at + step, end), low, high)
+        for queue, begin, end in wanted
+        for at in range(begin, end, step)
+    ]
+    return parts, high
+
+
+def _wants(selection: Selection, column: str, number: int) -> bool:
+    bounds = selection.bounds.get(column)
+    return bounds is None or bool(bounds.mask(np.array([number]))[0])
+
+
+def _behind_last(queue: QueueView) -> int:
+    """Where in the log the record of the last entry ends."""
+    (last,) = queue.entries(queue.end - 1, queue.end)
+    return int(last["offset"]) + int(last["size"]) if last["size"] != PRE_BLANK_SIZE else 0
+
+
+def _numbers(name: str, queue: QueueView, low: int, high: int, selection: Selection) -> tuple[int, int]:
+    """Of the entries whose records lie from `low` up to `high`, those whose numbers are wanted."""
+    begin, end = queue.first_at(low), queue.first_at(high)
+    bounds = selection.bounds.get("queueOffset")
+    if bounds is not None:
+        begin, end = max(begin, bounds.low), min(end, bounds.high + 1)
+    key = (queue.topic, queue.queue_id)
+    begin = max(begin, offsets_of(selection.begins, name).get(key, begin))
+    end = min(end, offsets_of(selection.ends, name).get(key, end))
+    return begin, max(begin, end)
+
+
+def _mean_bytes(queue: QueueView, begin: int, end: int) -> float:
+    sizes = queue.entries(begin, min(begin + _JUDGED, end))["size"]
+    return float(sizes.mean()) if len(sizes) else 0.0
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+def pieces_by_queue(part: QueueRange) -> Iterator[tuple[LogSegment, Records | Damage]]:
+    """The records of a range, gathered; as damage, where none is though an entry says so; and the segment."""
+    for at in range(part.begin, part.end, ROWS_MAX):
+        entries = part.queue.entries(at, min(at + ROWS_MAX, part.end))
+        for of_segment in _by_segment(part, entries):
+            segment = _segment(part, int(of_segment["offset"][0]))
+            with segment.open(scattered=True) as log:
+                for piece in _gathered(log, of_segment):
+                    yield segment, piece
+
+
+def _segment(part: QueueRange, offset: int) -> LogSegment:
+    start = offset - offset % part.segment_bytes
+    return LogSegment(segment_path(part.log_directory, start), start, part.segment_bytes)
+
+
+def _by_segment(part: QueueRange, entries: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    offsets = entries["offset"].astype(np.int64)
+    inside = entries[(offsets >= part.low) & (offsets < part.high) & (entries["size"] != PRE_BLANK_SIZE)]
+    if len(inside):
+        segments = inside["offset"].astype(np.int64) // part.segment_bytes
+        yield from np.split(inside, np.flatnonzero(np.diff(segments)) + 1)
+
+
+def _gathered(log: OpenSegment, entries: npt.NDArray[Any]) -> Iterator[Records | Damage]:
+    """Batches of bounded size."""
+    parts: list[bytes] = []
+    offsets: list[int] = []
+    held = 0
+    for offset, size, _ in entries.tolist():
+        if not RECORD_BYTES_MIN <= size <= log.end - offset:
+            yield Damage(offset, min(offset + 1, log.end), f"its consume queue says that it has {size} bytes")
+            continue
+        if held and held + size > WINDOW_BYTES:
+            yield from _judged(log, parts, offsets)
+            parts, offsets, held = [], [], 0
+        parts.append(log.read(offset, size))
+        offsets.append(offset)
+        held += size
+    if parts:
+        yield from _judged(log, parts, offsets)
+
+
+def _judged(log: OpenSegment, parts: list[bytes], offsets: list[int]) -> Iterator[Records | Damage]:
+    """The sound ones of them; the others, one by one, as damage."""
+    data = b"".join(parts)
+    sizes = np.array([len(part) for part in parts], np.int64)
+    window, places = Window(data, 0, len(data)), np.cumsum(sizes) - sizes
+    records, sound = sound_at(window, places, sizes, np.array(offsets, np.int64))
+    for number in np.flatnonzero(~sound).tolist():
+        found, reason = judge(log, offsets[number], log.end)
+        reason = reason or f"has {found} bytes, {len(parts[number])} by its consume queue"
+        yield Damage(offsets[number], offsets[number] + len(parts[number]), reason)
+    if len(records):
+        yield records

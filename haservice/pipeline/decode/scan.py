@@ -1,0 +1,261 @@
+"""Going over the records of a segment: runs of sound ones, damage between, and edges found in its middle.
+
+    segment   | record | record | ···damage··· | record | record |  blank  |
+    pieces()  |      Records    |    Damage    |      Records    |
+    runs()    the same, with something else that is made of the records between
+
+Damage is a range from a place where no sound record begins to the next place where one does.  Every place at
+which pieces() says that something begins is an edge; edge() finds one near any place without going there from
+the segment's start, so that a segment can be read from many places at once, and each record is read once.
+
+How an edge is found: what looks like a record in every field may still lie inside of another's body.  But
+what lies in no other that looks like one is no part of a body, for the record around it would look like one,
+too.  So the last such place before the place that is asked for is an edge, and from there it is a walk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from commitlog.errors import CorruptRecord
+from commitlog.kernel.layout import (
+    BLANK,
+    BLANK_BYTES,
+    BLANK_MAGIC,
+    HEADS,
+    MAGICS_BYTES,
+    RECORD_BYTES_MIN,
+    RECORD_OVERHEAD_MAX,
+    SYS_FLAG_LOW_AT,
+    SYS_HOSTS_V6,
+)
+from commitlog.kernel.records import parse_head
+from haservice.pipeline.decode.bulk import WINDOW_BYTES, Records, Window, candidates, is_blank, sound_run
+from haservice.pipeline.decode.texts import Ints
+
+# The largest record of a broker whose maxMessageSize is the default: edges hide inside of none.
+RECORD_BYTES_MAX = (4 << 20) + RECORD_OVERHEAD_MAX
+# An edge is sought this far before its place at first; most records are smaller.
+_NEAR_BYTES = 64 << 10
+_SEARCH_BYTES = 1 << 20
+_HEAD_BYTES_MAX = HEADS[SYS_HOSTS_V6].size
+# Topic and properties of one record with their sizes, in the wider of its two layouts.
+_TAIL_BYTES_MAX = 2 + 65_535 + 2 + 32_767
+_INT = struct.Struct(">i")
+
+
+class Log(Protocol):
+    """What is read of an open segment; offsets are those of the log."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    def read(self, offset: int, size: int, /) -> bytes:
+        """All of them, or an error."""
+
+    def next_data(self, offset: int, /) -> int:
+        """An offset before which, from `offset` on, are only zeros; the end when nothing else is left."""
+
+
+class Damage(NamedTuple):
+    """The log from `begin` to `end` holds no sound record."""
+
+    begin: int
+    end: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"record at {self.begin}: {self.reason}; {self.end - self.begin} bytes up to {self.end}"
+
+
+class Run(Protocol):
+    """What is made of sound records that follow each other."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def end_offset(self) -> int: ...
+
+
+_Run = TypeVar("_Run", bound=Run)
+
+
+def pieces(
+    log: Log, begin: int, end: int, limit: int | None = None, window_bytes: int = WINDOW_BYTES
+) -> Iterator[Records | Damage]:
+    """Whatever begins from the edge `begin` up to `end`, all of it before the edge `limit`, else `end`.
+
+    `limit` is where the log or the segment ends; `end` may be any place before.  A window is as long as
+    `window_bytes`, or the record that begins it.  A blank ends the segment.
+    """
+    return runs(log, begin, end, limit, window_bytes, sound_run)
+
+
+def runs(
+    log: Log,
+    begin: int,
+    end: int,
+    limit: int | None,
+    window_bytes: int,
+    run: Callable[[Window, int], _Run],
+) -> Iterator[_Run | Damage]:
+    """As pieces(); `run` makes of a window what begins in it up to a place, and is sound."""
+    limit = end if limit is None else limit
+    position, wanted = begin, window_bytes
+    while position < end:
+        size = min(wanted, limit - position)
+        if wanted == window_bytes:
+            size = min(size, end - position + _NEAR_BYTES)
+        window = Window(log.read(position, size), position, log.end - position)
+        if is_blank(window, 0):
+            return
+        made = run(window, end - position)
+        if len(made):
+            position, wanted = made.end_offset, window_bytes
+            yield made
+            continue
+        found, reason = judge(log, position, limit)
+        if found > window.bytes:
+            wanted = found
+            continue
+        resume = next_sound(log, position + 1, limit)
+        yield Damage(position, resume, reason)
+        position = resume
+
+
+def judge(log: Log, offset: int, end: int) -> tuple[int, str]:
+    """Size of the sound record at `offset`, or 0 and why there is none; its body is not read."""
+    room = end - offset
+    head = bytes(log.read(offset, min(_HEAD_BYTES_MAX, room)))
+    if len(head) < BLANK_BYTES:
+        return 0, f"only {room} bytes are left"
+    size, magic = BLANK.unpack_from(head)
+    if magic == BLANK_MAGIC:
+        return 0, f"blank of {size} bytes, left are {log.end - offset}"
+    if head[4:8] in MAGICS_BYTES and RECORD_BYTES_MIN <= size <= room:
+        layout = HEADS[head[SYS_FLAG_LOW_AT] & SYS_HOSTS_V6]
+        body_bytes = _INT.unpack_from(head, layout.size - 4)[0] if len(head) >= layout.size else -1
+        tail_bytes = size - layout.size - body_bytes
+        if body_bytes > 0 and 0 < tail_bytes <= _TAIL_BYTES_MAX:
+            # The same record without its body is judged in its place.
+            whole = bytearray(head[: layout.size])
+            _INT.pack_into(whole, 0, size - body_bytes)
+            _INT.pack_into(whole, layout.size - 4, 0)
+            head = bytes(whole + log.read(offset + size - tail_bytes, tail_bytes))
+        elif body_bytes == 0:
+            head = bytes(log.read(offset, size)) if tail_bytes <= _TAIL_BYTES_MAX else head
+    try:
+        found = parse_head(head, 0, room)
+    except CorruptRecord as error:
+        return 0, error.reason
+    if found is None:
+        return 0, f"announces {size} bytes, left are {room}"
+    if found.physical_offset != offset:
+        return 0, f"says that it belongs at {found.physical_offset}"
+    return size, ""
+
+
+def next_sound(log: Log, begin: int, end: int) -> int:
+    """The first place from `begin` on where a sound record seems to begin, or `end`."""
+    position = begin
+    while (position := max(position, log.next_data(position))) < end:
+        step = min(_SEARCH_BYTES, end - position)
+        starts, _ = sound_places(log, position, position + step, end)
+        if len(starts):
+            return int(starts[0])
+        position += step
+    return end
+
+
+def sound_places(log: Log, begin: int, end: int, room_end: int) -> tuple[Ints, Ints]:
+    """Where sound records seem to begin from `begin` to `end`, and where each of them ends."""
+    data = log.read(begin, min(end + RECORD_BYTES_MIN, room_end) - begin)
+    found, crossing = candidates(Window(data, begin, room_end - begin))
+    starts, ends = found.places + begin, found.places + found.sizes + begin
+    cut = [(at, at + judge(log, at, room_end)[0]) for at in (crossing + begin).tolist()]
+    more = np.array([pair for pair in cut if pair[1] > pair[0]], np.int64).reshape(-1, 2)
+    starts, ends = np.concatenate((starts, more[:, 0])), np.concatenate((ends, more[:, 1]))
+    order = np.argsort(starts)[: np.count_nonzero(starts < end)]
+    return starts[order], ends[order]
+
+
+def edge(log: Log, place: int, end: int) -> int:
+    """The first edge at or behind `place`; `end`, where the log or the segment ends, is the last one."""
+    if place <= log.start:
+        return log.start
+    if place >= end:
+        return end
+    back = RECORD_BYTES_MAX + _NEAR_BYTES
+    while True:
+        low = max(log.start, place - back)
+        starts, ends = sound_places(log, low, place, end)
+        free = np.ones(len(starts), np.bool_)
+        free[1:] = np.maximum.accumulate(ends)[:-1] <= starts[1:]
+        if low > log.start:
+            free &= starts >= low + RECORD_BYTES_MAX
+        if free.any():
+            return _walk(log, int(starts[free][-1]), place, end)
+        if low == log.start:
+            return _walk(log, low, place, end)
+        back *= 4
+
+
+def last_record(log: Log, end: int) -> int | None:
+    """Where a record begins that ends at `end`, as it seems; None if there is none, as behind damage."""
+    for back in (_NEAR_BYTES, RECORD_BYTES_MAX):
+        starts, ends = sound_places(log, max(log.start, end - back), end, end)
+        found = starts[ends == end]
+        if len(found):
+            return int(found[0])
+    return None
+
+
+def edge_or_blank(log: Log, place: int, end: int) -> int:
+    """The first edge at or behind `place`; or `place` itself if a blank begins there."""
+    window = Window(log.read(place, min(BLANK_BYTES, log.end - place)), place, log.end - place)
+    return place if is_blank(window, 0) else edge(log, place, end)
+
+
+def _walk(log: Log, begin: int, place: int, end: int) -> int:
+    """The first edge at or behind `place`, from the edge `begin` before it."""
+    position = begin
+    for piece in pieces(log, begin, place, end, _NEAR_BYTES):
+        position = piece.end if isinstance(piece, Damage) else piece.end_offset
+    return position if position >= place else end
+
+
+def whole_end(log: Log, begin: int, limit: int, *, growing: bool = False) -> int:
+    """Where the last whole record before `limit` ends, from the edge `begin` on.
+
+    What a stock broker cut off stays behind the end until it is written over: it is older than what lies
+    before.  With `growing`, somebody writes: of the last record some bytes may not be there yet.
+    """
+    if log.next_data(begin) >= limit:
+        return begin
+    end, newest_ms, last = begin, None, None
+    for piece in pieces(log, begin, limit, window_bytes=_SEARCH_BYTES):
+        if isinstance(piece, Damage):
+            continue
+        stored = piece.store_ms
+        if newest_ms is not None and end != piece.physical_offsets[0] and stored[0] < newest_ms:
+            break
+        newest_ms = int(stored[-1])
+        last, before = piece, end
+        end = piece.end_offset
+    if growing and last is not None and not _is_there(last):
+        return int(last.physical_offsets[-1]) if len(last) > 1 else before
+    return end
+
+
+def _is_there(records: Records) -> bool:
+    """Whether all bytes of the last one are: its body matches its sum, and no zero ends its properties."""
+    one = records.where(np.arange(len(records)) == len(records) - 1)
+    properties = one.window.data[int(one.properties_at[0]) : int(one.properties_end[0])]
+    return bool(one.sums_match[0]) and (not len(properties) or bool(properties[-1]))

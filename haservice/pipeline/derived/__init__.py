@@ -1,0 +1,1 @@
+"""Consume queues and index: read, checked, built."""

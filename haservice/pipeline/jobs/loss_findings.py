@@ -1,0 +1,273 @@
+"""What can be wrong between ledgers and a log, each kind as a DataFrame of findings.
+
+    missing       acknowledged, and not in the log             duplicated     more than once in the log
+    misplaced     in the log, elsewhere than acknowledged      unledgered     in the log, and in no ledger
+    outOfOrder    later sent than acknowledged what is behind  ledgerOrder    the same, by lines of the ledger
+    ledgerTwice   one acknowledgement in two lines             unreadable     a line that is none
+    gap           numbers of a queue that no message has
+    unconsumed    a group never got it                         consumedTwice  a group got it more than once
+    consumedOrder a group got it before what lies before it    phantom        consumed, and never in the log
+
+Every finding has the columns of FINDING.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyspark.sql.functions as F
+from pyspark.sql import Window
+
+from commitlog.dispatch.dispatcher import SCHEDULE_TOPIC
+from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
+from haservice.pipeline.derived.entries import read_log
+from haservice.pipeline.jobs.ledger import line_numbers, readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+# Where messages wait under another topic than they were sent to.
+WAITING_TOPICS = (SCHEDULE_TOPIC, HALF_TOPIC)
+FINDING = ("kind", "topic", "queueId", "queueOffset", "id", "file", "detail")
+_PLAIN = (
+    "topic",
+    "queueId",
+    "queueOffset",
+    "physicalOffset",
+    "sysFlag",
+    "storeTimestamp",
+    "uniqKey",
+    "msgId",
+)
+_QUEUE = ("topic", "queueId")
+# Of one message's copies so many are shown.
+_PLACES_MAX = 5
+
+
+def finding(
+    rows: DataFrame, kind: str, detail: Column, *, row_id: str = "id", file: str | None = "file"
+) -> DataFrame:
+    """`rows` as findings of a kind."""
+    return rows.select(
+        F.lit(kind).alias("kind"),
+        "topic",
+        F.col("queueId").cast("int").alias("queueId"),
+        F.col("queueOffset").cast("long").alias("queueOffset"),
+        F.col(row_id).alias("id"),
+        (F.lit(None).cast("string") if file is None else F.col(file)).alias("file"),
+        detail.alias("detail"),
+    )
+
+
+def all_of(findings: Sequence[DataFrame]) -> DataFrame:
+    return reduce(lambda before, after: before.unionByName(after), findings)
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+
+def messages(spark: SparkSession, path: str, end: int, topics: Sequence[str] | None) -> DataFrame:
+    """Messages of queues, of these topics or of all, and those that wait to be; with `waiting`, and
+    `logTopic`: where they wait.
+    """
+    plain = read_log(spark, path, _PLAIN).filter(~F.col("topic").isin(*WAITING_TOPICS))
+    plain = plain.withColumns({"waiting": F.lit(False), "logTopic": F.col("topic")})
+    # Only these are decoded with their properties, and sought in the log: queues may be what is wrong.
+    only = {"topic": ",".join(WAITING_TOPICS), "useConsumeQueue": "false"}
+    waiting = read_log(spark, path, (*_PLAIN, "properties"), **only).filter(
+        F.col("topic").isin(*WAITING_TOPICS)
+    )
+    real = F.coalesce(F.col("properties")["REAL_TOPIC"], "topic")
+    waiting = waiting.withColumns({"waiting": F.lit(True), "logTopic": F.col("topic"), "topic": real}).drop(
+        "properties"
+    )
+    if topics is not None:
+        plain = plain.filter(F.col("topic").isin(*topics))
+        waiting = waiting.filter(F.col("topic").isin(*topics) | F.col("logTopic").isin(*topics))
+    queued = (
+        F.col("sysFlag").bitwiseAND(SYS_TRANSACTION_MASK).isin(SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
+    )
+    return plain.unionByName(waiting).filter((F.col("physicalOffset") < end) & queued)
+
+
+def with_ids(log: DataFrame) -> DataFrame:
+    """A row for each id under which a ledger may know the message: its own two, and its place."""
+    ids = F.array(F.upper("uniqKey"), "msgId", place_id())
+    return log.withColumn("id", F.explode(F.array_distinct(F.array_compact(ids))))
+
+
+def place_id() -> Column:
+    """What stands for the id of a message of which only the place is known."""
+    return F.concat_ws("/", F.lit("@"), "queueId", "queueOffset")
+
+
+def known(ledger: DataFrame) -> DataFrame:
+    """The readable lines of a ledger, each with an id."""
+    return readable(ledger).withColumn("id", F.coalesce("id", place_id()))
+
+
+def gaps(log: DataFrame, start: int, topics: Sequence[str] | None) -> DataFrame:
+    """Numbers that no message of a queue has, as the order of the log says; and where numbers fall."""
+    rows = log.withColumn("topic", F.col("logTopic"))
+    if topics is not None:
+        rows = rows.filter(F.col("topic").isin(*topics))
+    in_order = Window.partitionBy(*_QUEUE).orderBy("physicalOffset")
+    # A log that begins at 0 has every queue's first message.
+    before = F.lag("queueOffset", 1, -1 if start == 0 else None).over(in_order)
+    rows = rows.withColumn("before", before).filter(F.col("queueOffset") != F.col("before") + 1)
+    missing = F.col("queueOffset") - F.col("before") - 1
+    detail = F.concat(
+        F.lit("numbers "), F.col("before") + 1, F.lit(" to "), F.col("queueOffset") - 1, F.lit(": "), missing
+    )
+    renumbered = F.concat(F.lit("after "), "before", F.lit(", at "), "physicalOffset", F.lit(" of the log"))
+    rows = rows.withColumn("id", F.lit(None).cast("string"))
+    return finding(rows.filter(missing > 0), "gap", detail, file=None).unionByName(
+        finding(rows.filter(missing < 0), "renumbered", renumbered, file=None)
+    )
+
+
+# -- a producer's ledger ---------------------------------------------------------------------------
+
+
+def unreadable(ledger: DataFrame) -> DataFrame:
+    rows = line_numbers(ledger).filter("unreadable is not null")
+    detail = F.concat(
+        F.lit("line "), "number", F.lit(": "), "unreadable", F.lit(": "), F.substring("value", 1, 200)
+    )
+    return finding(rows, "unreadable", detail)
+
+
+def against_log(acked: DataFrame, log: DataFrame, start: int) -> DataFrame:
+    """Of every line: missing, delayed, expired, duplicated or misplaced; nothing for those that are fine."""
+    place = F.struct("queueId", "queueOffset", "physicalOffset")
+    found = (
+        with_ids(log)
+        .groupBy("topic", "id")
+        .agg(
+            F.sum(F.when(F.col("waiting"), 0).otherwise(1)).alias("copies"),
+            F.array_sort(F.collect_list(F.when(~F.col("waiting"), place))).alias("places"),
+        )
+    )
+    firsts = log.filter("not waiting").groupBy(*_QUEUE).agg(F.min("queueOffset").alias("firstOffset"))
+    rows = acked.join(found, ["topic", "id"], "left")
+    if start:
+        first_ms = log.agg(F.unix_millis(F.min("storeTimestamp")).alias("firstMs"))
+        rows = rows.join(F.broadcast(firsts), [*_QUEUE], "left").crossJoin(F.broadcast(first_ms))
+        by_place = F.col("queueOffset") < F.col("firstOffset")
+        by_time = F.coalesce(F.col("ackedMs") < F.col("firstMs"), F.lit(False))
+        expired = F.coalesce(by_place, by_time)
+    else:
+        expired = F.lit(False)
+    at = F.exists(
+        "places", lambda one: (one.queueId == F.col("queueId")) & (one.queueOffset == F.col("queueOffset"))
+    )
+    kind = (
+        F.when(F.col("copies").isNull() & expired, "expired")
+        .when(F.col("copies").isNull(), "missing")
+        .when(F.col("copies") == 0, "delayed")
+        .when(F.col("copies") > 1, "duplicated")
+        .when(F.col("queueOffset").isNotNull() & ~at, "misplaced")
+    )
+    detail = F.when(
+        F.size("places") > 0,
+        F.concat(
+            F.lit("in the log as "),
+            F.array_join(
+                F.transform(
+                    F.slice("places", 1, _PLACES_MAX),
+                    lambda one: F.concat(
+                        one.queueId, F.lit("/"), one.queueOffset, F.lit(" at "), one.physicalOffset
+                    ),
+                ),
+                ", ",
+            ),
+        ),
+    )
+    rows = rows.withColumn("kind", kind).filter("kind is not null").withColumn("detail", detail)
+    return rows.select(*FINDING)
+
+
+def unledgered(lines: DataFrame, log: DataFrame) -> DataFrame:
+    """Messages between a ledger's first and last of a queue that no line names."""
+    placed = lines.filter(F.col("queueOffset").isNotNull())
+    spans = placed.groupBy(*_QUEUE).agg(F.min("queueOffset").alias("low"), F.max("queueOffset").alias("high"))
+    inside = (
+        log.filter("not waiting")
+        .join(F.broadcast(spans), [*_QUEUE])
+        .filter(F.col("queueOffset").between(F.col("low"), F.col("high")))
+    )
+    named = with_ids(inside).join(lines.select("topic", "id").distinct(), ["topic", "id"], "left_semi")
+    rows = inside.join(named.select("physicalOffset").distinct(), "physicalOffset", "left_anti")
+    rows = rows.withColumn("id", F.coalesce("uniqKey", "msgId"))
+    detail = F.concat(F.lit("at "), "physicalOffset", F.lit(" of the log"))
+    return finding(rows, "unledgered", detail, file=None)
+
+
+def ledger_twice(acked: DataFrame) -> DataFrame:
+    """Lines that name a message that a line before has named."""
+    in_order = Window.partitionBy("topic", "id").orderBy("file", "line")
+    rows = acked.withColumn("times", F.row_number().over(in_order)).filter("times > 1")
+    return finding(rows, "ledgerTwice", F.concat(F.lit("time "), "times"))
+
+
+def out_of_order(acked: DataFrame) -> DataFrame:
+    """Acknowledged before something was sent at all that has the lower number, or the earlier line.
+
+    By one producer's clock: a file is one producer's.  Sends at the same time have no order.
+    """
+    timed = acked.filter("queueOffset is not null and sentMs is not null and ackedMs is not null")
+    found = []
+    for kind, by in (("outOfOrder", "queueOffset"), ("ledgerOrder", "line")):
+        before = Window.partitionBy("file", *_QUEUE).orderBy(by).rowsBetween(Window.unboundedPreceding, -1)
+        rows = timed.withColumn("latest", F.max(F.struct("sentMs", "queueOffset")).over(before))
+        rows = rows.filter(F.col("latest.sentMs") > F.col("ackedMs"))
+        detail = F.concat(
+            F.lit("acknowledged "),
+            F.col("latest.sentMs") - F.col("ackedMs"),
+            F.lit(" ms before number "),
+            F.col("latest.queueOffset"),
+            F.lit(" was sent"),
+        )
+        found.append(finding(rows, kind, detail))
+    return all_of(found)
+
+
+# -- what consumers say ----------------------------------------------------------------------------
+
+
+def consumed_against(acked: DataFrame, log: DataFrame, consumed: DataFrame, *, ordered: bool) -> DataFrame:
+    """Every group's lines against what was acknowledged, and against the log."""
+    lines = known(consumed).withColumn("group", F.coalesce("group", F.lit("")))
+    groups = lines.select("group", "topic").distinct()
+    present = with_ids(log.filter("not waiting")).select("topic", "id", "physicalOffset")
+    # Each message once, whatever id a line names it by.
+    got = lines.join(present, ["topic", "id"], "left")
+    wanted = acked.join(present, ["topic", "id"]).dropDuplicates(["topic", "physicalOffset"])
+    unconsumed = wanted.join(groups, "topic").join(
+        got.select("group", "topic", "physicalOffset").distinct(),
+        ["group", "topic", "physicalOffset"],
+        "left_anti",
+    )
+    again = Window.partitionBy("group", "topic", F.coalesce(F.col("physicalOffset").cast("string"), "id"))
+    twice = got.withColumn("times", F.row_number().over(again.orderBy("file", "line"))).filter("times > 1")
+    found = [
+        finding(unconsumed, "unconsumed", F.concat(F.lit("group "), "group")),
+        finding(twice, "consumedTwice", F.concat(F.lit("group "), "group", F.lit(", time "), "times")),
+        finding(got.filter("physicalOffset is null"), "phantom", F.concat(F.lit("group "), "group")),
+    ]
+    if ordered:
+        before = (
+            Window.partitionBy("file", "group", *_QUEUE)
+            .orderBy("line")
+            .rowsBetween(Window.unboundedPreceding, -1)
+        )
+        late = lines.filter("queueOffset is not null").withColumn(
+            "highest", F.max("queueOffset").over(before)
+        )
+        late = late.filter(F.col("queueOffset") < F.col("highest"))
+        detail = F.concat(F.lit("group "), "group", F.lit(", after number "), "highest")
+        found.append(finding(late, "consumedOrder", detail))
+    return all_of(found)

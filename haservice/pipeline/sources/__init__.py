@@ -1,0 +1,1 @@
+"""Spark's sources and sink: store directories, and topics of running brokers."""

@@ -1,0 +1,177 @@
+"""The queues of topics: who has them, from where to where they go, and a stream's offsets in them.
+
+A stream's offset is a tree, topic > broker > queue > offset, as JSON has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+from haservice.admin.calls import TOOLS_GROUP, Admin
+from haservice.broker.metadata.topics import PERM_READ
+from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
+from haservice.pipeline.sources.broker_options import BrokerOptions, ReadFrom
+from haservice.pipeline.sources.brokers import BrokerRefused
+from haservice.remoting.bodies.clients import MASTER_ID, BrokerData, TopicRouteData
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.headers.clients import QueueHeader, SearchOffsetHeader
+
+T = TypeVar("T")
+Tree = dict[str, dict[str, dict[str, int]]]
+
+
+class Queue(NamedTuple):
+    """One queue, and who has it, the first to be asked first."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    addrs: tuple[str, ...]
+
+
+class Span(NamedTuple):
+    """Offsets of a queue: from the first that it holds to behind the last that consumers may read."""
+
+    low: int
+    high: int
+
+
+class Topics:
+    """The queues of some topics, and their bounds.  Asks anew each time; used by one thread."""
+
+    def __init__(self, admin: Admin, options: BrokerOptions) -> None:
+        self._admin = admin
+        self._options = options
+
+    def queues(self) -> list[Queue]:
+        """Raises BrokerRefused for a topic without one, RemotingError or AnswerError."""
+        found = []
+        for topic in self._options.topics:
+            route = self._route(topic)
+            brokers = {data.broker_name: self._addrs(data) for data in route.broker_datas}
+            of_topic = [
+                Queue(topic, data.broker_name, number, brokers[data.broker_name])
+                for data in route.queue_datas
+                if data.perm & PERM_READ and brokers.get(data.broker_name)
+                for number in range(data.read_queue_nums)
+            ]
+            if not of_topic:
+                wanted = "slave" if self._options.read_from is ReadFrom.SLAVE else "broker"
+                raise BrokerRefused(
+                    f"topic {topic} has no queue on a {wanted} that is up\n"
+                    f"  mqadmin topicRoute -t {topic} shows where it is"
+                )
+            found += of_topic
+        return sorted(found)
+
+    def _route(self, topic: str) -> TopicRouteData:
+        try:
+            return self._admin.route(topic)
+        except AnswerError as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            raise BrokerRefused(
+                f"nameServer {error.addr} is none: it knows of no routes; a broker's?"
+            ) from None
+
+    def _addrs(self, data: BrokerData) -> tuple[str, ...]:
+        slave = self._options.read_from is ReadFrom.SLAVE
+        return tuple(
+            addr
+            for broker_id, addr in sorted(data.broker_addrs.items())
+            if not (slave and broker_id == MASTER_ID)
+        )
+
+    def span(self, queue: Queue) -> Span:
+        """Asks the broker; one that holds messages back for its slaves is asked how far it gives them."""
+        low, high = (
+            self._offset(queue, code, QueueHeader(queue.topic, queue.queue_id))
+            for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+        )
+        if high <= low or self._is_given(queue, high - 1):
+            return Span(low, max(low, high))
+        given, held = low, high - 1  # below `given` all is given, what is at `held` is not
+        while given < held:
+            middle = (given + held) // 2
+            given, held = (middle + 1, held) if self._is_given(queue, middle) else (given, middle)
+        return Span(low, given)
+
+    def at_time(self, queue: Queue, stored_ms: int) -> int:
+        """The offset that is nearest to a time."""
+        header = SearchOffsetHeader(queue.topic, queue.queue_id, stored_ms)
+        return self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    def _offset(self, queue: Queue, code: RequestCode, header: QueueHeader | SearchOffsetHeader) -> int:
+        return self._first_that_answers(queue, lambda addr: self._admin.offset(addr, code, header))
+
+    def _is_given(self, queue: Queue, offset: int) -> bool:
+        pulled = self._first_that_answers(
+            queue,
+            lambda addr: self._admin.pull(addr, queue.topic, queue.queue_id, offset, 1, TOOLS_GROUP),
+        )
+        return pulled.code != ResponseCode.PULL_NOT_FOUND or pulled.next_offset > offset
+
+    def _first_that_answers(self, queue: Queue, ask: Callable[[str], T]) -> T:
+        failures: list[RemotingUnreachable | RemotingTimeout] = []
+        for addr in queue.addrs:
+            try:
+                return ask(addr)
+            except (RemotingUnreachable, RemotingTimeout) as error:
+                failures.append(error)
+        raise failures[0]
+
+
+# -- offsets of a stream -------------------------------------------------------------------------------
+
+
+def tree_of(offsets: Iterable[tuple[Queue, int]]) -> Tree:
+    tree: Tree = {}
+    for queue, offset in offsets:
+        brokers = tree.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
+    return tree
+
+
+def offset_in(tree: Tree, queue: Queue) -> int | None:
+    return tree.get(queue.topic, {}).get(queue.broker_name, {}).get(str(queue.queue_id))
+
+
+def merged(old: Tree, new: Tree) -> Tree:
+    """What `new` says, and `old` of all others."""
+    offsets = {**_flat(old), **_flat(new)}
+    return tree_of((Queue(*key, ()), offset) for key, offset in sorted(offsets.items()))
+
+
+def missing(start: Tree, end: Tree, queues: Iterable[Queue]) -> str:
+    """A queue that has something between two offsets, and is none of these; "" if there is none."""
+    begins, there = _flat(start), {queue[:3] for queue in queues}
+    for key, offset in _flat(end).items():
+        if key not in there and begins.get(key, 0) < offset:
+            topic, broker, queue_id = key
+            return f"queue {queue_id} of topic {topic} on {broker}"
+    return ""
+
+
+def _flat(tree: Tree) -> dict[tuple[str, str, int], int]:
+    return {
+        (topic, broker, int(queue_id)): offset
+        for topic, brokers in tree.items()
+        for broker, queues in brokers.items()
+        for queue_id, offset in queues.items()
+    }
+
+
+def limited(begins: Mapping[Queue, int], ends: Mapping[Queue, int], most: int) -> dict[Queue, int]:
+    """At most so many offsets on from `begins`, of each queue as its share of what there is.
+
+    A share is at least one as long as any are left, and what is furthest behind comes first.
+    """
+    counts = {queue: end - begins[queue] for queue, end in ends.items()}
+    total = sum(counts.values())
+    left, found = most, dict(begins)
+    for queue in sorted(counts, key=lambda one: (-counts[one], one)):
+        share = min(left, counts[queue], max(1, most * counts[queue] // max(total, 1)))
+        found[queue] += share
+        left -= share
+    return found

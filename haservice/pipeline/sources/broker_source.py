@@ -1,0 +1,293 @@
+"""The format "rocketmq": topics of running brokers as a table, as a stream, and as a place to write to.
+
+    spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "Orders").load()
+
+The driver asks nameserver and brokers which queues there are and how far they go; workers pull a range of
+offsets each.  Never read is what consumers may not read yet.  Writing is haservice.pipeline.sources.sink's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from haservice.admin.calls import Admin
+from haservice.errors import ConfigError
+from haservice.pipeline.decode.schema import NAMES, arrow_schema, spark_schema
+from haservice.pipeline.decode.selection import Bounds, Selection
+from haservice.pipeline.sources.broker_options import FORMAT, BrokerOptions
+from haservice.pipeline.sources.broker_queues import (
+    Queue,
+    Span,
+    Topics,
+    Tree,
+    limited,
+    merged,
+    missing,
+    offset_in,
+    tree_of,
+)
+from haservice.pipeline.sources.brokers import BrokerRefused, admin_of
+from haservice.pipeline.sources.options import EARLIEST, LATEST, Place, read_options
+from haservice.pipeline.sources.queue_reading import OffsetsLost, QueueRange, QueueReader
+from haservice.pipeline.sources.sink import BrokerStreamWriter, BrokerWriter, SinkOptions
+
+logger = logging.getLogger(__name__)
+
+# What Spark reads itself of the options of a stream that is written.
+SPARKS_OPTIONS = ("checkpointlocation",)
+
+
+class BrokerSource(DataSource):
+    """Spark's entry; made anew in each process."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    @cached_property
+    def _reading(self) -> BrokerOptions:
+        options = read_options(BrokerOptions, FORMAT, dict(self.options))
+        options.check()
+        return options
+
+    def _writing(self, schema: StructType) -> SinkOptions:
+        given = {name: value for name, value in self.options.items() if name.lower() not in SPARKS_OPTIONS}
+        options = read_options(SinkOptions, FORMAT, given)
+        options.check(schema)
+        return options
+
+    def schema(self) -> StructType:
+        return spark_schema(self._reading.columns or NAMES)
+
+    def reader(self, schema: StructType) -> BrokerReader:
+        options = self._reading
+        return (BrokerReader if options.push_filters else UnfilteredBrokerReader)(options, schema)
+
+    def streamReader(self, schema: StructType) -> BrokerStreamReader:
+        return BrokerStreamReader(self._reading, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BrokerWriter:
+        if overwrite:
+            raise ConfigError(FORMAT, 0, "mode", "messages are added to topics: mode append", "overwrite")
+        return BrokerWriter(self._writing(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> BrokerStreamWriter:
+        return BrokerStreamWriter(self._writing(schema))
+
+
+class _Reading:
+    """What a batch and a stream have in common."""
+
+    def __init__(self, options: BrokerOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema: pa.Schema = arrow_schema(schema)
+        bounds = {}
+        if options.starting_ms is not None or options.ending_ms is not None:
+            low, high = options.starting_ms, options.ending_ms
+            bounds["storeTimestamp"] = Bounds(
+                Bounds().low if low is None else low, Bounds().high if high is None else high - 1
+            )
+        self._selection = Selection(bounds=bounds)
+
+    def _topics(self, admin: Admin) -> Topics:
+        return Topics(admin, self._options)
+
+    def _admin(self) -> Admin:
+        return admin_of(self._options.name_servers, self._options.credentials_file)
+
+    def _begin(self, topics: Topics, queue: Queue, span: Span, everywhere: int) -> int:
+        """Where the options say that reading begins, whether it is there or not."""
+        if self._options.starting_ms is not None:
+            # Of messages of one ms any may be the nearest, so the one before is sought.
+            return max(span.low, min(topics.at_time(queue, self._options.starting_ms - 1), span.high))
+        wanted = (self._options.starting_offsets or Place(everywhere)).of(*queue[:3])
+        return {EARLIEST: span.low, LATEST: span.high}.get(wanted, wanted)
+
+    def _end(self, topics: Topics, queue: Queue, span: Span) -> int:
+        if self._options.ending_ms is not None:
+            return min(topics.at_time(queue, self._options.ending_ms) + 1, span.high)
+        wanted = (
+            LATEST if self._options.ending_offsets is None else self._options.ending_offsets.of(*queue[:3])
+        )
+        # A queue that the JSON does not name is read to its end.
+        return span.high if wanted in (LATEST, EARLIEST) else min(wanted, span.high)
+
+    def _still_there(self, queue: Queue, span: Span, begin: int, end: int) -> int:
+        """Where to begin: `begin`, or what the queue holds first if losing data is fine."""
+        if begin >= end or (span.low <= begin and end <= span.high):
+            return begin
+        lost = OffsetsLost(
+            queue.topic,
+            queue.broker_name,
+            queue.queue_id,
+            begin if begin < span.low else end,
+            span.low,
+            span.high,
+        )
+        if self._options.fail_on_data_loss:
+            raise lost
+        logger.warning("%s", lost)
+        return max(begin, span.low)
+
+    def _ranges(self, wanted: Sequence[tuple[Queue, int, int]]) -> list[InputPartition]:
+        """One of each queue, or several where minPartitions asks for more."""
+        chosen = []
+        for queue, begin, end in wanted:
+            offsets = self._selection.bounds.get("queueOffset", Bounds())
+            low, high = max(begin, offsets.low), min(end - 1, offsets.high) + 1
+            if low < high and self._is_wanted(queue):
+                chosen.append((queue, low, high))
+        total = sum(high - low for _, low, high in chosen)
+        step = max(1, total // self._options.partitions_min)
+        parts: list[InputPartition] = []
+        for queue, low, high in chosen:
+            count = max(1, round((high - low) / step))
+            places = [low + (high - low) * number // count for number in range(count + 1)]
+            parts += [QueueRange(*queue, begin, end) for begin, end in pairwise(places)]
+        return parts
+
+    def _is_wanted(self, queue: Queue) -> bool:
+        selection = self._selection
+        ids = selection.bounds.get("queueId", Bounds())
+        return (selection.topics is None or queue.topic in selection.topics) and (
+            ids.low <= queue.queue_id <= ids.high and (ids.values is None or queue.queue_id in ids.values)
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, QueueRange):
+            options = self._options
+            yield from QueueReader(
+                self._schema,
+                self._selection,
+                options.name_servers,
+                options.credentials_file,
+                options.expression,
+                options.fail_on_data_loss,
+                options.decompress,
+            ).rows(partition)
+
+
+class BrokerReader(_Reading, DataSourceReader):
+    """A batch: from the earliest to the latest, unless options say otherwise."""
+
+    def __init__(self, options: BrokerOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        for key, given, bad in (
+            ("startingOffsets", options.starting_offsets, LATEST),
+            ("endingOffsets", options.ending_offsets, EARLIEST),
+        ):
+            everywhere = given is not None and not given.offsets and given.everywhere == bad
+            if given is not None and (everywhere or bad in given.offsets.values()):
+                word = "begin at the latest" if bad == LATEST else "end at the earliest"
+                raise ConfigError(FORMAT, 0, key, f"a batch cannot {word}")
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._selection, others = self._selection.push(filters)
+        return others
+
+    def partitions(self) -> Sequence[InputPartition]:
+        wanted = []
+        with self._admin() as admin:
+            topics = self._topics(admin)
+            for queue in topics.queues():
+                span = topics.span(queue)
+                begin, end = self._begin(topics, queue, span, EARLIEST), self._end(topics, queue, span)
+                wanted.append((queue, self._still_there(queue, span, begin, end), end))
+        return self._ranges(wanted)
+
+
+class UnfilteredBrokerReader(BrokerReader):
+    """What a table of load() is read with unless pushFilters=true, see haservice.pipeline.sources.options."""
+
+    pushFilters = DataSourceReader.pushFilters
+
+
+class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream: from the latest on, unless options say otherwise; a restart goes on at its checkpoint."""
+
+    def __init__(self, options: BrokerOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        for key, given in (("endingOffsets", options.ending_offsets), ("endingTimestamp", options.ending_ms)):
+            if given is not None:
+                raise ConfigError(FORMAT, 0, key, "a stream has no end; stop it, or use availableNow")
+        self._target: Tree | None = None
+
+    def initialOffset(self) -> Tree:
+        with self._admin() as admin:
+            topics = self._topics(admin)
+            return tree_of(
+                (queue, self._begin(topics, queue, topics.span(queue), LATEST)) for queue in topics.queues()
+            )
+
+    def latestOffset(self, start: Tree, limit: ReadLimit) -> Tree:
+        spans = self._spans()
+        begins = {queue: self._first(start, queue) for queue in spans}
+        ends = {}
+        for queue, span in spans.items():
+            target = span.high if self._target is None else offset_in(self._target, queue)
+            # A broker that stands in for another may be behind it.
+            ends[queue] = max(begins[queue], min(span.high, begins[queue] if target is None else target))
+        if isinstance(limit, ReadMaxRows):
+            ends = limited(begins, ends, limit.max_rows)
+        # A broker that is away comes back: its queues stay where they were read up to.
+        return merged(start, tree_of(ends.items()))
+
+    @staticmethod
+    def _first(start: Tree, queue: Queue) -> int:
+        """A queue that is new to the stream is read from its first message."""
+        known = offset_in(start, queue)
+        return 0 if known is None else known
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self.reportLatestOffset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self._options.offsets_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def reportLatestOffset(self) -> Tree:
+        return tree_of((queue, span.high) for queue, span in self._spans().items())
+
+    def _spans(self) -> dict[Queue, Span]:
+        with self._admin() as admin:
+            topics = self._topics(admin)
+            return {queue: topics.span(queue) for queue in topics.queues()}
+
+    def partitions(self, start: Tree, end: Tree) -> Sequence[InputPartition]:
+        wanted = []
+        with self._admin() as admin:
+            topics = self._topics(admin)
+            queues = topics.queues()
+            away = missing(start, end, queues)
+            if away:
+                raise BrokerRefused(
+                    f"messages of {away} are to be read, and it is not up: start the stream again when it is"
+                )
+            for queue in queues:
+                begin, until = self._first(start, queue), offset_in(end, queue)
+                if until is not None and begin < until:
+                    span = topics.span(queue)
+                    wanted.append((queue, self._still_there(queue, span, begin, until), until))
+        return self._ranges(wanted)
+
+
+SOURCE = BrokerSource

@@ -1,0 +1,411 @@
+"""The JSON bodies of requests and answers, one dataclass each.
+
+Member names and quirks are RocketMQ 4.9.8's; a class's `encode` gives the form that stock peers read
+(fastjson's dialect where a table has keys that are no text).  A body that cannot be read is a
+BodyUnreadable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+from haservice.remoting.bodies.offset_text import decode_offsets
+from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX, BodyUnreadable, dumps, loads
+from haservice.remoting.json_body import JSONBody, named
+
+# What a register request may hold, plain or compressed: a plain one of 40,000 topics, all with the longest
+# names, is a frame of 16 MiB, and no broker of ours has more.  Each takes 512 bytes of a tree.
+TOPICS_MAX = 50_000
+REGISTER_TREE_BYTES_MAX = 32 * 1024 * 1024
+INFLATED_BYTES_MAX = 16 * 1024 * 1024
+
+_INT32 = struct.Struct(">i")
+
+# The brokerId of a master, in routes and everywhere else.
+MASTER_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataVersion(JSONBody):
+    """Which state of a table this is.  Compared for equality only; the timestamp is in milliseconds."""
+
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+
+    counter: int = 0
+    timestamp: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageQueue(JSONBody):
+    """One queue of a topic on one broker.  Tables are keyed by it."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+# Routes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueData(JSONBody):
+    """How many queues a broker has of a topic."""
+
+    broker_name: str
+    read_queue_nums: int = 0
+    write_queue_nums: int = 0
+    perm: int = 0
+    topic_sys_flag: int = field(default=0, metadata=named("topicSysFlag", "topicSynFlag"))  # until 4.8
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerData(JSONBody):
+    """A broker's addresses by broker id; 0 is the master."""
+
+    broker_name: str
+    cluster: str = ""
+    broker_addrs: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRouteData(JSONBody):
+    """105.  `encode(standard=True)` for clients from version 401 on, or that ask for it."""
+
+    queue_datas: Sequence[QueueData] = ()
+    broker_datas: Sequence[BrokerData] = ()
+    filter_server_table: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    order_topic_conf: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo(JSONBody):
+    """106; always in the dialect."""
+
+    broker_addr_table: Mapping[str, BrokerData] = field(default_factory=dict)
+    cluster_addr_table: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+# Topics
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig(JSONBody):
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigWrapper(JSONBody):
+    """21, part of 103, and `config/topics.json`."""
+
+    data_version: DataVersion = DataVersion()
+    topic_config_table: Mapping[str, TopicConfig] = field(default_factory=dict)
+
+    def with_perm(self, perm: int) -> TopicConfigWrapper:
+        """The same table with every topic's permissions replaced by `perm`."""
+        table = {
+            name: dataclasses.replace(topic, perm=perm) for name, topic in self.topic_config_table.items()
+        }
+        return TopicConfigWrapper(self.data_version, table)
+
+
+NO_TOPICS = TopicConfigWrapper()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBrokerBody(JSONBody):
+    """103, plain or compressed."""
+
+    TREE_BYTES_MAX: ClassVar[int] = REGISTER_TREE_BYTES_MAX
+
+    topics: TopicConfigWrapper = field(default=NO_TOPICS, metadata=named("topicConfigSerializeWrapper"))
+    filter_servers: Sequence[str] = field(default=(), metadata=named("filterServerList"))
+
+    def encode_compressed(self) -> bytes:
+        """zlib of length-prefixed parts: version, number of topics, a line per topic, filter servers."""
+        version = self.topics.data_version.encode()
+        parts = [_INT32.pack(len(version)), version, _INT32.pack(len(self.topics.topic_config_table))]
+        for topic in self.topics.topic_config_table.values():
+            line = (
+                f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm}"
+                f" {topic.topic_filter_type}"
+            ).encode()
+            parts += (_INT32.pack(len(line)), line)
+        filters = dumps(list(self.filter_servers))
+        parts += (_INT32.pack(len(filters)), filters)
+        return zlib.compress(b"".join(parts), 9)
+
+    @classmethod
+    def decode_compressed(cls, data: bytes | memoryview) -> RegisterBrokerBody:
+        """`order` and `topic_sys_flag` of the topics are not in this form."""
+        parts = _Parts(_inflate(data))
+        version = DataVersion.decode(parts.take("data version"))
+        table: dict[str, TopicConfig] = {}
+        topics = parts.number("number of topics")
+        if topics > TOPICS_MAX:
+            raise BodyUnreadable(f"{topics} topics are registered, more than {TOPICS_MAX}")
+        for _ in range(topics):
+            topic = _topic_of_line(parts.take("topic").decode(errors="replace"))
+            table[topic.topic_name] = topic
+        filters = loads(parts.take("filter servers"), dialect=False)
+        if type(filters) is not list or not all(type(server) is str for server in filters):
+            raise BodyUnreadable("filter servers are no array of strings")
+        return cls(TopicConfigWrapper(version, table), tuple(filters))
+
+
+def body_crc32(data: bytes | memoryview) -> int:
+    """The checksum that goes with a register request: of the body as sent, without Java's sign bit."""
+    return zlib.crc32(data) & 0x7FFFFFFF
+
+
+class _Parts:
+    """Length-prefixed parts of a text, in order."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def number(self, what: str) -> int:
+        if len(self._data) - self._position < 4:
+            raise BodyUnreadable(f"the body ends before the {what}, at byte {self._position}")
+        (number,) = _INT32.unpack_from(self._data, self._position)
+        self._position += 4
+        # Every part that is counted takes at least the four bytes of its length.
+        if not 0 <= number <= len(self._data) - self._position:
+            left = len(self._data) - self._position
+            raise BodyUnreadable(f"{what} announces {number}, {left} bytes are left")
+        return int(number)
+
+    def take(self, what: str) -> bytes:
+        size = self.number(what)
+        self._position += size
+        return self._data[self._position - size : self._position]
+
+
+def _inflate(data: bytes | memoryview) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        inflated = inflater.decompress(data, INFLATED_BYTES_MAX)
+    except zlib.error as error:
+        raise BodyUnreadable(f"{len(data)} bytes are not compressed: {error}") from None
+    if inflater.unconsumed_tail:
+        raise BodyUnreadable(f"{len(data)} bytes unfold to more than {INFLATED_BYTES_MAX}")
+    if not inflater.eof:
+        raise BodyUnreadable(f"the compressed body ends early, after {len(data)} bytes")
+    return inflated
+
+
+def _topic_of_line(line: str) -> TopicConfig:
+    words = line.split(" ")
+    if len(words) != 5:
+        raise BodyUnreadable(f"a topic has {len(words)} words, not 5: {line[:80]!r}")
+    try:
+        return TopicConfig(words[0], int(words[1]), int(words[2]), int(words[3]), words[4])
+    except ValueError:
+        raise BodyUnreadable(f"a topic has numbers that are none: {line[:80]!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicList(JSONBody):
+    topic_list: Sequence[str] = ()
+    broker_addr: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffset(JSONBody):
+    """One queue's bounds; `max_offset` is exclusive, the timestamp is in milliseconds."""
+
+    min_offset: int = 0
+    max_offset: int = 0
+    last_update_timestamp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatsTable(JSONBody):
+    """202."""
+
+    offset_table: Mapping[MessageQueue, TopicOffset] = field(default_factory=dict)
+
+
+# Groups and offsets
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionGroupConfig(JSONBody):
+    """200, and what a broker keeps of a group."""
+
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    notify_consumer_ids_changed_enable: bool = True
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionGroupWrapper(JSONBody):
+    """201, and `config/subscriptionGroup.json`."""
+
+    data_version: DataVersion = DataVersion()
+    subscription_group_table: Mapping[str, SubscriptionGroupConfig] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOffsetWrapper(JSONBody):
+    """43, and `config/consumerOffset.json`: `topic@group` → queue id → queue offset.  See offset_text."""
+
+    offset_table: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview | str) -> Self:
+        table: dict[str, Mapping[int, int]] = {}
+        for tree in decode_offsets(data.encode() if isinstance(data, str) else data):
+            table.update(cls.from_tree({"offsetTable": tree}).offset_table)
+        return cls(table)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayOffsetWrapper(JSONBody):
+    """45, which a stock slave asks for: delay level → queue offset."""
+
+    offset_table: Mapping[int, int] = field(default_factory=dict)
+
+
+# Membership
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionData(JSONBody):
+    """What a consumer wants of a topic.  `sub_version` is in milliseconds (nanoseconds from Go clients)."""
+
+    topic: str
+    sub_string: str | None = None
+    expression_type: str | None = None
+    sub_version: int = 0
+    tags_set: Sequence[str] = ()
+    code_set: Sequence[int] = ()
+    class_filter_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerData(JSONBody):
+    group_name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscription_data_set: Sequence[SubscriptionData] = ()
+    unit_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerData(JSONBody):
+    group_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatData(JSONBody):
+    """34."""
+
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+
+    client_id: str = field(metadata=named("clientID"))
+    producer_data_set: Sequence[ProducerData] = ()
+    consumer_data_set: Sequence[ConsumerData] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerIdList(JSONBody):
+    """38."""
+
+    consumer_id_list: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckClientRequestBody(JSONBody):
+    """46."""
+
+    TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
+
+    client_id: str | None = None
+    group: str | None = None
+    subscription_data: SubscriptionData | None = None
+
+
+# Tables and status
+
+
+@dataclass(frozen=True, slots=True)
+class KVTable(JSONBody):
+    """28, 219, and the order topics in the answer to 103."""
+
+    table: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HAConnectionRuntimeInfo(JSONBody):
+    """One slave as its master sees it.  Members from `lag_seconds` on are ours; 5.x tools ignore them."""
+
+    addr: str = ""
+    slave_ack_offset: int = 0
+    diff: int = 0  # bytes the slave is behind
+    in_sync: bool = False
+    transferred_byte_in_second: int = 0
+    transfer_from_where: int = 0
+    lag_seconds: float | None = None
+    reason: str | None = None  # why it is not in sync
+    replica_id: str | None = None  # of a slave that greeted; a stock one does not
+    broker_addr: str | None = None  # where its clients reach it
+
+
+@dataclass(frozen=True, slots=True)
+class HAClientRuntimeInfo(JSONBody):
+    """The slave's own side.  Timestamps are in milliseconds; members from `state` on are ours."""
+
+    master_addr: str = ""
+    transferred_byte_in_second: int = 0
+    max_offset: int = 0
+    last_read_timestamp: int = 0
+    last_write_timestamp: int = 0
+    master_flush_offset: int = 0
+    state: str | None = None
+    last_error: str | None = None
+    master_end: int | None = None  # the furthest end of the master's log that was heard of
+    lineage: str | None = None  # how the two logs were found to be one
+
+
+@dataclass(frozen=True, slots=True)
+class HAAbsentInfo(JSONBody):
+    """A slave that is not connected, and why; ours."""
+
+    addr: str = ""
+    reason: str = ""
+    reported: int = -1  # the offset that it reported last; -1 if none
+    timestamp: int = 0  # ms
+
+
+@dataclass(frozen=True, slots=True)
+class HARuntimeInfo(JSONBody):
+    """907, as RocketMQ 5's `mqadmin haStatus` reads it; `absent_slaves` and `epoch` are ours."""
+
+    master: bool = True
+    master_commit_log_max_offset: int = 0
+    in_sync_slave_nums: int = 0
+    ha_connection_info: Sequence[HAConnectionRuntimeInfo] = ()
+    ha_client_runtime_info: HAClientRuntimeInfo | None = None
+    absent_slaves: Sequence[HAAbsentInfo] = ()
+    epoch: int | None = None

@@ -1,0 +1,158 @@
+"""The ext fields of what tools ask: groups, offsets, clients, statistics (remoting specification, section
+11).
+
+As in `headers`, whose rules hold here too.  Requests of section 11 that are not here have none, or share a
+header with others: 203 is a ConsumerGroupHeader, 300 a TopicHeader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from haservice.remoting.headers.clients import I32, I64, ExtHeader
+
+# Groups
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSubscriptionGroupHeader(ExtHeader):
+    """207; `remove_offset`: the group's consumer offsets go too."""
+
+    group_name: str
+    remove_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerGroupHeader(ExtHeader):
+    """204."""
+
+    producer_group: str
+
+
+# Progress and offsets
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeStatsHeader(ExtHeader):
+    """208; without a topic, every topic that the group has offsets of."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConsumeStatsHeader(ExtHeader):
+    """317."""
+
+    is_order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOffsetHeader(ExtHeader):
+    """222, and 220 to the clients; the timestamp is in milliseconds, -1 stands for the end."""
+
+    topic: str
+    group: str
+    timestamp: I64
+    is_force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatusHeader(ExtHeader):
+    """223, and 221 to the clients; `client_addr` is a client id, and blank for all of the group."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeTimeSpanHeader(ExtHeader):
+    """303."""
+
+    topic: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionOffsetHeader(ExtHeader):
+    """308; `filter_groups` are joined by commas."""
+
+    compare_group: str
+    topic: str
+    filter_groups: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloneGroupOffsetHeader(ExtHeader):
+    """314; without a topic, all that the source group has offsets of."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
+# Clients
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRunningInfoHeader(ExtHeader):
+    """307, to the broker and on to the client."""
+
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeDirectlyHeader(ExtHeader):
+    """309; `msg_id` is an offset message id, the broker adds its name on the way to the client."""
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+
+
+# Statistics, queues, configuration
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatsHeader(ExtHeader):
+    """315."""
+
+    stats_name: str
+    stats_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeQueueHeader(ExtHeader):
+    """321: `count` entries from `index` on; the group's filter is tried on them, if one is named."""
+
+    topic: str
+    queue_id: I32
+    index: I64
+    count: I32
+    consumer_group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeHalfMessageHeader(ExtHeader):
+    """323; an offset message id."""
+
+    msg_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChangedHeader(ExtHeader):
+    """25 and 318, ours: the keys, separated by commas, that were stored and count from the next start on."""
+
+    from_next_start: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfigResponseHeader(ExtHeader):
+    """26; the JSON of a DataVersion."""
+
+    version: str

@@ -1,0 +1,251 @@
+"""The requests of our own about lineage and roles: ext fields of 40001 to 40008, and their answers' bodies.
+
+    40001 GET_LINEAGE   –                                            → LineageBody
+          at a name server: brokerName                               → TermBody
+    40002 READ_LOG      offset, size                                 → raw bytes of the log, logEnd
+    40003 PROMOTE       role, expectedEnd, minEpoch, why             → LineageBody, as it will be
+    40004 FOLLOW        masterAddr, haAddr, epoch, why               → LineageBody, as it will be
+    40005 SWITCHOVER    target, timeoutMillis, minEpoch              → SwitchoverBody
+    40006 REINIT        keep                                         → –
+    40007 PLEDGE        epoch, replicaId, brokerAddr                 → LineageBody
+    40008 FORGET        replicaId                                    → LineageBody
+
+No stock broker has these numbers, and no stock client asks for them.  Offsets are bytes of the log, times ms
+since 1970.  Numbers are held against haservice.bounds where they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from haservice.bounds import BrokerId, FileBytes, Offset, OffsetOrNone, Term, TermOrNone
+from haservice.remoting.headers.clients import I32, I64, ExtHeader
+from haservice.remoting.json_body import JSONBody
+
+# What one READ_LOG gives at most.
+READ_BYTES_MAX = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLogHeader(ExtHeader):
+    """40002: bytes of the log from `offset` on, `size` of them at most."""
+
+    offset: Offset
+    size: I32
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLogResponseHeader(ExtHeader):
+    """40002's answer: where the log ends."""
+
+    log_end: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteHeader(ExtHeader):
+    """40003.  `role` is the brokerRole to take, "" for that of the master it followed last; `expected_end` -1
+    takes any end of the log; the new epoch's number is `min_epoch` at least.
+
+    In a switchover the broker at `confirm_addr` has to say `token` when it is asked, before it is done.  Without
+    that the slave asks enough others for their pledges, and is refused without them, unless `force`.
+    """
+
+    role: str = ""
+    expected_end: OffsetOrNone = -1
+    min_epoch: Term = 0
+    why: str = ""
+    confirm_addr: str = ""
+    token: str = ""
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PledgeHeader(ExtHeader):
+    """40007: the slave `replica_id`, which clients reach at `broker_addr`, would be the master of term `epoch`.
+
+    Who answers has promised to follow, and to acknowledge, no master of an older term; its answer says how far
+    its log goes.
+    """
+
+    epoch: Term
+    replica_id: str
+    broker_addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetHeader(ExtHeader):
+    """40008: the replica that is given up."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FollowHeader(ExtHeader):
+    """40004: the master of `epoch`, where clients and where slaves reach it."""
+
+    master_addr: str
+    ha_addr: str
+    epoch: Term
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchoverHeader(ExtHeader):
+    """40005.  `target` is a slave's address for clients, "" for the one that is furthest; the new epoch's
+    number is `min_epoch` at least.
+    """
+
+    target: str = ""
+    timeout_millis: I64 = 10_000
+    min_epoch: Term = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReinitHeader(ExtHeader):
+    """40006: whether what the slave has is kept aside."""
+
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NewerMasterHeader(ExtHeader):
+    """Of a name server's answer to 103, where a newer master of that name is known."""
+
+    newer_epoch: Term | None = None
+    newer_master: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBody(JSONBody):
+    """One term of one master: it began where `start` is, `master` is a replica id, "" where it is unknown."""
+
+    epoch: Term
+    start: Offset
+    master: str
+    began_ms: int = 0
+    why: str = ""
+    unwritten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaBody(JSONBody):
+    """Who follows a master, or did: the end of its log when last heard, and when."""
+
+    replica_id: str
+    broker_addr: str = ""
+    offset: OffsetOrNone = -1
+    seen_ms: int = 0
+    in_sync: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ListBody(JSONBody):
+    """A list of replicas, as haservice.replication.lineage.membership has it: ids, and where clients reach them."""
+
+    epoch: TermOrNone
+    number: Offset
+    master: str
+    needed: Offset
+    since: Offset
+    replicas: Mapping[str, str]
+    since_term: TermOrNone = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MembersBody(ListBody):
+    """The newest one that a broker knows, and those of which one may be in effect instead."""
+
+    over: Sequence[ListBody] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LineageBody(JSONBody):
+    """40001's answer, and that of 40003 and 40004: who a broker is, what it holds, who wrote it."""
+
+    cluster_name: str
+    broker_name: str
+    broker_addr: str
+    ha_addr: str
+    broker_id: BrokerId
+    file_broker_id: BrokerId
+    """What its properties file says; 0 in a master's."""
+    role: str
+    replica_id: str
+    segment_bytes: FileBytes
+    log_start: Offset
+    log_end: Offset
+    flushed: Offset
+    epochs: Sequence[EpochBody] = ()
+    role_from: str = "file"
+    """`file`, or `command`."""
+    role_why: str = ""
+    held: str = ""
+    """Why it takes no messages; empty when it does."""
+    master_end: OffsetOrNone = -1
+    """Of a slave: the furthest end of its master's log that it heard of; -1 unknown."""
+    master_heard_ms: int = 0
+    """When it heard its master last; 0 if unknown."""
+    master_end_kept: bool = False
+    """Whether it heard that before its last start, and nothing of its master since."""
+    master_addr: str = ""
+    master_role: str = ""
+    replicas: Sequence[ReplicaBody] = ()
+    changing: bool = False
+    """Whether a change of its role is under way."""
+    handing_over: str = ""
+    """The token of the switchover that a master has under way; "" while none is, or it has been given up."""
+    not_copied: str = ""
+    """Of a slave: why its master gave it no topics, groups and offsets when it asked last; "" when it did."""
+    promise: str = ""
+    """Settings that say, beside the role, what a SEND_OK of it means, as `key=value, key=value`."""
+    damaged: str = ""
+    """Ranges of its log that it knows to be damaged, as `begin to end, begin to end`."""
+    members: MembersBody | None = None
+    """Who may hold an OK, by the newest list that it knows; None where it knows none."""
+    given: MembersBody | None = None
+    """Of a slave: the same list as its master gave it, where replicas were forgotten here since; None if not."""
+    whole_from: Offset = 0
+    """Of a slave: below there it may have lost what it had acknowledged, until its log reaches that far again."""
+    pledged: TermOrNone = -1
+    """Of a slave: it follows no master of a term below this one; -1 where it has promised nothing."""
+    pledged_to: str = ""
+    """To whom it has: the address of a broker that was to become the master."""
+    past: Sequence[EpochBody] = ()
+    """Terms that left no byte in its log, for its history."""
+    unproven: str = ""
+    """Of a master: who says that there is a newer term and does not prove it; "" while nobody does."""
+
+    @property
+    def is_master(self) -> bool:
+        return self.role != "SLAVE"
+
+    @property
+    def epoch(self) -> int:
+        """The number of its last term; -1 without one."""
+        return self.epochs[-1].epoch if self.epochs else -1
+
+    @property
+    def epoch_master(self) -> str:
+        """Whose term that is."""
+        return self.epochs[-1].master if self.epochs else ""
+
+
+@dataclass(frozen=True, slots=True)
+class TermBody(JSONBody):
+    """A name server's answer to 40001: the newest term that a master of the name has told it of; -1 when none
+    has since it was started.
+    """
+
+    broker_name: str
+    epoch: TermOrNone = -1
+    master_addr: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchoverBody(JSONBody):
+    """40005's answer.  `logged_end` is where the old master's log ended, and the new term begins."""
+
+    new_master: str
+    epoch: Term
+    logged_end: Offset

@@ -1,0 +1,20 @@
+"""The header of 36, by which a consumer gives a message back that it could not consume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from haservice.remoting.headers.clients import I32, I64, ExtHeader
+
+
+@dataclass(frozen=True, slots=True)
+class SendBackHeader(ExtHeader):
+    """36.  `offset` is physical, as in the record; `delay_level` 0 leaves it to the broker, -1 means dead."""
+
+    offset: I64
+    group: str
+    delay_level: I32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: I32 | None = None

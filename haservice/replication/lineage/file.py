@@ -1,0 +1,406 @@
+"""LineageFile: what a broker must not forget about its log, in `lineage/state.json` beside it.
+
+    replicaId     who we are: made up at the first start, and never changed
+    bootId        of the machine, and the mount of its disk, at the last start, see commitlog/disk/storage_id.py:
+                  another one means that unflushed pages are lost
+    epochs        the terms of our log, see lineage.py
+    masterRole    the brokerRole of the master that we followed last
+    masterEnd     the furthest end of its log that we heard of since our last term is what it is, and when
+    replicas      who followed us, until when, and how far: id → address, role of its own, offset
+    command       a role given by command, until the properties file asks for another one
+    handingOver   of a master: the slave that may have been promoted, while its answer is not known
+
+Outside RocketMQ's own directories, for a stock broker refuses a store with a file it does not know.  Every
+change is on the disk when the call returns; a power cut leaves the old or the new whole.
+
+Who changes what: the greeting of a slave its epochs and masterRole; a master's recorder the replicas; whoever
+decides on roles all else, bootId with started() among it, once the start has decided what it means.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from commitlog.disk.files import Files, OSFiles
+from commitlog.disk.seal import differ_in_a_bit, with_bit_back
+from commitlog.disk.storage_id import is_same_storage, storage_id
+from haservice.bounds import LONG_MAX
+from haservice.errors import ProtocolError
+from haservice.persisted_file import PersistedFile
+from haservice.replication.lineage.epochs import EPOCHS_MAX, UNKNOWN_EPOCH, Epoch, Lineage, of_one_promotion
+from haservice.replication.lineage.membership import Members
+from haservice.replication.wire.hello import (
+    decode_epochs,
+    decode_members,
+    decode_terms,
+    encode_epochs,
+    encode_members,
+    encode_terms,
+)
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+# The longest unseen goes first.
+REPLICAS_MAX = 16
+# A replica that was not in sync, and away for so long, is not one any more.
+FORGET_MS = 7 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Another broker of our name: where clients reach it, the end of its log when last heard, and when."""
+
+    broker_addr: str
+    offset: int
+    seen_ms: int
+    in_sync: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCommand:
+    """A role given by command, in force while the file's brokerRole is still `file_role`."""
+
+    role: str
+    broker_id: int
+    file_role: str
+    since_ms: int
+    why: str
+    ha_master: str = ""
+    """Of a slave: the HA address of the master that it was told to follow; "" for the name server's word."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandingOver:
+    """To whom a master hands over: where it is asked, and its replica id."""
+
+    broker_addr: str
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pledge:
+    """A slave's promise to a candidate for the master's role: it follows nobody of a term below `epoch`.
+
+    It stands until a term from `epoch` on begins, or the candidate says that it was not promoted.
+    """
+
+    epoch: int
+    replica_id: str
+    broker_addr: str
+
+    def allows(self, term: Epoch) -> bool:
+        """Whether the master of that term may be followed."""
+        if of_one_promotion(term.number, self.epoch):
+            return term.master == self.replica_id and term.number >= self.epoch
+        return term.number > self.epoch
+
+
+class ListChanged(OSError):
+    """Two wanted to write another list of replicas at a time; the second one has to look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineageState:
+    """Everything in the file."""
+
+    replica_id: str
+    boot_id: str = ""
+    lineage: Lineage = field(default_factory=Lineage)
+    master_role: str = ""
+    replicas: Mapping[str, Replica] = field(default_factory=dict)
+    command: RoleCommand | None = None
+    master_end: int = -1
+    """-1 where it is unknown; a new lineage forgets it."""
+    master_heard_ms: int = 0
+    handing_over: HandingOver | None = None
+    members: Members = field(default_factory=Members)
+    """Who may hold an OK, by the newest list that this broker knows."""
+    given: Members = field(default_factory=Members)
+    """A slave's: the same list as its master gave it, where replicas were forgotten here since."""
+    pledge: Pledge | None = None
+    whole_from: int = 0
+    """A slave's: below there it may have lost what it had acknowledged, until its log reaches that far again."""
+    past: tuple[Epoch, ...] = ()
+    """Terms that left no byte, in the order of their numbers: for people, nothing is decided by them."""
+
+
+class LineageFile:
+    """The state and its file.  Any thread may read `state`; `update` replaces it, durably."""
+
+    _in_doubt: tuple[Epoch, ...] = ()
+    """Terms of which bytes may have been lost when the machine went down."""
+
+    def __init__(self, root: Path, files: Files | None = None, log_path: Path | None = None) -> None:
+        """Reads the file below the store's root, or makes one.  `files` is how the disk is reached, `log_path` where
+        the log lies: commitlog below the root when None.
+
+        A file that does not parse is told in the log, and counts as none.  Raises OSError.
+        """
+        self.root = root
+        files = files if files is not None else OSFiles()
+        self._file = PersistedFile(root / "lineage" / "state.json", files, keeps_sums=False)
+        self._lock = threading.Lock()  # guards replacing state; held while the file is written
+        was_there = files.exists(self._file.path)
+        state = self._file.load(decode_state)
+        if state is None and was_there:
+            logger.error(
+                "who this broker was is lost, it begins as a new one: the role of its properties file, no"
+                " terms, no replica that it would wait for path=%s",
+                self._file.path,
+            )
+        self.is_new = state is None
+        self.state = state if state is not None else LineageState(uuid.uuid4().hex)
+        self.boot = storage_id(log_path if log_path is not None else root / "commitlog")
+        """The machine's present boot, and the mount of the log's disk."""
+        self.booted_anew = not is_same_storage(self.state.boot_id, self.boot)
+        """Whether the machine was started, or the log's disk mounted, since the last start of this broker."""
+        if self.booted_anew:
+            self._in_doubt = self.state.lineage.epochs
+        if self.is_new:
+            self._write(self.state)
+        else:
+            # Who wrote it may have died before its name was durable, and what is read here is acted upon.
+            files.sync_directory(self._file.path.parent)
+
+    def update(self, *, listed: Members | None = None, **changes: Any) -> LineageState:
+        """Replaces fields of the state, and writes it.  Raises OSError, with nothing changed.
+
+        `listed` is the list of replicas that the changes were made from: ListChanged if it is another one by now.
+        """
+        with self._lock:
+            if listed is not None and listed != self.state.members:
+                raise ListChanged("the list of replicas has changed just now; try again")
+            return self._replace(**changes)
+
+    def followed(self, lineage: Lineage, *, cut: bool = False, **changes: Any) -> LineageState:
+        """As update(), of a slave that follows a master with this lineage: a pledge to one of its terms, or of an
+        older one, is over.  Another one may be given at the same time, and stands.  `cut`: bytes of ours had to
+        go first.  Raises OSError.
+        """
+        with self._lock:
+            pledge, last = self.state.pledge, lineage.last
+            if pledge is not None and last is not None and pledge.allows(last):
+                pledge = None
+            if (
+                not cut
+                and _left_nothing(self.state, lineage)
+                and self.state.lineage.last not in self._in_doubt
+            ):
+                changes["past"] = _past(self.state, lineage, own_unwritten=True)
+            # What it may have lost, the master has: its log is whole again where the master's ends now.
+            whole_from = changes["master_end"] if self.state.whole_from else 0
+            changes |= {"pledge": pledge, "whole_from": whole_from, "given": Members()}
+            return self._replace(lineage=lineage, **changes)
+
+    def begin(self, epoch: Epoch) -> LineageState:
+        """Adds a term to the epochs.  Raises OSError, or ValueError if it is no newer than those before."""
+        with self._lock:
+            return self._replace(lineage=self.state.lineage.begun(epoch))
+
+    def saw(self, replica_id: str, replica: Replica) -> None:
+        """Remembers a replica; some are forgotten: beyond REPLICAS_MAX, or after FORGET_MS."""
+        self.saw_all({replica_id: replica})
+
+    def saw_all(self, replicas: Mapping[str, Replica]) -> None:
+        """As saw(), with one write for all."""
+        with self._lock:
+            known = {**self.state.replicas, **replicas}
+            gone_ms = max((one.seen_ms for one in replicas.values()), default=0) - FORGET_MS
+            known = {name: one for name, one in known.items() if one.in_sync or one.seen_ms > gone_ms}
+            self._replace(replicas=_newest(known))
+
+    def heard_master(self, lineage: Lineage, end: int, heard_ms: int) -> None:
+        """Its log goes up to `end`, as was heard in this lineage; of another one it says nothing.
+
+        Raises OSError.
+        """
+        with self._lock:
+            if lineage == self.state.lineage:
+                self._replace(master_end=end, master_heard_ms=heard_ms)
+
+    def started(self) -> None:
+        """Notes the present boot and mount: from the next start on, booted_anew counts from here."""
+        self.update(boot_id=self.boot)
+
+    def _replace(self, **changes: Any) -> LineageState:
+        assert self._lock.locked()
+        if changes.get("lineage", self.state.lineage) != self.state.lineage:
+            past = _past(self.state, changes["lineage"])
+            left = _with_last_master(self.state, changes.get("replicas", self.state.replicas))
+            changes = {"master_end": -1, "master_heard_ms": 0, "past": past, **changes, "replicas": left}
+        state = replace(self.state, **changes)
+        if state != self.state:
+            self._write(state)
+            self.state = state
+        return state
+
+    def _write(self, state: LineageState) -> None:
+        self._file.save(lambda: encode_state(state))
+
+
+def _newest(replicas: Mapping[str, Replica]) -> dict[str, Replica]:
+    return dict(sorted(replicas.items(), key=lambda item: item[1].seen_ms)[-REPLICAS_MAX:])
+
+
+def _with_last_master(state: LineageState, replicas: Mapping[str, Replica]) -> Mapping[str, Replica]:
+    """With the master that was followed so far: when it was heard last is not to be lost with its term."""
+    last, heard_ms = state.lineage.last, state.master_heard_ms
+    if last is None or last.master in ("", state.replica_id) or not heard_ms:
+        return replicas
+    known = replicas.get(last.master, Replica("", -1, 0, in_sync=False))
+    if known.seen_ms >= heard_ms:
+        return replicas
+    addr = state.members.replicas.get(last.master, "") or known.broker_addr
+    return _newest({**replicas, last.master: replace(known, broker_addr=addr, seen_ms=heard_ms)})
+
+
+def _left_nothing(state: LineageState, lineage: Lineage) -> bool:
+    """Whether our own last term ended where it began: there the next one in `lineage` begins."""
+    own = state.lineage.last
+    if own is None or own.master != state.replica_id:
+        return False
+    return any(one.number > own.number and one.start == own.start for one in lineage.epochs)
+
+
+def _past(state: LineageState, lineage: Lineage, *, own_unwritten: bool = False) -> tuple[Epoch, ...]:
+    """The terms that were known and are in `lineage` no more, or never were."""
+    present = {one.term for one in lineage.epochs}
+    known = {one.term: one for one in (*state.past, *state.lineage.epochs)}
+    if own_unwritten and (own := state.lineage.last) is not None:
+        known[own.term] = replace(own, unwritten=True)
+    gone = [one for term, one in known.items() if term not in present and one.number > UNKNOWN_EPOCH]
+    return tuple(sorted(gone, key=lambda one: one.number)[-EPOCHS_MAX:])
+
+
+def encode_state(state: LineageState) -> bytes:
+    said: dict[str, Any] = {
+        "replicaId": state.replica_id,
+        "bootId": state.boot_id,
+        "epochs": encode_epochs(state.lineage),
+        "masterRole": state.master_role,
+        "masterEnd": state.master_end,
+        "masterHeardMs": state.master_heard_ms,
+        "replicas": {
+            name: {
+                "brokerAddr": one.broker_addr,
+                "offset": one.offset,
+                "seenMs": one.seen_ms,
+                "inSync": one.in_sync,
+            }
+            for name, one in state.replicas.items()
+        },
+    }
+    said["members"] = encode_members(state.members)
+    said["given"] = encode_members(state.given)
+    said["wholeFrom"] = state.whole_from
+    said["past"] = encode_terms(state.past)
+    if state.pledge is not None:
+        said["pledge"] = {
+            "epoch": state.pledge.epoch,
+            "replicaId": state.pledge.replica_id,
+            "brokerAddr": state.pledge.broker_addr,
+        }
+    if state.command is not None:
+        command = state.command
+        said["command"] = {
+            "role": command.role,
+            "brokerId": command.broker_id,
+            "fileRole": command.file_role,
+            "sinceMs": command.since_ms,
+            "why": command.why,
+            "haMaster": command.ha_master,
+        }
+    if state.handing_over is not None:
+        said["handingOver"] = {
+            "brokerAddr": state.handing_over.broker_addr,
+            "replicaId": state.handing_over.replica_id,
+        }
+    body = orjson.dumps(said, option=orjson.OPT_INDENT_2)
+    return orjson.dumps({"crc32": zlib.crc32(body)}) + b"\n" + body + b"\n"
+
+
+def decode_state(content: bytes) -> LineageState:
+    """Raises ValueError, or what PersistedFile takes for it, when the content is not what was written."""
+    head, _, body = content.partition(b"\n")
+    body = body.removesuffix(b"\n")
+    said = orjson.loads(_sound(head, body))
+    try:
+        # What is written here was believed once, and a start that refuses it would help nobody.
+        lineage = decode_epochs(said["epochs"], LONG_MAX)
+        past = decode_terms(said.get("past", []), LONG_MAX)
+        members = decode_members(said.get("members"), LONG_MAX)
+        given = decode_members(said.get("given"), LONG_MAX)
+    except ProtocolError as error:
+        raise ValueError(str(error)) from None
+    command, handing, pledge = said.get("command"), said.get("handingOver"), said.get("pledge")
+    return LineageState(
+        replica_id=_of(str, said["replicaId"]),
+        boot_id=_of(str, said["bootId"]),
+        lineage=lineage,
+        master_role=_of(str, said["masterRole"]),
+        replicas={
+            name: Replica(
+                _of(str, one["brokerAddr"]),
+                _of(int, one["offset"]),
+                _of(int, one["seenMs"]),
+                _of(bool, one["inSync"]),
+            )
+            for name, one in _of(dict, said["replicas"]).items()
+        },
+        command=None
+        if command is None
+        else RoleCommand(
+            _of(str, command["role"]),
+            _of(int, command["brokerId"]),
+            _of(str, command["fileRole"]),
+            _of(int, command["sinceMs"]),
+            _of(str, command["why"]),
+            _of(str, command["haMaster"]),
+        ),
+        handing_over=None
+        if handing is None
+        else HandingOver(_of(str, handing["brokerAddr"]), _of(str, handing["replicaId"])),
+        members=members,
+        given=given,
+        past=past,
+        pledge=None
+        if pledge is None
+        else Pledge(_of(int, pledge["epoch"]), _of(str, pledge["replicaId"]), _of(str, pledge["brokerAddr"])),
+        # Not in the files of our first versions.
+        whole_from=_of(int, said.get("wholeFrom", 0)),
+        master_end=_of(int, said.get("masterEnd", -1)),
+        master_heard_ms=_of(int, said.get("masterHeardMs", 0)),
+    )
+
+
+def _sound(head: bytes, body: bytes) -> bytes:
+    """The body, with a bit of it turned back if one flipped.  Raises ValueError if it is another one."""
+    right = orjson.dumps({"crc32": zlib.crc32(body)})
+    if head == right:
+        return body
+    if differ_in_a_bit(head, right):  # it is the checksum that rotted
+        logger.error("a bit of the lineage file's checksum had flipped, its content is sound")
+        return body
+    crc = orjson.loads(head)["crc32"]
+    fixed = with_bit_back(body, crc) if isinstance(crc, int) and 0 <= crc < 1 << 32 else None
+    if fixed is None:
+        raise ValueError("its checksum is another one")
+    logger.error("a bit of the lineage file had flipped, it is turned back")
+    return fixed
+
+
+def _of(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -1,0 +1,105 @@
+"""MemberList: a master's list of replicas, as it is written down, given out and counted by.
+
+membership.py decides.  Here is the order in which that becomes true: a list with a new slave on it is durable
+before that slave is accepted, and a list is durably in effect before an acknowledgement counts by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from haservice.news import News
+from haservice.replication.lineage.epochs import UNKNOWN_EPOCH
+from haservice.replication.lineage.file import LineageFile
+from haservice.replication.lineage.membership import REPLICAS_MAX, Members, Membership
+from haservice.replication.master.group_transfer import GroupTransferService
+from haservice.replication.wire.hello import SlaveHello
+
+logger = logging.getLogger(__name__)
+
+
+class MemberList:
+    """Any thread may call it.  `log_end` gives where the log ends now."""
+
+    def __init__(
+        self, lineage: LineageFile, group: GroupTransferService[Any], log_end: Callable[[], int]
+    ) -> None:
+        self._lineage = lineage
+        self._group = group
+        self._log_end = log_end
+        self._lock = threading.Lock()  # guards _membership, and writing what it decides
+        self._membership = Membership("", Members())
+        self._wanted = (-1, 0)
+        """The version below which a slave has a list by which it cannot be promoted though it may be."""
+        self._newcomers: frozenset[str] = frozenset()
+        """Slaves that are on no list before the one that was settled last: by what they were given first, which
+        stands over those, none of them can be promoted."""
+        self._settled = (-1, 0)
+        self._news = News()
+
+    def take(self, known: Iterable[tuple[str, tuple[int, int]]] = ()) -> None:
+        """Another list is in the file, for a term began or a replica was forgotten.
+
+        `known` are the slaves that follow now, and the versions that they were given.
+        """
+        with self._lock:
+            state = self._lineage.state
+            self._membership = Membership(state.replica_id, state.members)
+            for replica_id, version in known:
+                self._membership.known_to(replica_id, version)
+            self._count()
+
+    def with_slave(self, slave: SlaveHello) -> Members:
+        """The list with this slave on it, durably; without it if there is no room.
+
+        Raises OSError if it cannot be written: nobody is accepted whom no other replica would know of.
+        """
+        with self._lock:
+            membership, last = self._membership, self._lineage.state.lineage.last
+            epoch = last.number if last is not None else UNKNOWN_EPOCH
+            since = self._lineage.state.lineage.mark(self._log_end())
+            listed = membership.listed.joined(epoch, since, slave.replica_id, slave.broker_addr)
+            if listed != membership.listed and len(listed.replicas) <= REPLICAS_MAX:
+                self._lineage.update(members=listed, listed=membership.listed)
+                membership.list_anew(listed)
+            if not slave.keeps_list:  # one of an older version: it counts as it did there
+                membership.known_to(slave.replica_id, membership.listed.version)
+            self._count()
+            return membership.listed
+
+    def known_to(self, replica_id: str, version: tuple[int, int]) -> None:
+        """A slave has written down the list that it was given."""
+        with self._lock:
+            self._membership.known_to(replica_id, version)
+            self._count()
+
+    def has_to_hear(self, replica_id: str, version: tuple[int, int]) -> bool:
+        """Whether a slave that was given the list of that version has to be given the present one soon."""
+        is_new = replica_id in self._newcomers and version < self._settled
+        return version < self._wanted or is_new or replica_id in self.missing
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Slaves that do not know the present list, before which those that it adds do not count."""
+        return self._membership.missing
+
+    def name_of(self, replica_id: str) -> str:
+        return self._membership.listed.replicas.get(replica_id) or f"replica {replica_id[:8]}"
+
+    def _count(self) -> None:
+        assert self._lock.locked()
+        membership = self._membership
+        settled = membership.settled
+        try:
+            if settled is not None:
+                self._lineage.update(members=settled, listed=membership.listed)
+                self._newcomers, self._settled = membership.newcomers, settled.version
+                self._wanted = settled.version if membership.asks_too_much else self._wanted
+                membership.list_anew(settled)
+        except OSError as error:
+            if self._news.is_news():
+                logger.error("new slaves do not count yet, for the list cannot be written reason=%s", error)
+        self._group.count_only(membership.counting, membership.needed)

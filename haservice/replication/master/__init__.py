@@ -1,0 +1,1 @@
+"""The master's side: it takes slaves in, ships its log, and counts their acks."""

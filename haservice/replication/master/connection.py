@@ -1,0 +1,341 @@
+"""HAConnection: the master's side of one slave: who reads, who writes, and who ends it.
+
+    ha-read:SLAVE    greets one of ours that calls, takes the first report, then reports in → acks → waiting
+                     sends.  Its `finally` is what ends the connection, once
+    remoting-loop    reads the reports after the first, while ha-read sleeps, and an appending thread pushes to
+                     a slave that is level: on a plain link that does not linger, see incoming.py, outgoing.py
+    ha-write:SLAVE   from the first report on: log → header and sendfile → slave, heartbeats between
+
+Anyone else who wants the connection ended shuts the link down.  On a plain link no byte of a body is copied by
+Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from commitlog.errors import CommitLogError, OffsetNotFound
+from haservice.configuration.settings import ReplicationConfig
+from haservice.deadline import Deadline
+from haservice.errors import ProtocolError
+from haservice.replication.lineage.membership import Members
+from haservice.replication.master.group_transfer import GroupTransferService
+from haservice.replication.master.incoming import RECEIVE_BYTES, Incoming, Loop
+from haservice.replication.master.outgoing import Outgoing, SourceLog
+from haservice.replication.master.progress import LogRange, Refusal, ReportRefused, SlaveProgress
+from haservice.replication.pace import Growth, RateMeter, silence_s
+from haservice.replication.wire.greeting import Answer, GreetingRefused, MasterGreeting, Outcome
+from haservice.replication.wire.hello import SlaveHello
+from haservice.replication.wire.protocol import (
+    BODY_BYTES_MAX,
+    REPORT_NOT_YET,
+    MasterState,
+    ReportReader,
+)
+from haservice.replication.wire.transport import Transport
+from haservice.service import Service
+
+logger = logging.getLogger(__name__)
+
+# A writer that was woken ends within microseconds; it gets as long as a stuck disk may take.
+WRITER_STOP_SECONDS = 5.0
+# The log is held against the first report only.
+_NOT_ASKED = LogRange(0, 0)
+
+
+class PeerLogger(logging.LoggerAdapter[logging.Logger]):
+    """Adds the peer to every line."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(logger, {})
+        self._peer = peer
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        return f"{msg} slave={self._peer}", kwargs
+
+
+class SlowSlave(ProtocolError):
+    """A slave that takes or says nothing for too long."""
+
+
+class HAConnection:
+    """One slave.
+
+    `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
+    `linger_s` is how long new bytes gather behind those that a level slave was just sent; without it what is
+    appended is pushed, and reports are read on `loop` if there is one.  With a `greeting`, a slave of ours may
+    greet; `on_greeted(connection, answer)` is called, by the read thread, before the slave gets its answer, and
+    `on_joined(connection)` after the first report of such a slave: it has written down by then what the answer
+    said.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        peer: str,
+        identity: str,
+        *,
+        config: ReplicationConfig,
+        log: SourceLog,
+        group: GroupTransferService[Any],
+        growth: Growth,
+        on_closed: Callable[[HAConnection, Exception | None], None],
+        linger_s: float = 0.0,
+        loop: Loop | None = None,
+        greeting: MasterGreeting | None = None,
+        on_greeted: Callable[[HAConnection, Answer], None] = lambda _, __: None,
+        on_joined: Callable[[HAConnection], None] = lambda _: None,
+    ) -> None:
+        self.peer = peer
+        self.spoke = False
+        """Whether a whole report has come, of whatever offset."""
+        self.slave: SlaveHello | None = None
+        """What a slave of ours said, once its greeting was accepted."""
+        self.listed = Members()
+        """The list of replicas that it was given then."""
+        self.read_by_loop = False
+        """Whether the read thread sleeps, and the loop takes the reports."""
+        self.progress = SlaveProgress(identity, peer)
+        self.connected_s = time.monotonic()
+        self.heard_s = self.connected_s
+        """When its last byte came."""
+        self.outgoing = Outgoing(
+            transport,
+            log,
+            self.progress,
+            growth,
+            batch_bytes=min(config.transfer_batch_bytes, BODY_BYTES_MAX),
+            heartbeat_s=config.heartbeat_interval_ms / 1000,
+            linger_s=linger_s,
+        )
+        self._loop = None if linger_s or transport.prompt is None else loop
+        self._transport = transport
+        self._greeting = greeting
+        self._on_greeted = on_greeted
+        self._on_joined = on_joined
+        self._log = log
+        self._group = group
+        self._housekeeping_s = config.housekeeping_interval_ms / 1000
+        self._patience_s = self._housekeeping_s
+        self._reports = ReportReader()
+        self._on_closed = on_closed
+        self._say = PeerLogger(peer)
+        self._error: Exception | None = None
+        self._reader = Service(f"ha-read:{peer}", _Task(self._read, self.shut_down))
+        self._writer: Service | None = None  # a connection that reports nothing costs one thread, not two
+
+    @property
+    def rate(self) -> RateMeter:
+        """Of the bytes that it is sent."""
+        return self.outgoing.rate
+
+    @property
+    def secured(self) -> bool:
+        """Whether the slave has shown a certificate."""
+        return self._transport.secured
+
+    def start(self) -> None:
+        """Raises OSError or RuntimeError if the connection cannot be served; nothing is left of it then."""
+        try:
+            self._transport.set_receive_timeout(self._housekeeping_s)
+            self._transport.set_send_timeout(self._housekeeping_s)
+            self._group.connected(self.progress)
+            self._reader.start()
+        except BaseException:
+            self._group.disconnected(self.progress)
+            self._transport.close()
+            raise
+
+    def shut_down(self) -> None:
+        """Makes both threads end; does not wait for them."""
+        self._transport.shut_down()
+
+    def stop(self, deadline: Deadline) -> bool:
+        return self._reader.stop(deadline)
+
+    # -- ha-read ------------------------------------------------------------------------------------
+
+    def _read(self, stop: threading.Event) -> None:
+        try:
+            self._take_reports()
+        except (OSError, ProtocolError) as error:
+            self._error = self._error or error
+        finally:
+            self._end(stop.is_set())
+
+    def _take_reports(self) -> None:
+        """Returns when the slave is gone.  Raises ProtocolError or OSError."""
+        while True:
+            try:
+                data = self._transport.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                raise self._silent() from None
+            if not data:
+                return
+            self._take(data)
+            if self._loop is not None and self._writer is not None:
+                self._read_on(self._loop)
+
+    def _read_on(self, loop: Loop) -> None:
+        """Has `loop` read, until the link's end or while it can."""
+        link = self._transport.prompt
+        assert link is not None
+        self.read_by_loop = True
+        try:
+            spoke = Incoming(
+                loop, link, take=self._take, heard_s=lambda: self.heard_s, shut_down=self.shut_down
+            ).run(self._patience_s)
+        finally:
+            self.read_by_loop = False
+        if not spoke:
+            raise self._silent()
+
+    def _silent(self) -> SlowSlave:
+        return SlowSlave(f"said nothing for {self._patience_s:g} s")
+
+    def _take(self, data: bytes) -> None:
+        """What came from the slave; by whoever reads.  Raises ProtocolError or OSError."""
+        self.heard_s = time.monotonic()
+        log, progress = self._log, self.progress
+        reports = self._reports.feed(data)
+        waiting = progress.state is MasterState.WAIT_REPORT
+        if waiting:
+            self._greet(self._reports, reports)
+        if not reports:
+            return
+        self._group.reported(progress, reports, LogRange(log.start, log.end) if waiting else _NOT_ASKED)
+        if waiting and progress.state is MasterState.TRANSFER:
+            self._begin()
+
+    def _begin(self) -> None:
+        """The first report has been taken: bytes flow."""
+        self._say.info(
+            "slave connected reported=%d from=%d log_end=%d",
+            self.progress.reported,
+            self.progress.sent,
+            self._log.end,
+        )
+        if self.slave is not None:
+            self._on_joined(self)
+            self._patience_s = silence_s(self.slave.heartbeat_ms, self._housekeeping_s)
+            self._transport.set_receive_timeout(self._patience_s)
+        self.outgoing.open()
+        self._writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
+        self._writer.start()
+
+    # -- greeting -----------------------------------------------------------------------------------
+
+    @property
+    def called(self) -> bool:
+        """Whether its slave was told our terms."""
+        return self._greeting is not None and self._greeting.said is not None
+
+    def _greet(self, reader: ReportReader, reports: Sequence[int]) -> None:
+        """Before the first report ≥ 0; nobody else writes yet.  Raises ProtocolError or OSError."""
+        self.spoke = self.spoke or bool(reports)
+        if self.slave is not None and reports:
+            self._check_first_report(max(reports), self.slave.position)
+        if self._greeting is None:
+            return
+        if REPORT_NOT_YET in reports:
+            frame = self._greeting.hello()
+            if frame:
+                reader.expect_hello()
+                self._send(frame)
+        if reader.hello is not None:
+            body, reader.hello = reader.hello, None
+            self._answer(self._greeting.answer(body))
+
+    def _answer(self, answer: Answer) -> None:
+        slave = answer.slave
+        accepted = answer.outcome is Outcome.ACCEPTED
+        self._on_greeted(self, answer)
+        if accepted:
+            starts_anew = not slave.log.start <= slave.position <= slave.log.end
+            with self._group.lock:
+                self.progress.verify(slave.replica_id, slave.position if starts_anew else slave.log.start)
+            self.slave, self.listed = slave, answer.verdict.members
+        self._send(answer.frame)
+        if not accepted:
+            verdict = answer.verdict
+            raise GreetingRefused(answer.outcome.name, verdict.reason, again=verdict.again)
+
+    def _check_first_report(self, reported: int, position: int) -> None:
+        """Only up to `position` its bytes were compared with ours."""
+        if reported > position:
+            raise ReportRefused(
+                Refusal.NOT_SENT,
+                reported,
+                position,
+                f"first reports {reported}, but was to go on at {position}",
+            )
+
+    def _send(self, data: bytes) -> None:
+        while data:
+            data = data[self._transport.send(data) :]
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def _end(self, stopped: bool) -> None:
+        self.shut_down()
+        known = self.progress.state is MasterState.TRANSFER
+        if self._writer is not None and not self._writer.stop(Deadline(WRITER_STOP_SECONDS)):
+            # Its number must not go to another file while the writer may still use it.
+            self._say.error("the writer does not end; its link stays open")
+        else:
+            self.outgoing.close()
+            self._transport.close()
+        self._error = self._error or self.outgoing.failed
+        # A slave that broke no rule and is not sent away may be back in a moment.
+        self._group.disconnected(
+            self.progress, cut=not stopped and not isinstance(self._error, ProtocolError)
+        )
+        self._tell(known, stopped)
+        self._on_closed(self, None if stopped else self._error)
+
+    def _tell(self, known: bool, stopped: bool) -> None:
+        error = self._error
+        if known:
+            # A log that cannot be read needs somebody; a link that broke mends itself.
+            level = logging.ERROR if isinstance(error, CommitLogError) else logging.INFO
+            self._say.log(
+                level,
+                "slave disconnected ack=%d sent=%d reason=%s",
+                self.progress.reported,
+                self.progress.sent,
+                "we stop" if stopped else error or "it closed",
+            )
+        elif error is not None and not isinstance(error, ProtocolError):
+            self._say.debug("connection ended before its first report reason=%s", error)
+
+    # -- ha-write -----------------------------------------------------------------------------------
+
+    def _wake_writer(self) -> None:
+        self.shut_down()
+        self._log.wake()
+
+    def _write(self, stop: threading.Event) -> None:
+        try:
+            self.outgoing.run(stop)
+        except BlockingIOError:
+            self._error = SlowSlave(f"took nothing for {self._housekeeping_s:g} s")
+        except OffsetNotFound as error:
+            self._error = ReportRefused(
+                Refusal.EXPIRED, self.progress.reported, error.start, f"is too far behind: {error}"
+            )
+        except (OSError, CommitLogError) as error:
+            self._error = self._error or error
+        finally:
+            self.shut_down()
+
+
+class _Task:
+    """A method as a Service's task."""
+
+    def __init__(self, run: Callable[[threading.Event], None], wake: Callable[[], None]) -> None:
+        self.run = run
+        self.wake = wake

@@ -1,0 +1,284 @@
+"""Outgoing: the sending half of a link to a slave: who sends what, and in which order.
+
+    whoever appends     pushes what it has just appended, if the slave is level and the link is free, with one
+                        call that does not wait: a send's thread is left to nobody else
+    ha-write:SLAVE      everything else: log → header and sendfile → link, what a push left over, heartbeats
+
+Bytes leave in the order of the log.  `_turn` is held by whoever sends: by the writer for a window of frames, by
+a push for one call; a push that does not get it at once, or finds the slave behind, leaves all to the writer,
+which the log wakes then.  The socket may be full: of a frame that began, the rest is the writer's, too, and
+nothing passes it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from commitlog.disk.files import Buffer
+from commitlog.log.segment import Window
+from haservice.replication.master.progress import SlaveProgress
+from haservice.replication.pace import Growth, RateMeter
+from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
+from haservice.replication.wire.transport import Transport
+
+# The writer holds a segment for this many frames at a time: its part of the work then costs little per frame.
+FRAMES_PER_WINDOW = 64
+# What one append hands to a slave: some 50 µs of copying, which the appending thread spends.
+PUSH_BYTES_MAX = 256 * 1024
+# With less than this to send, a slave whose bytes gather is level.
+GATHER_BYTES = 1024 * 1024
+# So many the kernel takes with one call.
+PIECES_MAX = 1024
+
+
+class SourceLog(Protocol):
+    """The log as a master's connection uses it."""
+
+    segment_bytes: int
+    end: int
+
+    @property
+    def start(self) -> int: ...
+
+    def transfer_window(self, position: int, max_bytes: int) -> Window | None: ...
+
+    def follow(self, position: Callable[[], int], deadline_s: float) -> int: ...
+
+    def hand_to(self, take: Callable[[int, int, Sequence[Buffer]], None]) -> None: ...
+
+    def hand_no_more(self, take: Callable[[int, int, Sequence[Buffer]], None]) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Rest(NamedTuple):
+    """Of a frame that has begun: what of its header is to go, and behind it the log from `begin` to `end`."""
+
+    header: bytes
+    begin: int
+    end: int
+
+
+def frames_of(begin: int, buffers: Sequence[Buffer], batch_bytes: int) -> tuple[list[Buffer], list[int]]:
+    """Bytes from `begin` on as frames of at most `batch_bytes`: their headers and bodies in pieces, and where
+    each frame ends.
+
+    A frame ends between buffers where it can: a record that is whole in its frame costs the slave less.
+    """
+    if len(buffers) == 1 and (size := len(buffers[0])) <= batch_bytes:
+        return [TRANSFER_HEADER.pack(begin, size), buffers[0]], [begin + size]
+    pieces: list[Buffer] = []
+    heads: list[tuple[int, int]] = []  # each frame's first piece, and its begin
+    ends: list[int] = []
+    end = begin
+    for piece in _pieces(buffers, batch_bytes):
+        size = len(piece)
+        if not heads or end + size - heads[-1][1] > batch_bytes:
+            heads.append((len(pieces), end))
+            ends.append(end)
+            pieces.append(b"")
+        pieces.append(piece)
+        end = ends[-1] = end + size
+    for (at, start), frame_end in zip(heads, ends, strict=True):
+        pieces[at] = TRANSFER_HEADER.pack(start, frame_end - start)
+    return pieces, ends
+
+
+def _pieces(buffers: Sequence[Buffer], size: int) -> Iterator[Buffer]:
+    """The buffers; those that are larger than `size` in parts."""
+    for buffer in buffers:
+        if len(buffer) <= size:
+            yield buffer
+            continue
+        view = memoryview(buffer)
+        for at in range(0, len(view), size):
+            yield view[at : at + size]
+
+
+def rest_of(begin: int, ends: Sequence[int], sent: int) -> Rest | None:
+    """What is left of frames from `begin` to `ends` after their first `sent` bytes, of the first that is not
+    all out; those behind it have not begun.  None if all is out."""
+    if sent == len(ends) * HEADER_BYTES + ends[-1] - begin:
+        return None
+    for end in ends:
+        size = HEADER_BYTES + end - begin
+        if sent < HEADER_BYTES:
+            return Rest(TRANSFER_HEADER.pack(begin, end - begin)[sent:], begin, end)
+        if sent < size:
+            return Rest(b"", begin + sent - HEADER_BYTES, end)
+        sent -= size
+        begin = end
+    return None
+
+
+class Outgoing:
+    """What goes to one slave, from its first report on.
+
+    With a `linger_s` nothing is pushed.  What comes while the link rests is sent at once, and what comes behind
+    it is left to gather for so long: while messages flow, no append has to wake the writer.  `failed` is what
+    ended a push; it has shut the link down.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        log: SourceLog,
+        progress: SlaveProgress,
+        growth: Growth,
+        *,
+        batch_bytes: int,
+        heartbeat_s: float,
+        linger_s: float = 0.0,
+    ) -> None:
+        self.rate = RateMeter(time.monotonic())
+        self.failed: OSError | None = None
+        self._transport = transport
+        self._prompt = None if linger_s else transport.prompt
+        self._log = log
+        self._progress = progress
+        self._growth = growth
+        self._batch_bytes = batch_bytes
+        self._heartbeat_s = heartbeat_s
+        self._linger_s = linger_s
+        self._turn = threading.Lock()  # whoever holds it sends; guards all below, and progress.sent
+        self._pushes = False
+        self._rest: Rest | None = None
+        self._last_write_s = time.monotonic()
+
+    def open(self) -> None:
+        """The slave has reported: appends are pushed from now on."""
+        if self._prompt is not None:
+            self._pushes = True
+            self._log.hand_to(self.push)
+
+    def close(self) -> None:
+        """No push uses the link when this returns.  The writer has ended, or was never started."""
+        self._log.hand_no_more(self.push)
+        with self._turn:
+            self._pushes = False
+
+    def position(self) -> int:
+        """Up to where the slave has what the log holds, as far as the writer is concerned."""
+        rest = self._rest
+        return self._progress.sent if rest is None else rest.begin
+
+    # -- whoever appends ----------------------------------------------------------------------------
+
+    def push(self, begin: int, end: int, buffers: Sequence[Buffer]) -> None:
+        """Sends what was just appended if nothing else is to go first.  Waits for nothing, raises nothing."""
+        if (
+            self._progress.sent != begin
+            or not buffers
+            or end - begin > PUSH_BYTES_MAX
+            or not self._turn.acquire(blocking=False)
+        ):
+            return
+        try:
+            # A log that was cut meanwhile has other bytes there, or none.
+            level = self._progress.sent == begin and self._rest is None and end <= self._log.end
+            if level and self._pushes:
+                self._push(begin, end, buffers)
+        except OSError as error:
+            self._pushes = False
+            self.failed = error
+            self._transport.shut_down()
+        finally:
+            self._turn.release()
+
+    def _push(self, begin: int, end: int, buffers: Sequence[Buffer]) -> None:
+        assert self._turn.locked()
+        assert self._prompt is not None
+        pieces, ends = frames_of(begin, buffers, self._batch_bytes)
+        if len(pieces) > PIECES_MAX:
+            return
+        # First: the slave's ack of these bytes may be read before the call returns here.
+        self._progress.sent = end
+        sent = self._prompt.send_now(pieces)
+        if sent != len(ends) * HEADER_BYTES + end - begin:
+            self._rest = rest_of(begin, ends, sent)
+        self._last_write_s = now_s = time.monotonic()
+        self._growth.note(end, now_s)
+        self.rate.add(end - begin, now_s)
+
+    # -- ha-write -----------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        """The writer.  Raises OSError, BlockingIOError if the slave takes nothing, and what reading raises."""
+        log = self._log
+        while not stop.is_set():
+            with self._turn:
+                wrote = self.send_some()
+            if not wrote:
+                log.follow(self.position, self._last_write_s + self._heartbeat_s)
+            elif self._linger_s and log.end - self._progress.sent < GATHER_BYTES:
+                stop.wait(self._linger_s)
+
+    def send_some(self) -> bool:
+        """What is due now, at most a window of it; whether there may be more.  Raises as run() does."""
+        assert self._turn.locked()
+        log, progress, now_s = self._log, self._progress, time.monotonic()
+        if self._rest is not None:
+            self._send_rest(self._rest)
+            self._last_write_s = time.monotonic()
+        if now_s - self._last_write_s >= self._heartbeat_s:
+            self.send_header(progress.sent, 0)
+            self._last_write_s = now_s
+        end = log.end
+        if end <= progress.sent:
+            return False
+        self._growth.note(end, now_s)
+        window = log.transfer_window(progress.sent, self._batch_bytes * FRAMES_PER_WINDOW)
+        if window is not None:
+            with window:
+                self.send_window(window)
+            self._last_write_s = time.monotonic()
+            self.rate.add(window.length, self._last_write_s)
+        return True
+
+    def _send_rest(self, rest: Rest) -> None:
+        """What a push left: the frame that it began, and those behind it, as far as they count as sent."""
+        header, position, end = rest
+        sent = self._progress.sent
+        while position < sent:
+            if header and self._transport.send(header, True) != len(header):
+                raise BlockingIOError
+            while position < end:
+                window = self._log.transfer_window(position, end - position)
+                if window is None:
+                    raise OSError(f"log ended at {position}, {end - position} bytes short of a frame")
+                with window:
+                    self._send_file(window.fd, window.file_position, window.length)
+                position += window.length
+            end = min(position + self._batch_bytes, sent)
+            header = TRANSFER_HEADER.pack(position, end - position)
+        self._rest = None
+
+    def send_window(self, window: Window) -> None:
+        """Sends the window frame by frame.  Two system calls each; headers cannot be merged."""
+        progress, batch_bytes = self._progress, self._batch_bytes
+        position, left = window.file_position, window.length
+        while left:
+            size = min(left, batch_bytes)
+            offset = progress.sent
+            # First, as in a push.
+            progress.sent = offset + size
+            self.send_header(offset, size, more=True)
+            self._send_file(window.fd, position, size)
+            position += size
+            left -= size
+
+    def _send_file(self, source: int, position: int, size: int) -> None:
+        while size:
+            sent = self._transport.send_file(source, position, size)
+            if sent == 0:
+                raise OSError(f"segment ended at {position}, {size} bytes short of its frame")
+            position += sent
+            size -= sent
+
+    def send_header(self, offset: int, size: int, more: bool = False) -> None:
+        header = TRANSFER_HEADER.pack(offset, size)
+        if self._transport.send(header, more) != len(header):  # nothing but a timeout cuts so small a write
+            raise BlockingIOError

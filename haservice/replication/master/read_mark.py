@@ -1,0 +1,35 @@
+"""The high-water mark: up to where consumers of a master may read.  Pure: no socket, no clock.
+
+A record that a consumer has seen must not vanish when its master does.  So a SYNC_MASTER shows records up to
+the furthest offset that an in-sync slave has reported, or as many slaves as inSyncReplicas asks for.  While
+there are fewer, which producers are told by SLAVE_NOT_AVAILABLE, `IN_SYNC` shows everything, as RocketMQ
+always does; `STRICT` shows nothing more until they are back; `OFF` is RocketMQ's behaviour throughout.
+
+A start knows of no report, and what the log holds may be on no slave: `STRICT` shows nothing before one came.
+From then on the mark never falls: what was readable once stays so.
+"""
+
+from __future__ import annotations
+
+from haservice.configuration.settings import ReadMark
+
+
+class HighWaterMark:
+    """Any thread; of two at once the higher answer may be forgotten, and the next look finds it again."""
+
+    def __init__(self, mode: ReadMark, fallbehind_max_bytes: int) -> None:
+        self._mode = mode
+        self._fallbehind_max_bytes = fallbehind_max_bytes
+        self._mark = 0
+
+    def readable_end(self, furthest: int, log_end: int) -> int:
+        """`furthest`: what as many live slaves as are needed have reported, -1 if there are fewer; `log_end`:
+        of what this broker may show by itself.
+        """
+        if self._mode is ReadMark.OFF:
+            return log_end
+        if furthest >= 0 and log_end - furthest < self._fallbehind_max_bytes:
+            self._mark = max(self._mark, furthest)
+        elif self._mode is ReadMark.IN_SYNC:
+            self._mark = log_end
+        return min(self._mark, log_end)

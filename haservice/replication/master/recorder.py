@@ -1,0 +1,144 @@
+"""What is written down while a log is followed, in the thread `ha-recorder`.
+
+A master's ReplicaRecorder: which replicas follow it, and how far.
+
+    greeted, and new or newly in sync     at once, before the slave is told that it may go on
+    becomes in sync                       within a second
+    moves on, or falls behind             every 10 s
+    gone                                  at once, as far as it got
+
+A master that comes back with its tail lost waits for the replicas that were in sync, so none may be missing;
+one too many costs a question.  Nothing is written by a thread that acks wait for.
+
+A slave's MasterRecorder: up to where it has heard that its master's log goes, every 10 s while that moves,
+and when it ends.  Who is to be the master after a death is chosen by it, also after a restart of the slave.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from haservice.news import News
+from haservice.replication.lineage.file import LineageFile, Replica
+from haservice.replication.status import MasterHeard
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+WRITE_MS = 10_000
+# Of a replica that stands still only the time changes.
+STILL_MS = 60_000
+
+
+class ReplicaRecorder:
+    """The task of ha-recorder.  `look` gives the replicas that follow now; any thread may call the rest."""
+
+    def __init__(self, lineage: LineageFile, look: Callable[[], Mapping[str, Replica]]) -> None:
+        self._lineage = lineage
+        self._look = look
+        self._woken = threading.Event()
+        self._lock = threading.Lock()  # guards _left
+        self._left: dict[str, Replica] = {}
+        self._news = News()
+
+    def greeted(self, replica_id: str, replica: Replica) -> None:
+        """Returns when it is written that it may be in sync, if it may.
+
+        Raises OSError if it cannot be: a master that does not know whom to wait for takes nobody's acks.
+        """
+        known = self._lineage.state.replicas.get(replica_id)
+        if (
+            known is None
+            or known.broker_addr != replica.broker_addr
+            or (replica.in_sync and not known.in_sync)
+        ):
+            try:
+                self._lineage.saw_all({replica_id: replica})
+            except OSError as error:
+                self._tell(error)
+                raise OSError(error.errno, f"the replica cannot be written down: {error.strerror}") from error
+        self._woken.set()
+
+    def left(self, replica_id: str, offset: int, seen_ms: int) -> None:
+        """It is gone, and had acknowledged `offset`.  Whether it was in sync stays as it was known."""
+        known = self._lineage.state.replicas.get(replica_id)
+        if known is None:
+            return
+        with self._lock:
+            self._left[replica_id] = replace(known, offset=offset, seen_ms=seen_ms)
+        self._woken.set()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            present = self._record()
+            if self._woken.wait(LOOK_S if present else None):
+                self._woken.clear()
+        self._record()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def _record(self) -> bool:
+        """Writes what is due; whether any replica is here."""
+        with self._lock:
+            left, self._left = self._left, {}
+        present = self._look()
+        known = self._lineage.state.replicas
+        due = {name: one for name, one in present.items() if _is_due(known.get(name), one)}
+        gone = {name: one for name, one in left.items() if name not in present}
+        if due or gone:
+            self._write({**due, **gone})
+        return bool(present)
+
+    def _write(self, replicas: Mapping[str, Replica]) -> None:
+        try:
+            self._lineage.saw_all(replicas)
+        except OSError as error:
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        if self._news.is_news():
+            logger.error("replicas not written down, new ones are refused reason=%s", error)
+
+
+class MasterRecorder:
+    """The task of ha-recorder on a slave.  `heard` gives what its link knows of the master's log."""
+
+    def __init__(self, lineage: LineageFile, heard: Callable[[], MasterHeard]) -> None:
+        self._lineage = lineage
+        self._heard = heard
+        self._woken = threading.Event()
+        self._news = News()
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._woken.wait(WRITE_MS / 1000)
+            self._record(at_end=stop.is_set())
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def _record(self, *, at_end: bool) -> None:
+        lineage = self._lineage.state.lineage  # before what was heard in it: a newer one is not meant
+        heard, state = self._heard(), self._lineage.state
+        age_ms = heard.at_ms - state.master_heard_ms
+        if heard.end < 0 or (heard.end == state.master_end and age_ms < (1 if at_end else STILL_MS)):
+            return
+        try:
+            self._lineage.heard_master(lineage, heard.end, heard.at_ms)
+        except OSError as error:
+            if self._news.is_news():
+                logger.error("the master's end is not written down reason=%s", error)
+
+
+def _is_due(known: Replica | None, now: Replica) -> bool:
+    if known is None or (now.in_sync and not known.in_sync):
+        return True
+    age_ms = now.seen_ms - known.seen_ms
+    moved = (known.offset, known.in_sync, known.broker_addr) != (now.offset, now.in_sync, now.broker_addr)
+    return age_ms >= (WRITE_MS if moved else STILL_MS)

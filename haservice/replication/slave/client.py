@@ -1,0 +1,351 @@
+"""HAClient: the slave's thread, ha-client.  Carries out what its SlaveSession wants, and tells it what came.
+
+    news (another master, stop) → else: wait for bytes or time → event → actions → …
+
+What arrives is received into one buffer, checked frame by frame and record by record, and appended with one
+write per segment and read; no byte is copied twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from commitlog.errors import CommitLogError
+from commitlog.log.log import wall_clock_ms
+from haservice.configuration.settings import ReplicationConfig
+from haservice.errors import ProtocolError
+from haservice.replication.pace import Backoff, RateMeter
+from haservice.replication.slave.actions import (
+    Action,
+    Break,
+    Close,
+    Cut,
+    Dial,
+    EndAt,
+    Flush,
+    ForgetTerms,
+    Send,
+    Store,
+    Tell,
+)
+from haservice.replication.slave.actions import Rejoin as DoRejoin
+from haservice.replication.slave.dial import dial, parse_address
+from haservice.replication.slave.frame_check import RecordCheck, first_bytes
+from haservice.replication.slave.rejoin import Check, Rejoin, ReplicaLog
+from haservice.replication.slave.session import SlaveSession
+from haservice.replication.slave.states import State
+from haservice.replication.status import MasterHeard, MasterLinkStatus
+from haservice.replication.wire.hello import MasterHello
+from haservice.replication.wire.protocol import Run
+from haservice.replication.wire.secure import SecureDoors
+from haservice.replication.wire.transport import PlainTransport, Transport
+from haservice.replication.wire.wakeup import Wakeup
+
+logger = logging.getLogger(__name__)
+
+NO_MASTER = "no master known: no name server has named one, and haMasterAddress is not set"
+
+
+class HAClient:
+    """The task of ha-client.  Anyone may set_master_address(), regreet() and status(); the rest belongs to
+    its thread.
+
+    `damage` says what is wrong with us, if anything: we neither append nor report then.  `flush`, if given,
+    is called before every report, so that a report speaks of flushed bytes.  `boundary` says up to where our
+    log is known to be whole records.  With a `rejoin` masters of ours are greeted.  `objection` says why a
+    master may not be followed, see SlaveSession.
+    """
+
+    def __init__(
+        self,
+        config: ReplicationConfig,
+        log: ReplicaLog,
+        *,
+        damage: Callable[[], str | None] = lambda: None,
+        flush: Callable[[], object] | None = None,
+        boundary: Callable[[], int] | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        backoff: Backoff | None = None,
+        rejoin: Rejoin | None = None,
+        doors: SecureDoors | None = None,
+        check: Check | None = None,
+        objection: Callable[[MasterHello | None], str] = lambda _: "",
+    ) -> None:
+        recovered_end = log.end
+        boundary = boundary if boundary is not None else lambda: recovered_end
+        self._session = SlaveSession(
+            config,
+            log,
+            check if check is not None else RecordCheck(log.segment_bytes, boundary()),
+            boundary=boundary,
+            greet=rejoin.greeting if rejoin is not None else None,
+            flushes=flush is not None,
+            damage=damage,
+            objection=objection,
+            backoff=backoff,
+        )
+        self._log = log
+        self._flush = flush
+        self._rejoin = rejoin
+        self._doors = doors
+        self._clock_ms = clock_ms
+        self._housekeeping_s = config.housekeeping_interval_ms / 1000
+        self._wakeup = Wakeup()
+        # Guards _address, _news, _stopping and _link: a link that is there can be shut by who has news.
+        self._lock = threading.Lock()
+        self._address: str | None = None
+        self._news = False  # the session is to be told of _address
+        self._stopping = False
+        self._link: Transport | None = None
+        self._timeout_s = 0.0  # of the present link, to receive
+        # For status(); written by ha-client only.
+        self._rate = RateMeter(time.monotonic())
+        self._last_read_s = self._last_write_s = 0.0  # 0: never
+
+    # -- for others ---------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        return self._session.state is State.TRANSFER
+
+    @property
+    def greeted_by(self) -> str:
+        return self._session.greeted_by
+
+    def set_master_address(self, address: str | None) -> None:
+        """Follows `address` from now on; a link to another one is cut.  None changes nothing: a name server
+        that has lost the master for a while does not take it from us.  Raises ValueError."""
+        if address is None:
+            return
+        if self._doors is not None:
+            address = self._doors.address(address)
+        parse_address(address)
+        with self._lock:
+            if address == self._address:
+                return
+            self._address = address
+            self._leave()
+        self._wakeup.set()
+
+    def regreet(self) -> None:
+        """Leaves the link that there is and dials again: `objection` may say something else by now."""
+        with self._lock:
+            if self._address is not None:
+                self._leave()
+        self._wakeup.set()
+
+    def _leave(self) -> None:
+        assert self._lock.locked()
+        self._news = True
+        if self._link is not None:
+            self._link.shut_down()
+
+    @property
+    def heard(self) -> MasterHeard:
+        """Of the master that we are, or were, one with."""
+        end = self._session.followed_end
+        return MasterHeard(end, self._wall_ms(self._last_read_s)) if end >= 0 else MasterHeard()
+
+    def status(self) -> MasterLinkStatus:
+        now_s, session = time.monotonic(), self._session
+        return MasterLinkStatus(
+            master_addr=self._address or "",
+            state=session.shown.value,
+            offset=self._log.end,
+            reported=session.reported,
+            last_read_timestamp_ms=self._wall_ms(self._last_read_s),
+            last_write_timestamp_ms=self._wall_ms(self._last_write_s),
+            seconds_since_read=now_s - session.last_read_s if self._last_read_s else -1.0,
+            bytes_per_second=self._rate.rate(now_s),
+            connects=session.connects,
+            last_error=session.last_error or ("" if self._address else NO_MASTER),
+            master_end=session.master_end,
+            lineage=session.lineage,
+        )
+
+    def _wall_ms(self, then_s: float) -> int:
+        """When that was; 0 for never.  A read and a report on each message need no look at a second clock."""
+        return self._clock_ms() - round((time.monotonic() - then_s) * 1000) if then_s else 0
+
+    def wake(self) -> None:
+        """For the owner that has set the stop flag: ends whatever the thread waits for."""
+        with self._lock:
+            self._stopping = True
+            if self._link is not None:
+                self._link.shut_down()
+        self._wakeup.set()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        session = self._session
+        try:
+            while not stop.is_set() and not self._stopping:
+                if self._news:
+                    self._try(self._told)
+                else:
+                    self._turn()
+        finally:
+            try:
+                self._do_all(session.stop())
+            finally:
+                self._close()
+                self._wakeup.close()
+
+    def _told(self) -> Sequence[Action]:
+        with self._lock:
+            self._news, address = False, self._address
+        assert address is not None
+        return self._session.told(address)
+
+    def _turn(self) -> None:
+        """Waits for one event, and does what follows from it."""
+        if self._link is not None:
+            self._try(self._receive)
+        else:
+            wake_s = self._session.wake_s
+            self._wakeup.wait(None if wake_s is None else wake_s - time.monotonic())
+            self._try(lambda: self._session.tick(time.monotonic()))
+
+    def _try(self, event: Callable[[], Sequence[Action]]) -> None:
+        """Does what an event asks for; what fails thereby ends the connection, if we did not do so."""
+        try:
+            self._do_all(event())
+        except (OSError, ProtocolError, CommitLogError) as error:
+            if not self._is_left:
+                self._do_all(self._session.lost(error, time.monotonic()))
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the link was shut here: how it ends says nothing of the master."""
+        return self._news or self._stopping
+
+    # -- what is to be done -------------------------------------------------------------------------
+
+    def _do_all(self, actions: Sequence[Action]) -> None:
+        while actions:
+            following: Sequence[Action] = ()
+            for action in actions:
+                following = self._do(action)
+            actions = following
+
+    def _do(self, action: Action) -> Sequence[Action]:
+        """Carries it out; returns what the session wants done after it.  Raises what ends the connection."""
+        session, log = self._session, self._log
+        match action:
+            case Store(runs):
+                for run in runs:
+                    end = log.append_replica(run.offset, run.bodies)
+                    assert end == run.end, (end, run.end)
+                return session.stored(time.monotonic())
+            case Send(data):
+                self._send(data)
+            case Flush():
+                assert self._flush is not None
+                self._flush()
+                return session.flushed(time.monotonic())
+            case Dial(address):
+                return self._dial(address)
+            case Close():
+                self._close()
+            case Cut(offset):
+                log.truncate(offset)
+            case EndAt(offset, run):
+                self._end_at(offset, run)
+            case ForgetTerms():
+                assert self._rejoin is not None
+                self._rejoin.follow_stock()
+            case DoRejoin():
+                return self._do_rejoin(action)
+            case Break(error):
+                raise error
+            case Tell(level, text, values):
+                logger.log(level, text, *values)
+        return ()
+
+    def _end_at(self, offset: int, run: Run) -> None:
+        with suppress(CommitLogError):
+            if offset < self._log.end:
+                self._log.truncate(offset)
+            elif offset > run.offset:
+                self._log.append_replica(run.offset, first_bytes(run.bodies, offset - run.offset))
+
+    def _do_rejoin(self, action: DoRejoin) -> Sequence[Action]:
+        assert self._rejoin is not None
+        if self._is_left:
+            return ()
+        plan = action.greeting.plan
+        assert plan is not None
+        self._rejoin.carry_out(action.greeting)
+        logger.info(
+            "greeted by master addr=%s plan=%s offset=%d",
+            *(self._session.address, plan.step.name, plan.position),
+        )
+        return self._session.rejoined(time.monotonic())
+
+    # -- the socket ---------------------------------------------------------------------------------
+
+    def _dial(self, address: str) -> Sequence[Action]:
+        """Makes a link that wake() and a new address shut down; none if one of them came first."""
+        connection = dial(address, self._wakeup, lambda: self._is_left)
+        if connection is None:
+            return ()
+        link = PlainTransport(connection) if self._doors is None else self._doors.connected(connection)
+        with self._lock:
+            if self._is_left:
+                link.close()
+                return ()
+            self._link, self._timeout_s = link, 0.0
+        self._session.reached()
+        link.set_send_timeout(self._housekeeping_s)
+        link.handshake()
+        logger.info("connected to master addr=%s offset=%d", link.peer_name, self._log.end)
+        self._last_read_s = time.monotonic()
+        return self._session.connected(time.monotonic())
+
+    def _receive(self) -> Sequence[Action]:
+        session, link = self._session, self._link
+        assert link is not None
+        self._set_timeout(link, session.wake_s)
+        try:
+            count = link.recv_into(session.space())
+        except BlockingIOError:
+            return session.tick(time.monotonic())
+        except ConnectionResetError:
+            count = 0
+        now_s = time.monotonic()
+        if self._is_left:
+            return ()
+        if count == 0:
+            return session.closed(now_s)
+        self._last_read_s = now_s
+        self._rate.add(count, now_s)
+        return session.received(count, now_s)
+
+    def _set_timeout(self, link: Transport, wake_s: float | None) -> None:
+        """Until the session wants to be woken.  While bytes flow it stays, which spares a call."""
+        assert wake_s is not None
+        wanted_s = wake_s - time.monotonic()
+        if wanted_s < self._timeout_s * 0.9 or self._timeout_s < wanted_s * 0.9:
+            link.set_receive_timeout(wanted_s)
+            self._timeout_s = wanted_s
+
+    def _send(self, data: bytes) -> None:
+        assert self._link is not None
+        try:
+            while data:
+                data = data[self._link.send(data) :]
+        except BlockingIOError:
+            raise TimeoutError(errno.ETIMEDOUT, "the master takes no reports") from None
+        self._last_write_s = time.monotonic()
+
+    def _close(self) -> None:
+        with self._lock:
+            link, self._link = self._link, None
+            if link is not None:
+                link.close()

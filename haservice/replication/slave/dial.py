@@ -1,0 +1,85 @@
+"""Dialling a master: a connected socket, or none because something else came up."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from haservice.replication.wire.wakeup import Wakeup
+
+CONNECT_SECONDS = 5.0
+# Who calls again that soon, after a refusal or beside the calls that nobody has answered, flows again within
+# 100 ms of a link's return.  The kernel repeats a lost packet after 1, 3 and 7 seconds only.
+AGAIN_S = 0.05
+# Calls under way at once.  The first waits its whole time, for a master that is far away.
+CALLS_MAX = 8
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`host:port` as two.  Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is no host:port")
+    return host.strip("[]"), int(port)
+
+
+def dial(address: str, wakeup: Wakeup, is_moot: Callable[[], bool]) -> socket.socket | None:
+    """A blocking socket that is connected to `address`; None when `is_moot`: a wake-up makes it look.
+
+    Raises OSError, TimeoutError after CONNECT_SECONDS.  A master sees one connection, however often it was
+    called: the other calls end before their handshakes do.
+    """
+    host, port = parse_address(address)
+    where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    until_s = time.monotonic() + CONNECT_SECONDS
+    calls: list[socket.socket] = []
+    try:
+        while True:
+            wakeup.clear()
+            if is_moot():
+                return None
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, f"no connection within {CONNECT_SECONDS:g} s")
+            if len(calls) == CALLS_MAX:
+                calls.pop(1).close()
+            calls.append(_call(where))
+            ready = wakeup.wait_for_any(calls, select.POLLOUT, min(left_s, AGAIN_S))
+            if ready:
+                return _connected(calls.pop(calls.index(ready[0])))
+    finally:
+        for call in calls:
+            call.close()
+
+
+def _call(where: tuple[Any, ...]) -> socket.socket:
+    """A connect under way, or done."""
+    family, kind, protocol, _, target = where
+    call = socket.socket(family, kind, protocol)
+    call.setblocking(False)
+    try:
+        _raise_if(call.connect_ex(target))
+    except BaseException:
+        call.close()
+        raise
+    return call
+
+
+def _connected(call: socket.socket) -> socket.socket:
+    try:
+        _raise_if(call.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        call.setblocking(True)
+    except BaseException:
+        call.close()
+        raise
+    return call
+
+
+def _raise_if(code: int) -> None:
+    if code and code != errno.EINPROGRESS:
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,159 @@
+"""Rejoin: does to a slave's log what a greeting came to, before its first report.
+
+    continue          nothing
+    truncate          the store goes back to where the logs part; what is cut is kept aside, in cut/
+    from the start    the store begins anew with the master's first byte; an old log that has bytes which the
+                      master has not is kept in cut/, one that is merely behind retention is dropped
+    always last       the master's terms become ours, durably, and how far its log is
+
+In this order: terms that the log does not bear out would be a lie after a crash, a log that its terms
+describe only in part is what up_to() is made for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from commitlog.log.log import wall_clock_ms
+from haservice.replication.lineage.epochs import Lineage, LogSpan, Plan, Step
+from haservice.replication.lineage.file import LineageFile
+from haservice.replication.wire.greeting import (
+    Facts,
+    GreetedLog,
+    GreetingRefused,
+    SlaveGreeting,
+    span_of,
+)
+from haservice.replication.wire.hello import MasterHello
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaLog(GreetedLog, Protocol):
+    """The log as a slave uses it."""
+
+    def append_replica(self, offset: int, buffers: Sequence[memoryview]) -> int: ...
+
+    def truncate(self, offset: int) -> None: ...
+
+
+class Check(Protocol):
+    """What looks at the master's bytes before they are stored; see RecordCheck."""
+
+    whole: int
+
+    def connect(self, end: int, boundary: int, read: Callable[[int, int], bytes]) -> int: ...
+
+    def stand_at(self, end: int) -> None: ...
+
+    def feed(self, offset: int, buffers: Sequence[memoryview]) -> None: ...
+
+
+class ReplicaStore(Protocol):
+    """The running store of a slave."""
+
+    def rewind(self, offset: int) -> Path | None:
+        """Cuts the log at `offset`, durably; returns where the cut bytes are kept."""
+
+    def restart_at(self, offset: int, keep: Path | None = None) -> object:
+        """Makes it an empty store that begins at `offset`; the old files go to `keep`, or away."""
+
+
+class Rejoin:
+    """A slave's part in greetings, over all its connections.  Owned by ha-client."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        lineage: LineageFile,
+        log: ReplicaLog,
+        store: ReplicaStore | None,
+        *,
+        flushes: bool = False,
+    ) -> None:
+        self._facts = facts
+        self._lineage = lineage
+        self._log = log
+        self._store = store
+        self._flushes = flushes
+
+    def objection(self, master: MasterHello | None) -> str:
+        """Why this master, None: a stock one, may not be followed: for what was promised; "" if it may."""
+        pledge = self._lineage.state.pledge
+        if pledge is None:
+            return ""
+        last = master.lineage.last if master is not None else None
+        if last is not None and pledge.allows(last):
+            return ""
+        return (
+            f"its term is {last.number if last is not None else 'unknown'}, and this slave has promised"
+            f" {pledge.broker_addr}, which was to become the master, to follow none below {pledge.epoch}"
+        )
+
+    def greeting(self) -> SlaveGreeting:
+        """For a new connection."""
+        state = self._lineage.state
+        return SlaveGreeting(self._facts, state.replica_id, self._log, state.lineage, flushes=self._flushes)
+
+    def carry_out(self, greeting: SlaveGreeting) -> None:
+        """After settle().  Raises GreetingRefused without a store to do it, OSError, or CommitLogError."""
+        plan, master = greeting.plan, greeting.master
+        assert plan is not None
+        assert master is not None
+        if plan.step is Step.TRUNCATE:
+            kept = self._store_for(plan).rewind(plan.position)
+            logger.warning(
+                "log cut where it parts from the master's offset=%d bytes=%d kept=%s",
+                plan.position,
+                plan.lost_bytes,
+                kept,
+            )
+        elif plan.step is Step.FROM_START and span_of(self._log) != LogSpan(plan.position, plan.position):
+            self._restart(plan)
+        assert self._log.end == plan.position, (self._log.end, plan)
+        self._lineage.followed(
+            master.lineage,
+            master_role=master.role,
+            master_end=master.log.end,
+            master_heard_ms=wall_clock_ms(),
+            members=greeting.members,
+            cut=plan.lost_bytes > 0,
+        )
+
+    def follow_stock(self) -> None:
+        """Before bytes come from a master that keeps no terms: forgets those that our log has not reached.
+
+        What it then gets counts to the last term it has, as nobody knows better; that two logs agree in such
+        a term, the digest of the next greeting has to tell.  Raises OSError.
+        """
+        lineage = self._lineage.state.lineage
+        self._lineage.update(
+            lineage=Lineage() if span_of(self._log).is_empty else lineage.up_to(self._log.end),
+            master_end=-1,
+            master_heard_ms=0,
+        )
+
+    def _restart(self, plan: Plan) -> None:
+        held = span_of(self._log)
+        keep = None
+        if plan.lost_bytes:
+            keep = self._lineage.root / "cut" / f"parted-{wall_clock_ms()}"
+        self._store_for(plan).restart_at(plan.position, keep)
+        if not held.is_empty:
+            logger.warning(
+                "store begins anew offset=%d reason=%s bytes=%d kept=%s",
+                plan.position,
+                plan.reason,
+                held.end - held.start,
+                keep,
+            )
+
+    def _store_for(self, plan: Plan) -> ReplicaStore:
+        if self._store is None:
+            raise GreetingRefused(
+                "STORE", f"{plan.reason or plan.step.value}, and there is no store to do it"
+            )
+        return self._store

@@ -1,0 +1,482 @@
+"""SlaveSession: a slave's way with its masters, over all its connections.  Pure: events in, actions out.
+
+    told → dial → greet → rejoin → report our end → check → store → report → …   trouble: close, pause, again
+
+A master of ours is greeted first, and our log made one with its own, see greeting.py and rejoin.py; one that
+stays silent is a stock master, and the classic rules hold.  A report says which whole records the log holds
+when it is sent, never more.
+
+Every timer of a slave's connection is here; its states and moves are the table in slave_states.py.  Nothing
+here touches a socket, a thread, a file or a clock: times are seconds of one clock, handed in with the events,
+and the log is read by what greetings and checks read it by, and changed by actions only: slave_actions.py.
+
+An event that raises ends the connection, as an action that fails does: lost() is to be told of it.  Dial is
+answered by reached() and connected(), Store by stored(), Flush by flushed(), Rejoin by rejoined(), each once
+it is done.  When `wake_s` has come and nothing else has, tick() is due.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Sequence
+from socket import gaierror
+
+from commitlog.errors import CommitLogError
+from haservice.configuration.settings import ReplicationConfig
+from haservice.errors import ProtocolError
+from haservice.replication.lineage.epochs import Step
+from haservice.replication.pace import Backoff, Seldom, silence_s
+from haservice.replication.slave.actions import (
+    Action,
+    Break,
+    Close,
+    Cut,
+    Dial,
+    EndAt,
+    Flush,
+    ForgetTerms,
+    Rejoin,
+    Send,
+    Store,
+    Tell,
+)
+from haservice.replication.slave.dial import AGAIN_S
+from haservice.replication.slave.frame_check import BadRecord
+from haservice.replication.slave.rejoin import Check
+from haservice.replication.slave.states import LINKED, SHOWN, TRANSITIONS, Event, State
+from haservice.replication.wire.greeting import GreetedLog, GreetingRefused, SlaveGreeting
+from haservice.replication.wire.hello import HELLO_OFFSET, VERDICT_OFFSET, MasterHello
+from haservice.replication.wire.protocol import (
+    REPORT,
+    REPORT_NOT_YET,
+    LateHello,
+    Run,
+    SlaveState,
+    TransferReader,
+)
+
+# One receive takes up to this much.  With 1 MiB a slave that catches up computes a fifth more for each GiB, for
+# what is done once for each receive and what begins and ends it: the record that it cuts.
+RECEIVE_BYTES = 4 * 1024 * 1024
+# Bytes flow again within 100 ms of a cut.  A master that takes a connection and ends it is asked ever less
+# often; one that is not there costs a packet, so it is asked on and on, to be found as soon as it is back.
+# One of ours that ends without a word may be a proxy that waits for it: so it is asked as soon, this often.
+RETRY_FIRST_S = 0.05
+RETRY_MAX_S = 5.0
+WORDLESS_MAX = 600
+# A master that is not known to be ours has so long to answer a call; one that is, may be busy.
+STRANGER_S = 0.2
+KNOWN_S = 3.0
+# It reads the digest's bytes from its disk.
+VERDICT_S = 5.0
+# What cannot be reconciled does not change by the second.
+REFUSED_PAUSE_S = 5.0
+# What a master is mending does.
+AGAIN_PAUSE_S = 1.0
+STOCK_MASTER = "a stock master: offsets are compared, nothing else"
+REFUSED = "refused: "
+# Addresses that are remembered as those of our masters.
+OURS_MAX = 64
+# A connection that lived this long, or brought bytes, was a good one: the next try comes soon.
+GOOD_LIFE_S = 1.0
+# One cause of trouble is told this often at most.
+TELL_S = 10.0
+# A master that turns into a slave, or stops and starts again, refuses connections for a moment: no trouble yet.
+TURN_S = 3.0
+
+
+class MasterClosed(ConnectionError):
+    """The master ended the connection."""
+
+
+class Damaged(ProtocolError):
+    """We hold bytes that we cannot serve: acks of more would make others rely on us."""
+
+
+class SlaveSession:
+    """Owned by one thread; the attributes without an underscore are for any to read.
+
+    `greet` makes the greeting of a new connection, without it nobody is greeted; `boundary` says up to where
+    the log is known to be whole records; with `flushes` reports speak of flushed bytes.  `damage` says what
+    is wrong with us, if anything: nothing is stored or reported then.
+
+    `objection(hello)` says why this master (None: a stock one) may not be followed, or "".  It is asked once
+    its verdict is there, and then before everything that is stored or reported, last right before a report
+    goes out, behind all that the report covers: whoever makes it object, and then reads the log's end, knows
+    of every byte that this slave will ever have acknowledged to that master.
+    """
+
+    def __init__(
+        self,
+        config: ReplicationConfig,
+        log: GreetedLog,
+        check: Check,
+        *,
+        boundary: Callable[[], int],
+        greet: Callable[[], SlaveGreeting] | None = None,
+        flushes: bool = False,
+        damage: Callable[[], str | None] = lambda: None,
+        objection: Callable[[MasterHello | None], str] = lambda _: "",
+        backoff: Backoff | None = None,
+        receive_bytes: int = RECEIVE_BYTES,
+    ) -> None:
+        self.state = State.IDLE
+        self.address: str | None = None
+        """Of the master that it follows, or tries to."""
+        self.reported = REPORT_NOT_YET
+        self.last_error = ""
+        self.connects = 0
+        self.lineage = ""
+        """What the last greeting came to, for people."""
+        self.master_end = -1
+        """The furthest end of the master's log that it told or sent; -1 when unknown."""
+        self.followed_end = -1
+        """The same of the log that we are one with; -1 of any other."""
+        self.last_read_s = 0.0
+        self._log = log
+        self._check = check
+        self._boundary = boundary
+        self._greet = greet
+        self._flushes = flushes
+        self._damage = damage
+        self._objection = objection
+        self._heartbeat_s = config.heartbeat_interval_ms / 1000
+        self._housekeeping_s = config.housekeeping_interval_ms / 1000
+        self._backoff = backoff if backoff is not None else Backoff(RETRY_FIRST_S, RETRY_MAX_S)
+        self._reader = TransferReader(log.segment_bytes, receive_bytes)
+        self._seldom = Seldom(TELL_S)
+        # Addresses that have greeted us, newest last; why greetings were refused since the last good one.
+        self._ours: dict[str, None] = {}
+        self._refusals: set[tuple[str, str]] = set()
+        # Connections in a row that the master ended without a word.
+        self._unanswered = 0
+        # When a master that we had heard ended its connection.
+        self._away_s: float | None = None  # since when the master has ended its link, or refuses one
+        # When a pause is over, or what a greeting waits for has to be there.
+        self._until_s = 0.0
+        # Of the present connection.
+        self._greeting: SlaveGreeting | None = None
+        self._started_end = 0
+        self._connected_s: float | None = None
+        self._heard = False
+        self._unfollowed = False  # of a stock master nothing was stored yet
+        self._last_write_s = 0.0
+        self._silence_s = self._housekeeping_s
+        self._bad: tuple[BadRecord, Run] | None = None
+
+    @property
+    def greeted_by(self) -> str:
+        """The broker address of the master of ours whose log is coming; "" if none is, or a stock one's."""
+        master = self._greeting.master if self._greeting is not None else None
+        return master.broker_addr if self.state is State.TRANSFER and master is not None else ""
+
+    @property
+    def shown(self) -> SlaveState:
+        return SHOWN[self.state]
+
+    @property
+    def whole(self) -> int:
+        """Where the last whole record ends, up to which is reported."""
+        return self._check.whole
+
+    @property
+    def wake_s(self) -> float | None:
+        """When tick() is due; None: an event has to come first."""
+        if self.state is State.TRANSFER:
+            return min(self._report_due_s, self._silent_s)
+        return self._until_s if self.state in (State.PAUSE, State.GREETING, State.VERDICT) else None
+
+    @property
+    def _report_due_s(self) -> float:
+        return self._last_write_s + self._heartbeat_s
+
+    @property
+    def _silent_s(self) -> float:
+        """When the master has said nothing for too long."""
+        return self.last_read_s + self._silence_s
+
+    def _move(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state][event]
+
+    # -- whom to follow -----------------------------------------------------------------------------
+
+    def told(self, address: str) -> Sequence[Action]:
+        """Follows `address` from now on.  What it has with a master ends, also if that is the same one."""
+        ending = self._leave()
+        self._move(Event.TOLD)
+        if address != self.address:
+            self.address, self._away_s = address, None
+        self._backoff.succeeded()
+        return [*ending, *self._dial()]
+
+    def stop(self) -> Sequence[Action]:
+        ending = self._leave()
+        self._move(Event.STOP)
+        return ending
+
+    def _leave(self) -> Sequence[Action]:
+        if self.state not in LINKED:
+            return ()
+        ended = Tell(logging.INFO, "link to master ended addr=%s offset=%d", (self.address, self._log.end))
+        return (ended, Close())
+
+    def _dial(self) -> Sequence[Action]:
+        assert self.address is not None
+        self._started_end, self._connected_s = self._log.end, None
+        return (Dial(self.address),)
+
+    # -- a connection begins ------------------------------------------------------------------------
+
+    def reached(self) -> None:
+        """There is a connection; what fails from now on is not for lack of one."""
+        self._move(Event.REACHED)
+
+    def connected(self, now_s: float) -> Sequence[Action]:
+        """Bytes may go to and fro.  Raises what ends the connection."""
+        self._move(Event.CONNECTED)
+        self.connects += 1
+        self._connected_s = self.last_read_s = now_s
+        self._away_s = None
+        self._silence_s = self._housekeeping_s
+        self._heard, self._unfollowed, self._bad = False, True, None
+        self._reader.reset()
+        self._check_sound()
+        cut = self._stand()
+        self._greeting = self._greet() if self._greet is not None else None
+        if self._greeting is None:
+            self._move(Event.NO_HELLO)
+            return [*cut, *self._begin(now_s)]
+        self._until_s = now_s + (KNOWN_S if self.address in self._ours else STRANGER_S)
+        return [*cut, Send(self._greeting.call())]
+
+    def _stand(self) -> Sequence[Action]:
+        """Our log ends with a whole record, and the check stands there: what is unfinished is sent again."""
+        whole = self._check.connect(self._log.end, self._boundary(), self._log.read)
+        if whole == self._log.end:
+            return ()
+        self._check.stand_at(whole)
+        return (Cut(whole),)
+
+    def _begin(self, now_s: float) -> Sequence[Action]:
+        """The first report; bytes of the log are expected from here."""
+        self.last_read_s = now_s  # the master's silence counts from here
+        return self._report(now_s)
+
+    # -- greeting -----------------------------------------------------------------------------------
+
+    def _hear_greeting(self, now_s: float) -> Sequence[Action]:
+        greeting, frame = self._greeting, self._reader.peer_frame()
+        assert greeting is not None
+        if frame is None:
+            return self._no_word(now_s) if self._reader.is_transfer or now_s >= self._until_s else ()
+        if self.state is State.VERDICT:
+            return self._settle(greeting, _body(frame, VERDICT_OFFSET))
+        self._note_ours()
+        self._move(Event.HELLO)
+        self._until_s = now_s + VERDICT_S
+        try:
+            answer = greeting.heed(_body(frame, HELLO_OFFSET))
+        finally:
+            if greeting.master is not None:
+                self.followed_end = -1
+                self.master_end = greeting.master.log.end
+                self._silence_s = silence_s(greeting.master.heartbeat_ms, self._housekeeping_s)
+        return (Send(answer), *self._hear_greeting(now_s))
+
+    def _no_word(self, now_s: float) -> Sequence[Action]:
+        """Something else came, or nothing whole in time."""
+        if self.state is State.VERDICT:
+            raise TimeoutError(errno.ETIMEDOUT, "the master greets, but gives no verdict")
+        assert self.address is not None
+        self._ours.pop(self.address, None)
+        self.followed_end = self.master_end = -1
+        self.lineage = STOCK_MASTER
+        self._move(Event.NO_HELLO)
+        return [*self._stand(), *self._begin(now_s)]
+
+    def _settle(self, greeting: SlaveGreeting, verdict: bytes) -> Sequence[Action]:
+        greeting.settle(verdict)
+        self._check_welcome()
+        self._move(Event.ACCEPTED)
+        return (Rejoin(greeting),)
+
+    def rejoined(self, now_s: float) -> Sequence[Action]:
+        """Our log is one with the master's now.  Raises what ends the connection."""
+        greeting = self._greeting
+        assert greeting is not None
+        assert greeting.plan is not None
+        self._move(Event.REJOINED)
+        self._heard, self.last_error, self._unfollowed = True, "", False
+        self._unanswered = 0
+        self._refusals.clear()
+        self.lineage = f"one log with term {greeting.term} up to {greeting.plan.position}"
+        self.followed_end = self.master_end
+        return [*self._stand(), *self._begin(now_s)]
+
+    def _note_ours(self) -> None:
+        assert self.address is not None
+        self._ours.pop(self.address, None)
+        self._ours[self.address] = None
+        if len(self._ours) > OURS_MAX:
+            del self._ours[next(iter(self._ours))]
+
+    # -- what comes ---------------------------------------------------------------------------------
+
+    def space(self) -> memoryview:
+        """Where to receive next; until then what was received stays where it is."""
+        return self._reader.space()
+
+    def received(self, count: int, now_s: float) -> Sequence[Action]:
+        """So many bytes are in the space now.  Raises what ends the connection."""
+        self.last_read_s = now_s
+        self._reader.received(count)
+        if self.state is not State.TRANSFER:
+            return self._hear_greeting(now_s)
+        if not self._heard:
+            self._heard, self.last_error = True, ""
+        self._unanswered = 0
+        runs = self._reader.runs(self._log.end)
+        return self._take(runs) if runs else self.stored(now_s)
+
+    def _take(self, runs: Sequence[Run]) -> Sequence[Action]:
+        """Stores what is sound of them."""
+        self._check_sound()
+        self._check_welcome()
+        actions: list[Action] = []
+        if self._unfollowed and self._greet is not None:
+            actions.append(ForgetTerms())
+        self._unfollowed = False
+        for number, run in enumerate(runs):
+            try:
+                self._check.feed(run.offset, run.bodies)
+            except BadRecord as bad:
+                self._bad = (bad, run)
+                runs = runs[:number]
+                break
+        return [*actions, Store(runs)]
+
+    def stored(self, now_s: float) -> Sequence[Action]:
+        """All that was to be stored is.  Raises what ends the connection."""
+        if self._bad is not None:
+            bad, run = self._bad
+            return (EndAt(bad.offset, run), Break(bad))
+        self.master_end = max(self.master_end, self._log.end)
+        if self.followed_end >= 0:
+            self.followed_end = self.master_end
+        due = self._check.whole > self.reported or now_s >= self._report_due_s
+        return self._report(now_s) if due else ()
+
+    # -- what goes ----------------------------------------------------------------------------------
+
+    def _report(self, now_s: float) -> Sequence[Action]:
+        self._check_sound()
+        return (Flush(),) if self._flushes else self.flushed(now_s)
+
+    def flushed(self, now_s: float) -> Sequence[Action]:
+        """What is stored is flushed, too.  Raises what ends the connection."""
+        self._check_welcome()
+        self.reported = self._check.whole
+        self._last_write_s = now_s
+        return (Send(REPORT.pack(self.reported)),)
+
+    def tick(self, now_s: float) -> Sequence[Action]:
+        """Time has passed.  Raises what ends the connection."""
+        if self.state is State.PAUSE and now_s >= self._until_s:
+            self._move(Event.PAUSED)
+            return self._dial()
+        if self.state in (State.GREETING, State.VERDICT):
+            return self._hear_greeting(now_s)
+        if self.state is not State.TRANSFER:
+            return ()
+        if now_s >= self._silent_s:
+            silent = f"the master said nothing for {now_s - self.last_read_s:.1f} s"
+            raise TimeoutError(errno.ETIMEDOUT, silent)
+        return self._report(now_s) if now_s >= self._report_due_s else ()
+
+    def _check_sound(self) -> None:
+        damage = self._damage()
+        if damage is not None:
+            raise Damaged(f"this slave is damaged and follows no further: {damage}")
+
+    def _check_welcome(self) -> None:
+        """Raises GreetingRefused if this master may not be followed."""
+        reason = self._objection(self._greeting.master if self._greeting is not None else None)
+        if reason:
+            raise GreetingRefused("OBJECTION", reason, again=True)
+
+    # -- what went wrong ----------------------------------------------------------------------------
+
+    def closed(self, now_s: float) -> Sequence[Action]:
+        """The master has ended the link."""
+        return self.lost(MasterClosed(self._why_closed()), now_s)
+
+    def _why_closed(self) -> str:
+        if self._heard:
+            return "closed by the master"
+        self._unanswered += 1
+        first = f"first report of {self.reported}" if self.state is State.TRANSFER else "call"
+        return (
+            f"closed by the master in answer to our {first}: it does not admit this "
+            "address, or our log is no part of its own (ahead of its end, or below its start); see its log"
+        )
+
+    def lost(self, error: Exception, now_s: float) -> Sequence[Action]:
+        """The connection, or the try to make one, is over: the next one comes after a pause."""
+        assert self.address is not None
+        pause_s = self._pause_of(error)
+        lived_s = now_s - self._connected_s if self._connected_s is not None else 0.0
+        if self._log.end > self._started_end or lived_s >= GOOD_LIFE_S:
+            self._backoff.succeeded()
+        self._until_s = now_s + (pause_s if pause_s is not None else self._backoff.next_s())
+        self._move(Event.LOST)
+        strerror = error.strerror if isinstance(error, OSError) else None
+        self.last_error = strerror or str(error)
+        if isinstance(error, LateHello):
+            self._note_ours()
+        if isinstance(error, GreetingRefused):
+            return (*self._refused(error), Close())
+        return (*self._told_trouble(error, now_s), Close())
+
+    def _pause_of(self, error: Exception) -> float | None:
+        """What this error asks for; None: as the tries before went."""
+        if isinstance(error, GreetingRefused):
+            return AGAIN_PAUSE_S if error.again else REFUSED_PAUSE_S
+        if self.state is State.DIALLING:
+            return AGAIN_S if isinstance(error, OSError) and not isinstance(error, gaierror) else None
+        ended = isinstance(error, (MasterClosed, ConnectionResetError, BrokenPipeError))
+        wordless = ended and not self._heard and self.address in self._ours
+        return AGAIN_S if wordless and self._unanswered <= WORDLESS_MAX else None
+
+    def _told_trouble(self, error: Exception, now_s: float) -> Sequence[Action]:
+        # Once, it may have been cut; twice, the master will not have us.
+        grave = isinstance(error, (ProtocolError, CommitLogError)) or self._unanswered > 1
+        level = logging.ERROR if grave else logging.WARNING
+        if isinstance(error, MasterClosed) and self._heard:
+            self._away_s, level = now_s, logging.INFO
+        elif isinstance(error, ConnectionRefusedError):
+            self._away_s = now_s if self._away_s is None else self._away_s
+            if now_s < self._away_s + TURN_S:
+                return ()
+        if not self._seldom.ready(f"{self.address} {level} {type(error).__name__}", now_s):
+            return ()
+        text = "link to master lost, trying again addr=%s offset=%d reason=%s"
+        return (Tell(level, text, (self.address, self._log.end, self.last_error)),)
+
+    def _refused(self, error: GreetingRefused) -> Sequence[Action]:
+        """Told once, until a greeting succeeds again; an end that the master lost it takes back by itself."""
+        assert self.address is not None
+        self.lineage = f"{REFUSED}{error}"
+        if (self.address, error.cause) in self._refusals or len(self._refusals) >= OURS_MAX:
+            return ()
+        self._refusals.add((self.address, error.cause))
+        level = logging.WARNING if error.cause == Step.AHEAD.name else logging.ERROR
+        text = "the master's log and ours do not go together, nothing is taken addr=%s offset=%d reason=%s"
+        return (Tell(level, text, (self.address, self._log.end, error)),)
+
+
+def _body(frame: tuple[int, bytes], mark: int) -> bytes:
+    """Raises ProtocolError if it is another frame."""
+    if frame[0] != mark:
+        raise ProtocolError(f"a greeting {frame[0]}, expected was {mark}")
+    return frame[1]

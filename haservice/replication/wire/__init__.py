@@ -1,0 +1,1 @@
+"""What goes over an HA link, and what it runs over."""

@@ -1,0 +1,346 @@
+"""Greeting: how two of ours agree, before one byte flows, from where the slave goes on.  Pure.
+
+    SlaveGreeting                                  MasterGreeting
+    call()          ──── report −1 ────▶           hello()         a frame, once
+    heed(body)      ◀──── hello ────────
+                    ──── slave hello ──▶           answer(body)    a frame, and what it means
+    settle(body)    ◀──── verdict ──────
+    plan, master                                   slave, outcome
+
+Both take the bodies that a TransferReader or a ReportReader found in the stream, and return bytes to send.
+What the slave has to do to its log it does between settle() and its first report: see Rejoin.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from commitlog.errors import CommitLogError
+from haservice.errors import ProtocolError
+from haservice.replication.lineage.epochs import Lineage, LogSpan, Plan, Step, plan
+from haservice.replication.lineage.membership import Members
+from haservice.replication.wire.hello import (
+    DIGEST_BYTES,
+    DIGEST_BYTES_MAX,
+    HELLO_OFFSET,
+    VERDICT_OFFSET,
+    MasterHello,
+    SlaveHello,
+    Verdict,
+    digest,
+)
+from haservice.replication.wire.protocol import REPORT, REPORT_NOT_YET, peer_frame, slave_hello_block
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a broker says of itself; `broker_addr` is where clients reach it, `heartbeat_ms` how often it
+    speaks at least."""
+
+    cluster_name: str
+    broker_name: str
+    broker_addr: str
+    heartbeat_ms: int = 0
+
+
+class GreetedLog(Protocol):
+    """The log as either side of a greeting uses it."""
+
+    segment_bytes: int
+    end: int
+
+    @property
+    def start(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes: ...
+
+
+class GreetingRefused(ProtocolError):
+    """The two cannot go on together.  `cause` is the same as long as the reason is, whatever the numbers.
+
+    `again`: it may pass by itself, soon.
+    """
+
+    def __init__(self, cause: str, text: str, *, again: bool = False) -> None:
+        super().__init__(text)
+        self.cause = cause
+        self.again = again
+
+
+class Outcome(enum.Enum):
+    """What a greeting came to, for the master."""
+
+    ACCEPTED = "accepted"
+    AHEAD = "ahead"
+    OLD_MASTER = "knows a newer term"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`frame` goes to the slave; unless accepted, the connection ends with it."""
+
+    frame: bytes
+    outcome: Outcome
+    slave: SlaveHello
+    verdict: Verdict
+
+
+def _answer(outcome: Outcome, slave: SlaveHello, verdict: Verdict) -> Answer:
+    return Answer(peer_frame(VERDICT_OFFSET, verdict.encode()), outcome, slave, verdict)
+
+
+def span_of(log: GreetedLog) -> LogSpan:
+    """What the log holds at this moment."""
+    return LogSpan(log.start, log.end)
+
+
+class MasterGreeting:
+    """The master's half, for one connection.  `role` is its brokerRole; `lineage` gives its terms.
+
+    `objection(slave)` may say why this slave may not come now, for reasons that are not in its hello;
+    `members(slave)` gives the list of replicas with this slave on it, written down; None keeps none.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        replica_id: str,
+        role: str,
+        log: GreetedLog,
+        lineage: Callable[[], Lineage],
+        nonce: Callable[[], str] = lambda: secrets.token_hex(16),
+        objection: Callable[[SlaveHello], str] = lambda _: "",
+        members: Callable[[SlaveHello], Members] | None = None,
+    ) -> None:
+        self._nonce = nonce
+        self._objection = objection
+        self._members = members
+        self._facts = facts
+        self._replica_id = replica_id
+        self._role = role
+        self._log = log
+        self._lineage = lineage
+        self.said: MasterHello | None = None
+        """What hello() told the slave; None before."""
+        self._terms_said = Lineage()
+        self._answered = False
+
+    def hello(self) -> bytes:
+        """The frame that answers a first report of −1; empty when it was sent already."""
+        if self.said is not None:
+            return b""
+        lineage, log = self._lineage(), span_of(self._log)
+        self._terms_said = lineage
+        self.said = MasterHello(
+            replica_id=self._replica_id,
+            cluster_name=self._facts.cluster_name,
+            broker_name=self._facts.broker_name,
+            broker_addr=self._facts.broker_addr,
+            role=self._role,
+            segment_bytes=self._log.segment_bytes,
+            log=log,
+            lineage=lineage.or_unknown(log),
+            nonce=self._nonce(),
+            heartbeat_ms=self._facts.heartbeat_ms,
+        )
+        return peer_frame(HELLO_OFFSET, self.said.encode())
+
+    def answer(self, body: bytes) -> Answer:
+        """Judges a slave's hello.  Raises ProtocolError if it is none, or comes out of turn."""
+        if self.said is None or self._answered:
+            raise ProtocolError("a slave's hello that nobody asked for")
+        slave = SlaveHello.decode(body)
+        self._answered = True
+        outcome, reason, again = self._judge(slave, self.said)
+        if outcome is not Outcome.ACCEPTED:
+            return _answer(outcome, slave, Verdict(False, reason, again))
+        if self._members is None:
+            return _answer(outcome, slave, Verdict(True))
+        members = self._members(slave)
+        if slave.replica_id not in members.replicas:
+            full = f"the list of replicas has its {len(members.replicas)} at most; mqadmin forget makes room"
+            return _answer(Outcome.REFUSED, slave, Verdict(False, full))
+        return _answer(outcome, slave, Verdict(True, members=members))
+
+    def _judge(self, slave: SlaveHello, said: MasterHello) -> tuple[Outcome, str, bool]:
+        """Outcome, reason, and whether to ask again soon."""
+        if slave.nonce != said.nonce:
+            return Outcome.REFUSED, "it does not answer our hello: an old one, played back?", False
+        reason = _strangers(said, slave.replica_id, slave.broker_name, slave.segment_bytes)
+        if reason:
+            return Outcome.REFUSED, reason[1], False
+        objection = self._objection(slave)
+        if objection:
+            return Outcome.REFUSED, objection, True
+        if self._lineage() != self._terms_said:
+            return Outcome.REFUSED, "a new term has begun since our hello", True
+        wanted = plan(slave.lineage, slave.log, said.lineage, said.log, slave.replica_id)
+        if wanted.step is Step.OLD_MASTER:
+            return Outcome.OLD_MASTER, "the slave knows of a newer term, or another master of ours", True
+        if wanted.step is Step.REFUSE:
+            return Outcome.REFUSED, f"as the slave has it, {wanted.reason}", False
+        if not said.log.start <= slave.position <= wanted.position:
+            where = f"the slave would go on at {slave.position}, right were {wanted.position}"
+            return Outcome.REFUSED, f"{where}: {wanted.reason or wanted.step.value}", False
+        point = min(slave.position, said.log.end)
+        try:
+            reason_differs = self._compare(slave, said, point)
+        except (CommitLogError, ProtocolError) as error:
+            return Outcome.REFUSED, f"our own bytes below {point} cannot be read: {error}", True
+        if reason_differs:
+            return Outcome.REFUSED, reason_differs, False
+        if slave.position > said.log.end:
+            lost = slave.position - said.log.end
+            return Outcome.AHEAD, f"you hold {lost} bytes of ours that we have lost: we take them back", True
+        try:
+            self._log.read(point, 1)
+        except CommitLogError as error:
+            # A repair takes what it takes: the slave is not to dial again and again for nothing.
+            return Outcome.REFUSED, f"our own bytes from {point} on cannot be sent: {error}", False
+        return Outcome.ACCEPTED, "", False
+
+    def _compare(self, slave: SlaveHello, said: MasterHello, point: int) -> str:
+        """Why the slave's bytes below `point` are not ours; empty if they are."""
+        room = max(0, point - max(said.log.start, slave.log.start))
+        if not min(DIGEST_BYTES, room) <= slave.digest_bytes <= min(DIGEST_BYTES_MAX, room):
+            return f"a digest of {slave.digest_bytes} bytes below {point}, of {room} that both have"
+        # A stranger does not make us read megabytes: a slave reaches further back over zeros only.
+        justified = slave.digest_bytes <= DIGEST_BYTES or _only_zeros(self._log, point - DIGEST_BYTES, point)
+        if justified and digest(self._log.read, point - slave.digest_bytes, point) == slave.digest:
+            return ""
+        return (
+            f"the {slave.digest_bytes} bytes below {point} are not the same in both logs, though by their "
+            "terms they should be: one of the two has to be given up (mqadmin reinit renews the slave's)"
+        )
+
+
+class SlaveGreeting:
+    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes."""
+
+    def __init__(
+        self, facts: Facts, replica_id: str, log: GreetedLog, lineage: Lineage, *, flushes: bool = False
+    ) -> None:
+        self._facts = facts
+        self._replica_id = replica_id
+        self._log = log
+        self._lineage = lineage
+        self._flushes = flushes
+        self.master: MasterHello | None = None
+        """What the master said; None before heed()."""
+        self.members = Members()
+        """The list to write down before the first report, once settle() has returned."""
+        self.plan: Plan | None = None
+        """What is to be done before the first report, once settle() has returned."""
+        self._strange: tuple[str, str] | None = None
+
+    @property
+    def term(self) -> int:
+        """The master's newest; -1 before heed(), and of one that has none."""
+        last = self.master.lineage.last if self.master is not None else None
+        return last.number if last is not None else -1
+
+    def call(self) -> bytes:
+        """The first bytes of a connection: a report that a stock master does not heed."""
+        return REPORT.pack(REPORT_NOT_YET)
+
+    def heed(self, body: bytes) -> bytes:
+        """Takes the master's hello; returns ours, also to a stranger, who is to see why we do not follow.
+
+        Raises GreetingRefused, or ProtocolError for no hello.
+        """
+        if self.master is not None:
+            raise ProtocolError("a second hello of the master")
+        self.master = master = MasterHello.decode(body)
+        log = span_of(self._log)
+        self._strange = _strangers(master, self._replica_id, self._facts.broker_name, self._log.segment_bytes)
+        if self._strange is not None:
+            return self._hello(master, Lineage(), log, log.end, log.end, log.end)
+        lineage = self._lineage.or_unknown(log)
+        self.plan = decided = plan(lineage, log, master.lineage, master.log, self._replica_id)
+        if decided.step is Step.REFUSE:
+            raise GreetingRefused(
+                decided.step.name, f"{decided.reason}; one of the two logs has to be given up"
+            )
+        point = min(decided.position, master.log.end)
+        begin = self._digest_begin(max(log.start, master.log.start), point, log.end)
+        return self._hello(master, lineage, log, decided.position, begin, point)
+
+    def _hello(
+        self, master: MasterHello, lineage: Lineage, log: LogSpan, position: int, begin: int, point: int
+    ) -> bytes:
+        """With a digest from `begin` up to `point`."""
+        hello = SlaveHello(
+            replica_id=self._replica_id,
+            broker_name=self._facts.broker_name,
+            broker_addr=self._facts.broker_addr,
+            segment_bytes=self._log.segment_bytes,
+            log=log,
+            position=position,
+            digest_bytes=point - begin,
+            digest=digest(self._log.read, begin, point),
+            flushes=self._flushes,
+            lineage=lineage,
+            nonce=master.nonce,
+            heartbeat_ms=self._facts.heartbeat_ms,
+            keeps_list=True,
+        )
+        return slave_hello_block(hello.encode())
+
+    def settle(self, body: bytes) -> Plan:
+        """Takes the verdict; returns what has to be done now.  Raises GreetingRefused, or ProtocolError."""
+        if self._strange is not None:
+            raise GreetingRefused(*self._strange)
+        if self.plan is None:
+            raise ProtocolError("a verdict before the hello")
+        verdict = Verdict.decode(body)
+        if self.plan.step in (Step.AHEAD, Step.OLD_MASTER):
+            reason = f"{self.plan.reason}; the master: {verdict.reason or 'nothing'}"
+            raise GreetingRefused(self.plan.step.name, reason, again=verdict.again)
+        if not verdict.accepted:
+            raise GreetingRefused("VERDICT", f"refused by the master: {verdict.reason}", again=verdict.again)
+        self.members = verdict.members
+        return self.plan
+
+    def _digest_begin(self, floor: int, point: int, log_end: int) -> int:
+        """Where the digest begins: so far below `point` that it covers more than zeros, or at `floor`."""
+        if point > log_end or point <= floor:
+            return point
+        size, upper = DIGEST_BYTES, point
+        while True:
+            begin = max(floor, point - size)
+            if begin == floor or size >= DIGEST_BYTES_MAX or not _only_zeros(self._log, begin, upper):
+                return begin
+            size, upper = 2 * size, begin
+
+
+def _only_zeros(log: GreetedLog, begin: int, end: int) -> bool:
+    while begin < end:
+        piece = log.read(begin, end - begin)
+        if not piece or piece.strip(b"\0"):
+            return False
+        begin += len(piece)
+    return True
+
+
+def _strangers(
+    master: MasterHello, replica_id: str, broker_name: str, segment_bytes: int
+) -> tuple[str, str] | None:
+    """Why the two can never be master and slave, whatever their logs hold: the cause, and the words."""
+    if broker_name != master.broker_name:
+        return "NAME", f"the slave's brokerName is {broker_name}, the master's {master.broker_name}"
+    if segment_bytes != master.segment_bytes:
+        return "SEGMENT", (
+            f"mappedFileSizeCommitLog is {segment_bytes} on the slave and {master.segment_bytes} on the "
+            "master: set the slave's to the master's, and give it an empty store"
+        )
+    if replica_id == master.replica_id:
+        return "IDENTITY", (
+            f"master and slave have the same replica id {replica_id}: one's lineage/state.json is a copy of "
+            "the other's; delete it on the one that was copied"
+        )
+    return None

@@ -1,0 +1,351 @@
+"""The handshake by which our brokers recognise each other on the HA port.  Pure: bytes in, values out.
+
+    slave → master    report −1                          a stock master ignores it, and stays silent
+    master → slave    offset −1 | size | MasterHello     a frame that a stock slave would never be sent
+    slave → master    −2 | size | SlaveHello             what it will hold once it has done what it has to
+    master → slave    offset −2 | size | Verdict         after it has compared the digest with its own bytes
+    slave → master    report ≥ 0                         from here on the classic wire
+
+Bodies are JSON objects; what is not known in them is passed over, so that later versions may say more.  The
+frames' headers are those of transfers (12 bytes), the slave's words those of reports (8 bytes each).
+
+The digest is of the last `digestBytes` below the nearer of `position` and the end that the master's hello
+told: both sides hold those, also when the slave is ahead.  Where a segment's end is but zeros it reaches back
+until it covers something.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from haservice.bounds import INT_MAX, LONG_MAX, OFFSET_MAX, TERM_MAX
+from haservice.errors import ProtocolError
+from haservice.replication.lineage.epochs import EPOCHS_MAX, Epoch, Lineage, LogSpan, Mark
+from haservice.replication.lineage.membership import OVER_MAX, REPLICAS_MAX, Members
+
+VERSION = 1
+HELLO_OFFSET = -1
+VERDICT_OFFSET = -2
+SLAVE_HELLO_MARK = -2
+HELLO_BYTES_MAX = 256 * 1024
+# So many bytes below the point where two logs are to be one are compared; more when they are all zeros, as
+# the end of a segment may be for a whole message's length.
+DIGEST_BYTES = 64 * 1024
+DIGEST_BYTES_MAX = 16 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
+# Texts of a peer, for people.
+_WORDS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class MasterHello:
+    """Who the master is and what it holds; `role` is its brokerRole, `broker_addr` where clients reach it.
+
+    `nonce` is another one each time; the slave's hello repeats it, so that none can be played back.
+    """
+
+    replica_id: str
+    cluster_name: str
+    broker_name: str
+    broker_addr: str
+    role: str
+    segment_bytes: int
+    log: LogSpan
+    lineage: Lineage
+    nonce: str = ""
+    heartbeat_ms: int = 0
+    """How often it speaks at least; 0 if it does not say."""
+
+    def encode(self) -> bytes:
+        return _fitted(
+            {
+                "version": VERSION,
+                "nonce": self.nonce,
+                "heartbeatMs": self.heartbeat_ms,
+                "replicaId": self.replica_id,
+                "clusterName": self.cluster_name,
+                "brokerName": self.broker_name,
+                "brokerAddr": self.broker_addr,
+                "role": self.role,
+                "segmentBytes": self.segment_bytes,
+                "start": self.log.start,
+                "end": self.log.end,
+                "epochs": encode_epochs(self.lineage),
+            }
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> MasterHello:
+        """Raises ProtocolError."""
+        said = _object(body, "the master's hello")
+        return cls(
+            replica_id=_text(said, "replicaId"),
+            cluster_name=_text(said, "clusterName"),
+            broker_name=_text(said, "brokerName"),
+            broker_addr=_text(said, "brokerAddr"),
+            role=_text(said, "role"),
+            segment_bytes=_number(said, "segmentBytes", INT_MAX),
+            log=_span(said),
+            lineage=decode_epochs(said.get("epochs")),
+            nonce=_nonce(said),
+            heartbeat_ms=_heartbeat_ms(said),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveHello:
+    """Who the slave is, where it will go on, and a digest of `digest_bytes` below there.
+
+    `log` is what it holds now.  A slave that is ahead says so by `position` > the master's end: up to there
+    it holds what the master lost; what it holds behind that is no part of the master's log.
+    """
+
+    replica_id: str
+    broker_name: str
+    broker_addr: str
+    segment_bytes: int
+    log: LogSpan
+    position: int
+    digest_bytes: int
+    digest: str
+    flushes: bool
+    lineage: Lineage
+    nonce: str = ""
+    heartbeat_ms: int = 0
+    """As the master's."""
+    keeps_list: bool = False
+    """Whether it writes the list of the verdict down before it reports; those before 0.5 do not."""
+
+    def encode(self) -> bytes:
+        return _fitted(
+            {
+                "version": VERSION,
+                "nonce": self.nonce,
+                "heartbeatMs": self.heartbeat_ms,
+                "replicaId": self.replica_id,
+                "brokerName": self.broker_name,
+                "brokerAddr": self.broker_addr,
+                "segmentBytes": self.segment_bytes,
+                "start": self.log.start,
+                "end": self.log.end,
+                "position": self.position,
+                "digestBytes": self.digest_bytes,
+                "digest": self.digest,
+                "flushes": self.flushes,
+                "keepsList": self.keeps_list,
+                "epochs": encode_epochs(self.lineage),
+            }
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> SlaveHello:
+        """Raises ProtocolError."""
+        said = _object(body, "the slave's hello")
+        return cls(
+            replica_id=_text(said, "replicaId"),
+            broker_name=_text(said, "brokerName"),
+            broker_addr=_text(said, "brokerAddr"),
+            segment_bytes=_number(said, "segmentBytes", INT_MAX),
+            log=_span(said),
+            position=_number(said, "position"),
+            digest_bytes=_number(said, "digestBytes"),
+            digest=_text(said, "digest"),
+            flushes=said.get("flushes") is True,
+            lineage=decode_epochs(said.get("epochs")),
+            nonce=_nonce(said),
+            heartbeat_ms=_heartbeat_ms(said),
+            keeps_list=said.get("keepsList") is True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the slave may go on as it said; if not, why, and whether it makes sense to ask again soon.
+
+    `members` is the list of replicas that it has to write down before its first report; of masters before
+    0.5 it is empty.
+    """
+
+    accepted: bool
+    reason: str = ""
+    again: bool = False
+    members: Members = Members()  # noqa: RUF009 - frozen
+
+    def encode(self) -> bytes:
+        said = {"accepted": self.accepted, "reason": self.reason, "again": self.again}
+        return orjson.dumps({**said, "members": encode_members(self.members)})
+
+    @classmethod
+    def decode(cls, body: bytes) -> Verdict:
+        """Raises ProtocolError."""
+        said = _object(body, "the master's verdict")
+        accepted, again = said.get("accepted") is True, said.get("again") is True
+        return cls(accepted, _words(said.get("reason")), again, decode_members(said.get("members")))
+
+
+def digest(read: Callable[[int, int], bytes], begin: int, end: int) -> str:
+    """SHA-256, in hexadecimal, of a log's bytes from `begin` to `end`; `read(offset, size)` may give less."""
+    sum_ = hashlib.sha256()
+    while begin < end:
+        piece = read(begin, min(end - begin, _PIECE_BYTES))
+        if not piece:
+            raise ProtocolError(f"the log has nothing at {begin}, wanted is a digest up to {end}")
+        sum_.update(piece)
+        begin += len(piece)
+    return sum_.hexdigest()
+
+
+def encode_epochs(lineage: Lineage) -> list[dict[str, Any]]:
+    return encode_terms(lineage.epochs)
+
+
+def encode_terms(terms: Sequence[Epoch]) -> list[dict[str, Any]]:
+    return [
+        {
+            "epoch": one.number,
+            "start": one.start,
+            "master": one.master,
+            "beganMs": one.began_ms,
+            "why": one.why,
+            **({"unwritten": True} if one.unwritten else {}),
+        }
+        for one in terms
+    ]
+
+
+def decode_epochs(said: object, term_max: int = TERM_MAX) -> Lineage:
+    """Raises ProtocolError for anything that is no list of epochs that rise, up to `term_max`."""
+    try:
+        return Lineage(decode_terms(said, term_max))
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
+
+
+def decode_terms(said: object, term_max: int = TERM_MAX) -> tuple[Epoch, ...]:
+    """Raises ProtocolError for anything that is no list of epochs, up to `term_max`."""
+    if not isinstance(said, list):
+        raise ProtocolError("epochs are no list")
+    if len(said) > EPOCHS_MAX:
+        raise ProtocolError(f"{len(said)} epochs, wanted are {EPOCHS_MAX} at most")
+    epochs = []
+    for one in said:
+        if not isinstance(one, Mapping):
+            raise ProtocolError(f"an epoch is {str(one)[:_WORDS_MAX]!r}")
+        began_ms = one.get("beganMs")
+        epochs.append(
+            Epoch(
+                _number(one, "epoch", term_max),
+                _number(one, "start"),
+                _text(one, "master"),
+                began_ms if type(began_ms) is int and 0 <= began_ms <= LONG_MAX else 0,
+                _words(one.get("why")),
+                one.get("unwritten") is True,
+            )
+        )
+    return tuple(epochs)
+
+
+def encode_members(members: Members) -> dict[str, Any] | None:
+    if members == Members():
+        return None
+    return {
+        "epoch": members.epoch,
+        "number": members.number,
+        "master": members.master,
+        "needed": members.needed,
+        "since": members.since.end,
+        "sinceTerm": members.since.term,
+        "replicas": dict(members.replicas),
+        "over": [encode_members(one) for one in members.over],
+    }
+
+
+def decode_members(said: object, term_max: int = TERM_MAX) -> Members:
+    """Raises ProtocolError for anything but what encode_members() gives."""
+    if said is None:
+        return Members()
+    if not isinstance(said, Mapping):
+        raise ProtocolError(f"the list of replicas is {str(said)[:_WORDS_MAX]!r}")
+    replicas = said.get("replicas")
+    if not isinstance(replicas, Mapping) or len(replicas) > REPLICAS_MAX:
+        raise ProtocolError(f"the list of replicas is no object of {REPLICAS_MAX} at most")
+    needed = _number(said, "needed")
+    if not 1 <= needed <= REPLICAS_MAX:
+        raise ProtocolError(f"needed is {needed}, wanted is a number from 1 to {REPLICAS_MAX}")
+    return Members(
+        epoch=_number(said, "epoch", term_max),
+        number=_number(said, "number"),
+        master=_text(said, "master"),
+        needed=needed,
+        since=Mark(_number(said, "sinceTerm", term_max, -1), _number(said, "since")),
+        over=_over(said, term_max),
+        replicas={_text({"replica": one}, "replica"): _text(replicas, one) for one in replicas},
+    )
+
+
+def _over(said: Mapping[str, Any], term_max: int) -> tuple[Members, ...]:
+    over = said.get("over", [])
+    if not isinstance(over, list) or len(over) > OVER_MAX:
+        raise ProtocolError(f"a list of replicas stands over {OVER_MAX} others at most")
+    if any(isinstance(one, Mapping) and one.get("over") for one in over):
+        raise ProtocolError("a list of replicas stands over one that stands over another")
+    return tuple(decode_members(one, term_max) for one in over)
+
+
+def _fitted(said: dict[str, Any]) -> bytes:
+    """As JSON of at most HELLO_BYTES_MAX: of a longer lineage the oldest terms are left out."""
+    while len(body := orjson.dumps(said)) > HELLO_BYTES_MAX and said["epochs"]:
+        said["epochs"] = said["epochs"][(len(said["epochs"]) + 1) // 2 :]
+    return body
+
+
+def _span(said: Mapping[str, Any]) -> LogSpan:
+    start, end = _number(said, "start"), _number(said, "end")
+    if start > end:
+        raise ProtocolError(f"a log that begins at {start} and ends at {end}")
+    return LogSpan(start, end)
+
+
+def _object(body: bytes, what: str) -> Mapping[str, Any]:
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"{what} is no JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise ProtocolError(f"{what} is no object")
+    return said
+
+
+def _number(said: Mapping[str, Any], name: str, largest: int = OFFSET_MAX, least: int = 0) -> int:
+    value = said.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= largest:
+        told = str(value)[:_WORDS_MAX]
+        raise ProtocolError(f"{name} is {told!r}, wanted is a whole number within {least} ... {largest}")
+    return value
+
+
+def _nonce(said: Mapping[str, Any]) -> str:
+    return _text(said, "nonce") if "nonce" in said else ""
+
+
+def _heartbeat_ms(said: Mapping[str, Any]) -> int:
+    return _number(said, "heartbeatMs", INT_MAX) if "heartbeatMs" in said else 0
+
+
+def _text(said: Mapping[str, Any], name: str) -> str:
+    value = said.get(name)
+    if not isinstance(value, str) or len(value) > _WORDS_MAX or not value.isprintable():
+        raise ProtocolError(f"{name} is {str(value)[:_WORDS_MAX]!r}, wanted is a text of one line")
+    return value
+
+
+def _words(value: object) -> str:
+    """A peer's words as one line of a log can take them; nothing else hangs on them."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(char if char.isprintable() else "?" for char in value[:_WORDS_MAX])

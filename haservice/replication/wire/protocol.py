@@ -1,0 +1,294 @@
+"""The replication wire of RocketMQ 4.9: transfers from the master, reports from the slave.
+
+    transfer   | offset 8 | body size 4 | body n |     offset of the body's first byte
+    heartbeat  | offset 8 | 0           |              the next offset to be sent
+    report     | offset 8 |                            end of what the slave holds
+
+Integers are big-endian and signed, as Java writes them.  The slave speaks first; nothing else ever travels
+between a stock broker and one of ours.  Two of ours have a few frames more, before the first transfer:
+
+    report −1                       a call, which a stock master does not heed
+    hello      | −1 8 | size 4 | body n |
+    slave's    | −2 8 | size 8 | body n |     words like reports
+    verdict    | −2 8 | size 4 | body n |
+
+Nothing here touches a socket, a thread, a clock or the log.
+
+    master's side   WAIT_REPORT ──first report ≥ 0──▶ TRANSFER ──▶ CLOSED
+    slave's side    READY ──greeted──▶ TRANSFER ──cut, silence, refusal──▶ READY ──stop──▶ SHUTDOWN
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from haservice.errors import ProtocolError
+from haservice.replication.wire.hello import HELLO_BYTES_MAX, HELLO_OFFSET, SLAVE_HELLO_MARK, VERDICT_OFFSET
+
+TRANSFER_HEADER = struct.Struct(">qi")
+REPORT = struct.Struct(">q")
+HEADER_BYTES = TRANSFER_HEADER.size
+REPORT_BYTES = REPORT.size
+assert (HEADER_BYTES, REPORT_BYTES) == (12, 8)
+
+# A Java slave reads into a fixed 4 MiB buffer; a larger frame would stall it for ever.
+FRAME_BYTES_MAX = 4 * 1024 * 1024
+BODY_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES
+
+# What a slave that has nothing reports, and what a master ignores (a stock one does as well).
+REPORT_NOTHING = 0
+REPORT_NOT_YET = -1
+
+# No log is 64 PiB long: a report begins with 0x00, or with 0xff if it is negative.  Texts begin otherwise.
+_FIRST_BYTES = (0x00, 0xFF)
+_CALL = REPORT.pack(REPORT_NOT_YET)
+_HELLO_BEGINS = REPORT.pack(SLAVE_HELLO_MARK)
+# Enough of a stranger's bytes to recognise him by.
+_SHOWN_BYTES = 32
+
+
+class MasterState(enum.Enum):
+    """A connection as the master sees it."""
+
+    WAIT_REPORT = "WAIT_REPORT"
+    TRANSFER = "TRANSFER"
+    CLOSED = "CLOSED"
+
+
+class SlaveState(enum.Enum):
+    """The slave's client, as status shows it; what it does in between is in slave_states.py."""
+
+    READY = "READY"
+    TRANSFER = "TRANSFER"
+    SHUTDOWN = "SHUTDOWN"
+
+
+def shown(data: bytes | bytearray | memoryview) -> str:
+    """Bytes for a log line: as text when they are text, else in hexadecimal; a long tail is left out."""
+    head = bytes(data[:_SHOWN_BYTES])
+    text = head.decode("latin-1")
+    if head and all(" " <= char <= "~" or char in "\r\n\t" for char in text):
+        what = repr(text)
+    else:
+        what = head.hex(" ")
+    return f"{what} and {len(data) - len(head)} bytes more" if len(data) > len(head) else what
+
+
+class NotAReport(ProtocolError):
+    """What came on the replication port cannot be a slave's report."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(f"received {shown(data)}, which is no report of an offset")
+        self.data = data
+
+
+class LateHello(ProtocolError):
+    """The master is one of ours, and says so amid transfers: it was taken for a stock one."""
+
+
+def peer_frame(mark: int, body: bytes) -> bytes:
+    """A master's hello or verdict as it travels."""
+    return TRANSFER_HEADER.pack(mark, len(body)) + body
+
+
+def slave_hello_block(body: bytes) -> bytes:
+    """A slave's hello as it travels."""
+    return REPORT.pack(SLAVE_HELLO_MARK) + REPORT.pack(len(body)) + body
+
+
+class ReportReader:
+    """Turns a slave's bytes, however they arrive, into whole reports.  Owned by one thread.
+
+    The stream cannot be resynchronised, so a byte that begins no offset ends it at once.  After
+    expect_hello() one hello of the slave is taken, unless a report comes first.
+    """
+
+    __slots__ = ("_greeting", "_pending", "hello")
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._greeting: bytearray | None = None  # what came since a hello is expected
+        self.hello: bytes | None = None
+        """The body of the slave's hello, once it is whole."""
+
+    def expect_hello(self) -> None:
+        self._greeting = bytearray()
+
+    def feed(self, data: bytes) -> Sequence[int]:
+        """The reports that `data` completes, oldest first.  Raises NotAReport.
+
+        A call may be followed by a hello at once, so expect_hello() before the next feed() is soon enough.
+        """
+        if (
+            len(data) == REPORT_BYTES
+            and not self._pending
+            and self._greeting is None
+            and data[0] in _FIRST_BYTES
+        ):
+            return list(REPORT.unpack(data))
+        if self._pending:
+            data, self._pending = self._pending + data, b""
+        if self._greeting is not None:
+            return self._feed_hello(self._greeting, data)
+        whole = len(data) - len(data) % REPORT_BYTES
+        for start in range(0, len(data), REPORT_BYTES):
+            if data[start] not in _FIRST_BYTES:
+                raise NotAReport(data[start:])
+        self._pending = data[whole:]
+        return [report for (report,) in REPORT.iter_unpack(data[:whole])]
+
+    def _feed_hello(self, greeting: bytearray, data: bytes) -> Sequence[int]:
+        """Calls that are repeated, and then the hello, or reports of a slave that does not greet."""
+        greeting += data
+        while greeting.startswith(_CALL):
+            del greeting[:REPORT_BYTES]
+        begins = bytes(greeting[:REPORT_BYTES])
+        if not _HELLO_BEGINS.startswith(begins):
+            self._greeting = None
+            return self.feed(bytes(greeting))
+        if len(greeting) < 2 * REPORT_BYTES:
+            return ()
+        (size,) = REPORT.unpack_from(greeting, REPORT_BYTES)
+        if not 0 < size <= HELLO_BYTES_MAX:
+            raise ProtocolError(f"a hello of {size} bytes, allowed are 1 to {HELLO_BYTES_MAX}")
+        whole = 2 * REPORT_BYTES + size
+        if len(greeting) > whole:
+            raise NotAReport(bytes(greeting[whole:]))  # nothing may follow before the verdict
+        if len(greeting) == whole:
+            self.hello, self._greeting = bytes(greeting[2 * REPORT_BYTES :]), None
+        return ()
+
+
+class Run(NamedTuple):
+    """Bodies that follow each other inside one segment, as one append takes them: views of the buffer."""
+
+    offset: int
+    bodies: list[memoryview]
+    end: int
+
+
+assert REPORT.pack(HELLO_OFFSET) == _CALL
+assert VERDICT_OFFSET == SLAVE_HELLO_MARK
+
+
+class TransferReader:
+    """Turns the master's bytes into runs of checked bodies, without copying them.  Owned by one thread.
+
+    Receive into `space()`, tell `received(n)`, then take `runs(end)`.  The views in a run are valid until the
+    next space().  A frame counts when it is whole: what was cut off is dropped with the reader.
+    """
+
+    def __init__(self, segment_bytes: int, receive_bytes: int) -> None:
+        self._segment_bytes = segment_bytes
+        self._receive_bytes = receive_bytes
+        self._buffer = bytearray(FRAME_BYTES_MAX + receive_bytes)
+        self._view = memoryview(self._buffer)
+        self._parsed = 0
+        self._filled = 0
+
+    def reset(self) -> None:
+        """A new connection begins: nothing of the old one is left."""
+        self._parsed = self._filled = 0
+
+    def space(self) -> memoryview:
+        """Where to receive next.  What is left of a cut frame moves to the front first."""
+        if self._parsed:
+            rest = self._filled - self._parsed
+            self._view[:rest] = self._view[self._parsed : self._filled]
+            self._parsed, self._filled = 0, rest
+        return self._view[self._filled : self._filled + self._receive_bytes]
+
+    def received(self, count: int) -> None:
+        self._filled += count
+
+    def peer_frame(self) -> tuple[int, bytes] | None:
+        """The master's hello or verdict that the stream begins with, as its mark and its body.
+
+        None as long as it is not whole; also when something else comes, for runs() to take: see is_transfer.
+        Raises ProtocolError for a size that none has.
+        """
+        if self._filled - self._parsed < HEADER_BYTES or self.is_transfer:
+            return None
+        mark, size = TRANSFER_HEADER.unpack_from(self._buffer, self._parsed)
+        if not 0 < size <= HELLO_BYTES_MAX:
+            raise ProtocolError(f"a greeting of {size} bytes, allowed are 1 to {HELLO_BYTES_MAX}")
+        body = self._parsed + HEADER_BYTES
+        if self._filled - body < size:
+            return None
+        self._parsed = body + size
+        return mark, bytes(self._view[body : self._parsed])
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether what is at hand begins a frame that is neither hello nor verdict."""
+        data = bytes(self._buffer[self._parsed : min(self._filled, self._parsed + REPORT_BYTES)])
+        return not (_CALL.startswith(data) or _HELLO_BEGINS.startswith(data))
+
+    def runs(self, end: int) -> list[Run]:
+        """The whole frames at hand, as runs that continue a log which ends at `end`.
+
+        A log that ends at 0 takes its first frame wherever a segment begins; a heartbeat there gives a run
+        without bodies.  Raises ProtocolError at the first frame that does not fit; those before it are lost
+        with it, for the slave reports again what it holds.
+        """
+        buffer, view, position, filled = self._buffer, self._view, self._parsed, self._filled
+        segment_bytes, unpack = self._segment_bytes, TRANSFER_HEADER.unpack_from
+        runs: list[Run] = []
+        bodies: list[memoryview] = []
+        run_offset = end
+        boundary = end - end % segment_bytes + segment_bytes
+        while filled - position >= HEADER_BYTES:
+            offset, size = unpack(buffer, position)
+            body = position + HEADER_BYTES
+            if offset == end and 0 < size <= min(boundary - end, BODY_BYTES_MAX, filled - body):
+                # Nearly all of them: whole, and inside the segment.
+                position = body + size
+                bodies.append(view[body:position])
+                end += size
+                continue
+            if not 0 <= size <= BODY_BYTES_MAX:
+                raise ProtocolError(
+                    f"transfer at {offset} announces {size} bytes, allowed are 0 to {BODY_BYTES_MAX}"
+                )
+            if offset != end:
+                self._check_beginning(offset, end)
+            room = boundary - end if offset == end else segment_bytes
+            if size > (room or segment_bytes):
+                raise ProtocolError(
+                    f"transfer of {size} bytes at {offset} crosses the end of our segment: "
+                    f"is mappedFileSizeCommitLog {segment_bytes} on the master too?"
+                )
+            if filled - body < size:
+                break
+            position = body + size
+            if offset != end:
+                end = run_offset = offset
+                boundary = offset + segment_bytes
+                if not size:
+                    runs.append(Run(offset, [], offset))
+            if size:
+                if end == boundary:
+                    runs.append(Run(run_offset, bodies, end))
+                    bodies, run_offset = [], end
+                    boundary += segment_bytes
+                bodies.append(view[body:position])
+                end += size
+        if bodies:
+            runs.append(Run(run_offset, bodies, end))
+        self._parsed = position
+        return runs
+
+    def _check_beginning(self, offset: int, end: int) -> None:
+        """A log without a byte begins where the master does; any other continues at its end."""
+        if offset in (HELLO_OFFSET, VERDICT_OFFSET):
+            raise LateHello(f"transfer at {offset}, but our log ends at {end}: the master greets us late")
+        if end:
+            raise ProtocolError(f"transfer at {offset}, but our log ends at {end}")
+        if offset < 0 or offset % self._segment_bytes:
+            raise ProtocolError(
+                f"first transfer at {offset}, which is no start of a segment of {self._segment_bytes} bytes: "
+                "is mappedFileSizeCommitLog the same on the master?"
+            )

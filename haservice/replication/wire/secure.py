@@ -1,0 +1,220 @@
+"""The second HA door: TLS with certificates on both sides, for slaves and masters of ours.
+
+    haSecurePort=10914           a master takes slaves there; its certificate is shown, theirs are checked
+    haSecureMaster=true          a slave connects so, and in no other way
+    haPlainPort=false            the door of stock slaves stays shut
+
+Whoever shows a certificate from a root of haSecureTrustCertPath is a broker of the cluster, master or slave:
+host names are not compared, for brokers are known by addresses that move.  So these roots sign brokers and
+nobody else.  TLS 1.3 only: both ends are ours.  Certificates are read again when their files change; links at
+work go on with what they agreed on.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from haservice.certificates import load_chain, load_roots
+from haservice.configuration.settings import NodeConfig, ReplicationConfig
+from haservice.errors import ConfigError
+from haservice.replication.wire.transport import PlainTransport, TlsTransport, Transport, reason
+from haservice.watched_files import WatchedFiles
+
+logger = logging.getLogger(__name__)
+
+CERT, KEY, TRUST = "haSecureCertPath", "haSecureKeyPath", "haSecureTrustCertPath"
+# OpenSSL's numbers for a certificate whose time has not come, or is over: it was good, or will be.
+_OUT_OF_TIME = frozenset({9, 10})
+
+
+@dataclass(frozen=True, slots=True)
+class _Contexts:
+    accepting: ssl.SSLContext
+    connecting: ssl.SSLContext
+
+
+class HACertificates:
+    """What a broker shows and trusts on secure links.  poll() is for one thread, the rest for any."""
+
+    def __init__(self, cert: Path, key: Path, trust: Path, source: str = "") -> None:
+        """Raises ConfigError naming the key of what cannot be used, and its path."""
+        self._cert, self._key, self._trust = cert, key, trust
+        self._source = source
+        self._watched = WatchedFiles(lambda: (cert, key, trust))
+        self._watched.taken(self._watched.look())
+        self._trouble = ""
+        self._contexts = self._build()
+
+    def accepted(self, connection: socket.socket) -> TlsTransport:
+        """For a connection that came to our port."""
+        return TlsTransport(connection, self._contexts.accepting, server_side=True)
+
+    def connected(self, connection: socket.socket) -> TlsTransport:
+        """For a connection of ours to a master."""
+        return TlsTransport(connection, self._contexts.connecting, server_side=False)
+
+    def poll(self) -> None:
+        """Takes renewed files for the connections to come; never raises.  Call it about once a second.
+
+        While they are no good, those before stay.
+        """
+        look = self._watched.changed()
+        if look is None:
+            return
+        try:
+            self._contexts = self._build()
+        except ConfigError as error:
+            self._watched.refused()
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                logger.error("certificate for replication not renewed, the one before stays: %s", error)
+        else:
+            self._watched.taken(look)
+            self._trouble = ""
+            logger.info("certificate for replication read again path=%s", self._cert)
+
+    def _build(self) -> _Contexts:
+        made = _Contexts(
+            self._context(ssl.PROTOCOL_TLS_SERVER, ssl.Purpose.CLIENT_AUTH),
+            self._context(ssl.PROTOCOL_TLS_CLIENT, ssl.Purpose.SERVER_AUTH),
+        )
+        self._check_own(made)
+        return made
+
+    def _context(self, protocol: int, purpose: ssl.Purpose) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0  # nobody resumes: each link shows its certificate
+        load_chain(context, (CERT, KEY), self._cert, self._key, None, self._source)
+        load_roots(context, purpose, TRUST, self._trust, self._source)
+        return context
+
+    def _check_own(self, made: _Contexts) -> None:
+        """A handshake with ourselves: what we would not trust, no broker with our roots will.
+
+        A certificate that is out of time is told, and starts all the same: clients are served with it.
+        """
+        try:
+            _shake_hands(made)
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code in _OUT_OF_TIME:
+                text = (
+                    f"{self._source}: {CERT}={self._cert}: no other broker takes it: {error.verify_message}"
+                )
+                if text != self._trouble:
+                    self._trouble = text
+                    logger.error("%s", text)
+                return
+            why = f"not from a root of {TRUST}={self._trust}, or not for both ends: {error.verify_message}"
+            raise ConfigError(self._source, 0, CERT, why, str(self._cert)) from None
+        except ssl.SSLError as error:
+            raise ConfigError(
+                self._source, 0, CERT, f"no use for TLS: {reason(error)}", str(self._cert)
+            ) from None
+
+
+class SecureDoors:
+    """Which HA doors a broker has, and how its slave side goes out; ready-made for HAService."""
+
+    def __init__(
+        self, config: ReplicationConfig, certificates: HACertificates | None = None, guarded: bool = False
+    ) -> None:
+        """`guarded`: requests are asked for credentials (aclEnable), so that a stranger must not get by here
+        what he would be refused there."""
+        self._config = config
+        self._certificates = certificates
+        self._guarded = guarded
+
+    @property
+    def port(self) -> int:
+        """Of the secure door; 0 if there is none."""
+        return self._config.secure_port
+
+    @property
+    def plain(self) -> bool:
+        """Whether the plain door is open."""
+        return self._config.plain_port
+
+    @property
+    def watched(self) -> bool:
+        """Whether poll() has something to look at."""
+        return self._certificates is not None
+
+    def believes(self, secured: bool) -> bool:
+        """Whether somebody vouches for who comes, a certificate or a list; or nobody asks for it."""
+        return secured or not self._guarded or bool(self._config.allowed_slaves)
+
+    def accepted(self, connection: socket.socket) -> Transport:
+        """For a connection that came to the secure door."""
+        assert self._certificates is not None
+        return self._certificates.accepted(connection)
+
+    def connected(self, connection: socket.socket) -> Transport:
+        """For a connection of a slave to its master; never plain when haSecureMaster is set."""
+        if not self._config.secure_master:
+            return PlainTransport(connection)
+        assert self._certificates is not None
+        return self._certificates.connected(connection)
+
+    def address(self, address: str) -> str:
+        """Where a slave goes for a master that is said to be at `address`."""
+        if not self._config.secure_master or address == self._config.master_address:
+            return address
+        host = address.rpartition(":")[0]
+        return f"{host}:{self._config.secure_port}"
+
+    def poll(self) -> None:
+        if self._certificates is not None:
+            self._certificates.poll()
+
+
+def secure_doors(config: NodeConfig) -> SecureDoors:
+    """Raises ConfigError naming the key of what is missing, contradicts another, or cannot be used."""
+    replication, source = config.replication, config.source
+    port, own = replication.secure_port, config.remoting.listen_port
+
+    def refuse(key: str, why: str, value: object = None) -> ConfigError:
+        return ConfigError(source, 0, key, why, None if value is None else str(value))
+
+    if port and port in (own, config.remoting.vip_port, replication.listen_port):
+        raise refuse("haSecurePort", "the port is already listenPort, listenPort - 2 or haListenPort", port)
+    if not replication.plain_port and not port:
+        raise refuse("haPlainPort", "without haSecurePort no slave could ever come", "false")
+    if replication.secure_master and not port and replication.master_address is None:
+        raise refuse("haSecureMaster", "where? set haSecurePort, or haMasterAddress", "true")
+    guarded = config.acl.enabled
+    if guarded and replication.plain_port and not replication.allowed_slaves:
+        logger.warning(
+            "aclEnable=true, and haListenPort serves everybody: set haAllowedSlaves or haPlainPort"
+        )
+    if not port and not replication.secure_master:
+        return SecureDoors(replication, guarded=guarded)
+    paths = {CERT: replication.secure_cert, KEY: replication.secure_key, TRUST: replication.secure_trust}
+    for key, path in paths.items():
+        if path is None:
+            asks = "haSecurePort" if port else "haSecureMaster"
+            raise refuse(key, f"not set, and {asks} needs all of {', '.join(paths)}")
+    cert, key_path, trust = (path for path in paths.values() if path is not None)
+    return SecureDoors(replication, HACertificates(cert, key_path, trust, source), guarded)
+
+
+def _shake_hands(made: _Contexts) -> None:
+    """Both ends in memory.  Raises ssl.SSLError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        made.connecting.wrap_bio(to_client, to_server),
+        made.accepting.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(4):  # more turns than a handshake takes
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue

@@ -1,0 +1,389 @@
+"""What a replication link runs over: a plain socket, or TLS on one.  Both behave alike.
+
+    PlainTransport    the kernel's own calls, sendfile among them
+    TlsTransport      socket ⇄ ciphertext ⇄ ssl.SSLObject ⇄ what was said
+
+A link is used by two threads at once, one that reads and one that writes, and shut down by any.  An
+ssl.SSLSocket is not made for that: here one lock stands around the SSLObject, which does no I/O, and whoever
+waits for the network does not hold it.  What TLS itself has to say (an alert, a new key) goes out with
+whoever may write.
+
+A plain link can be used without waiting, too (`prompt`).  TLS may have to say or hear something of its own
+before a byte moves; that is left to a thread.
+
+A timeout is BlockingIOError, a peer that is gone is b"" or 0, everything else an OSError.  After a send that
+raised, nobody knows what the peer has: the link is good for shut_down() and close() only.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from commitlog.disk.files import Buffer
+from haservice.deadline import Deadline
+from haservice.replication.wire import wakeup
+
+logger = logging.getLogger(__name__)
+
+# How long a TLS handshake may take, from its first byte to its last.
+HANDSHAKE_SECONDS = 5.0
+# Ciphertext that one call receives, and bytes of a file that are sealed at once.
+CIPHERTEXT_BYTES = 64 * 1024
+PIECE_BYTES = 64 * 1024
+# Waits of a link that nobody has set a timeout for.
+TIMEOUT_SECONDS = 20.0
+
+
+class Prompt(Protocol):
+    """What of a link does not wait.  The rules of Transport hold: one thread receives at a time, one sends."""
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        """How many bytes of `buffers`, one behind the other, have gone out; 0 if there is no room.
+
+        Raises OSError.
+        """
+
+    def recv_now(self, size: int) -> bytes | None:
+        """As recv(); None if nothing is there."""
+
+    def fileno(self) -> int:
+        """What to watch for bytes, or for the link's end.  It is the link's, until close()."""
+
+
+class Transport(Protocol):
+    """One link.  One thread receives, one sends; shut_down() is anyone's, close() its owner's, once both have
+    ended."""
+
+    secured: bool
+    """Whether the peer has shown a certificate that we trust, from the handshake on."""
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The link's calls that do not wait, if it has them."""
+
+    @property
+    def peer_name(self) -> str:
+        """Who is at the other end, for people: host:port, and the name in its certificate if it has one."""
+
+    def handshake(self) -> None:
+        """Agrees on keys, where there are any; done by the first receive or send if nobody calls it.
+
+        Raises HandshakeFailed when the peer is not trusted, speaks something else, or takes too long.
+        """
+
+    def recv(self, size: int) -> bytes:
+        """What is there, at most `size` bytes; b"" when the peer has ended.  Raises OSError."""
+
+    def recv_into(self, space: memoryview) -> int:
+        """As recv(), into `space`; how many bytes."""
+
+    def send(self, data: bytes, more: bool = False) -> int:
+        """How many bytes of `data` went out; `more`: they may wait for what is sent next."""
+
+    def send_file(self, fd: int, position: int, count: int) -> int:
+        """Sends bytes of a file; how many, at most `count`, 0 at the file's end."""
+
+    def set_receive_timeout(self, seconds: float) -> None: ...
+
+    def set_send_timeout(self, seconds: float) -> None: ...
+
+    def shut_down(self) -> None:
+        """Ends the link for both sides and wakes who waits on it.  May be called twice, or when closed."""
+
+    def close(self) -> None: ...
+
+
+class HandshakeFailed(ConnectionError):
+    """The two sides do not trust each other, or the other one speaks no TLS, or too slowly."""
+
+
+class _OnSocket:
+    """A socket that is shut down by any thread, and closed by one.  Small words leave at once."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._close_lock = threading.Lock()  # a shutdown never meets the socket's number in other hands
+        self._peer_name = _name_of(connection)
+        with suppress(OSError):  # no socket of TCP, or gone already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def peer_name(self) -> str:
+        return self._peer_name
+
+    def shut_down(self) -> None:
+        with self._close_lock:
+            wakeup.shut_down(self._socket)
+
+    def close(self) -> None:
+        with self._close_lock:
+            self._socket.close()
+
+
+class PlainTransport(_OnSocket):
+    """A connected, blocking socket as it is."""
+
+    secured = False
+
+    @property
+    def prompt(self) -> PlainTransport:
+        return self
+
+    def handshake(self) -> None:
+        pass
+
+    def recv(self, size: int) -> bytes:
+        return self._socket.recv(size)
+
+    def recv_into(self, space: memoryview) -> int:
+        return self._socket.recv_into(space)
+
+    def send(self, data: bytes, more: bool = False) -> int:
+        return self._socket.send(data, socket.MSG_MORE if more else 0)
+
+    def send_file(self, fd: int, position: int, count: int) -> int:
+        return os.sendfile(self._socket.fileno(), fd, position, count)
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        try:
+            return self._socket.sendmsg(buffers, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def recv_now(self, size: int) -> bytes | None:
+        try:
+            return self._socket.recv(size, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def set_receive_timeout(self, seconds: float) -> None:
+        wakeup.set_receive_timeout(self._socket, seconds)
+
+    def set_send_timeout(self, seconds: float) -> None:
+        wakeup.set_send_timeout(self._socket, seconds)
+
+
+class TlsTransport(_OnSocket):
+    """TLS on a connected, blocking socket; says nothing before handshake(), recv() or send().
+
+    The context decides whom to trust.  A receive timeout counts for a whole call: bytes that dribble in and
+    make no record do not extend it.
+    """
+
+    secured = True
+    prompt = None
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        context: ssl.SSLContext,
+        server_side: bool,
+        handshake_s: float = HANDSHAKE_SECONDS,
+    ) -> None:
+        super().__init__(connection)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._tls_lock = threading.Lock()  # guards _tls and both buffers; nobody waits with it
+        self._send_lock = threading.Lock()  # guards _unsent, and the order of records on the socket
+        self._handshake_lock = threading.Lock()
+        self._handshake_s = handshake_s
+        self._agreed = False
+        self._ended = False  # receiving thread only
+        self._held = b""  # sending thread only: what may wait for more
+        self._unsent = memoryview(b"")
+        self._receive_s = self._send_s = TIMEOUT_SECONDS
+
+    # -- handshake ----------------------------------------------------------------------------------
+
+    def handshake(self) -> None:
+        with self._handshake_lock:
+            if self._agreed:
+                return
+            self._shake(Deadline(self._handshake_s))
+            wakeup.set_receive_timeout(self._socket, self._receive_s)
+            wakeup.set_send_timeout(self._socket, self._send_s)
+            subject = self._common_name()
+            self._peer_name += f" ({subject})" if subject else ""
+            self._agreed = True
+        logger.info("secure link peer=%s version=%s", self._peer_name, self._tls.version())
+
+    def _shake(self, deadline: Deadline) -> None:
+        while True:
+            try:
+                with self._tls_lock:
+                    self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                wants_more = True
+            except ssl.SSLError as error:
+                self._flush_aside()
+                raise HandshakeFailed(errno.EPROTO, f"no TLS handshake: {reason(error)}") from error
+            else:
+                wants_more = False
+            data: bytes | None
+            try:
+                wakeup.set_send_timeout(self._socket, deadline.remaining)
+                self._flush()
+                if not wants_more:
+                    return
+                wakeup.set_receive_timeout(self._socket, deadline.remaining)
+                data = self._socket.recv(CIPHERTEXT_BYTES)
+            except BlockingIOError:
+                data = None
+            if data is None or deadline.expired:
+                raise HandshakeFailed(errno.ETIMEDOUT, f"no TLS handshake within {self._handshake_s:g} s")
+            if not data:
+                raise HandshakeFailed(errno.EPROTO, "no TLS handshake: the peer closed")
+            with self._tls_lock:
+                self._incoming.write(data)
+
+    def _common_name(self) -> str:
+        with self._tls_lock:
+            shown = self._tls.getpeercert()
+        subject: Any = shown.get("subject", ()) if shown else ()
+        return next((str(value) for part in subject for name, value in part if name == "commonName"), "")
+
+    # -- receiving ----------------------------------------------------------------------------------
+
+    def recv(self, size: int) -> bytes:
+        space = bytearray(size)
+        count = self.recv_into(memoryview(space))
+        return bytes(memoryview(space)[:count])
+
+    def recv_into(self, space: memoryview) -> int:
+        if not self._agreed:
+            self.handshake()
+        until_s = 0.0
+        while True:
+            count = self._unseal(space)
+            if count or self._ended:
+                return count
+            now_s = time.monotonic()
+            until_s = until_s or now_s + self._receive_s
+            if now_s >= until_s:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            data = self._socket.recv(CIPHERTEXT_BYTES)
+            with self._tls_lock:
+                if data:
+                    self._incoming.write(data)
+                else:
+                    self._incoming.write_eof()
+                    self._ended = True
+
+    def _unseal(self, space: memoryview) -> int:
+        """What of the ciphertext that is here can be read; a record is 16 KiB at most, so one by one."""
+        count = 0
+        try:
+            with self._tls_lock:
+                while count < len(space):
+                    taken = self._tls.read(len(space) - count, space[count:])
+                    if not taken:
+                        self._ended = True
+                        break
+                    count += int(taken)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            # An end without TLS's own goodbye is one, too: a plain peer that dies says none either.
+            if not self._ended and not count:
+                self._flush_aside()
+                raise _broken(error) from error
+        if self._outgoing.pending:
+            self._flush_aside()
+        return count
+
+    # -- sending ------------------------------------------------------------------------------------
+
+    def send(self, data: bytes, more: bool = False) -> int:
+        if more and len(self._held) + len(data) <= PIECE_BYTES:
+            self._held += data
+            return len(data)
+        if not self._agreed:
+            self.handshake()
+        sealed, self._held = self._held + data if self._held else data, b""
+        with self._tls_lock:
+            self._seal(sealed)
+        self._flush()
+        return len(data)
+
+    def send_file(self, fd: int, position: int, count: int) -> int:
+        piece = os.pread(fd, min(count, PIECE_BYTES), position)
+        return self.send(piece) if piece else 0
+
+    def _seal(self, data: bytes) -> None:
+        """Buffers take all there is, so that a write is never half done."""
+        try:
+            written = self._tls.write(data) if data else 0
+        except ssl.SSLError as error:
+            raise _broken(error) from error
+        assert written == len(data), (written, len(data))
+
+    def _flush(self, wait: bool = True) -> None:
+        """Sends what is sealed, in order.  Without `wait`: unless another thread does, and takes it along."""
+        while self._outgoing.pending or self._unsent:
+            if not self._send_lock.acquire(blocking=wait):
+                return
+            try:
+                flags = 0 if wait else socket.MSG_DONTWAIT
+                while True:
+                    while self._unsent:
+                        self._unsent = self._unsent[self._socket.send(self._unsent, flags) :]
+                    with self._tls_lock:
+                        self._unsent = memoryview(self._outgoing.read())
+                    if not self._unsent:
+                        break
+            except BlockingIOError:
+                if wait:
+                    raise
+                return  # the peer takes nothing now: it goes with what is sent next
+            finally:
+                self._send_lock.release()
+
+    def _flush_aside(self) -> None:
+        """For what TLS itself has to say.  A link that breaks by it is found broken by who uses it."""
+        with suppress(OSError):
+            self._flush(wait=False)
+
+    # -- timeouts -----------------------------------------------------------------------------------
+
+    def set_receive_timeout(self, seconds: float) -> None:
+        self._receive_s = seconds
+        if self._agreed:
+            wakeup.set_receive_timeout(self._socket, seconds)
+
+    def set_send_timeout(self, seconds: float) -> None:
+        self._send_s = seconds
+        if self._agreed:
+            wakeup.set_send_timeout(self._socket, seconds)
+
+
+def reason(error: ssl.SSLError) -> str:
+    """OpenSSL's words, without the names of its source files."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the peer's certificate is not trusted: {error.verify_message}"
+    text = (error.reason or str(error)).replace("_", " ").lower()
+    _, alert, said = text.partition(" alert ")
+    return f"the peer says: {said}" if alert else text
+
+
+def _broken(error: ssl.SSLError) -> OSError:
+    return ConnectionAbortedError(errno.ECONNABORTED, f"the TLS link broke: {reason(error)}")
+
+
+def _name_of(connection: socket.socket) -> str:
+    try:
+        host, port = connection.getpeername()[:2]
+    except (OSError, ValueError):
+        return "?"  # gone already, or no socket with addresses
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
