@@ -6,9 +6,8 @@
 `abort` says "running, or died running".  It is made durable before the first append, and before queues are
 built again, and removed only by a close after which everything is flushed and dispatched.
 
-Damage with durable records behind keeps no store from opening: it is fenced (damage.py).  If the queues lack
-what the damaged range holds, dispatch stops before it, and a master takes no appends until it is repaired,
-for nobody knows what queue offsets were given there.
+Damage with durable records behind keeps no store from opening: it is fenced.  If the queues lack what is in the
+damaged range, dispatch stops before it, and a master takes no appends until it is repaired.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Node: one broker of a simulation.  Its store, its lineage and its decisions are the product's own.
 
-    boot       Store.open over the simulated disk, then the role: roles.py says which term, and what is held
+    boot       Store.open over the simulated disk, then the role: roles/rules.py says which term, and what is held
     master     append → Durability → answers; MasterEnd per slave; looks at its role every second or five
     slave      SlaveEnd to the master that it knows of
 

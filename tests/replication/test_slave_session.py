@@ -159,10 +159,10 @@ def drawn() -> str:
 
 def test_the_docs_show_the_table_that_the_code_has() -> None:
     text = DOCS.read_text()
-    before, rest = text.split("<!-- slave_states.py -->\n")
+    before, rest = text.split("<!-- slave/states.py -->\n")
     shown, after = rest.split("<!-- end -->\n")
     if os.environ.get("HASERVICE_REWRITE"):
-        DOCS.write_text(f"{before}<!-- slave_states.py -->\n{drawn()}<!-- end -->\n{after}")
+        DOCS.write_text(f"{before}<!-- slave/states.py -->\n{drawn()}<!-- end -->\n{after}")
     else:
         assert shown == drawn()
 

@@ -74,7 +74,7 @@ class Native:
         if not position:
             return None
         record = bytes(self.run.stamp(6, 1 << 20, 7, {}))
-        _, _, ((_, opaque, serialize_type, oneway),) = self.run.finish()
+        _, ((_, opaque, serialize_type, oneway),) = self.run.finish()
         return Stored(record, self._waits(data, born), oneway, opaque, serialize_type)
 
     def _waits(self, data: bytes, born: bytes) -> bool:
@@ -82,7 +82,7 @@ class Native:
         self.run.take(self, data, 0, born)
         self.run.stamp(0, 1 << 20, 0, {})
         self.run.written({})
-        answers, _, _ = self.run.finish()
+        answers, _ = self.run.finish()
         return bool(answers.waiting)
 
 

@@ -8,7 +8,7 @@ the wall clock once a second, because that can be set.
 
 What is delivered is appended like any message, without waiting for disk or slave; on a SYNC_MASTER the
 high-water mark keeps it from consumers until a slave has it.  A message is delivered at least once: again
-after a crash, as far as the offsets were not written (see delay_offsets.py).
+after a crash, as far as the offsets were not written (see offsets.py).
 
 What fails:
 - the log, or the broker, takes nothing now: the level waits, and tries the same message again;

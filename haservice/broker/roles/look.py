@@ -1,7 +1,7 @@
 """What a master sees when it looks at its peers: a newer term, what it has lost, whom it promoted.  Pure.
 
 A newer term counts if the peer that knows of it is a replica that we know, where we know it, or if it has our
-own bytes (role_state.Prove).  What a name server says, or somebody at the HA port, is only where to ask.
+own bytes (state.Prove).  What a name server says, or somebody at the HA port, is only where to ask.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@
              asks the one that it has pledged itself to what became of it
 
 One change is under way at a time, and it waits for one result: so no append is let go while something is taken
-back or a term begins, and no two commands work on one log.  Looking is role_look.py, the changes of a master
-role_terms.py and role_handover.py, those of a slave role_promotion.py.  Whoever runs the machine carries the
-actions out in their order and gives it each result: role_executor.py in a broker, a simulation on virtual time.
+back or a term begins, and no two commands work on one log.  Looking is look.py, the changes of a master
+terms.py and handover.py, those of a slave promotion.py.  Whoever runs the machine carries the
+actions out in their order and gives it each result: executor.py in a broker, a simulation on virtual time.
 """
 
 from __future__ import annotations

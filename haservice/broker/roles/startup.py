@@ -4,7 +4,7 @@
     open      the store is ours: the peers are asked; a master gives way to a newer one, or begins its term
     build     the machine of roles, and what carries out what it decides
 
-What is decided by facts alone is decided in roles.py and in the machine, role_machine.py.
+What is decided by facts alone is decided in rules.py and in the machine, machine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ext fields of pulls and of their answers, written out: they come with every pull.
 
-What they mean, and what is wrong with one that cannot be read, headers.py says.
+What they mean, and what is wrong with one that cannot be read, clients.py says.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ A master of ours is greeted first, and our log made one with its own, see greeti
 stays silent is a stock master, and the classic rules hold.  A report says which whole records the log holds
 when it is sent, never more.
 
-Every timer of a slave's connection is here; its states and moves are the table in slave_states.py.  Nothing
+Every timer of a slave's connection is here; its states and moves are the table in states.py.  Nothing
 here touches a socket, a thread, a file or a clock: times are seconds of one clock, handed in with the events,
-and the log is read by what greetings and checks read it by, and changed by actions only: slave_actions.py.
+and the log is read by what greetings and checks read it by, and changed by actions only: actions.py.
 
 An event that raises ends the connection, as an action that fails does: lost() is to be told of it.  Dial is
 answered by reached() and connected(), Store by stored(), Flush by flushed(), Rejoin by rejoined(), each once

@@ -59,7 +59,7 @@ class MasterState(enum.Enum):
 
 
 class SlaveState(enum.Enum):
-    """The slave's client, as status shows it; what it does in between is in slave_states.py."""
+    """The slave's client, as status shows it; what it does in between is in slave/states.py."""
 
     READY = "READY"
     TRANSFER = "TRANSFER"

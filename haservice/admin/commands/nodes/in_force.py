@@ -1,7 +1,7 @@
 """What a broker's settings are in force: its file's, its role by command, what the running broker says.
 
     the file           what a start takes
-    a role by command  lineage/state.json below the store; stands against the file's brokerRole, see roles.py
+    a role by command  lineage/state.json below the store; stands against the file's brokerRole, see roles/rules.py
     a running broker   who holds the store's lock is asked (26): a key may have been changed in the file since
                        it started, and counts from its next start on
 
