@@ -28,18 +28,18 @@ from commitlog.errors import CommitLogError, CorruptRecord, LogNotWritable, Stor
 from commitlog.index.files import IndexFiles
 from commitlog.kernel.records import check
 from commitlog.log.log import CommitLog, wall_clock_ms
+from commitlog.log.salvage import Held, damage_at, whole_records
 from commitlog.log.segments import Segments
-from commitlog.log.tail import Held, damage_at, whole_records
 from commitlog.options import LogOptions
 from commitlog.queues import queue_ends
 from commitlog.queues.consume_queue import ConsumeQueues
 from commitlog.queues.readable_queue import Entry, stored_ms
-from commitlog.recovery import going_back
+from commitlog.recovery import truncation
 from commitlog.recovery.checkpoint import Checkpoint
+from commitlog.recovery.durable_marks import Durable
+from commitlog.recovery.intent_log import DIRECTORY, IntentLog, Rewinding
 from commitlog.recovery.known_edge import edge_below
-from commitlog.recovery.positions import Durable
 from commitlog.recovery.recovery import RecoveryReport, recover
-from commitlog.recovery.unfinished import DIRECTORY, Rewinding, Unfinished
 from commitlog.upkeep.audit import Audit
 from commitlog.upkeep.damage import Fences, decode_fences, encode_fences
 from commitlog.upkeep.flush import Flusher, QueueFlusher
@@ -152,11 +152,11 @@ class Store:
 
     def _finish_unfinished(self) -> Rewinding | None:
         """What a process that died was about to do with the files; a cut is left to be done."""
-        self._unfinished = Unfinished(self.options.root, self._files)
+        self._unfinished = IntentLog(self.options.root, self._files)
         self._unfinished.settle()
         emptying = self._unfinished.emptying
         if emptying is not None:
-            going_back.finish_emptying(self.options, self._files, emptying)
+            truncation.finish_emptying(self.options, self._files, emptying)
             self._unfinished.done(emptying)
         return self._unfinished.rewinding
 
@@ -393,7 +393,7 @@ class Store:
         finished: the log is fenced, and the next start finishes it.
         """
         with self._at_rest():
-            return going_back.rewind(self._parts(), offset)
+            return truncation.rewind(self._parts(), offset)
 
     def restart_at(self, offset: int, keep: Path | None = None) -> None:
         """A replica's store becomes an empty one that begins at `offset`, a multiple of the segment size.
@@ -402,7 +402,7 @@ class Store:
         Raises CommitLogError as rewind() does.
         """
         with self._at_rest():
-            going_back.restart_at(self._parts(), offset, keep)
+            truncation.restart_at(self._parts(), offset, keep)
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
@@ -426,8 +426,8 @@ class Store:
         self.flusher.give_up_waiters()
         self.dispatcher.wake()
 
-    def _parts(self) -> going_back.Parts:
-        return going_back.Parts(
+    def _parts(self) -> truncation.Parts:
+        return truncation.Parts(
             self.options,
             self._files,
             self.log,

@@ -49,7 +49,7 @@ _SECTOR_BYTES = 512
 
 
 class Walk(NamedTuple):
-    """How far walk() came, and why it ended there.
+    """How far scan_records() came, and why it ended there.
 
     `position`: place in the view behind the last whole record.  `last`: place of that record, -1 if none.
     `reason`: what is wrong at `position`; None if the view just ended.  `needed`: bytes of the record at
@@ -64,7 +64,7 @@ class Walk(NamedTuple):
     blank: int
 
 
-def walk(
+def scan_records(
     view: Buffer,
     position: int,
     offset: int,

@@ -24,9 +24,9 @@ from commitlog.disk.files import NOT_OPENED, Buffer, Files, OSFiles
 from commitlog.errors import CorruptRecord, LogNotWritable, NotDamaged, OffsetNotFound, StoreUnreadable
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
 from commitlog.log.readable_log import ReadableLog
+from commitlog.log.salvage import whole_records
 from commitlog.log.segment import Segment
 from commitlog.log.segments import Segments
-from commitlog.log.tail import whole_records
 from commitlog.options import LogOptions
 from commitlog.upkeep.damage import Fences
 

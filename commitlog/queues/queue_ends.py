@@ -13,7 +13,7 @@ import logging
 
 from commitlog.errors import CommitLogError
 from commitlog.log.readable_log import ReadableLog
-from commitlog.log.tail import Held, walk_towards
+from commitlog.log.salvage import Held, walk_towards
 from commitlog.queues.consume_queue import ConsumeQueue, ConsumeQueues
 from commitlog.queues.readable_queue import Entry
 from commitlog.upkeep.mender import is_named

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from commitlog.disk.files import Files
 from commitlog.errors import StoreUnreadable
-from commitlog.recovery.positions import Positions
+from commitlog.recovery.durable_marks import DurableMarks
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Checkpoint:
         self.path = path
         self._files = files
         self._written = (0, 0, 0)
-        self.positions = Positions(path.parent / POSITIONS, files)
+        self.positions = DurableMarks(path.parent / POSITIONS, files)
         try:
             self._fd = self._open()
             data = files.pread(self._fd, CHECKPOINT_BYTES, 0)

@@ -29,10 +29,8 @@ from commitlog.disk.files import Buffer, Files
 from commitlog.errors import StoreUnreadable
 from commitlog.kernel.layout import BLANK_BYTES, MAGICS, RECORD_BYTES_MIN, START
 from commitlog.kernel.records import store_timestamp_ms
-from commitlog.kernel.scan import walk
-from commitlog.log.segment import Segment
-from commitlog.log.segments import Segments
-from commitlog.log.tail import (
+from commitlog.kernel.scan import scan_records
+from commitlog.log.salvage import (
     Held,
     blocks_behind,
     damage_between,
@@ -41,6 +39,8 @@ from commitlog.log.tail import (
     leftover,
     records_behind,
 )
+from commitlog.log.segment import Segment
+from commitlog.log.segments import Segments
 from commitlog.upkeep.damage import FENCES_MAX, Fence
 
 # After a clean stop this many segments at the end are looked at; after a crash at least that many.
@@ -331,7 +331,7 @@ def _scan_segment(segment: Segment, scan: _Scan, crc: bool, judge: _Judge) -> No
         there = min(wanted, max(0, data_end - scan.end))
         data = segment.pread(there, scan.end - segment.start)
         view = memoryview(data + bytes(wanted - there) if there < wanted else data)
-        done = walk(
+        done = scan_records(
             *(view, 0, scan.end, segment.end - scan.end),
             segment_start=segment.start,
             crc=crc,

@@ -21,7 +21,7 @@ from commitlog.index.files import IndexFiles
 from commitlog.index.index_file import IndexFile, Puts
 from commitlog.kernel.keys import Put
 from commitlog.log.readable_log import ReadableLog
-from commitlog.log.tail import Held, walk_towards
+from commitlog.log.salvage import Held, walk_towards
 
 logger = logging.getLogger(__name__)
 

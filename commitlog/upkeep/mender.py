@@ -19,7 +19,7 @@ from commitlog.dispatch.expected import Expected
 from commitlog.errors import BadEntry, CommitLogError, CorruptRecord, OffsetNotFound
 from commitlog.kernel.records import check, parse_head
 from commitlog.log.readable_log import ReadableLog
-from commitlog.log.tail import Held, walk_towards
+from commitlog.log.salvage import Held, walk_towards
 from commitlog.log.writable_log import WritableLog
 from commitlog.queues.consume_queue import ConsumeQueue, ConsumeQueues
 from commitlog.queues.queue_files import PRE_BLANK, UNIT

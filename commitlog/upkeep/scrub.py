@@ -24,10 +24,10 @@ from typing import Protocol
 from commitlog.disk.files import Files
 from commitlog.errors import OffsetNotFound
 from commitlog.kernel.records import record_size
-from commitlog.kernel.scan import walk
+from commitlog.kernel.scan import scan_records
+from commitlog.log.salvage import damage_at, walk_towards
 from commitlog.log.segment import Segment
 from commitlog.log.segments import Segments
-from commitlog.log.tail import damage_at, walk_towards
 from commitlog.log.waiters import Signal
 from commitlog.upkeep.damage import Fence
 
@@ -198,7 +198,7 @@ class Scrub:
         limit = min(segment.end, fence.begin) if fence is not None else segment.end
         size = min(max(PIECE_BYTES, needed), limit - position)
         data = self._read(fd, size, position - segment.start)
-        done = walk(data, 0, position, segment.end - position, segment_start=segment.start)
+        done = scan_records(data, 0, position, segment.end - position, segment_start=segment.start)
         following = position + done.position
         if done.blank:
             return size, segment.end, 0
@@ -216,7 +216,7 @@ class Scrub:
 
         wanted = record_size(read(4, offset - segment.start)) or 0
         data = read(min(max(PIECE_BYTES, wanted), limit - offset), offset - segment.start)
-        again = walk(data, 0, offset, segment.end - offset, segment_start=segment.start)
+        again = scan_records(data, 0, offset, segment.end - offset, segment_start=segment.start)
         if again.position:
             return offset + again.position
         if again.blank:

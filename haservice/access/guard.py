@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from haservice.access.rules import AclRefused
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 
@@ -24,7 +24,7 @@ class AclGuard:
         self, check: Callable[[str, RemotingCommand], None], clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._check = check
-        self._news = News(COMPLAINT_INTERVAL_S, clock_s=clock_s)
+        self._throttle = LogThrottle(COMPLAINT_INTERVAL_S, clock_s=clock_s)
 
     def __call__(self, connection: Connection, request: RemotingCommand) -> None:
         address = address_of(connection)
@@ -36,7 +36,7 @@ class AclGuard:
 
     def complain(self, address: str, request: RemotingCommand, refused: AclRefused) -> None:
         """One line, unless the address was complained of a moment ago."""
-        if self._news.is_news(address):
+        if self._throttle.ready(address):
             text = refused.text
             logger.warning("request refused peer=%s code=%d reason=%.200s", address, request.code, text)
 

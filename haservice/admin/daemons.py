@@ -36,8 +36,8 @@ from haservice.configuration import config, rocketmq_keys
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
+from haservice.log_throttle import LogThrottle
 from haservice.nameserver.node import NameserverNode
-from haservice.news import News
 
 logger = logging.getLogger(__name__)
 
@@ -250,13 +250,13 @@ class Patience:
     """Of one start with those that are refused, how long to wait for the next; the log says what for."""
 
     def __init__(self) -> None:
-        self._news = News()
+        self._throttle = LogThrottle()
         self._for_port: Deadline | None = None
 
     def seconds(self, error: BaseException) -> float | None:
         """None where waiting helps nobody, or did not."""
         if said_of(error, errno.ENOSPC, errno.EDQUOT):
-            if self._news.is_news("room"):
+            if self._throttle.ready("room"):
                 logger.error("no room to go on, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
             return ROOM_SECONDS
         if not said_of(error, errno.EADDRINUSE):
@@ -264,7 +264,7 @@ class Patience:
         self._for_port = self._for_port or Deadline(PORT_SECONDS_MAX)
         if self._for_port.expired:
             return None
-        if self._news.is_news("port"):
+        if self._throttle.ready("port"):
             logger.error(
                 "a port of this broker was taken meanwhile, trying again every_s=%g at_most_s=%g reason=%s: "
                 "by an outgoing connection, if it is within net.ipv4.ip_local_port_range (%s), or by another "

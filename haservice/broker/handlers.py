@@ -17,6 +17,7 @@ from haservice.broker.acl.message_rights import MessageRights
 from haservice.broker.acl.processor import AclProcessor
 from haservice.broker.delay.offsets import DelayOffsets
 from haservice.broker.delay.processor import DelayOffsetsProcessor, replicated_end
+from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.client_calls import ClientCallsProcessor
 from haservice.broker.groups.client_config import ClientConfigProcessor
 from haservice.broker.groups.connections import ConnectionsProcessor
@@ -30,8 +31,7 @@ from haservice.broker.groups.processor import GroupsProcessor
 from haservice.broker.groups.queue_locks import QueueLocks
 from haservice.broker.groups.reset_offsets import ResetOffsetsProcessor
 from haservice.broker.groups.subscription_groups import Groups
-from haservice.broker.level import Level
-from haservice.broker.metadata import live_keys
+from haservice.broker.metadata import reloadable_keys
 from haservice.broker.metadata.broker_state import StateProcessor
 from haservice.broker.metadata.housekeeping import HousekeepingProcessor
 from haservice.broker.metadata.queue_inspection import QueueInspectionProcessor
@@ -51,7 +51,7 @@ from haservice.broker.roles.processor import LineageProcessor, Roles
 from haservice.broker.send.admission import Admission, Limits
 from haservice.broker.send.durability import Durability, Wait
 from haservice.broker.send.fast_sends import fast_sends
-from haservice.broker.send.processor import Gates, SendProcessor, trace_of
+from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.send.reply import ReplyProcessor
 from haservice.broker.send.send_back import SendBackProcessor
 from haservice.broker.stats.counters import Stats
@@ -121,19 +121,23 @@ class Parts:
 
 
 def sends_of(parts: Parts) -> SendProcessor:
-    admission, gates, log = _admission(parts), _gates(parts.config.broker), parts.store.log
+    admission, send_limits, log = _admission(parts), _send_limits(parts.config.broker), parts.store.log
     sends = SendProcessor(
-        gates,
+        send_limits,
         admission,
         log,
         parts.durability,
         parts.stats,
         store_host=parts.store_host,
-        fast=fast_sends(admission, log, parts.stats, store_host=parts.store_host, trace=trace_of(gates)),
+        fast=fast_sends(
+            admission, log, parts.stats, store_host=parts.store_host, trace=trace_of(send_limits)
+        ),
         on_half=parts.rights.half_sent,
     )
-    parts.live.follow(live_keys.GATES, lambda config: sends.configure(_gates(config.broker)))
-    parts.live.follow(live_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
+    parts.live.follow(
+        reloadable_keys.SEND_LIMITS, lambda config: sends.configure(_send_limits(config.broker))
+    )
+    parts.live.follow(reloadable_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
     return sends
 
 
@@ -150,7 +154,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         readable_end=parts.ha.readable_end,
     )
     filters = MessageFilters(broker, parts.clients, parts.filters)
-    level = Level(store.log, store.dispatcher, parts.server.call_soon)
+    barrier = DispatchBarrier(store.log, store.dispatcher, parts.server.call_soon)
     pulls = PullProcessor(
         broker,
         _readable_topics(parts),
@@ -159,7 +163,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         parts.offsets,
         reader,
         parts.long_polling,
-        level,
+        barrier,
         parts.stats,
         offload,
         None if parts.is_slave else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
@@ -175,10 +179,12 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         lambda: store.index_mender.busy,
     )
     live = parts.live
-    live.follow(live_keys.PULLS, lambda config: pulls.configure(config.broker))
-    live.follow(live_keys.FILTERS, lambda config: filters.configure(config.broker))
-    live.follow(live_keys.READS, lambda config: reader.configure(ReadLimits.of(config.broker)))
-    live.follow(live_keys.QUERIES, lambda config: queries.configure(config.broker.default_query_max_num))
+    live.follow(reloadable_keys.PULLS, lambda config: pulls.configure(config.broker))
+    live.follow(reloadable_keys.FILTERS, lambda config: filters.configure(config.broker))
+    live.follow(reloadable_keys.READS, lambda config: reader.configure(ReadLimits.of(config.broker)))
+    live.follow(
+        reloadable_keys.QUERIES, lambda config: queries.configure(config.broker.default_query_max_num)
+    )
     processors: Processors = {}
     parts_with_handlers: tuple[HasHandlers, ...] = (
         sends,
@@ -224,7 +230,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
     for code in ASKS_ABOUT_QUEUES & processors.keys():
         processor = processors[code]
         assert callable(processor)
-        processors[code] = level.before(processor)
+        processors[code] = barrier.before(processor)
     return processors
 
 
@@ -313,7 +319,7 @@ def transaction_check_of(
         on_progress=on_progress,
     )
     parts.live.follow(
-        live_keys.TRANSACTIONS,
+        reloadable_keys.TRANSACTIONS,
         lambda config: check.configure(Rules.of(config), config.broker.transaction_check_interval_ms / 1000),
     )
     return check
@@ -322,7 +328,7 @@ def transaction_check_of(
 def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
     admission = _admission(parts)
     replies = ReplyProcessor(
-        _gates(parts.config.broker),
+        _send_limits(parts.config.broker),
         admission,
         parts.clients,
         parts.store.log,
@@ -331,10 +337,12 @@ def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
         unwritable=lambda: sends.refuse_all,
     )
     parts.live.follow(
-        live_keys.REPLIES,
-        lambda config: replies.configure(_gates(config.broker), config.broker.store_reply_message_enable),
+        reloadable_keys.REPLIES,
+        lambda config: replies.configure(
+            _send_limits(config.broker), config.broker.store_reply_message_enable
+        ),
     )
-    parts.live.follow(live_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
+    parts.live.follow(reloadable_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
     return replies
 
 
@@ -365,7 +373,9 @@ def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:
         unwritable=lambda: sends.refuse_all,
         on_sent_back=parts.stats.traffic.sent_back,
     )
-    parts.live.follow(live_keys.PERMISSION, lambda config: send_back.configure(config.broker.permission))
+    parts.live.follow(
+        reloadable_keys.PERMISSION, lambda config: send_back.configure(config.broker.permission)
+    )
     return send_back
 
 
@@ -384,8 +394,8 @@ def _limits(config: NodeConfig) -> Limits:
     )
 
 
-def _gates(broker: BrokerConfig) -> Gates:
-    return Gates(
+def _send_limits(broker: BrokerConfig) -> SendLimits:
+    return SendLimits(
         region_id=broker.region_id,
         trace_on=broker.trace_on,
         start_accept_timestamp_ms=broker.start_accept_send_timestamp_ms,

@@ -48,12 +48,12 @@ from haservice.broker.handlers import (
     transaction_check_of,
     vip_processors_of,
 )
-from haservice.broker.metadata.live_keys import follow_settings
 from haservice.broker.metadata.next_start import check_store
+from haservice.broker.metadata.reloadable_keys import follow_settings
 from haservice.broker.metadata.tables import Tables
 from haservice.broker.pull.long_polling import LongPolling
-from haservice.broker.roles.refill import Repairer
-from haservice.broker.roles.startup import Standing
+from haservice.broker.roles.peer_repair import Repairer
+from haservice.broker.roles.startup import RoleStartup
 from haservice.broker.send import native
 from haservice.broker.send.durability import Wait
 from haservice.broker.services import (
@@ -207,7 +207,7 @@ class BrokerNode:
 
     def _start(self) -> None:
         self.security = security_of(self.file_config)
-        self.standing = Standing(self.file_config, self.security, self._heard)
+        self.standing = RoleStartup(self.file_config, self.security, self._heard)
         self.config = self.live.config = self.standing.config
         self._is_slave = self.config.broker.role.is_slave
         self.store = self._open_store()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from commitlog.options import FlushDiskType
 from commitlog.store import Store
 from haservice.broker.acl.security import Security
-from haservice.broker.groups.hand_back import HandBack
+from haservice.broker.groups.offset_reclaim import OffsetReclaim
 from haservice.broker.handlers import Processors
 from haservice.broker.metadata.registration import Identity, MasterAddresses, Registration
 from haservice.broker.metadata.slave_sync import SlaveSync
@@ -127,7 +127,7 @@ def registration_of(
     broker = config.broker
     on_reachable: Callable[[RemotingClient, str], Awaitable[None]] | None = None
     if not broker.role.is_slave:
-        on_reachable = HandBack(
+        on_reachable = OffsetReclaim(
             broker.broker_name,
             config.broker_addr,
             tables.offsets,

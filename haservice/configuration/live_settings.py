@@ -120,7 +120,7 @@ class LiveSettings(Generic[C]):
         self._followers.append((frozenset(keys), take))
 
     @property
-    def live_keys(self) -> frozenset[str]:
+    def reloadable_keys(self) -> frozenset[str]:
         return frozenset().union(*(keys for keys, _ in self._followers))
 
     def lines(self) -> str:
@@ -148,7 +148,7 @@ class LiveSettings(Generic[C]):
         values = {cls: binder.values(cls) for cls in classes}
         binder.finish()
         keys_found = {key for key, cls, field in options_of(*classes) if field.name in values[cls]}
-        live = self.live_keys & keys_found & wanted.keys()
+        live = self.reloadable_keys & keys_found & wanted.keys()
         with self._lock:
             path = self._rewrite(asked, wanted)
         return Change(values, tuple(sorted(live)), tuple(sorted(wanted.keys() - live)), path)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 
 from haservice.binding import check_address
 from haservice.errors import RequestError
+from haservice.log_throttle import LogThrottle
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
 from haservice.nameserver.routes import Queues, Registration, RouteTable
 from haservice.nameserver.terms import Term
-from haservice.news import News
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
     DataVersion,
@@ -73,7 +73,7 @@ class BrokerProcessors:
     def __init__(self, table: RouteTable, kv: KvConfig) -> None:
         self._table = table
         self._kv = kv
-        self._news = News(WARN_INTERVAL_S)
+        self._throttle = LogThrottle(WARN_INTERVAL_S)
         table.on_restored = self._say_restored
 
     def handlers(self) -> dict[int, Processor]:
@@ -157,7 +157,7 @@ class BrokerProcessors:
                 channel.close("the broker said nothing for too long")
 
     def _warn_old(self, told: Registration, newer: Term) -> None:
-        if self._news.is_news((told.broker_name, told.addr)):
+        if self._throttle.ready((told.broker_name, told.addr)):
             logger.warning(
                 "old master refused name=%s addr=%s epoch=%s newer=%s newer_epoch=%d",
                 told.broker_name,
@@ -171,7 +171,7 @@ class BrokerProcessors:
         logger.warning("master back in the route, who took its place is gone name=%s addr=%s", name, addr)
 
     def _warn_moved(self, told: Registration, replaced: str) -> None:
-        if self._news.is_news():
+        if self._throttle.ready():
             logger.warning(
                 "broker id moved name=%s id=%s from=%s to=%s; if both run, they claim the same id",
                 told.broker_name,

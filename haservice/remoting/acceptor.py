@@ -19,7 +19,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.tls import HANDSHAKE, HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, ServerTls
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class Acceptor:
         self._idle_seconds = idle_seconds
         # Connections that have said nothing yet, with TLS only.
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._complaints = News(COMPLAINT_INTERVAL_S, clock_s=loop.time)
-        self._shortages = News(WARNING_INTERVAL_S, clock_s=loop.time)
+        self._complaints = LogThrottle(COMPLAINT_INTERVAL_S, clock_s=loop.time)
+        self._shortages = LogThrottle(WARNING_INTERVAL_S, clock_s=loop.time)
         self._opening: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
 
@@ -159,13 +159,13 @@ class Acceptor:
             host, port = sock.getpeername()[:2]
         except OSError:
             host, port = "?", 0
-        level = logging.WARNING if self._complaints.is_news(host) else logging.DEBUG
+        level = logging.WARNING if self._complaints.ready(host) else logging.DEBUG
         logger.log(level, "closing peer=%s:%s: %s", host, port, reason)
 
     def _rest(self, error: OSError) -> None:
         self._loop.remove_reader(self._listening.fileno())
         self._pause = self._loop.call_later(PAUSE_S, self.start)
-        if self._shortages.is_news():
+        if self._shortages.ready():
             logger.warning(
                 "cannot accept port=%s: %s; trying again every %g s",
                 self._listening.getsockname()[1],

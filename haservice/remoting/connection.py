@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
         try:
             frames = self._reader.feed(data)
         except ProtocolError as error:
-            self._violated(error)
+            self._on_protocol_error(error)
             return
         if self._backlog:
             self._backlog += frames
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
                 done += 1
                 command = decode(serialize_type, header, body)
                 if command.flag & 1:
-                    self._answered(command)
+                    self._on_response(command)
                     continue
                 batch = batches.get(command.code)
                 if batch is not owner and owner is not None:
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
             self._backlog = frames[done:]
         self._flush()
         if self._reader.error is not None and not self._backlog:
-            self._violated(self._reader.error)
+            self._on_protocol_error(self._reader.error)
         elif self._backlog or len(self._unanswered) >= UNANSWERED_MAX:
             self._hold()
             self._loop.call_soon(self._go_on)
@@ -291,9 +291,9 @@ class Connection(asyncio.Protocol):
             return
         assert isinstance(outcome, asyncio.Future)
         self._unanswered[outcome] = request
-        outcome.add_done_callback(self._came)
+        outcome.add_done_callback(self._on_future_done)
 
-    def _came(self, future: asyncio.Future[RemotingCommand]) -> None:
+    def _on_future_done(self, future: asyncio.Future[RemotingCommand]) -> None:
         """A later answer is there."""
         request = self._unanswered.pop(future, None)
         if future.cancelled():
@@ -318,23 +318,23 @@ class Connection(asyncio.Protocol):
                 self.send(self._dispatch.failure(self.peer, request, error))
             except Exception as worse:
                 # A peer that is hung up on asks again; one that is not answered waits for its timeout.
-                if self._dispatch.is_news(("unanswered", request.code), worse):
+                if self._dispatch.may_log(("unanswered", request.code), worse):
                     logger.exception(
                         "no answer can be written, closing peer=%s code=%s", self.peer, request.code
                     )
                 self.abort(f"no answer can be written: {worse}")
 
-    def _answered(self, command: RemotingCommand) -> None:
+    def _on_response(self, command: RemotingCommand) -> None:
         future = self._calls.pop(command.opaque, None)
         if future is None:
             logger.debug("answer to an unknown request dropped peer=%s opaque=%s", self.peer, command.opaque)
         elif not future.done():
             future.set_result(command)
 
-    def _violated(self, error: ProtocolError) -> None:
+    def _on_protocol_error(self, error: ProtocolError) -> None:
         if not self.close_reason:
             # One line for a scanner's address now and then; each of its connections is told at DEBUG.
-            news = self._dispatch.is_news(self.peer.rpartition(":")[0], error)
+            news = self._dispatch.may_log(self.peer.rpartition(":")[0], error)
             logger.log(logging.WARNING if news else logging.DEBUG, "closing peer=%s: %s", self.peer, error)
             if self._calls:
                 self.abort(str(error))  # they fail now, not when the peer has taken what was written

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from haservice.errors import ProtocolError, RequestError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
 
@@ -103,7 +103,7 @@ def _guarded(processor: Processor, guard: Guard) -> Processor:
 class Dispatch:
     """Code → processor, as one listener's connections share it; each behind the guard, if there is one."""
 
-    __slots__ = ("_news", "batches", "fast_path", "singles")
+    __slots__ = ("_throttle", "batches", "fast_path", "singles")
 
     def __init__(
         self, processors: Mapping[int, Processor | BatchProcessor], guard: Guard | None = None
@@ -111,7 +111,7 @@ class Dispatch:
         self.singles: dict[int, Processor] = {}
         self.batches: dict[int, BatchProcessor] = {}
         self.fast_path: FastPath | None = None
-        self._news = News(COMPLAINT_INTERVAL_S)
+        self._throttle = LogThrottle(COMPLAINT_INTERVAL_S)
         # One wrapper per owner: requests of several codes go to it in one batch.
         wrapped: dict[int, GuardedBatch] = {}
         for code, processor in processors.items():
@@ -134,10 +134,10 @@ class Dispatch:
         if isinstance(error, ProtocolError):
             # The frame was whole, so the stream is still in step: only this request suffers.
             return request.answer(int(ResponseCode.SYSTEM_ERROR), str(error))
-        if self.is_news(request.code, error):
+        if self.may_log(request.code, error):
             logger.error("processor failed peer=%s code=%s", peer, request.code, exc_info=error)
         return request.answer(int(ResponseCode.SYSTEM_ERROR), f"{type(error).__name__}: {error}")
 
-    def is_news(self, cause: object, error: BaseException) -> bool:
+    def may_log(self, cause: object, error: BaseException) -> bool:
         """Whether this kind of failure has not been complained of for a while; from now on it has."""
-        return self._news.is_news((cause, type(error)))
+        return self._throttle.ready((cause, type(error)))

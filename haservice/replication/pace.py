@@ -17,8 +17,6 @@ HISTORY_SPACING_S = 0.02
 # three, and yet it may be late by nearly two.  One that is merely held up for a second never is.
 SILENT_HEARTBEATS = 2.8
 SILENCE_S_MIN = 1.0
-# Causes that Seldom tells apart; beyond, the oldest is forgotten.
-CAUSES_MAX = 256
 
 
 def silence_s(heartbeat_ms: int, housekeeping_s: float) -> float:
@@ -105,21 +103,3 @@ class Backoff:
         pause = min(self._max_s, self._first_s * 2.0 ** min(self._failures, 32))
         self._failures += 1
         return pause * self._random.uniform(0.5, 1.0)
-
-
-class Seldom:
-    """Lets one cause through once in a while, so that a log tells it without drowning in it."""
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._last: dict[str, float] = {}
-
-    def ready(self, cause: str, now_s: float) -> bool:
-        last = self._last.get(cause)
-        if last is not None and now_s - last < self._interval_s:
-            return False
-        self._last.pop(cause, None)
-        self._last[cause] = now_s
-        if len(self._last) > CAUSES_MAX:
-            self._last.pop(next(iter(self._last)), None)
-        return True

@@ -22,7 +22,7 @@ from commitlog.kernel.records import stored_at
 from commitlog.log.log import wall_clock_ms
 from haservice.configuration.settings import BrokerRole, ReadMark, ReplicationConfig
 from haservice.deadline import Deadline
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.lineage.member_list import MemberList
 from haservice.replication.lineage.membership import Members
@@ -127,7 +127,7 @@ class HAService(Generic[T]):
         self._on_heard = on_heard
         self._doors = doors
         self._loop = loop
-        self._refusals = News(REFUSED_AGAIN_S)
+        self._refusals = LogThrottle(REFUSED_AGAIN_S)
         self._table = AckTable(log.segment_bytes, log.end, slaves_needed(config.in_sync_replicas))
         self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked, on_mark)
         self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes)
@@ -376,7 +376,7 @@ class HAService(Generic[T]):
             )
             for outcome in Outcome:
                 self._refusals.ended((slave.replica_id, outcome))
-        elif self._refusals.is_news((slave.replica_id, answer.outcome)):
+        elif self._refusals.ready((slave.replica_id, answer.outcome)):
             # A master that lost its end in a power cut takes it back by itself.
             logger.log(
                 logging.WARNING if answer.outcome is Outcome.AHEAD else logging.ERROR,

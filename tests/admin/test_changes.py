@@ -9,7 +9,7 @@ import pytest
 
 from haservice.admin.calls import Broker
 from haservice.admin.commands.nodes.config import property_line
-from haservice.admin.each import addrs_of
+from haservice.admin.fanout import addrs_of
 from haservice.devtools.pair import free_port_block
 from haservice.remoting.bodies.clients import (
     BrokerData,

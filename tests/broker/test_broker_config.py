@@ -298,7 +298,7 @@ def test_the_size_that_the_store_has_is_taken_also_before_it_is_rounded_up(
 def test_the_page_lists_the_keys_that_are_live(served: Served) -> None:
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     listed = page.partition("<!-- live -->")[2].partition("<!-- /live -->")[0]
-    assert set(re.findall(r"`(\w+)`", listed)) == served.node.live.live_keys
+    assert set(re.findall(r"`(\w+)`", listed)) == served.node.live.reloadable_keys
 
 
 def test_an_empty_change_is_none(served: Served, client: BlockingClient) -> None:

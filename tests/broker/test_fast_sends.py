@@ -23,7 +23,7 @@ from haservice.broker.metadata.topics import TopicTable, topic_config
 from haservice.broker.send import native
 from haservice.broker.send.admission import Admission, Limits
 from haservice.broker.send.fast_sends import fast_sends
-from haservice.broker.send.processor import Gates, SendProcessor, trace_of
+from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.stats.counters import Stats
 from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
@@ -41,7 +41,7 @@ from tests.support.send_frames import odd, plain
 
 pytestmark = pytest.mark.skipif(native.sends is None, reason="the native code is not there")
 
-GATES = Gates(
+LIMITS = SendLimits(
     region_id='R"ü',
     trace_on=True,
     start_accept_timestamp_ms=0,
@@ -98,7 +98,7 @@ class Broker:
         fast: bool = True,
         sync: bool = False,
         store_host: bytes = STORE_HOST,
-        **gates: Any,
+        **send_limits: Any,
     ) -> None:
         self.files = FailingFiles()
         self.log = CommitLog.open(
@@ -118,12 +118,12 @@ class Broker:
         self.stats = Stats()
         proofs = Proofs(sync=sync)
         self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
-        self.gates = GATES._replace(**gates)
+        self.send_limits = LIMITS._replace(**send_limits)
         short = fast_sends(
-            self.admission, self.log, self.stats, store_host=store_host, trace=trace_of(self.gates)
+            self.admission, self.log, self.stats, store_host=store_host, trace=trace_of(self.send_limits)
         )
         self.sends = SendProcessor(
-            self.gates,
+            self.send_limits,
             self.admission,
             self.log,
             self.durability,
@@ -462,7 +462,7 @@ async def test_a_disk_that_fails_amid_a_run_leaves_what_was_written_before(
     assert broker.stats.puts == 1 + len(stored)
     assert broker.stats.puts_failed == len(lost) + 1
     refused = peers[1][1].answers()[-1]
-    assert refused.ext == trace_of(broker.gates)
+    assert refused.ext == trace_of(broker.send_limits)
     assert "write at" in (refused.remark or "")
     assert peers[2][1].written == []
     broker.files.heal()
@@ -507,7 +507,7 @@ async def test_a_hold_that_comes_between_the_read_and_the_append_refuses_what_wa
     (answer,) = second[1].answers()
     assert (answer.opaque, answer.code) == (2, ResponseCode.SERVICE_NOT_AVAILABLE)
     assert answer.remark == "service not available now: its peers are asked"
-    assert answer.ext == trace_of(broker.gates)
+    assert answer.ext == trace_of(broker.send_limits)
     assert len(bodies(broker)) == 1
     assert broker.stats.puts_failed == 0
     broker.log.hold_appends(None, "roles")
@@ -522,12 +522,12 @@ async def test_a_gate_that_is_shut_takes_nothing(
     make: Callable[..., Broker], gate: str, crowd: float
 ) -> None:
     """The long way answers then, in its words."""
-    gates: dict[str, Any] = {
+    send_limits: dict[str, Any] = {
         "slave": {"is_slave": True},
         "too early": {"start_accept_timestamp_ms": 2**60},
         "too many": {"max_pending_sends": 0},
     }.get(gate, {})
-    broker = make(**gates)
+    broker = make(**send_limits)
     if gate == "refuses":
         broker.sends.refuse_all = "thread log-dispatch has failed"
     elif gate == "held":
@@ -677,7 +677,7 @@ async def test_other_gates_are_told_in_the_next_answers(make: Callable[..., Brok
     broker = make()
     peer = broker.connect()
     await turn((peer, send(1)))
-    broker.sends.configure(broker.gates._replace(region_id="Mars", trace_on=False))
+    broker.sends.configure(broker.send_limits._replace(region_id="Mars", trace_on=False))
     await turn((peer, send(2)))
     first, second = peer[1].answers()
     assert (first.ext["MSG_REGION"], first.ext["TRACE_ON"]) == ('R"ü', "true")

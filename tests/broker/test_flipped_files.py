@@ -15,7 +15,7 @@ from commitlog.disk.files import OSFiles
 from commitlog.disk.seal import is_sound_line, sealed, sealed_line, unsealed
 from commitlog.errors import StoreUnreadable
 from commitlog.kernel.records import decode, record_size
-from commitlog.recovery.unfinished import Emptying, Rewinding, Unfinished
+from commitlog.recovery.intent_log import Emptying, IntentLog, Rewinding
 from haservice.broker.node import BrokerNode
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.client import BlockingClient
@@ -310,7 +310,7 @@ def test_any_bit_of_the_lineage_is_turned_back(stopped: tuple[Path, int]) -> Non
 
 @pytest.mark.parametrize("what", [Rewinding(4096, 9000), Emptying(8192), Emptying(4096, Path("/keep/it"))])
 def test_any_bit_of_what_is_unfinished_is_turned_back(tmp_path: Path, what: Rewinding | Emptying) -> None:
-    unfinished = Unfinished(tmp_path, OSFiles())
+    unfinished = IntentLog(tmp_path, OSFiles())
     unfinished.begin(what)
     (path,) = (tmp_path / "lineage").iterdir()
     for one in flipped(path.read_bytes()):

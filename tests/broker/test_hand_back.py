@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
-from haservice.broker.groups.hand_back import HandBack
+from haservice.broker.groups.offset_reclaim import OffsetReclaim
 from haservice.broker.groups.subscription_groups import GroupConfig, Groups
 from haservice.broker.metadata.registration import Identity, Registration
 from haservice.broker.metadata.topics import TopicTable
@@ -97,7 +97,7 @@ class Master:
         self.groups = Groups(True, PersistedFile(path / "g.json"))
         self.groups.find("g")
         self.taken = 0
-        self.hand_back = HandBack(
+        self.hand_back = OffsetReclaim(
             "broker-a",
             OWN,
             self.offsets,
@@ -147,7 +147,7 @@ def test_slaves_are_asked_again_only_by_a_master_that_a_name_server_had_dropped(
 def test_what_goes_wrong_is_told_and_nothing_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "haservice.broker.groups.hand_back")
+    caplog.set_level(logging.WARNING, "haservice.broker.groups.offset_reclaim")
     master = Master(tmp_path, patience_s=0.3)
     before = master.offsets.table()
     with other_side() as side:

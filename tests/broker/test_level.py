@@ -21,7 +21,7 @@ FLAG_SUBSCRIPTION = 0x4
 def slow(monkeypatch: pytest.MonkeyPatch, start: Callable[..., BrokerNode]) -> Iterator[BrokerNode]:
     """A broker whose dispatcher comes to arrivals after ten minutes, unless somebody asks."""
     monkeypatch.setattr("commitlog.dispatch.dispatcher._UNAWAITED_LINGER_S", 600.0)
-    monkeypatch.setattr("haservice.broker.level.PATIENCE_S", 60.0)
+    monkeypatch.setattr("haservice.broker.dispatch_barrier.PATIENCE_S", 60.0)
     return start()
 
 

@@ -14,7 +14,7 @@ import pytest
 from commitlog.disk.files import Buffer
 from commitlog.kernel.layout import SYS_TRANSACTION_PREPARED
 from commitlog.log.log import CommitLog
-from haservice.broker.roles.refill import (
+from haservice.broker.roles.peer_repair import (
     Repairer,
     compare_logs,
     edge_at_or_below,

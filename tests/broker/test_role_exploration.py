@@ -202,7 +202,7 @@ def check_holds(before: Place, event: Event, state: RoleState, story: tuple[str,
     if was.doubt and not state.doubt:
         assert type(was.change).__name__ == "TakingBack", story
     if was.ahead.keys() - state.ahead.keys():
-        assert type(was.change).__name__ in ("Look", "Proving", "Refill", "TakingBack"), story
+        assert type(was.change).__name__ in ("Look", "Proving", "PeerRepair", "TakingBack"), story
     reasons = state.newer or state.doubt or state.undecided or state.waiting or state.turning
     assert state.held or state.who.is_slave or not reasons, story
     # Whoever is to follow takes nothing more, whatever it could write.

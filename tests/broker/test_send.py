@@ -18,7 +18,7 @@ from commitlog.options import LogOptions
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.metadata.topics import TopicTable, topic_config
 from haservice.broker.send.admission import Admission, Limits
-from haservice.broker.send.processor import CROWD_TURNS, Gates, SendProcessor
+from haservice.broker.send.processor import CROWD_TURNS, SendLimits, SendProcessor
 from haservice.broker.stats.counters import Stats
 from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
@@ -32,7 +32,7 @@ from tests.support.proofs import Proofs
 STORE_HOST = encode_host("10.0.0.1", 10911)
 BORN_HOST = encode_host("10.1.2.3", 54321)
 LIMITS = Limits(cluster_name="C", permission=6, max_message_bytes=1000)
-GATES = Gates(
+LIMITS = SendLimits(
     region_id="R",
     trace_on=True,
     start_accept_timestamp_ms=0,
@@ -66,7 +66,7 @@ class Bench:
         permission: int = 6,
         delay_level_max: int = 18,
         reject_transactions: bool = False,
-        **gates: Any,
+        **send_limits: Any,
     ) -> None:
         options = LogOptions(root=directory, segment_bytes=64 * 1024, max_message_bytes=1000)
         self.log = CommitLog.open(options, store_host=STORE_HOST)
@@ -76,7 +76,7 @@ class Bench:
         proofs = Proofs(sync=sync)
         self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
         self.sends = SendProcessor(
-            GATES._replace(**gates),
+            LIMITS._replace(**send_limits),
             Admission(
                 LIMITS._replace(
                     permission=permission,

@@ -22,7 +22,7 @@ from commitlog.kernel import native
 from commitlog.kernel.dispatching import AnyLanes, lanes
 from commitlog.kernel.layout import AT, MAGICS_BYTES, SYS_FLAG_LOW_AT, offsets
 from commitlog.kernel.records import body_crc, encode, parse_head, stamp
-from commitlog.kernel.scan import NOWHERE, walk
+from commitlog.kernel.scan import NOWHERE, scan_records
 from haservice.broker.send import native as broker_native
 from tests.chaos.fuzz import Target
 from tests.chaos.fuzz_wire import log_bytes
@@ -82,7 +82,7 @@ def _scan(data: bytes) -> tuple[object, object]:
     if mend & 3:
         _mend(log, position, offset, crc=bool(mend & 1))
     left = len(log) - position
-    walked = walk(
+    walked = scan_records(
         _SHAPES[(what >> 4) % 3](log),
         position,
         offset,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from commitlog.errors import StoreUnreadable
-from commitlog.recovery.unfinished import DIRECTORY, Unfinished
+from commitlog.recovery.intent_log import DIRECTORY, IntentLog
 from commitlog.upkeep.damage import decode_fences, encode_fences
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Epoch, Lineage, Step
@@ -75,7 +75,7 @@ def _bodies_of(end: int) -> tuple[bytes, bytes, bytes]:
     """Hello, the slave's, verdict, of a greeting that succeeds."""
     master = MasterGreeting(_FACTS, "a" * 32, "SYNC_MASTER", FixedLog(0, 3000), lambda: _LINEAGE)
     hello = master.hello()[HEADER_BYTES:]
-    said = _slave(end).heed(hello)[2 * REPORT.size :]
+    said = _slave(end).on_hello(hello)[2 * REPORT.size :]
     return hello, said, master.answer(said).frame[HEADER_BYTES:]
 
 
@@ -99,9 +99,9 @@ def _heeds(data: bytes) -> object:
     if not data:
         return None
     greeting = _slave((0, 1000, 2000, 3000)[data[0] % 4])
-    block = greeting.heed(data[1:])
+    block = greeting.on_hello(data[1:])
     assert block.startswith(REPORT.pack(-2))
-    decided = greeting.settle(b'{"accepted":true}')
+    decided = greeting.on_verdict(b'{"accepted":true}')
     assert decided.step in (Step.CONTINUE, Step.TRUNCATE, Step.FROM_START)
     return decided.step, data[0] % 4
 
@@ -193,7 +193,7 @@ def _unfinished(data: bytes) -> object:
         return None
     disk = MemoryDisk()
     disk.put(ROOT / DIRECTORY / ("rewinding" if data[0] & 1 else "emptying"), data[1:])
-    begun = Unfinished(ROOT, disk)
+    begun = IntentLog(ROOT, disk)
     what = begun.rewinding if data[0] & 1 else begun.emptying
     assert what is not None
     assert what.offset >= 0

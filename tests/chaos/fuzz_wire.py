@@ -23,7 +23,7 @@ from commitlog.kernel.records import (
     parse_message_id,
     stamp,
 )
-from commitlog.kernel.scan import walk
+from commitlog.kernel.scan import scan_records
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Step, plan
 from haservice.replication.slave.frame_check import RecordCheck
@@ -334,7 +334,7 @@ def _walks(data: bytes) -> object:
         return None
     crc, torn = bool(data[0] & 1), STORE_MS + data[1] % 8 if data[0] & 2 else None
     view = memoryview(data)[2 : 2 + SEGMENT_BYTES]
-    done = walk(view, 0, 0, SEGMENT_BYTES, crc=crc, torn_from_ms=torn)
+    done = scan_records(view, 0, 0, SEGMENT_BYTES, crc=crc, torn_from_ms=torn)
     assert 0 <= done.position <= len(view)
     assert done.last < done.position or not done.records
     position, records, reason, blank = 0, 0, False, False

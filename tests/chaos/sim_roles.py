@@ -20,7 +20,7 @@ from commitlog.errors import CommitLogError
 from commitlog.log.log import wall_clock_ms
 from commitlog.upkeep.retention import DISK_HOLDER
 from haservice.broker.metadata.registration import GATHER_S
-from haservice.broker.roles import refill
+from haservice.broker.roles import peer_repair
 from haservice.broker.roles.actions import (
     Action,
     Answer,
@@ -81,7 +81,7 @@ STEP_S = (0.0005, 0.01)
 LEVEL_LOOK_S = 0.01
 FIND_OUT_LOOK_S = 0.1
 TURN_S = 0.02
-# Small, so that a refill takes several.
+# Small, so that a repair takes several.
 PIECE_BYTES = 3000
 _LAST_WORDS = (Answer, AnswerWith, Refuse, Turn)
 
@@ -290,8 +290,8 @@ class RoleDriver:
 
     def _prove(self, action: Prove) -> Done:
         peer, log = action.peer, self.node.store.log
-        span = refill.span_to_prove(self.node.lineage.state.lineage, LogSpan(log.start, log.end), peer)
-        refill.compare_logs(log, self.read_log, peer.broker_addr, span.start, span.end)
+        span = peer_repair.span_to_prove(self.node.lineage.state.lineage, LogSpan(log.start, log.end), peer)
+        peer_repair.compare_logs(log, self.read_log, peer.broker_addr, span.start, span.end)
         return Done()
 
     def _flush(self, action: Flush) -> End:
@@ -311,7 +311,7 @@ class RoleDriver:
 
     def _pull(self, action: Pull) -> Pulled:
         node, peer = self.node, action.peer
-        outcome = refill.pull_back(
+        outcome = peer_repair.pull_back(
             node.store.log,
             self.read_log,
             peer.broker_addr,
@@ -323,7 +323,7 @@ class RoleDriver:
         )
         node.pulled_back(node.world.nodes[peer.broker_addr])
         failure = outcome.failure
-        if failure and refill.ends_unfinished(self.read_log, peer.broker_addr, outcome.end, action.end):
+        if failure and peer_repair.ends_unfinished(self.read_log, peer.broker_addr, outcome.end, action.end):
             failure = ""
         return Pulled(outcome.end, failure, outcome.more)
 

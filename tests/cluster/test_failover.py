@@ -14,7 +14,7 @@ from haservice.admin.calls import Admin
 from haservice.admin.cli import main
 from haservice.admin.commands.messages.reading import from_queue
 from haservice.admin.commands.messages.sending import Queue
-from haservice.admin.commands.topics.where import readable_queues
+from haservice.admin.commands.topics.routing import readable_queues
 from haservice.configuration.config import load_broker
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError

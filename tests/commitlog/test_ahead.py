@@ -11,7 +11,7 @@ import pytest
 from commitlog.dispatch.ahead import Ahead
 from commitlog.kernel.layout import INDEX_PUT
 from commitlog.kernel.records import encode, stamp
-from commitlog.kernel.scan import walk
+from commitlog.kernel.scan import scan_records
 from tests.commitlog.test_dispatching import SEGMENT_BYTES, Followers, RandomLog, files_of, take_in
 from tests.support.messages import STORE_HOST, STORE_MS, message, open_log
 
@@ -23,7 +23,7 @@ def looked_over(data: bytes, piece_bytes: int, begin: int = 0, *, keys: bool = T
     while at < len(data):
         room = SEGMENT_BYTES - at % SEGMENT_BYTES
         view = memoryview(data)[at : at + min(room, max(piece_bytes, needed))]
-        done = walk(view, 0, at, room)
+        done = scan_records(view, 0, at, room)
         assert done.reason is None
         if done.records:
             ahead.passed(view, at, done.position)
@@ -101,7 +101,7 @@ def test_a_start_with_what_was_gathered_ahead_has_the_same_files(
 
 def test_a_log_of_ordinary_records_is_not_read_again(tmp_path: Path, build: str) -> None:
     data = ordinary_log()[: SEGMENT_BYTES - 40]
-    data = data[: walk(data, 0, 0, SEGMENT_BYTES).position]
+    data = data[: scan_records(data, 0, 0, SEGMENT_BYTES).position]
     log = open_log(tmp_path, segment_bytes=SEGMENT_BYTES, replica=True)
     log.append_replica(0, [data])
     followers = Followers(tmp_path, log)
@@ -119,9 +119,9 @@ def test_a_log_of_ordinary_records_is_not_read_again(tmp_path: Path, build: str)
 
 def test_what_a_cut_took_from_the_log_is_not_taken_from_memory(tmp_path: Path, build: str) -> None:
     data = ordinary_log()[:20_000]
-    data = data[: walk(data, 0, 0, SEGMENT_BYTES).position]
+    data = data[: scan_records(data, 0, 0, SEGMENT_BYTES).position]
     log = open_log(tmp_path, segment_bytes=SEGMENT_BYTES, replica=True)
-    shorter = walk(data[:9000], 0, 0, SEGMENT_BYTES).position
+    shorter = scan_records(data[:9000], 0, 0, SEGMENT_BYTES).position
     log.append_replica(0, [data[:shorter]])
     followers = Followers(tmp_path, log)
     followers.dispatcher.catch_up(looked_over(data, 1 << 20))
@@ -149,7 +149,7 @@ def test_parts_follow_each_other_and_end_where_no_more_fits(build: str) -> None:
 
 def test_no_keys_are_gathered_that_no_index_wants(build: str) -> None:
     data = ordinary_log()
-    data = data[: walk(data, 0, 0, SEGMENT_BYTES).position]
+    data = data[: scan_records(data, 0, 0, SEGMENT_BYTES).position]
     part = looked_over(data, 3000, keys=False).take(0)
     assert part is not None
     runs, puts = part.take()
@@ -162,8 +162,8 @@ def test_more_than_is_kept_is_read_from_the_log(monkeypatch: pytest.MonkeyPatch,
     data = ordinary_log()
     ahead = Ahead(keys=True)
     for begin in (0, 10_000, 20_000, 30_000):  # what lies between was odd
-        at = walk(data[:begin], 0, 0, 1 << 30).position
-        ahead.passed(data[at:], at, walk(data[at : at + 5000], 0, at, 1 << 30).position)
+        at = scan_records(data[:begin], 0, 0, 1 << 30).position
+        ahead.passed(data[at:], at, scan_records(data[at : at + 5000], 0, at, 1 << 30).position)
     first = ahead.take(0)
     assert first is not None
     assert first.end < ahead.begin <= 10_000

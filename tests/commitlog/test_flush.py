@@ -14,7 +14,7 @@ from commitlog.errors import LogNotWritable
 from commitlog.log.log import CommitLog
 from commitlog.options import FlushDiskType
 from commitlog.recovery.checkpoint import Checkpoint
-from commitlog.recovery.positions import Durable
+from commitlog.recovery.durable_marks import Durable
 from commitlog.upkeep.flush import Flusher, QueueFlusher
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import log_options, message, open_log

@@ -13,7 +13,7 @@ from commitlog.disk.files import OSFiles
 from commitlog.errors import StoreUnreadable
 from commitlog.log.segment import segment_name
 from commitlog.options import FlushDiskType
-from commitlog.recovery.positions import Durable, Positions
+from commitlog.recovery.durable_marks import Durable, DurableMarks
 from commitlog.store import Store
 from tests.commitlog.test_going_back import dispatched, feed
 from tests.commitlog.test_positions import append_some, flush_all
@@ -53,7 +53,7 @@ def filled(root: Path, count: int = 200, replica: bool = False) -> Store:
 
 
 def set_mark(root: Path, offset: int) -> None:
-    positions = Positions(root / "lineage" / "durable", OSFiles())
+    positions = DurableMarks(root / "lineage" / "durable", OSFiles())
     positions.take(Durable(offset, offset, offset))
     positions.save(sync=True)
     positions.close()

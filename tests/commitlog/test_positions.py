@@ -13,9 +13,9 @@ from commitlog.disk.files import OSFiles
 from commitlog.errors import CorruptRecord
 from commitlog.index.index_file import file_bytes
 from commitlog.kernel.records import check, decode, parse_head
-from commitlog.kernel.scan import walk
+from commitlog.kernel.scan import scan_records
 from commitlog.log.segment import segment_name
-from commitlog.recovery.positions import SLOT_BYTES, Durable, Positions
+from commitlog.recovery.durable_marks import SLOT_BYTES, Durable, DurableMarks
 from commitlog.store import Store
 from tests.commitlog.kernel.recipes import stored
 from tests.commitlog.power import PowerFiles
@@ -157,8 +157,8 @@ def test_a_log_that_is_cut_claims_no_more_than_is_left(tmp_path: Path) -> None:
 
 
 @contextmanager
-def opened_positions(root: Path) -> Iterator[Positions]:
-    positions = Positions(root / "lineage" / "durable", OSFiles())
+def opened_positions(root: Path) -> Iterator[DurableMarks]:
+    positions = DurableMarks(root / "lineage" / "durable", OSFiles())
     try:
         yield positions
     finally:
@@ -316,7 +316,7 @@ def test_no_walk_passes_a_record_that_no_queue_takes(field: str) -> None:
     record = stored()
     at = {"queue offset": QUEUE_OFFSET_AT, "queue id": QUEUE_ID_AT, "topic": topic_at(record)}[field]
     record[at] ^= 0x80
-    done = walk(record, 0, 0, 4096)
+    done = scan_records(record, 0, 0, 4096)
     assert (done.records, done.position) == (0, 0)
     assert done.reason is not None
     with pytest.raises(CorruptRecord):
@@ -332,7 +332,7 @@ def test_a_record_too_short_for_the_hosts_it_announces_is_damaged(kind: int) -> 
             for judge in (parse_head, check, decode):
                 with pytest.raises(CorruptRecord):
                     judge(view)
-            done = walk(view, 0, 0, 4096)
+            done = scan_records(view, 0, 0, 4096)
             assert (done.records, done.position, done.reason is None) == (0, 0, False)
 
 

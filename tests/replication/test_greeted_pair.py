@@ -688,7 +688,7 @@ def call(slave: ScriptedSlave) -> MasterHello:
 
 def block_of(b: Broker, hello: MasterHello) -> bytes:
     greeting = SlaveGreeting(b.facts, b.id, b.log, b.lineage.state.lineage)
-    return greeting.heed(hello.encode())
+    return greeting.on_hello(hello.encode())
 
 
 def verdict_of(slave: ScriptedSlave) -> Verdict:
@@ -824,7 +824,7 @@ def test_a_slave_that_is_refused_is_told_why_and_closed(a: Broker, b: Broker) ->
     with a.leads() as ha, ScriptedSlave(ha.port) as slave:
         hello = call(slave)
         strange = replace(b.facts, broker_name="broker-b")
-        block = SlaveGreeting(strange, b.id, b.log, Lineage()).heed(
+        block = SlaveGreeting(strange, b.id, b.log, Lineage()).on_hello(
             replace(hello, broker_name="broker-b").encode()
         )
         slave.send(block)

@@ -99,7 +99,7 @@ def hello_in(block: bytes) -> bytes:
 def greet(master: MasterGreeting, slave: SlaveGreeting) -> Answer:
     """All of it; the slave's settle() is for the caller."""
     assert slave.call() == REPORT.pack(-1)
-    return master.answer(hello_in(slave.heed(body_of(master.hello()))))
+    return master.answer(hello_in(slave.on_hello(body_of(master.hello()))))
 
 
 # -- what it comes to -------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def greet(master: MasterGreeting, slave: SlaveGreeting) -> Answer:
 def test_a_term_that_begins_amid_a_greeting_is_not_missed() -> None:
     log, said = Log(bytes_of(100)), [A]
     master, slave = MasterGreeting(FACTS, "a", "SYNC_MASTER", log, lambda: said[-1]), slave_of(log)
-    hello = hello_in(slave.heed(body_of(master.hello())))
+    hello = hello_in(slave.on_hello(body_of(master.hello())))
     said.append(terms((1, 0, "a"), (2, 100, "a")))
     answer = master.answer(hello)
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, True)
@@ -124,7 +124,7 @@ def test_a_slave_that_is_behind_goes_on(size: int, step: Step) -> None:
     answer = greet(master_of(log), slave)
     assert answer.outcome is Outcome.ACCEPTED
     assert (answer.slave.position, answer.slave.digest_bytes) == (size, min(size, DIGEST_BYTES))
-    plan = slave.settle(body_of(answer.frame))
+    plan = slave.on_verdict(body_of(answer.frame))
     assert (plan.step, plan.position, plan.lost_bytes) == (step, size, 0)
     assert slave.master is not None
     assert (slave.master.role, slave.master.lineage) == ("SYNC_MASTER", A)
@@ -134,7 +134,7 @@ def test_a_slave_that_was_master_goes_back_to_where_the_logs_part() -> None:
     log = Log(bytes_of(1000) + bytes_of(500, 2))
     slave = slave_of(Log(bytes_of(1000) + bytes_of(300, 3)))
     answer = greet(master_of(log, terms((1, 0, "a"), (2, 1000, "b"))), slave)
-    plan = slave.settle(body_of(answer.frame))
+    plan = slave.on_verdict(body_of(answer.frame))
     assert (plan.step, plan.position, plan.lost_bytes) == (Step.TRUNCATE, 1000, 300)
 
 
@@ -143,7 +143,7 @@ def test_a_slave_behind_retention_takes_everything_that_is_left(size: int) -> No
     log = Log(bytes_of(5000), start=SEGMENT_BYTES)
     slave = slave_of(Log(bytes_of(size)))
     answer = greet(master_of(log), slave)
-    plan = slave.settle(body_of(answer.frame))
+    plan = slave.on_verdict(body_of(answer.frame))
     assert (plan.step, plan.position, answer.slave.digest_bytes) == (Step.FROM_START, SEGMENT_BYTES, 0)
 
 
@@ -164,7 +164,7 @@ def test_a_slave_that_is_ahead_is_told_that_its_bytes_are_taken_back() -> None:
     assert answer.outcome is Outcome.AHEAD
     assert (answer.slave.position, answer.slave.digest_bytes) == (1500, 1000)
     with pytest.raises(GreetingRefused, match="500 bytes") as refused:
-        slave.settle(body_of(answer.frame))
+        slave.on_verdict(body_of(answer.frame))
     assert (refused.value.again, refused.value.cause) == (True, "AHEAD")
 
 
@@ -179,20 +179,20 @@ def test_a_slave_does_not_follow_a_master_that_was_replaced_and_tells_it() -> No
     assert answer.outcome is Outcome.OLD_MASTER
     assert answer.slave.lineage.last == Epoch(2, 1000, "b")
     with pytest.raises(GreetingRefused, match="term 2"):
-        slave.settle(body_of(answer.frame))
+        slave.on_verdict(body_of(answer.frame))
 
 
 def test_a_master_that_accepts_what_a_slave_refuses_changes_nothing() -> None:
     slave = slave_of(Log(bytes_of(1500)))
     greet(master_of(Log(bytes_of(1000))), slave)
     with pytest.raises(GreetingRefused, match="500 bytes"):
-        slave.settle(Verdict(True).encode())
+        slave.on_verdict(Verdict(True).encode())
 
 
 def test_logs_without_a_common_term_are_given_up_by_the_slave() -> None:
     slave = slave_of(Log(bytes_of(1000)), terms((1, 0, "x")))
     with pytest.raises(GreetingRefused, match="ours has 1@0, the master's 1@0") as refused:
-        slave.heed(body_of(master_of(Log(bytes_of(1000))).hello()))
+        slave.on_hello(body_of(master_of(Log(bytes_of(1000))).hello()))
     assert (refused.value.again, refused.value.cause) == (False, "REFUSE")
 
 
@@ -218,11 +218,11 @@ def test_strangers_refuse_each_other(changed: dict[str, object], words: str) -> 
     assert words in seen.verdict.reason or "state.json" in seen.verdict.reason
     for verdict in (body_of(seen.frame), Verdict(True).encode()):
         with pytest.raises(GreetingRefused, match=words):
-            slave.settle(verdict)
+            slave.on_verdict(verdict)
     # A slave that does not look is told by the master.
     master = master_of(log)
     said = slave_of(log)
-    hello = SlaveHello.decode(hello_in(said.heed(body_of(master.hello()))))
+    hello = SlaveHello.decode(hello_in(said.on_hello(body_of(master.hello()))))
     answer = master.answer(replace(hello, **changed).encode())  # type: ignore[arg-type]
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
     assert words.split(maxsplit=1)[0] in answer.verdict.reason or "state.json" in answer.verdict.reason
@@ -245,7 +245,7 @@ def test_a_segments_empty_end_is_no_proof() -> None:
 def test_a_master_reads_no_more_for_a_digest_than_it_has_to() -> None:
     log = Log(bytes_of(300_000))
     master, slave = master_of(log), slave_of(Log(log.data))
-    hello = SlaveHello.decode(hello_in(slave.heed(body_of(master.hello()))))
+    hello = SlaveHello.decode(hello_in(slave.on_hello(body_of(master.hello()))))
     lie = replace(hello, digest_bytes=200_000, digest=digest(log.read, 100_000, 300_000))
     assert master.answer(lie.encode()).outcome is Outcome.REFUSED
 
@@ -275,7 +275,7 @@ def test_only_bytes_that_both_hold_are_compared() -> None:
 def test_a_slave_that_lies_is_not_accepted(changes: dict[str, object]) -> None:
     data = bytes_of(1200)
     master, slave = master_of(Log(data)), slave_of(Log(data[:1000]))
-    hello = SlaveHello.decode(hello_in(slave.heed(body_of(master.hello()))))
+    hello = SlaveHello.decode(hello_in(slave.on_hello(body_of(master.hello()))))
     assert master.answer(replace(hello, **changes).encode()).outcome is not Outcome.ACCEPTED  # type: ignore[arg-type]
 
 
@@ -285,7 +285,7 @@ def test_a_slave_that_is_due_damaged_bytes_is_refused_until_they_are_repaired() 
     answer = greet(master_of(log), slave)
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
     with pytest.raises(GreetingRefused, match=r"1000.*cannot be sent.*damaged") as refused:
-        slave.settle(body_of(answer.frame))
+        slave.on_verdict(body_of(answer.frame))
     assert not refused.value.again, "the slave comes back in a while, and tells it once"
     assert greet(master_of(log), slave_of(Log(bytes_of(900)))).outcome is Outcome.ACCEPTED
     log.damaged = (0, 0)
@@ -295,7 +295,7 @@ def test_a_slave_that_is_due_damaged_bytes_is_refused_until_they_are_repaired() 
 def test_bytes_that_retention_took_meanwhile_are_asked_for_again() -> None:
     log = Log(bytes_of(2000))
     master, slave = master_of(log), slave_of(Log(bytes_of(1000)))
-    block = slave.heed(body_of(master.hello()))
+    block = slave.on_hello(body_of(master.hello()))
     log.data, log.start = log.data[1500:], 1500
     answer = master.answer(hello_in(block))
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, True)
@@ -311,7 +311,7 @@ def test_a_master_greets_once_and_judges_once() -> None:
         master.answer(b"{}")
     hello = master.hello()
     assert master.hello() == b""
-    body = hello_in(slave.heed(body_of(hello)))
+    body = hello_in(slave.on_hello(body_of(hello)))
     master.answer(body)
     with pytest.raises(ProtocolError, match="nobody asked"):
         master.answer(body)
@@ -321,10 +321,10 @@ def test_a_slave_takes_one_hello_and_then_one_verdict() -> None:
     log = Log(bytes_of(1000))
     slave, hello = slave_of(Log(log.data)), body_of(master_of(log).hello())
     with pytest.raises(ProtocolError, match="before the hello"):
-        slave.settle(Verdict(True).encode())
-    slave.heed(hello)
+        slave.on_verdict(Verdict(True).encode())
+    slave.on_hello(hello)
     with pytest.raises(ProtocolError, match="second hello"):
-        slave.heed(hello)
+        slave.on_hello(hello)
 
 
 # -- on the wire ------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_hello_in_slices(slice_bytes: int) -> None:
         found = reader.peer_frame()
     assert found is not None
     assert found[0] == HELLO_OFFSET
-    block, reports = slave.heed(found[1]), ReportReader()
+    block, reports = slave.on_hello(found[1]), ReportReader()
     assert reports.feed(slave.call()) == [-1]
     reports.expect_hello()
     stream = slave.call() * 3 + block

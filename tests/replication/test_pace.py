@@ -7,13 +7,11 @@ import random
 import pytest
 
 from haservice.replication.pace import (
-    CAUSES_MAX,
     HISTORY_POINTS_MAX,
     SILENCE_S_MIN,
     Backoff,
     Growth,
     RateMeter,
-    Seldom,
     silence_s,
 )
 
@@ -75,14 +73,3 @@ def test_pauses_double_up_to_their_bound_and_start_over_after_success() -> None:
 
 def test_no_two_sides_keep_step() -> None:
     assert len({Backoff(1.0, 5.0, random.Random(seed)).next_s() for seed in range(20)}) == 20
-
-
-def test_one_cause_is_told_once_in_a_while_and_causes_are_bounded() -> None:
-    seldom = Seldom(10.0)
-    assert seldom.ready("a", 0.0)
-    assert not seldom.ready("a", 9.9)
-    assert seldom.ready("b", 9.9)
-    assert seldom.ready("a", 10.0)
-    for number in range(2 * CAUSES_MAX):
-        seldom.ready(str(number), 20.0)
-    assert len(seldom._last) <= CAUSES_MAX

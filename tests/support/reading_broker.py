@@ -26,6 +26,7 @@ from commitlog.kernel.records import (
 from commitlog.options import LogOptions
 from commitlog.store import Store
 from haservice.broker.acl.message_rights import MessageRights
+from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.client_config import ClientConfigProcessor
 from haservice.broker.groups.connections import ConnectionsProcessor
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
@@ -34,7 +35,6 @@ from haservice.broker.groups.heartbeat import HeartbeatProcessor, notify_members
 from haservice.broker.groups.offsets import OffsetsProcessor
 from haservice.broker.groups.processor import GroupsProcessor
 from haservice.broker.groups.subscription_groups import Groups
-from haservice.broker.level import Level
 from haservice.broker.metadata.topics import TopicTable
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.long_polling import LongPolling
@@ -206,7 +206,7 @@ class ReadingBroker:
             readable_end=readable_end,
         )
         self.message_filters = MessageFilters(self.config, self.clients, self.filters)
-        self.level = Level(self.log, self.store.dispatcher, self._call_soon)
+        self.level = DispatchBarrier(self.log, self.store.dispatcher, self._call_soon)
         processors = [
             PullProcessor(
                 self.config, topics=self.topics, groups=self.groups, filters=self.message_filters,

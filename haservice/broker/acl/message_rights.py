@@ -25,7 +25,7 @@ from haservice.broker.delay.redirect import REAL_TOPIC
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.metadata.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
 from haservice.broker.transactions.half_messages import PRODUCER_GROUP, original_of
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.signature import ACCESS_KEY
@@ -56,7 +56,7 @@ class MessageRights:
         self._clients = clients
         # Queue offset of a half message → access key.
         self._senders: dict[int, str] = {}
-        self._news = News(COMPLAINT_INTERVAL_S)
+        self._throttle = LogThrottle(COMPLAINT_INTERVAL_S)
 
     def caller(self, connection: Connection, request: RemotingCommand) -> Caller:
         """Asked while the request is at hand, for its signature covers its body.  Raises AclRefused."""
@@ -100,7 +100,7 @@ class MessageRights:
 
     def _refuse(self, caller: Caller, refused: AclRefused) -> None:
         address = address_of(caller.connection)
-        if self._news.is_news(address):
+        if self._throttle.ready(address):
             logger.warning(
                 "request refused peer=%s code=%d reason=%.200s", address, caller.code, refused.text
             )

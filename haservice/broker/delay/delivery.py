@@ -36,7 +36,7 @@ from haservice.broker.delay.levels import BATCH_MESSAGES, due, queue_of
 from haservice.broker.delay.offsets import DelayOffsets
 from haservice.broker.delay.redirect import restored
 from haservice.broker.metadata.topics import HALF_TOPIC, SCHEDULE_TOPIC
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class DelayDelivery:
         self._held = held
         self._persist_s = min(persist_s, PERSIST_S)
         self._persisted_s = 0.0
-        self._news = News()  # of levels by their number, and of the file
+        self._throttle = LogThrottle()  # of levels by their number, and of the file
         self._clock_ms = clock_ms
         self._woken = threading.Event()
 
@@ -263,7 +263,7 @@ class DelayDelivery:
         wait_s: float = min(RETRY_FIRST_S * 2 ** min(level.failures, 10), RETRY_MAX_S)
         level.failures += 1
         level.retry_at_s = now_s + wait_s
-        if self._news.is_news(level.number):
+        if self._throttle.ready(level.number):
             reason = error or "the log takes nothing now"
             logger.warning("delayed messages not delivered level=%d: %s; trying on", level.number, reason)
         return wait_s
@@ -294,5 +294,5 @@ class DelayDelivery:
         try:
             self._offsets.persist()
         except OSError as error:
-            if self._news.is_news():
+            if self._throttle.ready():
                 logger.error("delay offsets not written: %s; trying on", error)

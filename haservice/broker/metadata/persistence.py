@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Persistence:
         self._tables = tables
         self._interval_s = interval_s
         self._woken = threading.Event()
-        self._news = News()
+        self._throttle = LogThrottle()
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -51,8 +51,8 @@ class Persistence:
             try:
                 persist()
             except OSError as error:
-                if self._news.is_news(name):
+                if self._throttle.ready(name):
                     logger.error("not written table=%s reason=%s; trying on", name, error)
             except Exception:  # a mistake of ours in one table
-                if self._news.is_news(name):
+                if self._throttle.ready(name):
                     logger.exception("not written table=%s; trying on", name)

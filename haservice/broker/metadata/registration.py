@@ -35,7 +35,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TopicTable
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingError, RequestError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import KVTable, RegisterBrokerBody, body_crc32
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
@@ -127,7 +127,7 @@ class Registration:
         self._known_at: set[str] = set()
         # Why the last try at a name server failed; a success takes it out.
         self._failures: dict[str, str] = {}
-        self._news = News()
+        self._throttle = LogThrottle()
         self._attempted: set[str] = set()
         # Set when every name server was asked once, with whatever outcome.
         self.first_round = threading.Event()
@@ -208,7 +208,7 @@ class Registration:
             )
             await retrying(self._register, client, addr)
             self._attempt_ended(addr)
-            self._news.ended(addr)
+            self._throttle.ended(addr)
             await self._pause(addr)
 
     async def _pause(self, addr: str) -> None:
@@ -288,7 +288,7 @@ class Registration:
             self._on_master(master)
 
     def _heed_order_topics(self, addr: str, body: Body) -> None:
-        """The answer's key-value table names the order topics; without one there is nothing to heed.
+        """The answer's key-value table names the order topics; without one there is nothing to follow.
 
         Where several name servers answer, the first in the configuration counts.  A slave has its master's
         topics as they are.
@@ -306,7 +306,7 @@ class Registration:
     def _heed_newer(self, addr: str, newer: NewerMasterHeader) -> None:
         if newer.newer_epoch is None:
             return
-        if self._identity.broker_id == 0 and self._news.is_news((addr, newer.newer_epoch)):
+        if self._identity.broker_id == 0 and self._throttle.ready((addr, newer.newer_epoch)):
             logger.warning(
                 "a newer master is known namesrv=%s epoch=%d master=%s",
                 addr,
@@ -348,7 +348,7 @@ class Registration:
         self._failures[addr] = reason
         self._attempt_ended(addr)
         self._disbelieve(addr)
-        if self._news.is_news(addr):
+        if self._throttle.ready(addr):
             logger.warning("not registered namesrv=%s reason=%s; trying on", addr, reason)
 
     def _disbelieve(self, addr: str) -> None:

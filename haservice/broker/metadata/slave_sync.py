@@ -27,7 +27,7 @@ from commitlog.dispatch.dispatcher import Arrival
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.topics import TopicTable
 from haservice.errors import AnswerError, RemotingError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import (
     ConsumerOffsetWrapper,
     DelayOffsetWrapper,
@@ -94,7 +94,7 @@ class SlaveSync:
         # Of the thread: the connection that the offsets came over last.  The same one leads to the same
         # run of the master; one that returns is on another.
         self._looked_over: Connection | None = None
-        self._news = News()
+        self._throttle = LogThrottle()
         # What the master or its answers have against it; "" since all was copied.
         self.refused = ""
         self._strangers: set[str] = set()  # of the dispatcher's thread
@@ -221,7 +221,7 @@ class SlaveSync:
         self._on_synced()
         if good:
             self.refused = ""
-            self._news.ended()
+            self._throttle.ended()
         return good
 
     async def _sync_topics(self, client: RemotingClient, addr: str) -> None:
@@ -249,7 +249,7 @@ class SlaveSync:
         hint = ACL_HINT if isinstance(error, AnswerError) and "AclException" in str(error) else ""
         if isinstance(error, AnswerError | ValueError):
             self.refused = f"{error}{hint}"
-        if self._news.is_news():
+        if self._throttle.ready():
             logger.warning("metadata not copied master=%s reason=%s%s; trying on", addr, error, hint)
 
 

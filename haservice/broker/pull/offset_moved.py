@@ -16,7 +16,7 @@ from commitlog.errors import CommitLogError
 from commitlog.kernel.records import Message, encode_properties
 from commitlog.log.log import wall_clock_ms
 from haservice.broker.metadata.topics import OFFSET_MOVED_TOPIC
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.fastjson import dumps
 
@@ -53,10 +53,10 @@ class OffsetMovedEvents:
         self._broker_name = broker_name
         self._host = host
         self._clock_ms = clock_ms
-        self._news = News(REPEAT_AFTER_S, causes_max=TOLD_MAX, clock_s=clock_s)
+        self._throttle = LogThrottle(REPEAT_AFTER_S, causes_max=TOLD_MAX, clock_s=clock_s)
 
     def __call__(self, moved: OffsetMoved) -> None:
-        if not self._news.is_news(moved[:3]):
+        if not self._throttle.ready(moved[:3]):
             return
         try:
             self._append(self._message(moved))

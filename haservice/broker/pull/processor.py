@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from commitlog.errors import BadEntry, CommitLogError, CorruptRecord, OffsetNotFound
+from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import GroupConfig, Groups
-from haservice.broker.level import Level
 from haservice.broker.metadata.readable_topics import Topics
 from haservice.broker.metadata.topics import PERM_READ
 from haservice.broker.pull.long_polling import HeldPull, LongPolling
@@ -36,7 +36,7 @@ from haservice.broker.pull.tag_filter import TagCodes
 from haservice.broker.stats.counters import Stats
 from haservice.configuration.settings import BrokerConfig
 from haservice.errors import RequestError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -112,7 +112,7 @@ class PullProcessor:
         offsets: ConsumerOffsets,
         reader: QueueReader,
         long_polling: LongPolling,
-        level: Level,
+        barrier: DispatchBarrier,
         stats: Stats,
         offload: Offload,
         on_offset_moved: Callable[[OffsetMoved], None] | None = None,
@@ -126,14 +126,14 @@ class PullProcessor:
         self._offsets = offsets
         self._reader = reader
         self._long_polling = long_polling
-        self._level = level
+        self._barrier = barrier
         self._stats = stats
         self._offload = offload
         self._on_offset_moved = on_offset_moved
         self._mend = mend
         self._is_slave = config.role.is_slave
         self._keeps_offset = keeps_offset(config)
-        self._news = News(WARN_AGAIN_S)
+        self._throttle = LogThrottle(WARN_AGAIN_S)
 
     def handlers(self) -> dict[int, Processor]:
         return {RequestCode.PULL_MESSAGE: self.pull}
@@ -163,13 +163,13 @@ class PullProcessor:
             held = self._hold(pull, scan)
             if held is not None:
                 return held
-        if scan.status in _OUTSIDE and not self._level.reached:
-            return asyncio.ensure_future(self._answered_when_level(pull))
+        if scan.status in _OUTSIDE and not self._barrier.reached:
+            return asyncio.ensure_future(self._answered_behind_barrier(pull))
         return self._answer(pull, scan)
 
-    async def _answered_when_level(self, pull: _Pull) -> RemotingCommand:
+    async def _answered_behind_barrier(self, pull: _Pull) -> RemotingCommand:
         """What was sent before is there, if it is wanted: the queue may only be not so far yet."""
-        await self._level.reach()
+        await self._barrier.reach()
         if pull.selector is not None:
             return await self._selected(pull)
         answer = self._answer(pull, self._scan(pull))
@@ -448,7 +448,7 @@ class PullProcessor:
     def _damaged(self, pull: _Pull, error: CommitLogError) -> RemotingCommand:
         header = pull.header
         self._stats.get(0, 0)
-        if self._news.is_news():
+        if self._throttle.ready():
             logger.error(
                 "message cannot be served topic=%s queue=%d offset=%d reason=%s",
                 header.topic,

@@ -36,7 +36,7 @@ from haservice.broker.pull.scan import (
 )
 from haservice.broker.pull.sound_read import places_of, read_sound
 from haservice.broker.pull.tag_filter import TagCodes, lets_through
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class QueueReader:
         self._keeps_offset = keeps_offset
         self._file_entries = file_entries
         self._readable_end = readable_end or (lambda: log.end)
-        self._news = News(WARN_AGAIN_S)
+        self._throttle = LogThrottle(WARN_AGAIN_S)
 
     def configure(self, limits: ReadLimits) -> None:
         """Other limits, from the next read on."""
@@ -143,7 +143,7 @@ class QueueReader:
         return scan, b"".join(choice.records)
 
     def _say_passed(self, topic: str, queue_id: int, passed: Sequence[Entry]) -> None:
-        if self._news.is_news((topic, queue_id)):
+        if self._throttle.ready((topic, queue_id)):
             logger.warning(
                 "damaged messages passed over, as passDamagedMessages says topic=%s queue=%d count=%d"
                 " physical_offset=%d",

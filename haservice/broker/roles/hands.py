@@ -53,8 +53,7 @@ from haservice.broker.roles.actions import (
     WithResult,
     Write,
 )
-from haservice.broker.roles.peers import Heard, Peers, lineage_at, with_client
-from haservice.broker.roles.refill import (
+from haservice.broker.roles.peer_repair import (
     SIZE_BYTES,
     compare_logs,
     ends_unfinished,
@@ -62,11 +61,12 @@ from haservice.broker.roles.refill import (
     pull_back,
     span_to_prove,
 )
+from haservice.broker.roles.peers import Heard, Peers, lineage_at, with_client
 from haservice.broker.roles.state import View
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, ProtocolError, RemotingError, RemotingTimeout
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
@@ -117,7 +117,7 @@ class RoleHands:
     # Name servers are told of a new term at once.
     announce: Callable[[], None]
     describe: Callable[..., LineageBody]
-    news: News = field(default_factory=News)
+    throttle: LogThrottle = field(default_factory=LogThrottle)
 
     # -- what is so ---------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class RoleHands:
 
     def act(self, action: Without) -> None:
         if isinstance(action, Say):
-            if not action.cause or self.news.is_news(action.cause):
+            if not action.cause or self.throttle.ready(action.cause):
                 logger.log(action.level, "%s", action.text)
         elif isinstance(action, TakeList):
             if self.ha is not None:

@@ -250,7 +250,7 @@ def take_back(state: RoleState, heard: Heard, view: View) -> Step:
                     f"a replica holds what its master lost addr={one.broker_addr} up_to={position}"
                     f" ours={view.log.end}"
                 )
-                change = Refill(one, position, heard)
+                change = PeerRepair(one, position, heard)
                 said = Say(Level.WARNING, text, ("ahead", one.replica_id))
                 return state.but(change=change), (said, Pull(one, view.log.end, position))
             state = _level(state, one.replica_id)
@@ -277,7 +277,7 @@ def _ahead_up_to(peer: LineageBody, view: View) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Refill(Looking):
+class PeerRepair(Looking):
     """What a replica has is taken back, a piece at a time; between two pieces others get their turn."""
 
     peer: LineageBody

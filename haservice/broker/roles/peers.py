@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from haservice.broker.roles.rules import lineage_of
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import ClusterInfo
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -80,7 +80,7 @@ class Peers:
         self._namesrv_addrs = tuple(namesrv_addrs)
         self.make_client = make_client
         self._remembered = remembered
-        self._news = News()
+        self._throttle = LogThrottle()
 
     def ask(self, also: Iterable[str] = ()) -> Heard:
         """What everybody says who can be found, and those at `also`; never raises."""
@@ -157,13 +157,13 @@ class Peers:
         try:
             body = await get_lineage(client, addr, patience.remaining)
         except AnswerError as error:
-            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and self._news.is_news(addr):
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and self._throttle.ready(addr):
                 logger.warning("peer does not say what its log is addr=%s reason=%s", addr, error)
             return None
         except (RemotingError, ValueError) as error:
             logger.debug("peer not heard addr=%s reason=%s", addr, error)
             return None
-        self._news.ended(addr)
+        self._throttle.ended(addr)
         return body
 
 

@@ -1,4 +1,4 @@
-"""Standing: what a node is from its start on, and all that has to do with it.
+"""RoleStartup: what a node is from its start on, and all that has to do with it.
 
     made      the role in force, by the file or by command
     open      the store is ours: the peers are asked; a master gives way to a newer one, or begins its term
@@ -38,7 +38,7 @@ from haservice.broker.roles.state import Begin, Hint, RoleState, SlaveAhead, Who
 from haservice.broker.services import flushes_at_once
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.errors import ConfigError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.remoting.json_body import JSONBody
@@ -52,7 +52,7 @@ from haservice.replication.wire.hello import SlaveHello
 logger = logging.getLogger(__name__)
 
 
-class Standing:
+class RoleStartup:
     """`config` is the node's in the role that is in force, `role` why."""
 
     def __init__(self, file_config: NodeConfig, security: Security, heard: int) -> None:
@@ -81,7 +81,7 @@ class Standing:
         )
         self._state = RoleState(who, heard=heard)
         self._executor: RoleExecutor | None = None
-        self._news = News()
+        self._throttle = LogThrottle()
 
     # -- the start ----------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Standing:
         """
         here = self._ha.greeted_by
         if here and master.broker_addr not in (None, here):
-            if self._news.is_news(master.broker_addr):
+            if self._throttle.ready(master.broker_addr):
                 logger.warning(
                     "a name server names another master, the one that is there is followed named=%s master=%s",
                     *(master.broker_addr, here),

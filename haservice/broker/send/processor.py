@@ -9,7 +9,7 @@ handled together as well: 64 clients with one message each then cost little more
 single sender does not pay for that: its sends are handled where they were read.
 
 Plain sends, which most are, go a shorter way where the native code is there (fast_sends.py): `take` gathers them
-as bytes.  It keeps to the same gates, turns and waits; and to the order within a connection: of one turn the
+as bytes.  It keeps to the same limits, turns and waits; and to the order within a connection: of one turn the
 short way's sends are stored first, so it takes none of a connection that has others gathered.
 
 Everything runs on the remoting loop.  An error of one message is its own answer and hurts no other.
@@ -67,7 +67,7 @@ class Log(Protocol):
     def writable(self) -> str | None: ...
 
 
-class Gates(NamedTuple):
+class SendLimits(NamedTuple):
     """When the broker takes no sends at all, and what it tells clients beside each answer."""
 
     region_id: str
@@ -78,9 +78,9 @@ class Gates(NamedTuple):
     is_slave: bool
 
 
-def trace_of(gates: Gates) -> dict[str, str]:
+def trace_of(send_limits: SendLimits) -> dict[str, str]:
     """What every answer to a send tells, errors included."""
-    return {"MSG_REGION": gates.region_id, "TRACE_ON": "true" if gates.trace_on else "false"}
+    return {"MSG_REGION": send_limits.region_id, "TRACE_ON": "true" if send_limits.trace_on else "false"}
 
 
 class SendProcessor:
@@ -88,7 +88,7 @@ class SendProcessor:
 
     def __init__(
         self,
-        gates: Gates,
+        send_limits: SendLimits,
         admission: Admission,
         log: Log,
         durability: Durability,
@@ -103,7 +103,7 @@ class SendProcessor:
 
         `on_half` hears of each half message that was stored, and of the request that brought it.
         """
-        self._gates = gates
+        self._send_limits = send_limits
         self._admission = admission
         self._log = log
         self._durability = durability
@@ -112,7 +112,7 @@ class SendProcessor:
         self._on_half = on_half
         self._clock_ms = clock_ms
         self._id_prefix = store_host.hex().upper()
-        self._trace = trace_of(gates)
+        self._trace = trace_of(send_limits)
         self.refuse_all: str | None = None
         # Sends whose answer waits for a proof.
         self.pending = 0
@@ -131,10 +131,10 @@ class SendProcessor:
             (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE), self
         )
 
-    def configure(self, gates: Gates) -> None:
-        """Other gates, from the next send on."""
-        self._gates = gates
-        self._trace = trace_of(gates)
+    def configure(self, send_limits: SendLimits) -> None:
+        """Other limits, from the next send on."""
+        self._send_limits = send_limits
+        self._trace = trace_of(send_limits)
         if self._fast is not None:
             self._fast.answer_with(self._trace)
 
@@ -158,14 +158,14 @@ class SendProcessor:
         if taken and run.count:
             if self._crowded(connection):
                 self._gather(connection)
-            else:  # nothing was gathered before: these came through the gates just now
+            else:  # nothing was gathered before: these passed the limits just now
                 self._answer_run(fast.append())
         return taken
 
     def _begin_run(self, fast: FastSends) -> bool:
-        """Whether the short way is open: for this turn, and what it has gathered is held against the gates again
+        """Whether the short way is open: for this turn, and what it has gathered is held against the limits again
         before it is stored."""
-        most = self._gates.max_pending_sends - self.pending
+        most = self._send_limits.max_pending_sends - self.pending
         if most <= 0 or self._busy(1) is not None or self._unwritable() is not None:
             return False
         fast.begin(most)
@@ -293,19 +293,19 @@ class SendProcessor:
 
     def _busy(self, count: int) -> RequestError | None:
         """What the broker says before it looks at a message."""
-        gates = self._gates
+        send_limits = self._send_limits
         held_since = self._log.lock_held_since
-        if held_since and time.monotonic() - held_since > gates.page_cache_busy_s:
+        if held_since and time.monotonic() - held_since > send_limits.page_cache_busy_s:
             return RequestError(ResponseCode.SYSTEM_BUSY, BUSY_REMARK)
-        if self.pending + count > gates.max_pending_sends:
+        if self.pending + count > send_limits.max_pending_sends:
             return RequestError(ResponseCode.SYSTEM_BUSY, OVERLOAD_REMARK)
-        start = gates.start_accept_timestamp_ms
+        start = send_limits.start_accept_timestamp_ms
         if start and self._clock_ms() < start:
             return RequestError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {start}")
         return None
 
     def _unwritable(self) -> str | None:
-        if self._gates.is_slave:
+        if self._send_limits.is_slave:
             return "this broker is a slave; send to its master"
         return self.refuse_all or self._log.writable
 

@@ -26,9 +26,9 @@ from commitlog.kernel.records import (
 from commitlog.log.log import Appended, wall_clock_ms
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.send.admission import Admission
-from haservice.broker.send.processor import Gates, trace_of
+from haservice.broker.send.processor import SendLimits, trace_of
 from haservice.errors import RemotingError, RemotingUnreachable, RequestError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.calls import call
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import Body, RemotingCommand
@@ -63,7 +63,7 @@ class ReplyProcessor:
 
     def __init__(
         self,
-        gates: Gates,
+        send_limits: SendLimits,
         admission: Admission,
         clients: ClientTable,
         log: Log,
@@ -74,7 +74,7 @@ class ReplyProcessor:
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         """`stores` is storeReplyMessageEnable; `unwritable` is why nothing may be stored now, or None."""
-        self._gates = gates
+        self._send_limits = send_limits
         self._admission = admission
         self._clients = clients
         self._log = log
@@ -82,16 +82,16 @@ class ReplyProcessor:
         self._stores = stores
         self._unwritable = unwritable
         self._clock_ms = clock_ms
-        self._trace = trace_of(gates)
+        self._trace = trace_of(send_limits)
         # Client id → a producer group of it, and its connection.
         self._known: dict[str, tuple[str, Connection]] = {}
-        self._news = News()
+        self._throttle = LogThrottle()
 
-    def configure(self, gates: Gates, stores: bool) -> None:
-        """Other gates and another storeReplyMessageEnable, from the next reply on."""
-        self._gates = gates
+    def configure(self, send_limits: SendLimits, stores: bool) -> None:
+        """Other limits and another storeReplyMessageEnable, from the next reply on."""
+        self._send_limits = send_limits
         self._stores = stores
-        self._trace = trace_of(gates)
+        self._trace = trace_of(send_limits)
 
     def handlers(self) -> dict[int, Processor]:
         return dict.fromkeys(_SEND_CODES, self.reply)
@@ -124,12 +124,12 @@ class ReplyProcessor:
         self, connection: Connection, command: RemotingCommand
     ) -> tuple[SendMessageHeader, Message]:
         """The checks are those of a send."""
-        start_ms = self._gates.start_accept_timestamp_ms
+        start_ms = self._send_limits.start_accept_timestamp_ms
         if start_ms and self._clock_ms() < start_ms:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {start_ms}")
         code = _SEND_CODES[RequestCode(command.code)]
         send = RemotingCommand(code, command.ext, command.body, version=command.version)
-        refused = "this broker is a slave; send to its master" if self._gates.is_slave else None
+        refused = "this broker is a slave; send to its master" if self._send_limits.is_slave else None
         message, _, _ = self._admission.message(connection.peer_host, send, refused)
         return SendMessageHeader.decode(code, command.ext), message
 
@@ -216,7 +216,7 @@ class ReplyProcessor:
                 return self._log.append(message)
             except CommitLogError as error:
                 reason = str(error)
-        if self._news.is_news():
+        if self._throttle.ready():
             logger.warning("replies are passed on, but not stored topic=%s reason=%s", message.topic, reason)
         return None
 

@@ -36,7 +36,7 @@ import orjson
 from commitlog.disk.seal import sealed_line
 from commitlog.disk.store_lock import boot_id
 from commitlog.log.log import wall_clock_ms
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.replication.status import HAStatus, MasterLinkStatus, SlaveStatus
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class HASamples:
         self._file: RotatingFileHandler | None = None
         self._last: Sample = {}
         self._written_s = float("-inf")
-        self._news = News()
+        self._throttle = LogThrottle()
 
     def run(self, stop: threading.Event) -> None:
         try:
@@ -126,7 +126,7 @@ class HASamples:
         try:
             self._append(line)
         except OSError as error:
-            if self._news.is_news():
+            if self._throttle.ready():
                 logger.error("HA sample not written, trying on path=%s reason=%s", self._path, error)
             return
         self._last, self._written_s = found, now_s

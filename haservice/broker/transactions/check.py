@@ -50,7 +50,7 @@ from haservice.broker.transactions.half_messages import (
     discarded,
     number_of,
 )
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.transactions import CheckTransactionStateHeader
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class TransactionCheck:
         self._woken = threading.Event()
         self._questions: list[Question] = []
         self._question_bytes = 0
-        self._news = News()
+        self._throttle = LogThrottle()
         # Where the next round begins; None: where the table of offsets says.
         self._reached: Progress | None = None
         # Progress that is not in the table yet, and where the log ended then.
@@ -277,7 +277,7 @@ class TransactionCheck:
         self._on_progress()
 
     def _warn(self, cause: str, text: str, *args: object) -> None:
-        if self._news.is_news(cause):
+        if self._throttle.ready(cause):
             logger.warning(text, *args)
 
 

@@ -41,7 +41,7 @@ from haservice.broker.transactions.half_messages import (
     resumed,
 )
 from haservice.errors import RequestError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
@@ -217,7 +217,7 @@ class ProducerQuestions:
     def __init__(self, clients: ClientTable) -> None:
         self._clients = clients
         self._turns = itertools.count()
-        self._news = News()
+        self._throttle = LogThrottle()
 
     def ask(self, questions: Sequence[Question], asked: Callable[[], None]) -> None:
         """Sends each to one producer of its group; without one the next round asks again."""
@@ -225,7 +225,7 @@ class ProducerQuestions:
             for question in questions:
                 producer = self._producer(question.group)
                 if producer is None:
-                    if self._news.is_news(question.group):
+                    if self._throttle.ready(question.group):
                         logger.warning(
                             "no producer can be asked about its transactions group=%s", question.group
                         )

@@ -24,7 +24,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
 from haservice.admin.commands.messages.sending import SEND_OK, STORED
-from haservice.admin.commands.topics.where import writable_queues
+from haservice.admin.commands.topics.routing import writable_queues
 from haservice.admin.options import addresses_callback, time_option
 from haservice.admin.output import Column, Table, human_bytes
 from haservice.errors import ConfigError, HAServiceError

@@ -64,7 +64,7 @@ from haservice.admin.commands.messages.sending import (
     Sent,
     send_one,
 )
-from haservice.admin.commands.topics.where import writable_queues
+from haservice.admin.commands.topics.routing import writable_queues
 from haservice.errors import ConfigError, HAServiceError, RemotingError
 from haservice.pipeline.sources.brokers import BrokerRefused, admin_of, name_servers, way_to
 from haservice.pipeline.sources.options import names, option, text, whole

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH
 from haservice.replication.lineage.file import LineageFile
 from haservice.replication.lineage.membership import REPLICAS_MAX, Members, Membership
@@ -38,7 +38,7 @@ class MemberList:
         """Slaves that are on no list before the one that was settled last: by what they were given first, which
         stands over those, none of them can be promoted."""
         self._settled = (-1, 0)
-        self._news = News()
+        self._throttle = LogThrottle()
 
     def take(self, known: Iterable[tuple[str, tuple[int, int]]] = ()) -> None:
         """Another list is in the file, for a term began or a replica was forgotten.
@@ -100,6 +100,6 @@ class MemberList:
                 self._wanted = settled.version if membership.asks_too_much else self._wanted
                 membership.list_anew(settled)
         except OSError as error:
-            if self._news.is_news():
+            if self._throttle.ready():
                 logger.error("new slaves do not count yet, for the list cannot be written reason=%s", error)
         self._group.count_only(membership.counting, membership.needed)

@@ -8,9 +8,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
+from haservice.log_throttle import LogThrottle
 from haservice.replication.master.connection import HAConnection
 from haservice.replication.master.progress import Refusal, ReportRefused
-from haservice.replication.pace import Seldom
 from haservice.replication.status import AbsentSlave
 from haservice.replication.wire.greeting import GreetingRefused
 from haservice.replication.wire.protocol import NotAReport
@@ -33,7 +33,7 @@ class AbsentSlaves:
         self._clock_ms = clock_ms
         self._lock = threading.Lock()  # guards what follows
         self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
-        self._seldom = Seldom(TELL_S)
+        self._throttle = LogThrottle(TELL_S)
 
     def ended(self, connection: HAConnection, error: Exception | None) -> None:
         """A connection is no more, and why; None if the slave has closed it."""
@@ -72,6 +72,6 @@ class AbsentSlaves:
     ) -> None:
         self.note(connection.peer, str(error), reported)
         with self._lock:
-            ready = self._seldom.ready(f"{connection.progress.identity} {cause}", time.monotonic())
+            ready = self._throttle.ready(f"{connection.progress.identity} {cause}", time.monotonic())
         if ready:
             logger.log(level, "slave refused, closed peer=%s reason=%s", connection.peer, error)

@@ -29,8 +29,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from haservice.deadline import Deadline
+from haservice.log_throttle import LogThrottle
 from haservice.replication.master.connection import HAConnection
-from haservice.replication.pace import Backoff, Seldom
+from haservice.replication.pace import Backoff
 from haservice.replication.wire.protocol import MasterState
 from haservice.replication.wire.secure import SecureDoors
 from haservice.replication.wire.transport import PlainTransport, Transport
@@ -105,7 +106,7 @@ class AcceptSocketService:
         self._identify = identify
         self._lock = threading.Lock()  # guards _connections
         self._connections: dict[HAConnection, _Guest] = {}
-        self._seldom = Seldom(TELL_S)
+        self._throttle = LogThrottle(TELL_S)
         self._scarce = Backoff(SCARCE_PAUSE_S, SCARCE_PAUSE_S_MAX)
         self._listeners: list[tuple[socket.socket, Door]] = []
         try:
@@ -271,7 +272,7 @@ class AcceptSocketService:
         return next_s
 
     def _tell(self, cause: str, message: str, *values: object) -> None:
-        if self._seldom.ready(cause, time.monotonic()):
+        if self._throttle.ready(cause, time.monotonic()):
             logger.warning(message, *values)
 
 

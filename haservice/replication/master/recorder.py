@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.status import MasterHeard
 
@@ -42,7 +42,7 @@ class ReplicaRecorder:
         self._woken = threading.Event()
         self._lock = threading.Lock()  # guards _left
         self._left: dict[str, Replica] = {}
-        self._news = News()
+        self._throttle = LogThrottle()
 
     def greeted(self, replica_id: str, replica: Replica) -> None:
         """Returns when it is written that it may be in sync, if it may.
@@ -102,7 +102,7 @@ class ReplicaRecorder:
             self._tell(error)
 
     def _tell(self, error: OSError) -> None:
-        if self._news.is_news():
+        if self._throttle.ready():
             logger.error("replicas not written down, new ones are refused reason=%s", error)
 
 
@@ -113,7 +113,7 @@ class MasterRecorder:
         self._lineage = lineage
         self._heard = heard
         self._woken = threading.Event()
-        self._news = News()
+        self._throttle = LogThrottle()
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -132,7 +132,7 @@ class MasterRecorder:
         try:
             self._lineage.heard_master(lineage, heard.end, heard.at_ms)
         except OSError as error:
-            if self._news.is_news():
+            if self._throttle.ready():
                 logger.error("the master's end is not written down reason=%s", error)
 
 

@@ -25,8 +25,9 @@ from socket import gaierror
 from commitlog.errors import CommitLogError
 from haservice.configuration.settings import ReplicationConfig
 from haservice.errors import ProtocolError
+from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.epochs import Step
-from haservice.replication.pace import Backoff, Seldom, silence_s
+from haservice.replication.pace import Backoff, silence_s
 from haservice.replication.slave.actions import (
     Action,
     Break,
@@ -145,7 +146,7 @@ class SlaveSession:
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
         self._backoff = backoff if backoff is not None else Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         self._reader = TransferReader(log.segment_bytes, receive_bytes)
-        self._seldom = Seldom(TELL_S)
+        self._throttle = LogThrottle(TELL_S)
         # Addresses that have greeted us, newest last; why greetings were refused since the last good one.
         self._ours: dict[str, None] = {}
         self._refusals: set[tuple[str, str]] = set()
@@ -276,7 +277,7 @@ class SlaveSession:
         self._move(Event.HELLO)
         self._until_s = now_s + VERDICT_S
         try:
-            answer = greeting.heed(_body(frame, HELLO_OFFSET))
+            answer = greeting.on_hello(_body(frame, HELLO_OFFSET))
         finally:
             if greeting.master is not None:
                 self.followed_end = -1
@@ -296,7 +297,7 @@ class SlaveSession:
         return [*self._stand(), *self._begin(now_s)]
 
     def _settle(self, greeting: SlaveGreeting, verdict: bytes) -> Sequence[Action]:
-        greeting.settle(verdict)
+        greeting.on_verdict(verdict)
         self._check_welcome()
         self._move(Event.ACCEPTED)
         return (Rejoin(greeting),)
@@ -458,7 +459,7 @@ class SlaveSession:
             self._away_s = now_s if self._away_s is None else self._away_s
             if now_s < self._away_s + TURN_S:
                 return ()
-        if not self._seldom.ready(f"{self.address} {level} {type(error).__name__}", now_s):
+        if not self._throttle.ready(f"{self.address} {level} {type(error).__name__}", now_s):
             return ()
         text = "link to master lost, trying again addr=%s offset=%d reason=%s"
         return (Tell(level, text, (self.address, self._log.end, self.last_error)),)

@@ -2,13 +2,13 @@
 
     SlaveGreeting                                  MasterGreeting
     call()          ──── report −1 ────▶           hello()         a frame, once
-    heed(body)      ◀──── hello ────────
+    on_hello(body)  ◀──── hello ────────
                     ──── slave hello ──▶           answer(body)    a frame, and what it means
-    settle(body)    ◀──── verdict ──────
+    on_verdict(body)    ◀──── verdict ──────
     plan, master                                   slave, outcome
 
 Both take the bodies that a TransferReader or a ReportReader found in the stream, and return bytes to send.
-What the slave has to do to its log it does between settle() and its first report: see Rejoin.
+What the slave has to do to its log it does between on_verdict() and its first report: see Rejoin.
 """
 
 from __future__ import annotations
@@ -231,24 +231,24 @@ class SlaveGreeting:
         self._lineage = lineage
         self._flushes = flushes
         self.master: MasterHello | None = None
-        """What the master said; None before heed()."""
+        """What the master said; None before on_hello()."""
         self.members = Members()
-        """The list to write down before the first report, once settle() has returned."""
+        """The list to write down before the first report, once on_verdict() has returned."""
         self.plan: Plan | None = None
-        """What is to be done before the first report, once settle() has returned."""
+        """What is to be done before the first report, once on_verdict() has returned."""
         self._strange: tuple[str, str] | None = None
 
     @property
     def term(self) -> int:
-        """The master's newest; -1 before heed(), and of one that has none."""
+        """The master's newest; -1 before on_hello(), and of one that has none."""
         last = self.master.lineage.last if self.master is not None else None
         return last.number if last is not None else -1
 
     def call(self) -> bytes:
-        """The first bytes of a connection: a report that a stock master does not heed."""
+        """The first bytes of a connection: a report that a stock master ignores."""
         return REPORT.pack(REPORT_NOT_YET)
 
-    def heed(self, body: bytes) -> bytes:
+    def on_hello(self, body: bytes) -> bytes:
         """Takes the master's hello; returns ours, also to a stranger, who is to see why we do not follow.
 
         Raises GreetingRefused, or ProtocolError for no hello.
@@ -291,7 +291,7 @@ class SlaveGreeting:
         )
         return slave_hello_block(hello.encode())
 
-    def settle(self, body: bytes) -> Plan:
+    def on_verdict(self, body: bytes) -> Plan:
         """Takes the verdict; returns what has to be done now.  Raises GreetingRefused, or ProtocolError."""
         if self._strange is not None:
             raise GreetingRefused(*self._strange)

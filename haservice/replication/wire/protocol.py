@@ -7,7 +7,7 @@
 Integers are big-endian and signed, as Java writes them.  The slave speaks first; nothing else ever travels
 between a stock broker and one of ours.  Two of ours have a few frames more, before the first transfer:
 
-    report −1                       a call, which a stock master does not heed
+    report −1                       a call, which a stock master ignores
     hello      | −1 8 | size 4 | body n |
     slave's    | −2 8 | size 8 | body n |     words like reports
     verdict    | −2 8 | size 4 | body n |

@@ -16,7 +16,7 @@ from commitlog.errors import CorruptRecord
 from commitlog.kernel import native
 from commitlog.kernel.layout import BLANK, BLANK_MAGIC
 from commitlog.kernel.records import check, encode, encode_host, stamp
-from commitlog.kernel.scan import NOWHERE, Walk, walk
+from commitlog.kernel.scan import NOWHERE, Walk, scan_records
 from tests.chaos.fuzz_builds import both, odd_log, reference
 from tests.support.messages import STORE_MS, message
 
@@ -36,9 +36,9 @@ def log_of(bodies: Sequence[bytes], hosts: Sequence[int], start: int) -> bytearr
 
 
 def by_both(*words: object, **how: object) -> Walk:
-    found = walk(*words, **how)  # type: ignore[arg-type]
+    found = scan_records(*words, **how)  # type: ignore[arg-type]
     with reference():
-        assert walk(*words, **how) == found  # type: ignore[arg-type]
+        assert scan_records(*words, **how) == found  # type: ignore[arg-type]
     return found
 
 

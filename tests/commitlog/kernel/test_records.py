@@ -29,7 +29,7 @@ from commitlog.kernel.records import (
     stamp,
     store_timestamp_ms,
 )
-from commitlog.kernel.scan import walk
+from commitlog.kernel.scan import scan_records
 from tests.commitlog.kernel.recipes import of_version_2, stored
 from tests.support.messages import BORN_HOST, BORN_MS, STORE_HOST, batch_body, message
 
@@ -177,7 +177,7 @@ def test_a_record_cut_anywhere_is_incomplete(vector: bytes) -> None:
         assert parse_head(vector[:at]) is None
         with pytest.raises(IncompleteRecord):
             check(vector[:at])
-        assert walk(vector[:at], 0, 0, 1000)[:4] == (0, -1, 0, None)
+        assert scan_records(vector[:at], 0, 0, 1000)[:4] == (0, -1, 0, None)
     assert check(vector + b"more") == len(vector)
 
 
@@ -188,7 +188,7 @@ def test_no_flipped_bit_of_a_body_passes() -> None:
             record[at] ^= 1 << bit
             with pytest.raises(CorruptRecord, match="CRC"):
                 check(record)
-            assert walk(record, 0, 0, 1000).reason is not None
+            assert scan_records(record, 0, 0, 1000).reason is not None
             assert check(record, crc=False) == len(record)
 
 
@@ -204,7 +204,7 @@ def test_lies_in_length_fields_are_found(at: int, lie: int) -> None:
     struct.pack_into(">i", record, at, lie)
     with pytest.raises(CorruptRecord):
         check(record)
-    done = walk(record, 0, 0, 4096)
+    done = scan_records(record, 0, 0, 4096)
     assert done.position == 0
     assert done.reason is not None or done.needed > len(record)
 
@@ -215,7 +215,7 @@ def test_a_topic_length_that_does_not_add_up_is_found(length: int) -> None:
     record[102] = length
     with pytest.raises(CorruptRecord):
         check(record)
-    assert walk(record, 0, 0, 4096).reason is not None
+    assert scan_records(record, 0, 0, 4096).reason is not None
 
 
 def test_a_topic_that_is_not_utf8_is_corrupt() -> None:
@@ -234,7 +234,7 @@ def test_a_record_larger_than_its_segment_has_room_is_corrupt() -> None:
 @given(st.binary(max_size=300))
 def test_random_bytes_are_no_record(data: bytes) -> None:
     for view in (data, VECTOR_V4[:8] + data):
-        done = walk(view, 0, 0, 4096)
+        done = scan_records(view, 0, 0, 4096)
         assert done.records == 0
         assert done.reason is not None or done.needed
 
@@ -254,7 +254,7 @@ def test_a_record_of_a_later_version_is_read() -> None:
     assert decode(record).topic == "t" * 200
     assert check(record) == len(record)
     following = stored(b"def", len(record))
-    done = walk(record + following, 0, 0, 4096)
+    done = scan_records(record + following, 0, 0, 4096)
     assert (done.records, done.position, done.last) == (2, len(record) + len(following), len(record))
 
 

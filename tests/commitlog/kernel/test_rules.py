@@ -11,10 +11,10 @@ from commitlog.errors import CorruptRecord
 from commitlog.kernel import scan
 from commitlog.kernel.entries import Places
 from commitlog.kernel.records import check, parse_head
-from commitlog.log.tail import records_behind, whole_records
+from commitlog.log.salvage import records_behind, whole_records
 from commitlog.queues.readable_queue import Entry
 from haservice.broker.pull.sound_read import read_sound
-from haservice.broker.roles.refill import whole_records as pulled_records
+from haservice.broker.roles.peer_repair import whole_records as pulled_records
 from haservice.errors import ProtocolError
 from haservice.replication.slave.frame_check import BadRecord, RecordCheck
 from tests.commitlog.kernel.recipes import (

@@ -13,7 +13,7 @@ from commitlog.errors import CorruptRecord
 from commitlog.kernel import native, scan
 from commitlog.kernel.layout import BLANK, BLANK_MAGIC, RECORD_BYTES_MIN
 from commitlog.kernel.records import check
-from commitlog.kernel.scan import NOWHERE, ordinary, pass_ordinary, walk
+from commitlog.kernel.scan import NOWHERE, ordinary, pass_ordinary, scan_records
 from tests.commitlog.kernel.recipes import V6_HOST, odd_records, of_version_2, sound_records, stored
 
 pytestmark = pytest.mark.usefixtures("build")
@@ -25,7 +25,7 @@ TORN = "its properties are torn"
 def test_zeros_in_a_topic_tell_a_torn_record(first: int, end: int) -> None:
     record = stored()
     record[first:end] = bytes(end - first)
-    done = walk(record, 0, 0, 4096)
+    done = scan_records(record, 0, 0, 4096)
     assert (done.records, done.position) == (0, 0)
     assert "cannot be a place in a queue" in str(done.reason)
 
@@ -34,12 +34,12 @@ def test_zeros_in_a_topic_tell_a_torn_record(first: int, end: int) -> None:
 def test_zeros_that_end_properties_tell_a_torn_record(first: int) -> None:
     record = stored()
     record[first:] = bytes(-first)
-    assert walk(record, 0, 0, 4096).records == 1
-    assert walk(record, 0, 0, 4096, torn_from_ms=2).records == 1
-    assert walk(record, 0, 0, 4096, torn_from_ms=1).reason == TORN
-    assert walk(record, 0, 0, 4096, torn_from_ms=1, torn_from=len(record) - 1).reason == TORN
-    assert walk(record, 0, 0, 4096, torn_from_ms=1, torn_from=len(record)).records == 1
-    assert walk(stored(), 0, 0, 4096, torn_from_ms=0).records == 1
+    assert scan_records(record, 0, 0, 4096).records == 1
+    assert scan_records(record, 0, 0, 4096, torn_from_ms=2).records == 1
+    assert scan_records(record, 0, 0, 4096, torn_from_ms=1).reason == TORN
+    assert scan_records(record, 0, 0, 4096, torn_from_ms=1, torn_from=len(record) - 1).reason == TORN
+    assert scan_records(record, 0, 0, 4096, torn_from_ms=1, torn_from=len(record)).records == 1
+    assert scan_records(stored(), 0, 0, 4096, torn_from_ms=0).records == 1
 
 
 @pytest.mark.parametrize("segment_start", [0, 300])
@@ -47,11 +47,11 @@ def test_a_lost_page_amid_properties_tells_a_torn_record(segment_start: int) -> 
     record = stored(properties={"K": "v" * 2000})
     sector = 1024 + segment_start
     record[sector : sector + 512] = bytes(512)
-    assert walk(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).reason == TORN
+    assert scan_records(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).reason == TORN
     record[sector : sector + 200] = b"v" * 200  # of which the first part was flushed before
-    assert walk(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).reason == TORN
+    assert scan_records(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).reason == TORN
     record[sector : sector + 512 : 511] = b"vv"
-    assert walk(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).records == 1
+    assert scan_records(record, 0, 0, 4096, segment_start=segment_start, torn_from_ms=1).records == 1
 
 
 def test_a_nul_among_other_bytes_is_what_a_client_sent() -> None:
@@ -60,12 +60,12 @@ def test_a_nul_among_other_bytes_is_what_a_client_sent() -> None:
         assert record[place]
         record[place] = 0
         following = stored(offset=len(record))
-        assert walk(record + following, 0, 0, 4096, torn_from_ms=0).records == 2
+        assert scan_records(record + following, 0, 0, 4096, torn_from_ms=0).records == 2
 
 
 def test_a_walk_ends_at_a_record_that_belongs_elsewhere() -> None:
     records = stored(offset=0) + stored(offset=1000)
-    done = walk(records, 0, 0, 4096)
+    done = scan_records(records, 0, 0, 4096)
     assert (done.position, done.records, done.last) == (len(records) // 2, 1, 0)
     assert done.reason is not None
     assert "1000" in done.reason
@@ -95,7 +95,7 @@ def test_behind_an_odd_record_the_fast_way_goes_on(
 
     monkeypatch.setattr(scan, "check", checked)
     log = a_log(101, odd)
-    done = walk(log, 0, 0, 1 << 20, torn_from_ms=0)
+    done = scan_records(log, 0, 0, 1 << 20, torn_from_ms=0)
     assert (done.position, done.records, done.reason) == (len(log), 101, None)
     assert len(judged) == 1
 
@@ -104,36 +104,38 @@ def test_a_log_of_odd_records_alone_is_walked() -> None:
     log = bytearray()
     for _ in range(50):
         log += of_version_2(b"t" * 200, len(log))
-    assert walk(log, 0, 0, 1 << 20)[:3] == (len(log), len(log) - len(of_version_2(b"t" * 200)), 50)
+    assert scan_records(log, 0, 0, 1 << 20)[:3] == (len(log), len(log) - len(of_version_2(b"t" * 200)), 50)
 
 
 def test_a_walk_cut_anywhere_ends_before_the_record_that_is_cut() -> None:
     log = a_log(3)
     for cut in range(len(log)):
-        done = walk(log[:cut], 0, 0, 1 << 20)
+        done = scan_records(log[:cut], 0, 0, 1 << 20)
         assert done.reason is None
         assert 0 <= done.position <= cut < done.position + done.needed
 
 
 def test_a_record_that_its_segment_has_no_room_for_ends_the_walk() -> None:
     log = a_log(3)
-    done = walk(log, 0, 0, len(log) - 1)
+    done = scan_records(log, 0, 0, len(log) - 1)
     assert done.records == 2
     assert "the segment has" in str(done.reason)
 
 
 def test_a_blank_ends_a_walk() -> None:
     log = a_log(3)
-    done = walk(log + BLANK.pack(100, BLANK_MAGIC), 0, 0, len(log) + 100)
+    done = scan_records(log + BLANK.pack(100, BLANK_MAGIC), 0, 0, len(log) + 100)
     assert (done.position, done.blank, done.reason) == (len(log), 100, None)
-    assert "left are 101" in str(walk(log + BLANK.pack(100, BLANK_MAGIC), 0, 0, len(log) + 101).reason)
+    assert "left are 101" in str(
+        scan_records(log + BLANK.pack(100, BLANK_MAGIC), 0, 0, len(log) + 101).reason
+    )
 
 
 @pytest.mark.parametrize("place", [0, 7])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_a_walk_begins_anywhere_in_any_buffer(kind: Callable[[bytes], Buffer], place: int) -> None:
     log = b"".join((bytes(place), stored(offset=1000), stored(offset=1000 + len(stored()))))
-    done = walk(kind(log), place, 1000, 4096)
+    done = scan_records(kind(log), place, 1000, 4096)
     assert (done.position, done.records, done.last) == (len(log), 2, place + len(stored()))
 
 

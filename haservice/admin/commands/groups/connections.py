@@ -8,7 +8,7 @@ import click
 
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.commands.groups.group_calls import consumer_connection
-from haservice.admin.each import ask_each
+from haservice.admin.fanout import ask_each
 from haservice.admin.options import (
     broker_option,
     command,

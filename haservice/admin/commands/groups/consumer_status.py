@@ -11,7 +11,7 @@ import click
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.commands.groups.group_calls import consumer_connection, group_addrs, running_info
-from haservice.admin.each import ask_each
+from haservice.admin.fanout import ask_each
 from haservice.admin.options import broker_option, command, format_option, group_option, namesrv_option
 from haservice.admin.output import Column, Table, echo, number, to_json, version_text
 from haservice.printable import escaped

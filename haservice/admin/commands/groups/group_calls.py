@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from haservice.admin.calls import Admin, readable_addr
-from haservice.admin.each import ask_each
+from haservice.admin.fanout import ask_each
 from haservice.broker.delay.redirect import retry_topic
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.admin import ConsumerConnection, ConsumerRunningInfo, ConsumeStats

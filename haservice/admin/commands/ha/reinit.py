@@ -22,7 +22,7 @@ from haservice.admin.commands.ha.roll_call import ask, fetcher, gather
 from haservice.admin.commands.ha.topology import Member, Topology
 from haservice.admin.options import command, format_option, namesrv_option, one_broker_option
 from haservice.admin.output import human_bytes, human_seconds, shown_addr
-from haservice.broker.roles.refill import NoRecord, whole_records
+from haservice.broker.roles.peer_repair import NoRecord, whole_records
 from haservice.deadline import Deadline
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode

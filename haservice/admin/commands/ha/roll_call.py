@@ -22,7 +22,7 @@ from haservice.admin.commands.ha.topology import SILENT, Count, Loss, Member, Re
 from haservice.admin.explain import advise, explain
 from haservice.admin.options import address
 from haservice.admin.output import and_text, echo, echo_line, shown_addr
-from haservice.broker.roles.refill import Fetch, edge_at_or_below, whole_records
+from haservice.broker.roles.peer_repair import Fetch, edge_at_or_below, whole_records
 from haservice.broker.roles.rules import given_of, last_heard, lineage_of, members_of
 from haservice.errors import AnswerError, ProtocolError, RemotingClosed, RemotingError, RemotingTimeout
 from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo, KVTable
@@ -289,7 +289,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
 
 
 def fetcher(admin: Admin) -> Fetch:
-    """READ_LOG, as refill wants it."""
+    """READ_LOG, as a repair from a peer wants it."""
 
     def fetch(addr: str, offset: int, size: int) -> bytes:
         return bytes(admin.call(addr, RequestCode.READ_LOG, ReadLogHeader(offset, size).encode()).body)

@@ -18,7 +18,7 @@ from haservice.admin.commands.messages.reading import (
     tag_of,
 )
 from haservice.admin.commands.messages.sending import Queue
-from haservice.admin.commands.topics.where import readable_queues
+from haservice.admin.commands.topics.routing import readable_queues
 from haservice.admin.options import (
     command,
     format_option,

@@ -17,8 +17,8 @@ from haservice.admin.calls import TOOLS_GROUP, Admin, readable_addr
 from haservice.admin.commands.messages.reading import body_of, decode_all, message_fields
 from haservice.admin.commands.messages.send_and_consume import resend
 from haservice.admin.commands.messages.tracking import tracks
-from haservice.admin.each import ask_each
 from haservice.admin.explain import said_by_system
+from haservice.admin.fanout import ask_each
 from haservice.admin.options import (
     command,
     format_option,

@@ -29,7 +29,7 @@ from haservice.admin.commands.messages.sending import (
     unique_key,
 )
 from haservice.admin.commands.messages.trace_entries import sent_entry
-from haservice.admin.commands.topics.where import readable_queues, writable_queues
+from haservice.admin.commands.topics.routing import readable_queues, writable_queues
 from haservice.admin.explain import ACL_REFUSAL, advise
 from haservice.admin.interrupt import run
 from haservice.admin.options import (

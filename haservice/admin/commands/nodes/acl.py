@@ -11,7 +11,7 @@ import sys
 import click
 
 from haservice.admin.calls import Admin, Broker
-from haservice.admin.each import addrs_of, ask_each, tell_each
+from haservice.admin.fanout import addrs_of, ask_each, tell_each
 from haservice.admin.options import (
     broker_option,
     cluster_option,

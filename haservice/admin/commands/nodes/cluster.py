@@ -13,7 +13,7 @@ import click
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.commands.ha.ha_status import ha_status
-from haservice.admin.each import say_failures
+from haservice.admin.fanout import say_failures
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.admin.output import (
     Column,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import click
 
 from haservice.admin.calls import Admin, Broker
-from haservice.admin.each import addrs_of, ask_each, tell_each
+from haservice.admin.fanout import addrs_of, ask_each, tell_each
 from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.admin.output import echo, echo_line, shown_addr, to_json
 from haservice.configuration.properties import parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from haservice.admin.calls import Admin
-from haservice.admin.each import addrs_of, tell_each
+from haservice.admin.fanout import addrs_of, tell_each
 from haservice.admin.options import Command, broker_option, command, format_option, namesrv_option
 from haservice.remoting.codes import RequestCode
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from haservice.admin.calls import Admin
-from haservice.admin.each import addrs_of, ask_each, tell_each
+from haservice.admin.fanout import addrs_of, ask_each, tell_each
 from haservice.admin.options import (
     broker_option,
     cluster_option,

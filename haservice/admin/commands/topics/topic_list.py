@@ -10,7 +10,7 @@ from dataclasses import replace
 import click
 
 from haservice.admin.calls import Admin, readable_addr
-from haservice.admin.each import ask_each
+from haservice.admin.fanout import ask_each
 from haservice.admin.options import broker_option, command, format_option, namesrv_option, topic_option
 from haservice.admin.output import Column, Table, echo, echo_line, java_map, local_time, show, to_json
 from haservice.broker.delay.redirect import DLQ_PREFIX

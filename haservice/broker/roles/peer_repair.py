@@ -28,10 +28,10 @@ from commitlog.kernel.layout import (
     SYS_TRANSACTION_NONE,
 )
 from commitlog.kernel.records import parse_head, record_size
-from commitlog.kernel.scan import walk
+from commitlog.kernel.scan import scan_records
 from haservice.broker.roles.rules import lineage_of
 from haservice.errors import ProtocolError, RemotingError
-from haservice.news import News
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.lineage import READ_BYTES_MAX, LineageBody
 from haservice.replication.lineage.epochs import Lineage, LogSpan, common_point
 
@@ -157,7 +157,7 @@ def whole_records(
         if not 0 < len(piece) <= asked:
             raise ProtocolError(f"{addr} gave {len(piece)} bytes of its log at {behind}, asked for {asked}")
         pending += piece
-        found = walk(pending, 0, offset, room, segment_start=segment_start)
+        found = scan_records(pending, 0, offset, room, segment_start=segment_start)
         if found.reason is not None:
             raise NoRecord(addr, offset + found.position, found.reason)
         if max(found.needed, found.blank) > RECORD_BYTES_MAX:
@@ -342,7 +342,7 @@ class Repairer:
         self._retry_max_s = retry_max_s
         self._woken = threading.Event()
         # A range is told of once, however long it stays.
-        self._news = News(again_s=float("inf"))
+        self._throttle = LogThrottle(again_s=float("inf"))
 
     def run(self, stop: threading.Event) -> None:
         pause_s = self._retry_s
@@ -377,10 +377,10 @@ class Repairer:
             except (RemotingError, ProtocolError, CommitLogError) as error:
                 reasons.append(str(error))
                 continue
-            self._news.ended((begin, end))
+            self._throttle.ended((begin, end))
             logger.info("damage repaired begin=%d end=%d bytes=%d from=%s", begin, end, end - begin, addr)
             return True
-        if self._news.is_news((begin, end)):
+        if self._throttle.ready((begin, end)):
             logger.warning(
                 "damage not repaired begin=%d end=%d reason=%s; trying on",
                 begin,

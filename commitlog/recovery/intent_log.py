@@ -38,7 +38,7 @@ class Emptying:
     keep: Path | None = None
 
 
-class Unfinished:
+class IntentLog:
     """The two files, below the store's root."""
 
     def __init__(self, root: Path, files: Files) -> None:

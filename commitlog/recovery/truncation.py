@@ -26,12 +26,12 @@ from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.errors import CorruptRecord, LogNotWritable, OffsetNotFound, StoreUnreadable
 from commitlog.index.files import IndexFiles
 from commitlog.log.log import CommitLog
+from commitlog.log.salvage import Held, keep_aside, walk_towards
 from commitlog.log.segments import Segments
-from commitlog.log.tail import Held, keep_aside, walk_towards
 from commitlog.options import LogOptions
 from commitlog.queues.consume_queue import ConsumeQueues
 from commitlog.recovery.checkpoint import Checkpoint
-from commitlog.recovery.unfinished import Emptying, Rewinding, Unfinished
+from commitlog.recovery.intent_log import Emptying, IntentLog, Rewinding
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Parts:
     index: IndexFiles
     checkpoint: Checkpoint
     dispatcher: Dispatcher
-    unfinished: Unfinished
+    unfinished: IntentLog
 
 
 # -- the log is cut --------------------------------------------------------------------------------

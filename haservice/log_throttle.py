@@ -1,7 +1,7 @@
-"""News: whether a trouble is worth a line in the log now, or was told of a moment ago.
+"""LogThrottle: whether a trouble is worth a line in the log now, or was told of a moment ago.
 
-A cause is what tells one trouble from another: an address, a table, a level.  Who makes up causes has those
-of others forgotten, which are then told once more; no memory grows.
+A cause is what tells one trouble from another: an address, a table, a level.  Who makes up causes has the oldest
+forgotten, which are then told once more; no memory grows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ AGAIN_S = 60.0
 CAUSES_MAX = 1000
 
 
-class News:
+class LogThrottle:
     """Each cause at most once in `again_s`; a second thread that comes in between costs a line more."""
 
     def __init__(
@@ -28,17 +28,18 @@ class News:
         self._clock_s = clock_s
         self._told_s: dict[Hashable, float] = {}
 
-    def is_news(self, cause: Hashable = None) -> bool:
-        """Whether `cause` is to be told now; from now on it was."""
-        now_s = self._clock_s()
+    def ready(self, cause: Hashable = None, now_s: float | None = None) -> bool:
+        """Whether `cause` is to be told now; from now on it was.  Who has a clock of his own says the time."""
+        now_s = self._clock_s() if now_s is None else now_s
         told_s = self._told_s.get(cause)
         if told_s is not None and now_s - told_s < self._again_s:
             return False
+        self._told_s.pop(cause, None)
         if len(self._told_s) >= self._causes_max:
-            self._told_s.clear()
+            self._told_s.pop(next(iter(self._told_s)), None)
         self._told_s[cause] = now_s
         return True
 
     def ended(self, cause: Hashable = None) -> None:
-        """The trouble is over: the next time it is news."""
+        """The trouble is over: the next time it is told at once."""
         self._told_s.pop(cause, None)

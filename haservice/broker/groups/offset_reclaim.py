@@ -1,4 +1,4 @@
-"""HandBack: a master that returns takes over the consumer offsets that its slaves hold.
+"""OffsetReclaim: a master that returns takes over the consumer offsets that its slaves hold.
 
 While it was away, consumers read from a slave and committed there.  Before the name server hears of the
 master, and so before consumers and slaves do, it asks the slaves of its broker name:
@@ -44,7 +44,7 @@ PATIENCE_S = 2.0
 SLAVES_MAX = 8
 
 
-class HandBack:
+class OffsetReclaim:
     """Called by the thread `register`, each time before a name server is told of this broker anew."""
 
     def __init__(

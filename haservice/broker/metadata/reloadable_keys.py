@@ -15,7 +15,7 @@ from haservice.configuration.live_settings import LiveSettings
 from haservice.configuration.settings import NodeConfig
 
 # Sends and replies.
-GATES = frozenset(
+SEND_LIMITS = frozenset(
     {
         "regionId",
         "traceOn",
@@ -24,7 +24,7 @@ GATES = frozenset(
         "maxPendingSends",
     }
 )
-REPLIES = GATES | {"storeReplyMessageEnable"}
+REPLIES = SEND_LIMITS | {"storeReplyMessageEnable"}
 ADMISSION = frozenset({"brokerPermission", "rejectTransactionMessage"})
 # Open transactions, of which the oldest are given up with the log.
 TRANSACTIONS = frozenset(

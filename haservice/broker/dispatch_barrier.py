@@ -1,4 +1,4 @@
-"""Level: who asks about queues is told of everything that was sent before.
+"""DispatchBarrier: who asks about queues is told of everything that was sent before.
 
 The dispatcher lets arrivals gather for some milliseconds (commitlog.dispatch.dispatcher), so queues and index may lag
 behind the log by that much.  A question about their ends first waits until they are where the log is now; as
@@ -31,7 +31,7 @@ class Dispatcher(Protocol):
     def when_at(self, end: int, callback: Callable[[], None], /) -> None: ...
 
 
-class Level:
+class DispatchBarrier:
     """On the loop; `call_soon` brings a callback of another thread there."""
 
     def __init__(self, log: Log, dispatcher: Dispatcher, call_soon: Callable[..., None]) -> None:
@@ -51,7 +51,7 @@ class Level:
             await asyncio.wait_for(reached.wait(), PATIENCE_S)
 
     def before(self, processor: Processor) -> Processor:
-        """`processor`, which is asked once the level is reached."""
+        """`processor`, which is asked once queues and index are level with the log."""
 
         async def later(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             await self.reach()

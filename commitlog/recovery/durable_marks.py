@@ -1,4 +1,4 @@
-"""Positions: up to which offsets log, queues and index are durable, in `lineage/durable`.
+"""DurableMarks: up to which offsets log, queues and index are durable, in `lineage/durable`.
 
     slot 0 at 0, slot 1 at 512, slot 2 at 1024
     | number 8 | log 8 | queues 8 | index 8 | CRC-32 of these 4 |    the sound slot of the highest number
@@ -45,7 +45,7 @@ class Durable(NamedTuple):
         return Durable(*(min(position, offset) for position in self))
 
 
-class Positions:
+class DurableMarks:
     """The file and what it says.  Belongs to the checkpoint; others set one position, which is atomic."""
 
     def __init__(self, path: Path, files: Files) -> None:

@@ -14,7 +14,7 @@ from commitlog.disk.files import Files
 from commitlog.errors import CorruptRecord
 from commitlog.kernel.layout import MAGICS_BYTES, RECORD_BYTES_MIN, START
 from commitlog.kernel.records import check, store_timestamp_ms
-from commitlog.kernel.scan import walk
+from commitlog.kernel.scan import scan_records
 from commitlog.log.segment import NAME_DIGITS, Segment
 from commitlog.upkeep.damage import Fence
 
@@ -114,13 +114,15 @@ def walk_towards(
             position = fence.end
             continue
         size = min(_PIECE_BYTES, segment.end - position)
-        done = walk(read(size, position - segment.start), 0, position, segment.end - position, crc=False)
+        done = scan_records(
+            read(size, position - segment.start), 0, position, segment.end - position, crc=False
+        )
         if done.position == 0 and size < done.needed <= segment.end - position:
             data = read(done.needed, position - segment.start)
-            done = walk(data, 0, position, segment.end - position, crc=False)
+            done = scan_records(data, 0, position, segment.end - position, crc=False)
         if position + done.position > offset:  # which of them it was
             data = read(offset - position, position - segment.start)
-            before = walk(data, 0, position, segment.end - position, crc=False)
+            before = scan_records(data, 0, position, segment.end - position, crc=False)
             return offset if before.position == len(data) else position + done.position
         if done.position == 0:
             return segment.end if done.blank else position
@@ -162,7 +164,7 @@ def whole_records(data: bytes | memoryview, offset: int, segment: Segment) -> st
     A blank may end it that reaches to the segment's end.
     """
     room = segment.end - offset
-    done = walk(data, 0, offset, room, segment_start=segment.start)
+    done = scan_records(data, 0, offset, room, segment_start=segment.start)
     if done.blank and done.position + done.blank == len(data) == room:
         return None
     if done.reason is None and done.position != len(data):
