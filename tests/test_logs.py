@@ -39,7 +39,10 @@ def log(tmp_path: Path) -> Iterator[Path]:
     logs.configure(file)
     yield target
     for handler in set(root.handlers) - set(before):
+        target_of = getattr(handler, "target", None)
         handler.close()
+        if target_of:
+            target_of.close()
     root.handlers[:] = before
     root.setLevel(level)
 

@@ -41,7 +41,7 @@ from tests.support.send_frames import odd, plain
 
 pytestmark = pytest.mark.skipif(native.sends is None, reason="the native code is not there")
 
-LIMITS = SendLimits(
+SEND_LIMITS = SendLimits(
     region_id='R"ü',
     trace_on=True,
     start_accept_timestamp_ms=0,
@@ -118,7 +118,7 @@ class Broker:
         self.stats = Stats()
         proofs = Proofs(sync=sync)
         self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
-        self.send_limits = LIMITS._replace(**send_limits)
+        self.send_limits = SEND_LIMITS._replace(**send_limits)
         short = fast_sends(
             self.admission, self.log, self.stats, store_host=store_host, trace=trace_of(self.send_limits)
         )

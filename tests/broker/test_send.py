@@ -32,7 +32,7 @@ from tests.support.proofs import Proofs
 STORE_HOST = encode_host("10.0.0.1", 10911)
 BORN_HOST = encode_host("10.1.2.3", 54321)
 LIMITS = Limits(cluster_name="C", permission=6, max_message_bytes=1000)
-LIMITS = SendLimits(
+SEND_LIMITS = SendLimits(
     region_id="R",
     trace_on=True,
     start_accept_timestamp_ms=0,
@@ -76,7 +76,7 @@ class Bench:
         proofs = Proofs(sync=sync)
         self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
         self.sends = SendProcessor(
-            LIMITS._replace(**send_limits),
+            SEND_LIMITS._replace(**send_limits),
             Admission(
                 LIMITS._replace(
                     permission=permission,

@@ -155,7 +155,7 @@ def test_logs_that_are_older_than_lineage_are_compared_by_their_bytes() -> None:
     answer = greet(master_of(log, lineage), other)
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
     with pytest.raises(GreetingRefused, match="not the same in both logs"):
-        other.settle(body_of(answer.frame))
+        other.on_verdict(body_of(answer.frame))
 
 
 def test_a_slave_that_is_ahead_is_told_that_its_bytes_are_taken_back() -> None:

@@ -206,12 +206,12 @@ class ReadingBroker:
             readable_end=readable_end,
         )
         self.message_filters = MessageFilters(self.config, self.clients, self.filters)
-        self.level = DispatchBarrier(self.log, self.store.dispatcher, self._call_soon)
+        self.barrier = DispatchBarrier(self.log, self.store.dispatcher, self._call_soon)
         processors = [
             PullProcessor(
                 self.config, topics=self.topics, groups=self.groups, filters=self.message_filters,
                 offsets=self.offsets, reader=self.reader, long_polling=self.polling, stats=self.stats,
-                level=self.level, offload=self._offload, on_offset_moved=self.moved.append,
+                barrier=self.barrier, offload=self._offload, on_offset_moved=self.moved.append,
                 mend=self.store.mender.mend,
             ),
             ClientConfigProcessor(self.message_filters),

@@ -45,11 +45,11 @@ def by_check(record: bytes, _: bytes) -> bool:
 
 
 def by_walk(record: bytes, following: bytes) -> bool:
-    return scan.walk(record + following, 0, OFFSET, SEGMENT).position >= len(record)
+    return scan.scan_records(record + following, 0, OFFSET, SEGMENT).position >= len(record)
 
 
 def by_walk_of_what_may_be_torn(record: bytes, following: bytes) -> bool:
-    return scan.walk(record + following, 0, OFFSET, SEGMENT, torn_from_ms=0).position >= len(record)
+    return scan.scan_records(record + following, 0, OFFSET, SEGMENT, torn_from_ms=0).position >= len(record)
 
 
 def by_slave(frame_bytes: int) -> Callable[[bytes, bytes], bool]:
