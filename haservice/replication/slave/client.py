@@ -96,13 +96,15 @@ class HAClient:
         self._clock_ms = clock_ms
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
         self._wakeup = Wakeup()
-        # Guards _address, _news, _stopping and _link: a link that is there can be shut by who has news.
+        # Guards _address, _news, _stopping, _left and _link: a link that is there can be shut by who has news.
         self._lock = threading.Lock()
         self._address: str | None = None
         self._news = False  # the session is to be told of _address
         self._stopping = False
+        self._left = False  # _news or _stopping: how the link ends says nothing of the master
         self._link: Transport | None = None
         self._timeout_s = 0.0  # of the present link, to receive
+        self._now_s = time.monotonic()  # when something happened last
         # For status(); written by ha-client only.
         self._rate = RateMeter(time.monotonic())
         self._last_read_s = self._last_write_s = 0.0  # 0: never
@@ -141,7 +143,7 @@ class HAClient:
 
     def _leave(self) -> None:
         assert self._lock.locked()
-        self._news = True
+        self._news = self._left = True
         if self._link is not None:
             self._link.shut_down()
 
@@ -175,7 +177,7 @@ class HAClient:
     def wake(self) -> None:
         """For the owner that has set the stop flag: ends whatever the thread waits for."""
         with self._lock:
-            self._stopping = True
+            self._stopping = self._left = True
             if self._link is not None:
                 self._link.shut_down()
         self._wakeup.set()
@@ -185,11 +187,12 @@ class HAClient:
     def run(self, stop: threading.Event) -> None:
         session = self._session
         try:
-            while not stop.is_set() and not self._stopping:
-                if self._news:
-                    self._try(self._told)
-                else:
-                    self._turn()
+            while not self._stopping and not stop.is_set():
+                try:
+                    self._do_all(self._next_event())
+                except (OSError, ProtocolError, CommitLogError) as error:
+                    if not self._left:
+                        self._do_all(session.lost(error, time.monotonic()))
         finally:
             try:
                 self._do_all(session.stop())
@@ -197,58 +200,54 @@ class HAClient:
                 self._close()
                 self._wakeup.close()
 
+    def _next_event(self) -> Sequence[Action]:
+        """Waits for it, and tells the session."""
+        if self._news:
+            return self._told()
+        if self._link is not None:
+            return self._receive(self._link)
+        wake_s = self._session.wake_s
+        self._wakeup.wait(None if wake_s is None else wake_s - time.monotonic())
+        return self._session.tick(time.monotonic())
+
     def _told(self) -> Sequence[Action]:
         with self._lock:
-            self._news, address = False, self._address
+            self._news, self._left, address = False, self._stopping, self._address
         assert address is not None
         return self._session.told(address)
-
-    def _turn(self) -> None:
-        """Waits for one event, and does what follows from it."""
-        if self._link is not None:
-            self._try(self._receive)
-        else:
-            wake_s = self._session.wake_s
-            self._wakeup.wait(None if wake_s is None else wake_s - time.monotonic())
-            self._try(lambda: self._session.tick(time.monotonic()))
-
-    def _try(self, event: Callable[[], Sequence[Action]]) -> None:
-        """Does what an event asks for; what fails thereby ends the connection, if we did not do so."""
-        try:
-            self._do_all(event())
-        except (OSError, ProtocolError, CommitLogError) as error:
-            if not self._is_left:
-                self._do_all(self._session.lost(error, time.monotonic()))
-
-    @property
-    def _is_left(self) -> bool:
-        """Whether the link was shut here: how it ends says nothing of the master."""
-        return self._news or self._stopping
 
     # -- what is to be done -------------------------------------------------------------------------
 
     def _do_all(self, actions: Sequence[Action]) -> None:
+        """Carries out what an event asks for, and what that leads to.  Raises what ends the connection."""
         while actions:
             following: Sequence[Action] = ()
             for action in actions:
-                following = self._do(action)
+                if type(action) is Send:
+                    self._send(action.data)
+                elif type(action) is Store:
+                    following = self._store(action.runs)
+                else:
+                    following = self._do(action)
             actions = following
 
+    def _store(self, runs: Sequence[Run]) -> Sequence[Action]:
+        append = self._log.append_replica
+        for offset, bodies, end in runs:
+            appended_to = append(offset, bodies)
+            assert appended_to == end, (appended_to, end)
+        self._now_s = now_s = time.monotonic()
+        return self._session.stored(now_s)
+
     def _do(self, action: Action) -> Sequence[Action]:
-        """Carries it out; returns what the session wants done after it.  Raises what ends the connection."""
+        """All but the two of every turn; returns what the session wants done after it."""
         session, log = self._session, self._log
         match action:
-            case Store(runs):
-                for run in runs:
-                    end = log.append_replica(run.offset, run.bodies)
-                    assert end == run.end, (end, run.end)
-                return session.stored(time.monotonic())
-            case Send(data):
-                self._send(data)
             case Flush():
                 assert self._flush is not None
                 self._flush()
-                return session.flushed(time.monotonic())
+                self._now_s = now_s = time.monotonic()
+                return session.flushed(now_s)
             case Dial(address):
                 return self._dial(address)
             case Close():
@@ -277,7 +276,7 @@ class HAClient:
 
     def _do_rejoin(self, action: DoRejoin) -> Sequence[Action]:
         assert self._rejoin is not None
-        if self._is_left:
+        if self._left:
             return ()
         plan = action.greeting.plan
         assert plan is not None
@@ -292,12 +291,12 @@ class HAClient:
 
     def _dial(self, address: str) -> Sequence[Action]:
         """Makes a link that wake() and a new address shut down; none if one of them came first."""
-        connection = dial(address, self._wakeup, lambda: self._is_left)
+        connection = dial(address, self._wakeup, lambda: self._left)
         if connection is None:
             return ()
         link = PlainTransport(connection) if self._doors is None else self._doors.connected(connection)
         with self._lock:
-            if self._is_left:
+            if self._left:
                 link.close()
                 return ()
             self._link, self._timeout_s = link, 0.0
@@ -308,18 +307,22 @@ class HAClient:
         self._last_read_s = time.monotonic()
         return self._session.connected(time.monotonic())
 
-    def _receive(self) -> Sequence[Action]:
-        session, link = self._session, self._link
-        assert link is not None
-        self._set_timeout(link, session.wake_s)
+    def _receive(self, link: Transport) -> Sequence[Action]:
+        session = self._session
+        wake_s = session.wake_s
+        assert wake_s is not None
+        wanted_s = wake_s - self._now_s
+        if wanted_s < self._timeout_s * 0.9 or self._timeout_s < wanted_s * 0.9:
+            self._set_timeout(link, wake_s)
         try:
             count = link.recv_into(session.space())
         except BlockingIOError:
-            return session.tick(time.monotonic())
+            self._now_s = now_s = time.monotonic()
+            return session.tick(now_s)
         except ConnectionResetError:
             count = 0
-        now_s = time.monotonic()
-        if self._is_left:
+        self._now_s = now_s = time.monotonic()
+        if self._left:
             return ()
         if count == 0:
             return session.closed(now_s)
@@ -327,13 +330,11 @@ class HAClient:
         self._rate.add(count, now_s)
         return session.received(count, now_s)
 
-    def _set_timeout(self, link: Transport, wake_s: float | None) -> None:
+    def _set_timeout(self, link: Transport, wake_s: float) -> None:
         """Until the session wants to be woken.  While bytes flow it stays, which spares a call."""
-        assert wake_s is not None
-        wanted_s = wake_s - time.monotonic()
-        if wanted_s < self._timeout_s * 0.9 or self._timeout_s < wanted_s * 0.9:
-            link.set_receive_timeout(wanted_s)
-            self._timeout_s = wanted_s
+        self._now_s = now_s = time.monotonic()
+        self._timeout_s = wake_s - now_s
+        link.set_receive_timeout(self._timeout_s)
 
     def _send(self, data: bytes) -> None:
         assert self._link is not None
@@ -342,7 +343,7 @@ class HAClient:
                 data = data[self._link.send(data) :]
         except BlockingIOError:
             raise TimeoutError(errno.ETIMEDOUT, "the master takes no reports") from None
-        self._last_write_s = time.monotonic()
+        self._last_write_s = self._now_s
 
     def _close(self) -> None:
         with self._lock:

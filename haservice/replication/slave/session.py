@@ -185,17 +185,9 @@ class SlaveSession:
     def wake_s(self) -> float | None:
         """When tick() is due; None: an event has to come first."""
         if self.state is State.TRANSFER:
-            return min(self._report_due_s, self._silent_s)
+            report_s, silent_s = self._last_write_s + self._heartbeat_s, self.last_read_s + self._silence_s
+            return report_s if report_s < silent_s else silent_s
         return self._until_s if self.state in (State.PAUSE, State.GREETING, State.VERDICT) else None
-
-    @property
-    def _report_due_s(self) -> float:
-        return self._last_write_s + self._heartbeat_s
-
-    @property
-    def _silent_s(self) -> float:
-        """When the master has said nothing for too long."""
-        return self.last_read_s + self._silence_s
 
     def _move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state][event]
@@ -331,52 +323,54 @@ class SlaveSession:
     def received(self, count: int, now_s: float) -> Sequence[Action]:
         """So many bytes are in the space now.  Raises what ends the connection."""
         self.last_read_s = now_s
-        self._reader.received(count)
         if self.state is not State.TRANSFER:
+            self._reader.received(count)
             return self._hear_greeting(now_s)
         if not self._heard:
             self._heard, self.last_error = True, ""
         self._unanswered = 0
-        runs = self._reader.runs(self._log.end)
+        runs = self._reader.runs(self._log.end, count)
         return self._take(runs) if runs else self.stored(now_s)
 
     def _take(self, runs: Sequence[Run]) -> Sequence[Action]:
         """Stores what is sound of them."""
-        self._check_sound()
-        self._check_welcome()
-        actions: list[Action] = []
-        if self._unfollowed and self._greet is not None:
-            actions.append(ForgetTerms())
-        self._unfollowed = False
+        self._check_allowed()
+        feed = self._check.feed
         for number, run in enumerate(runs):
             try:
-                self._check.feed(run.offset, run.bodies)
+                feed(run.offset, run.bodies)
             except BadRecord as bad:
                 self._bad = (bad, run)
                 runs = runs[:number]
                 break
-        return [*actions, Store(runs)]
+        if not self._unfollowed:
+            return (Store(runs),)
+        self._unfollowed = False
+        return (ForgetTerms(), Store(runs)) if self._greet is not None else (Store(runs),)
 
     def stored(self, now_s: float) -> Sequence[Action]:
         """All that was to be stored is.  Raises what ends the connection."""
         if self._bad is not None:
             bad, run = self._bad
             return (EndAt(bad.offset, run), Break(bad))
-        self.master_end = max(self.master_end, self._log.end)
+        end, whole = self._log.end, self._check.whole
+        self.master_end = max(self.master_end, end)
         if self.followed_end >= 0:
             self.followed_end = self.master_end
-        due = self._check.whole > self.reported or now_s >= self._report_due_s
+        due = whole > self.reported or now_s >= self._last_write_s + self._heartbeat_s
         return self._report(now_s) if due else ()
 
     # -- what goes ----------------------------------------------------------------------------------
 
     def _report(self, now_s: float) -> Sequence[Action]:
+        if not self._flushes:
+            return self.flushed(now_s)
         self._check_sound()
-        return (Flush(),) if self._flushes else self.flushed(now_s)
+        return (Flush(),)
 
     def flushed(self, now_s: float) -> Sequence[Action]:
         """What is stored is flushed, too.  Raises what ends the connection."""
-        self._check_welcome()
+        self._check_allowed()
         self.reported = self._check.whole
         self._last_write_s = now_s
         return (Send(REPORT.pack(self.reported)),)
@@ -390,10 +384,18 @@ class SlaveSession:
             return self._hear_greeting(now_s)
         if self.state is not State.TRANSFER:
             return ()
-        if now_s >= self._silent_s:
+        if now_s >= self.last_read_s + self._silence_s:
             silent = f"the master said nothing for {now_s - self.last_read_s:.1f} s"
             raise TimeoutError(errno.ETIMEDOUT, silent)
-        return self._report(now_s) if now_s >= self._report_due_s else ()
+        return self._report(now_s) if now_s >= self._last_write_s + self._heartbeat_s else ()
+
+    def _check_allowed(self) -> None:
+        """Raises Damaged if we are, GreetingRefused if this master may not be followed."""
+        if self._damage() is not None:
+            self._check_sound()
+        greeting = self._greeting
+        if self._objection(greeting.master if greeting is not None else None):
+            self._check_welcome()
 
     def _check_sound(self) -> None:
         damage = self._damage()

@@ -227,13 +227,15 @@ class TransferReader:
         data = bytes(self._buffer[self._parsed : min(self._filled, self._parsed + REPORT_BYTES)])
         return not (_CALL.startswith(data) or _HELLO_BEGINS.startswith(data))
 
-    def runs(self, end: int) -> list[Run]:
-        """The whole frames at hand, as runs that continue a log which ends at `end`.
+    def runs(self, end: int, count: int = 0) -> list[Run]:
+        """The whole frames at hand, `count` bytes more than before, as runs that continue a log which ends at
+        `end`.
 
         A log that ends at 0 takes its first frame wherever a segment begins; a heartbeat there gives a run
         without bodies.  Raises ProtocolError at the first frame that does not fit; those before it are lost
         with it, for the slave reports again what it holds.
         """
+        self._filled += count
         buffer, view, position, filled = self._buffer, self._view, self._parsed, self._filled
         segment_bytes, unpack = self._segment_bytes, TRANSFER_HEADER.unpack_from
         runs: list[Run] = []
