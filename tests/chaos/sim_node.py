@@ -404,6 +404,9 @@ class Node(Timed):
         furthest = self.group.furthest()
         return furthest >= 0 and end - furthest < FALLBEHIND_BYTES_MAX
 
+    def await_ack(self) -> None:
+        """No time passes within a step."""
+
     def submit(self, end: int, deadline_s: float, waiter: Any) -> bool:
         proven = self.group.submit(end, deadline_s, waiter)
         if not proven:

@@ -106,6 +106,48 @@ def test_acks_are_read_and_resolved_on_the_loop(tmp_path: Path) -> None:
         assert it.acked.threads == ["remoting-loop"] * 3
 
 
+def test_the_loop_stays_awake_for_the_ack_of_a_lone_send(tmp_path: Path) -> None:
+    """What the slave has said by then is taken there and then, without a further turn of the loop."""
+    server = RemotingServer([])
+    log, acked = open_log(tmp_path, replica=True), Reader()
+    fill_raw(log, 1000)
+    with (
+        served(server),
+        master(log, acked, options={"loop": server}) as ha,
+        ScriptedSlave(ha.port) as slave,
+    ):
+        it = Story(tmp_path, ha, log, slave, acked)
+        wait_until(lambda: on_the_loop(ha))
+        end = it.send()
+        slave.frames_to(end)
+        taken: list[bool] = []
+        with loop_held(server):
+            server.call_soon(lambda: (ha.await_ack(), taken.append(end in acked.outcomes)))
+            slave.report(end)
+        wait_until(lambda: taken == [True])
+
+
+def test_an_ack_that_does_not_come_at_once_is_taken_when_it_comes(tmp_path: Path) -> None:
+    server = RemotingServer([])
+    log, acked = open_log(tmp_path, replica=True), Reader()
+    fill_raw(log, 1000)
+    with (
+        served(server),
+        master(log, acked, options={"loop": server}) as ha,
+        ScriptedSlave(ha.port) as slave,
+    ):
+        it = Story(tmp_path, ha, log, slave, acked)
+        wait_until(lambda: on_the_loop(ha))
+        end = it.send()
+        slave.frames_to(end)
+        looked = threading.Event()
+        server.call_soon(lambda: (ha.await_ack(), looked.set()))
+        assert looked.wait(PATIENCE_S)
+        assert not acked.outcomes
+        slave.report(end)
+        it.resolved(end)
+
+
 def test_a_report_in_pieces_is_one_wherever_its_bytes_are_read(tmp_path: Path) -> None:
     with story(tmp_path) as it:
         wait_until(lambda: on_the_loop(it.ha))

@@ -18,6 +18,9 @@ class Slave:
     def is_slave_ok(self, end: int) -> bool:
         return self.ok
 
+    def await_ack(self) -> None:
+        pass
+
     def submit(self, end: int, deadline_s: float, waiter: Wait) -> bool:
         self.ends.append(end)
         self.waits.append(waiter)

@@ -160,6 +160,8 @@ class SendProcessor:
                 self._gather(connection)
             else:  # nothing was gathered before: these passed the limits just now
                 self._answer_run(fast.append())
+                if self.pending == 1:
+                    self._durability.await_ack()
         return taken
 
     def _begin_run(self, fast: FastSends) -> bool:

@@ -289,7 +289,7 @@ class _Guest:
 
 
 def doors_of(
-    listen_port: int, *, heartbeat_s: float, housekeeping_s: float, secure: SecureDoors | None = None
+    listen_port: int, heartbeat_s: float, housekeeping_s: float, secure: SecureDoors | None = None
 ) -> list[Door]:
     """The doors that a master opens; the plain one first, if there is one."""
     doors = []

@@ -97,8 +97,8 @@ class HAConnection:
         """What a slave of ours said, once its greeting was accepted."""
         self.listed = Members()
         """The list of replicas that it was given then."""
-        self.read_by_loop = False
-        """Whether the read thread sleeps, and the loop takes the reports."""
+        self.incoming: Incoming | None = None
+        """What the loop reads, while the read thread sleeps."""
         self.progress = SlaveProgress(identity, peer)
         self.connected_s = time.monotonic()
         self.heard_s = self.connected_s
@@ -132,6 +132,11 @@ class HAConnection:
     def rate(self) -> RateMeter:
         """Of the bytes that it is sent."""
         return self.outgoing.rate
+
+    @property
+    def read_by_loop(self) -> bool:
+        """Whether the read thread sleeps, and the loop takes the reports."""
+        return self.incoming is not None
 
     @property
     def secured(self) -> bool:
@@ -184,13 +189,13 @@ class HAConnection:
         """Has `loop` read, until the link's end or while it can."""
         link = self._transport.prompt
         assert link is not None
-        self.read_by_loop = True
+        self.incoming = Incoming(
+            loop, link, take=self._take, heard_s=lambda: self.heard_s, shut_down=self.shut_down
+        )
         try:
-            spoke = Incoming(
-                loop, link, take=self._take, heard_s=lambda: self.heard_s, shut_down=self.shut_down
-            ).run(self._patience_s)
+            spoke = self.incoming.run(self._patience_s)
         finally:
-            self.read_by_loop = False
+            self.incoming = None
         if not spoke:
             raise self._silent()
 

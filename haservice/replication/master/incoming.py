@@ -1,6 +1,7 @@
 """Incoming: what one slave says, read where the sends that wait for it are answered: on the remoting loop.
 
-    remoting-loop    a recv that does not wait → reports → acks → waiting sends, without another thread
+    remoting-loop    a recv that does not wait → reports → acks → waiting sends, without another thread;
+                     it stays awake a moment for the ack of a lone send (busy_poll.py)
     ha-read:SLAVE    sleeps meanwhile, until the link is at its end or the slave silent; then it reads again
 
 ha-read owns the connection and closes it, whoever reads.  What ends a link wakes it: the slave's end, an
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from haservice.replication.master.busy_poll import BusyPoll
 from haservice.replication.wire.transport import Prompt
 
 # Reports are 8 bytes; more than some hundred never wait at once.
@@ -62,6 +64,9 @@ class Incoming:
         self._heard_s = heard_s
         self._shut_down = shut_down
         self._turn = threading.Lock()
+        self._busy_poll = BusyPoll()
+        self._speaks = select.poll()
+        self._speaks.register(link.fileno(), select.POLLIN)
         # In place of the socket: a loop makes what it watches non-blocking, and others wait on the link.
         self._bell = select.epoll()
         self._rings = True
@@ -87,6 +92,19 @@ class Incoming:
         return spoke or self._something_waits()
 
     # -- the loop -----------------------------------------------------------------------------------
+
+    def await_ack(self) -> None:
+        """Takes what the slave says within a moment, if such a wait has been worth it lately."""
+        awake_s = self._busy_poll.awake_s()
+        if not awake_s:
+            return
+        speaks, until_s = self._speaks.poll, time.monotonic() + awake_s
+        while not speaks(0):
+            if time.monotonic() >= until_s:
+                self._busy_poll.missed()
+                return
+        self._busy_poll.came()
+        self._readable()
 
     def _readable(self) -> None:
         if not self._turn.acquire(blocking=False):
