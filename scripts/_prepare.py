@@ -1,6 +1,6 @@
 """Makes or mends the clone's .venv: called by scripts/_env when its stamp does not match.
 
-    _prepare.py ROOT EXTRA WANTED      EXTRA is run, spark or test; WANTED is the stamp's new text
+    _prepare.py ROOT EXTRA WANTED      EXTRA is a key of EXTRAS; WANTED is the stamp's new text
 
 Standard library only, for nothing is installed yet.  Two scripts started at once meet at the
 lock: the second waits, finds the stamp that the first wrote, and has nothing left to do.
@@ -26,7 +26,8 @@ from pathlib import Path
 EXTRAS = {
     "run": ("", ["run"]),
     "spark": ("[spark]", ["spark", "run"]),
-    "test": ("[test,spark]", ["test", "spark", "run"]),
+    "part": ("[test]", ["part", "run"]),
+    "test": ("[test,spark]", ["test", "part", "spark", "run"]),
 }
 
 

@@ -300,6 +300,30 @@ def test_a_room_is_taken_in_at_a_glance() -> None:
     )
 
 
+# What only the table of a record's layout may say: its magic numbers, as Java and as bytes have them, and the formats
+# of a blank, a stamp, a queue entry and an index entry.
+LAYOUT_HOME = "commitlog/kernel/layout.py"
+LAYOUT_NUMBERS = {0xDAA320A7, 0xDAA320AB, 0xCBD43194}
+LAYOUT_FORMATS = {">qiq", ">qqqqii", ">iqii", ">iqq"}
+
+
+def test_the_layout_of_a_record_has_one_home() -> None:
+    """kernel/core/layout.h is generated from it; tests/commitlog/kernel/test_layout.py compares the two."""
+    wrong = []
+    for path in MODULES.values():
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())) if name != LAYOUT_HOME else ():
+            value = node.value if isinstance(node, ast.Constant) else None
+            number = isinstance(value, int) and (value in LAYOUT_NUMBERS or 2**32 - value in LAYOUT_NUMBERS)
+            if number or (isinstance(value, str) and value in LAYOUT_FORMATS):
+                wrong.append(f"{name}:{node.lineno}: {value} is said by {LAYOUT_HOME}")
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.[hp]*")):
+        if path.suffix in (".h", ".pyx") and path.name != "layout.h":
+            found = re.findall(r"0[xX]([0-9a-fA-F]{8})", path.read_text())
+            wrong += [f"{path.relative_to(ROOT)}: 0x{one}" for one in found if int(one, 16) in LAYOUT_NUMBERS]
+    assert not wrong, "\n".join(wrong)
+
+
 # Words that the glossary has given up, as names in the code, and the word that it has for each.
 GIVEN_UP = {
     "Standing": "RoleStartup",

@@ -83,6 +83,23 @@ def test_the_pipeline_has_spark_prepared(clone: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran lag-report a b\n", "prepared spark\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        ("tests/commitlog -x", "part"),
+        ("-q tests/broker/test_node.py tests/test_house.py", "part"),
+        ("tests/broker tests/pipeline/test_bulk.py", "test"),
+        ("tests", "test"),
+        ("-k audit", "test"),
+    ],
+)
+def test_tests_of_parts_without_spark_install_none(clone: Path, arguments: str, extra: str) -> None:
+    program(clone.parent / "bin" / "python3", PREPARES)
+    program(clone / ".venv" / "bin" / "python", 'echo "ran $*"')
+    done = run(clone, "test", *arguments.split())
+    assert (done.stdout, done.stderr) == (f"ran -m pytest {arguments}\n", f"prepared {extra}\n")
+
+
 def test_it_prepares_again_when_what_is_needed_changed_or_the_clone_moved(clone: Path) -> None:
     program(clone.parent / "bin" / "python3", PREPARES)
     program(clone / ".venv" / "bin" / "python", "exit 0")
