@@ -95,6 +95,21 @@ def story(root: Path, **changes: Any) -> Iterator[Story]:
         yield Story(root, ha, log, slave, acked)
 
 
+@contextmanager
+def story_on(server: RemotingServer, root: Path, **changes: Any) -> Iterator[Story]:
+    """The same with a loop of the test's own, which reads already."""
+    log, acked = open_log(root, replica=True), Reader()
+    fill_raw(log, 1000)
+    with (
+        served(server),
+        master(log, acked, options={"loop": server}, **changes) as ha,
+        ScriptedSlave(ha.port) as slave,
+    ):
+        it = Story(root, ha, log, slave, acked)
+        wait_until(lambda: on_the_loop(ha))
+        yield it
+
+
 def test_acks_are_read_and_resolved_on_the_loop(tmp_path: Path) -> None:
     with story(tmp_path) as it:
         wait_until(lambda: on_the_loop(it.ha))
@@ -109,42 +124,26 @@ def test_acks_are_read_and_resolved_on_the_loop(tmp_path: Path) -> None:
 def test_the_loop_stays_awake_for_the_ack_of_a_lone_send(tmp_path: Path) -> None:
     """What the slave has said by then is taken there and then, without a further turn of the loop."""
     server = RemotingServer([])
-    log, acked = open_log(tmp_path, replica=True), Reader()
-    fill_raw(log, 1000)
-    with (
-        served(server),
-        master(log, acked, options={"loop": server}) as ha,
-        ScriptedSlave(ha.port) as slave,
-    ):
-        it = Story(tmp_path, ha, log, slave, acked)
-        wait_until(lambda: on_the_loop(ha))
+    with story_on(server, tmp_path) as it:
         end = it.send()
-        slave.frames_to(end)
+        it.slave.frames_to(end)
         taken: list[bool] = []
         with loop_held(server):
-            server.call_soon(lambda: (ha.await_ack(), taken.append(end in acked.outcomes)))
-            slave.report(end)
+            server.call_soon(lambda: (it.ha.await_ack(), taken.append(end in it.acked.outcomes)))
+            it.slave.report(end)
         wait_until(lambda: taken == [True])
 
 
 def test_an_ack_that_does_not_come_at_once_is_taken_when_it_comes(tmp_path: Path) -> None:
     server = RemotingServer([])
-    log, acked = open_log(tmp_path, replica=True), Reader()
-    fill_raw(log, 1000)
-    with (
-        served(server),
-        master(log, acked, options={"loop": server}) as ha,
-        ScriptedSlave(ha.port) as slave,
-    ):
-        it = Story(tmp_path, ha, log, slave, acked)
-        wait_until(lambda: on_the_loop(ha))
+    with story_on(server, tmp_path) as it:
         end = it.send()
-        slave.frames_to(end)
+        it.slave.frames_to(end)
         looked = threading.Event()
-        server.call_soon(lambda: (ha.await_ack(), looked.set()))
+        server.call_soon(lambda: (it.ha.await_ack(), looked.set()))
         assert looked.wait(PATIENCE_S)
-        assert not acked.outcomes
-        slave.report(end)
+        assert not it.acked.outcomes
+        it.slave.report(end)
         it.resolved(end)
 
 
@@ -198,25 +197,17 @@ def test_a_slave_that_falls_silent_while_the_loop_reads_is_closed(tmp_path: Path
 def test_a_slave_is_not_silent_because_the_loop_is_busy(tmp_path: Path) -> None:
     """After a time the connection's thread reads itself, and gives the reading back to a loop that serves."""
     server = RemotingServer([])
-    log, acked = open_log(tmp_path, replica=True), Reader()
-    fill_raw(log, 1000)
-    with (
-        served(server),
-        master(log, acked, options={"loop": server}, housekeeping_interval_ms=200) as ha,
-        ScriptedSlave(ha.port) as slave,
-    ):
-        it = Story(tmp_path, ha, log, slave, acked)
-        wait_until(lambda: on_the_loop(ha))
+    with story_on(server, tmp_path, housekeeping_interval_ms=200) as it:
         end = it.send()
         with loop_held(server):
-            slave.report(end)
+            it.slave.report(end)
             it.resolved(end)
-            assert acked.threads == ["ha-read"]
-            slave.report(end)
-        wait_until(lambda: slave.report(end) or on_the_loop(ha))  # type: ignore[func-returns-value]
-        assert ha.status().slaves
+            assert it.acked.threads == ["ha-read"]
+            it.slave.report(end)
+        wait_until(lambda: it.slave.report(end) or on_the_loop(it.ha))  # type: ignore[func-returns-value]
+        assert it.ha.status().slaves
         end = it.send()
-        slave.report(end)
+        it.slave.report(end)
         it.resolved(end)
 
 
@@ -255,20 +246,12 @@ def test_connections_end_in_time_though_the_loop_ended_first(tmp_path: Path) -> 
 
 def test_a_link_that_is_shut_down_while_the_loop_is_held_ends_at_once(tmp_path: Path) -> None:
     server = RemotingServer([])
-    log = open_log(tmp_path, replica=True)
-    fill_raw(log, 1000)
-    with (
-        served(server),
-        master(log, options={"loop": server}) as ha,
-        ScriptedSlave(ha.port) as slave,
-    ):
-        slave.report(1000)
-        wait_until(lambda: on_the_loop(ha))
-        (connection,) = ha._connections
+    with story_on(server, tmp_path) as it:
+        (connection,) = it.ha._connections
         with loop_held(server):
             connection.shut_down()
-            wait_until(lambda: not ha._connections)
-        assert slave.closed()
+            wait_until(lambda: not it.ha._connections)
+        assert it.slave.closed()
 
 
 def test_an_async_master_reads_in_threads(tmp_path: Path) -> None:
