@@ -25,14 +25,15 @@ import click
 
 from commitlog.errors import CommitLogError, StoreUnreadable
 from commitlog.kernel.native import NOTICE
+from commitlog.keys import Mark
 from haservice import logs
 from haservice.admin.commands.nodes.in_force import in_force
 from haservice.admin.explain import explain, of_store_path, said_by_system
 from haservice.admin.options import CONTEXT, addresses_callback
-from haservice.binding import ValuesRefused
+from haservice.binding import ValuesRefused, keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
-from haservice.configuration import config, rocketmq_keys
+from haservice.configuration import config
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
@@ -310,11 +311,14 @@ def print_broker(loaded: NodeConfig, *, important: bool) -> None:
     """
     print_warnings(loaded.warnings)
     found = in_force(loaded)
+    shown = {
+        key.name for key, _ in keys_of(*config.BROKER_CLASSES) if not important or Mark.IMPORTANT in key.marks
+    }
     for key, note in found.notes.items():
-        if not key or not important or key in rocketmq_keys.IMPORTANT:
+        if not key or key in shown:
             click.echo(f"note: {note}", err=True)
     for key, value in found.values.items():
-        if not important or key in rocketmq_keys.IMPORTANT:
+        if key in shown:
             click.echo(f"{key}={value}")
 
 

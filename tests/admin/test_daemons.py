@@ -14,13 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
+from commitlog.keys import Mark
 from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain, of_store_path
+from haservice.binding import keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
-from haservice.configuration import rocketmq_keys
-from haservice.configuration.config import load_broker
+from haservice.configuration.config import BROKER_CLASSES, load_broker
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.replication.lineage.file import LineageFile, RoleCommand
@@ -67,9 +68,10 @@ def test_what_is_important_is_printed_alone(tmp_path: Path) -> None:
     shown = {flag: CliRunner().invoke(mqbroker, [flag, "-c", str(file)]).stdout for flag in ("-p", "-m")}
     everything = shown["-p"].splitlines()
     important = shown["-m"].splitlines()
-    assert [line for line in everything if line.partition("=")[0] in rocketmq_keys.IMPORTANT] == important
+    names = [key.name for key, _ in keys_of(*BROKER_CLASSES) if Mark.IMPORTANT in key.marks]
+    assert [line for line in everything if line.partition("=")[0] in names] == important
     assert "brokerName=b" in important
-    assert len(important) == len(rocketmq_keys.IMPORTANT)
+    assert len(important) == len(names) == 29
     assert "slaveTimeout=4000" in everything
 
 
