@@ -434,7 +434,7 @@ def test_a_page_without_a_table_is_not_written(tmp_path: Path, monkeypatch: pyte
     page.parent.mkdir()
     page.write_text("<!-- keys broker: Sending -->\n<!-- /keys -->\n")
     monkeypatch.setattr(generate, "ROOT", tmp_path)
-    with pytest.raises(ValueError, match=re.escape("once each: <!-- keys live -->, ")):
+    with pytest.raises(ValueError, match=re.escape("once each: <!-- keys broker: Who ")):
         generate.generated()
 
 

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from commitlog.keys import Key, Mark, Taker
-from haservice.binding import keys_of
-from haservice.configuration.config import BROKER_CLASSES
+from commitlog.keys import Key, Mark
 from haservice.configuration.examples import (
     EXAMPLES,
     MASTER,
@@ -48,7 +46,7 @@ def generated() -> dict[str, str]:
 
 
 def _tables() -> dict[str, str]:
-    tables = {"live": _live_table()}
+    tables = {}
     for node, example in (("broker", MASTER), ("name server", NAMESERVER)):
         for section, keys in in_sections(example.sections, example.classes):
             if (node, section) != ("name server", TLS):  # the same keys as a broker's
@@ -71,20 +69,6 @@ def _change(key: Key) -> str:
     if key.takers:
         return "at once"
     return "guarded" if Mark.GUARDED in key.marks else "next start"
-
-
-def _live_table() -> str:
-    """Who takes which keys of a broker; a key of several stands in the first row that fits it."""
-    takers: dict[tuple[str, ...], list[str]] = {}
-    for key, _ in keys_of(*BROKER_CLASSES):
-        if key.takers:
-            takers.setdefault(_names(key.takers), []).append(f"`{key.name}`")
-    rows = [f"| {', '.join(keys)} | {', '.join(names)} |" for names, keys in sorted(takers.items())]
-    return "\n".join(["| keys | what takes them |", "| --- | --- |", *rows])
-
-
-def _names(takers: frozenset[Taker]) -> tuple[str, ...]:
-    return tuple(sorted(one.name for one in takers))
 
 
 if __name__ == "__main__":
