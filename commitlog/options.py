@@ -1,19 +1,40 @@
-"""LogOptions: every setting of a store, each with its RocketMQ key, default, unit and one sentence.
+"""LogOptions: every setting of a store, each declared with its RocketMQ key (commitlog.keys).
 
 This package reads no properties files; whoever does finds the key of a field in its metadata.
 """
+# ruff: noqa: RUF009 - paths and an enum's members are as immutable as they come
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+
+from commitlog.keys import (
+    ANY,
+    GUARDED,
+    IMPORTANT,
+    MS,
+    OURS,
+    Section,
+    Taker,
+    Values,
+)
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 QUEUE_ENTRY_BYTES = 20
+# A request is one frame of at most 16 MiB; its header and the record's head want some of it.
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024 - 65536
+
+STORE = Section("Store")
+FLUSHING = Section("When messages are flushed to disk")
+KEEPING = Section("How long messages are kept")
+INDEX = Section("Index of message keys")
+
+RETENTION = Taker("retention")
+TRANSACTION_CHECKS = Taker("transactions")
+SEND_WAITS = Taker("sends that wait for disk or slave")
 
 
 class FlushDiskType(Enum):
@@ -23,82 +44,110 @@ class FlushDiskType(Enum):
     SYNC_FLUSH = "SYNC_FLUSH"
 
 
-def option(key: str, default: Any, unit: str, doc: str) -> Any:
-    """A field that is read from the properties key `key`; a callable default is called for each object."""
-    metadata = {"key": key, "unit": unit, "doc": doc}
-    if isinstance(default, Callable):  # type: ignore[arg-type]
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 def _home_store() -> Path:
     return Path.home() / "store"
+
+
+def _one_directory(text: str) -> str:
+    if "," in text:
+        # RocketMQ 4.9 would spread the log over these; taking the text as one name would mislead.
+        raise ValueError("several directories are not served, the log lies in one")
+    return text
+
+
+def _hours(text: str) -> str:
+    hours = [part.strip() for part in text.split(";") if part.strip()]
+    if not hours or not all(re.fullmatch(r"[0-9]{1,2}", hour) and int(hour) < 24 for hour in hours):
+        raise ValueError("not hours of the day from 00 to 23, separated by ;")
+    return ";".join(hours)
+
+
+def _delay_levels(text: str) -> str:
+    levels = text.split()
+    for level in levels:
+        if not re.fullmatch(r"[1-9][0-9]{0,8}[smhd]", level):
+            raise ValueError(f"{level!r} is not a delay such as 5s, 10m, 2h or 1d")
+    return " ".join(levels)
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """What a Store is opened with.  Keys and defaults are those of RocketMQ 4.9.8's MessageStoreConfig."""
 
-    root: Path = option(  # noqa: RUF009 - made for each object
-        "storePathRootDir", _home_store, "path", "The store's root directory."
+    root: Path = STORE.key("storePathRootDir", _home_store, ANY, IMPORTANT, GUARDED)(
+        "The directory of the store."
     )
-    commit_log_path: Path | None = option(  # noqa: RUF009 - None
-        "storePathCommitLog", None, "path", "Where the segments lie; commitlog under the root when absent."
+    commit_log_path: Path | None = STORE.key(
+        "storePathCommitLog", None, Values(check=_one_directory), IMPORTANT, GUARDED
+    )("The directory of the log files. Not set: commitlog below storePathRootDir.")
+    segment_bytes: int = STORE.key("mappedFileSizeCommitLog", 1 << 30, Values("bytes", low=4096))(
+        "Size of a log file; the same on master and slave."
     )
-    segment_bytes: int = option(
-        "mappedFileSizeCommitLog", 1 << 30, "bytes", "Size of a segment; the same on master and slave."
+    queue_file_bytes: int = STORE.key(
+        "mappedFileSizeConsumeQueue", 6_000_000, Values("bytes", low=QUEUE_ENTRY_BYTES)
+    )("Size of a queue file, rounded up to whole entries of 20 bytes.")
+    max_message_bytes: int = STORE.key("maxMessageSize", 4_194_304, Values("bytes", high=MESSAGE_BYTES_MAX))(
+        "The largest message body that is taken."
     )
-    queue_file_bytes: int = option(
-        "mappedFileSizeConsumeQueue", 6_000_000, "bytes", "Size of a queue file, rounded up to whole entries."
+    message_delay_levels: str = STORE.key(
+        "messageDelayLevel", DELAY_LEVELS, Values("s, m, h, d", check=_delay_levels)
+    )("Delay of each level, from level 1 on.")
+    flush_disk_type: FlushDiskType = FLUSHING.key("flushDiskType", FlushDiskType.ASYNC_FLUSH, ANY, IMPORTANT)(
+        "SYNC_FLUSH answers a send once its message is flushed to disk, ASYNC_FLUSH at once."
     )
-    index_enabled: bool = option("messageIndexEnable", True, "", "Whether keys are indexed.")
-    index_slots: int = option("maxHashSlotNum", 5_000_000, "slots", "Hash slots of an index file.")
-    index_entries: int = option("maxIndexNum", 20_000_000, "entries", "Entries of an index file.")
-    index_safe: bool = option(
-        "messageIndexSafe",
-        False,
-        "",
-        "Whether recovery after a stock broker's crash starts where the index is safe, too.",
+    sync_flush_timeout_ms: int = FLUSHING.key("syncFlushTimeout", 5_000, MS, SEND_WAITS)(
+        "How long a send waits for SYNC_FLUSH."
     )
-    max_message_bytes: int = option("maxMessageSize", 4_194_304, "bytes", "The largest body that is taken.")
-    flush_disk_type: FlushDiskType = option(  # noqa: RUF009 - an enum's member
-        "flushDiskType", FlushDiskType.ASYNC_FLUSH, "", "Whether a send waits until its bytes are flushed."
+    flush_interval_ms: int = FLUSHING.key("flushIntervalCommitLog", 500, MS, IMPORTANT)(
+        "How often ASYNC_FLUSH looks for something to flush."
     )
-    flush_interval_ms: int = option("flushIntervalCommitLog", 500, "ms", "How often ASYNC_FLUSH looks.")
-    flush_least_pages: int = option(
-        "flushCommitLogLeastPages", 4, "pages", "Dirty pages of 4 KiB below which ASYNC_FLUSH waits."
+    flush_least_pages: int = FLUSHING.key("flushCommitLogLeastPages", 4, Values("pages", low=0))(
+        "ASYNC_FLUSH waits while fewer pages of 4 KiB than this are dirty."
     )
-    flush_thorough_interval_ms: int = option(
-        "flushCommitLogThoroughInterval", 10_000, "ms", "How often ASYNC_FLUSH flushes the last byte."
+    flush_thorough_interval_ms: int = FLUSHING.key("flushCommitLogThoroughInterval", 10_000, MS)(
+        "How often ASYNC_FLUSH flushes however few pages."
     )
-    queue_flush_interval_ms: int = option("flushIntervalConsumeQueue", 1_000, "ms", "Same, for queues.")
-    queue_flush_least_pages: int = option("flushConsumeQueueLeastPages", 2, "pages", "Same, for queues.")
-    queue_flush_thorough_interval_ms: int = option(
-        "flushConsumeQueueThoroughInterval", 60_000, "ms", "Same, for queues; the checkpoint goes with it."
+    queue_flush_interval_ms: int = FLUSHING.key("flushIntervalConsumeQueue", 1_000, MS)(
+        "As flushIntervalCommitLog, for queue files."
     )
-    sync_flush_timeout_ms: int = option(
-        "syncFlushTimeout", 5_000, "ms", "How long a send waits for SYNC_FLUSH."
+    queue_flush_least_pages: int = FLUSHING.key("flushConsumeQueueLeastPages", 2, Values("pages", low=0))(
+        "As flushCommitLogLeastPages, for queue files."
     )
-    check_crc_on_recover: bool = option("checkCRCOnRecover", True, "", "Whether recovery sums bodies.")
-    clean_interval_ms: int = option("cleanResourceInterval", 10_000, "ms", "How often retention looks.")
-    delete_when: str = option(
-        "deleteWhen", "04", "hours", "Local hours in which old segments go, `;` between."
+    queue_flush_thorough_interval_ms: int = FLUSHING.key("flushConsumeQueueThoroughInterval", 60_000, MS)(
+        "As flushCommitLogThoroughInterval, for queue files and the checkpoint."
     )
-    file_reserved_hours: int = option("fileReservedTime", 72, "hours", "How long a segment is kept.")
-    disk_max_used_ratio: int = option(
-        "diskMaxUsedSpaceRatio", 75, "percent", "Above it old segments go at any hour."
+    check_crc_on_recover: bool = FLUSHING.key("checkCRCOnRecover", True, ANY)(
+        "Recovery compares message bodies with their checksums."
     )
-    clean_forcibly: bool = option(
-        "cleanFileForciblyEnable", True, "", "Whether young segments may go when the disk is nearly full."
+    file_reserved_hours: int = KEEPING.key(
+        "fileReservedTime", 72, Values("hours"), IMPORTANT, RETENTION, TRANSACTION_CHECKS
+    )("How long a log file is kept after it was last written.")
+    delete_when: str = KEEPING.key("deleteWhen", "04", Values("hours", check=_hours), IMPORTANT, RETENTION)(
+        "Hours of the day, local time, in which old log files are deleted, `;` between."
     )
-    scrub_bytes_per_s: int = option(
-        "haScrubRate",
-        512 << 10,
-        "bytes/s",
-        "OURS, not RocketMQ's: how fast sealed segments are searched for damaged records, daily; 0: not.",
+    disk_max_used_ratio: int = KEEPING.key(
+        "diskMaxUsedSpaceRatio", 75, Values("percent", high=100, held=(10, 95)), RETENTION
+    )("While the disk is fuller, old log files are deleted at any hour.")
+    clean_forcibly: bool = KEEPING.key("cleanFileForciblyEnable", True, ANY, IMPORTANT, RETENTION)(
+        "Log files that are not old yet may be deleted, too, when the disk is nearly full."
     )
-    message_delay_levels: str = option(
-        "messageDelayLevel", DELAY_LEVELS, "s, m, h, d", "Delay of each level, from level 1 on."
+    clean_interval_ms: int = KEEPING.key("cleanResourceInterval", 10_000, MS)(
+        "How often to look for log files that may be deleted."
+    )
+    scrub_bytes_per_s: int = KEEPING.key("haScrubRate", 512 << 10, Values("bytes/s", low=0), OURS)(
+        "How fast full log files are searched for damaged records, once a day. 0: never."
+    )
+    index_enabled: bool = INDEX.key("messageIndexEnable", True, ANY, IMPORTANT)(
+        "Messages can be found by their keys."
+    )
+    index_slots: int = INDEX.key("maxHashSlotNum", 5_000_000, Values("slots", high=100_000_000))(
+        "Hash slots of an index file."
+    )
+    index_entries: int = INDEX.key("maxIndexNum", 20_000_000, Values("entries", low=2, high=100_000_000))(
+        "Entries of an index file."
+    )
+    index_safe: bool = INDEX.key("messageIndexSafe", False, ANY, IMPORTANT)(
+        "A start after a stock broker's crash begins where the index is safe, too."
     )
     replica: bool = False
     """Bytes come from a master only.  No key: it follows from brokerRole."""

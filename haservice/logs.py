@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from haservice.binding import expanded
 from haservice.configuration.config import read_yaml
+from haservice.configuration.texts import expanded
 from haservice.errors import ConfigError
 from haservice.printable import escaped
 

@@ -10,21 +10,22 @@ import pytest
 
 from commitlog.options import FlushDiskType
 from haservice import logs
-from haservice.binding import ValuesRefused
-from haservice.configuration import config, rocketmq_keys
+from haservice.binding import ValuesRefused, keys_of
+from haservice.configuration import config, generate, rocketmq_keys
 from haservice.configuration.config import (
     BROKER_CLASSES,
+    NAMESERVER_CLASSES,
     broker_from,
     in_force,
     load_broker,
     load_nameserver,
-    options_of,
+    names_of,
+    nameserver_from,
 )
+from haservice.configuration.examples import EXAMPLES, NAMESERVER, Example
 from haservice.configuration.properties import parse
-from haservice.configuration.security_settings import NameserverAclConfig, TlsConfig
-from haservice.configuration.settings import BrokerConfig, BrokerRole, NameserverConfig, NodeConfig
+from haservice.configuration.settings import BrokerConfig, BrokerRole, NodeConfig
 from haservice.errors import ConfigError
-from tests.support import config_tables
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -157,6 +158,10 @@ def test_ipv6_addresses_are_split_at_the_last_colon() -> None:
     assert broker("namesrvAddr=fe80::1:9876").broker.namesrv_addrs == ("fe80::1:9876",)
 
 
+def test_the_search_for_damaged_records_can_be_switched_off() -> None:
+    assert broker("haScrubRate=0").log.scrub_bytes_per_s == 0
+
+
 def test_networks_are_normalised() -> None:
     assert broker("haAllowedSlaves=10.1.2.3/8, ::1").replication.allowed_slaves == ("10.0.0.0/8", "::1/128")
 
@@ -196,6 +201,7 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("autoCreateTopicEnable=", "neither true nor false"),
         ("brokerRole=MASTER", "none of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
         ("flushDiskType=sync_flush", "none of ASYNC_FLUSH, SYNC_FLUSH"),
+        ("haScrubRate=-1", "not within 0 ... 2147483647 bytes/s"),
         ("deleteWhen=24", "not hours of the day"),
         ("deleteWhen=4am", "not hours of the day"),
         ("messageDelayLevel=1s 5x", "'5x' is not a delay"),
@@ -355,13 +361,12 @@ def test_a_key_of_an_older_release_is_no_misspelling() -> None:
 
 
 def test_no_key_is_both_served_and_listed_as_not_served() -> None:
-    served = {key for key, _, _ in options_of(*BROKER_CLASSES)}
-    assert not served & rocketmq_keys.BROKER
-    assert not {key for key, _, _ in options_of(NameserverConfig)} & rocketmq_keys.NAMESERVER
+    assert not names_of(*BROKER_CLASSES) & rocketmq_keys.BROKER
+    assert not names_of(*NAMESERVER_CLASSES) & rocketmq_keys.NAMESERVER
     assert rocketmq_keys.REMARKS.keys() <= rocketmq_keys.BROKER
-    assert served >= rocketmq_keys.IMPORTANT
-    keys = [key for key, _, _ in options_of(*BROKER_CLASSES)]
-    assert len(keys) == len(set(keys))
+    for classes in (BROKER_CLASSES, NAMESERVER_CLASSES):
+        keys = [key.name for key, _ in keys_of(*classes)]
+        assert len(keys) == len(set(keys))
 
 
 # ---- what is in force
@@ -371,7 +376,7 @@ def test_what_is_in_force_can_be_read_back_to_the_same_configuration() -> None:
     loaded = broker("brokerRole=SLAVE\nbrokerId=2\nnamesrvAddr=a:1;b:2\nhaAllowedSlaves=10.0.0.0/8,::1\n")
     lines = in_force(loaded)
     assert lines == sorted(lines)
-    assert {key for key, _ in lines} == {key for key, _, _ in options_of(*BROKER_CLASSES)}
+    assert {key for key, _ in lines} == names_of(*BROKER_CLASSES)
     again = broker("\n".join(f"{key}={value}" for key, value in lines))
     assert in_force(again) == lines
     assert again.warnings == ()
@@ -383,34 +388,24 @@ def test_what_is_in_force_on_a_name_server() -> None:
     assert dict(in_force(load_nameserver()))["listenPort"] == "9876"
 
 
-# ---- conf/ and docs/ against the dataclasses
+# ---- conf/ and docs/ against the declared keys
 
 
-def stated(file: Path) -> dict[str, tuple[str, bool]]:
-    """key → (value, whether it is active) for every `key=value` and `#key=value` line."""
-    found: dict[str, tuple[str, bool]] = {}
-    for match in re.finditer(r"^(#?)([A-Za-z0-9.]+)=(.*)$", file.read_text(), re.M):
-        assert match[2] not in found, f"{file.name} has {match[2]} twice"
-        found[match[2]] = (match[3], not match[1])
-    return found
+def test_conf_and_the_page_are_what_the_declared_keys_make_of_them() -> None:
+    for path, text in generate.generated().items():
+        same = (ROOT / path).read_text() == text
+        assert same, f"{path} is not up to date; run: python -m haservice.configuration.generate"
 
 
-@pytest.mark.parametrize("name", ["broker-a.properties", "broker-a-s.properties", "namesrv.properties"])
-def test_a_conf_file_has_every_key_with_its_default_and_no_other(name: str) -> None:
-    classes = (
-        (NameserverConfig, NameserverAclConfig, TlsConfig) if name == "namesrv.properties" else BROKER_CLASSES
-    )
-    options = {key: field for key, _, field in options_of(*classes)}
-    lines = stated(CONF / name)
-    assert lines.keys() == options.keys()
-    text = (CONF / name).read_text()
-    for key, (value, active) in lines.items():
-        default = config_tables.default_text(key, options[key])
-        if not active:
-            assert value == ("" if key in config_tables.SPOKEN else default)
-        assert (
-            f"# Default: {default or 'not set'}" in text.partition(f"{key}={value}")[0].rpartition("\n\n")[2]
-        )
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: str(example.file))
+def test_a_file_to_start_from_has_every_key_and_a_default_behind_each_comment(example: Example) -> None:
+    lines = re.findall(r"^(#?)([A-Za-z0-9.]+)=(.*)$", example.text(), re.M)
+    assert [name for _, name, _ in lines] == list(dict.fromkeys(name for _, name, _ in lines))
+    assert {name for _, name, _ in lines} == names_of(*example.classes)
+    assert {name: value for hidden, name, value in lines if not hidden} == example.values
+    read, none = (nameserver_from, {}) if example is NAMESERVER else (broker_from, {})
+    shown = parse("\n".join(f"{name}={value}" for hidden, name, value in lines if hidden), "shown")
+    assert in_force(read(shown, none)) == in_force(read(parse("", "none"), none))
 
 
 def test_the_pair_in_conf_runs_on_one_machine_as_it_is() -> None:
@@ -429,14 +424,18 @@ def test_the_pair_in_conf_runs_on_one_machine_as_it_is() -> None:
     assert len(set(ports)) == len(ports)
 
 
-def test_the_tables_of_the_configuration_page_are_those_of_the_dataclasses() -> None:
-    page = config_tables.PAGE.read_text()
-    assert config_tables.with_tables(page) == page, "run: python -m tests.support.config_tables"
+def test_every_key_is_documented_in_sentences() -> None:
+    for key, _ in keys_of(*BROKER_CLASSES, *NAMESERVER_CLASSES):
+        assert key.doc.endswith("."), key.name
 
 
-def test_every_option_is_documented_in_one_sentence_or_two() -> None:
-    for key, _, field in options_of(*BROKER_CLASSES, NameserverConfig, NameserverAclConfig):
-        assert field.metadata["doc"].endswith("."), key
+def test_a_page_without_a_table_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / generate.PAGE
+    page.parent.mkdir()
+    page.write_text("<!-- keys broker: Sending -->\n<!-- /keys -->\n")
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=re.escape("once each: <!-- keys broker: Who ")):
+        generate.generated()
 
 
 # ---- logging

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.options import RETENTION
 from haservice.configuration.config import load_broker, load_nameserver
 from haservice.configuration.live_settings import KeyForbidden, LiveSettings, file_of
-from haservice.configuration.settings import NameserverConfig, NodeConfig
+from haservice.configuration.settings import ROUTES, SENDS, NameserverConfig, NodeConfig
 from haservice.errors import ConfigError
 
 FILE = """# our broker
@@ -36,10 +37,8 @@ def broker(path: Path, text: str = FILE) -> LiveSettings[NodeConfig]:
 def test_a_live_key_is_in_force_at_once_and_stored(tmp_path: Path) -> None:
     live = broker(tmp_path / "broker.properties")
     seen: list[int] = []
-    live.follow(
-        {"fileReservedTime", "deleteWhen"}, lambda config: seen.append(config.log.file_reserved_hours)
-    )
-    live.follow({"traceOn"}, lambda config: seen.append(-1))
+    live.follow({RETENTION}, lambda config: seen.append(config.log.file_reserved_hours))
+    live.follow({SENDS}, lambda config: seen.append(-1))
     change = live.change("fileReservedTime=48")
     assert live.config.log.file_reserved_hours == 72
     live.apply(change)
@@ -63,7 +62,7 @@ def test_comments_order_and_continuations_stay(tmp_path: Path) -> None:
 def test_other_keys_count_from_the_next_start_on(tmp_path: Path) -> None:
     path = tmp_path / "broker.properties"
     live = broker(path)
-    live.follow({"traceOn"}, lambda _: None)
+    live.follow({SENDS}, lambda _: None)
     change = live.change("maxMessageSize=1024\ntransientStorePoolEnable=true\ntraceOn=false")
     live.apply(change)
     assert (change.live, change.later) == (("traceOn",), ("maxMessageSize", "transientStorePoolEnable"))
@@ -120,7 +119,7 @@ def test_without_a_file_a_change_lasts_as_long_as_the_node(tmp_path: Path) -> No
     config = load_broker(None, environ={})
     assert file_of(config.source) is None
     live: LiveSettings[NodeConfig] = LiveSettings(config)
-    live.follow({"traceOn"}, lambda _: None)
+    live.follow({SENDS}, lambda _: None)
     change = live.change("traceOn=false")
     live.apply(change)
     assert not live.config.broker.trace_on
@@ -157,7 +156,7 @@ def test_a_file_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "broker.properties"
     live = broker(path)
     (tmp_path / "broker.properties.tmp").mkdir()
-    live.follow({"traceOn"}, lambda _: None)
+    live.follow({SENDS}, lambda _: None)
     with pytest.raises(ConfigError, match="cannot be written"):
         live.change("traceOn=false")
     assert live.config.broker.trace_on
@@ -175,7 +174,7 @@ def test_a_name_server_stores_where_it_was_told_to(tmp_path: Path) -> None:
     live: LiveSettings[NameserverConfig] = LiveSettings(
         config, path=path, black_list=config.config_black_list
     )
-    live.follow({"orderMessageEnable"}, lambda _: None)
+    live.follow({ROUTES}, lambda _: None)
     live.apply(live.change("orderMessageEnable=true"))
     assert live.config.order_message_enable
     assert path.read_text() == "orderMessageEnable=true\n"

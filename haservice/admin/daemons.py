@@ -25,14 +25,15 @@ import click
 
 from commitlog.errors import CommitLogError, StoreUnreadable
 from commitlog.kernel.native import NOTICE
+from commitlog.keys import Mark
 from haservice import logs
 from haservice.admin.commands.nodes.in_force import in_force
 from haservice.admin.explain import explain, of_store_path, said_by_system
 from haservice.admin.options import CONTEXT, addresses_callback
-from haservice.binding import ValuesRefused
+from haservice.binding import ValuesRefused, keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
-from haservice.configuration import config, rocketmq_keys
+from haservice.configuration import config, examples
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
@@ -121,21 +122,29 @@ logging_option = click.option(
 )
 @print_option
 @print_important_option
+@click.option(
+    "--example",
+    type=click.Choice(["master", "slave"]),
+    help="Print a commented properties file to start from, with every key, and exit.",
+)
 @logging_option
 def mqbroker(
     config_file: Path | None,
     namesrv: tuple[str, ...],
     print_config: bool,
     print_important: bool,
+    example: str | None,
     logging_file: Path | None,
 ) -> None:
     """Runs one broker: a master, or the slave of one.
 
     \b
-    A pair on one machine, from a clone:
+    A pair on one machine:
+      mqbroker --example master > broker-a.properties
+      mqbroker --example slave > broker-a-s.properties
       mqnamesrv &
-      mqbroker -c conf/broker-a.properties &
-      mqbroker -c conf/broker-a-s.properties &
+      mqbroker -c broker-a.properties &
+      mqbroker -c broker-a-s.properties &
       mqadmin haStatus -n 127.0.0.1:9876
 
     brokerRole in the file says what it is: ASYNC_MASTER, SYNC_MASTER or SLAVE.  A slave learns its master's
@@ -146,9 +155,12 @@ def mqbroker(
     -p and -m print key=value lines: what the broker that runs on this store has, or what a start would take,
     a role given by command included.  Standard error says of a key why it is not as the file has it.
     """
+    if example is not None:
+        click.echo((examples.MASTER if example == "master" else examples.SLAVE).text(), nl=False)
+        return
     if config_file is None:
         raise click.UsageError(
-            "which broker?  Name its properties file: mqbroker -c conf/broker-a.properties"
+            "which broker?  Name its properties file: mqbroker -c FILE; mqbroker --example master prints one"
         )
     with told_plainly():
         node_config = with_nameservers(config_file, namesrv)
@@ -166,14 +178,22 @@ def mqbroker(
 @click.command(context_settings=CONTEXT)
 @config_option
 @print_option
+@click.option(
+    "--example",
+    is_flag=True,
+    help="Print a commented properties file to start from, with every key, and exit.",
+)
 @logging_option
-def mqnamesrv(config_file: Path | None, print_config: bool, logging_file: Path | None) -> None:
+def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, logging_file: Path | None) -> None:
     """Runs the nameserver, on port 9876 unless the file says otherwise.
 
     Brokers register with it every 30 seconds; clients ask it where a topic's queues are.  It keeps nothing
     that brokers would not tell it again.  SIGTERM (kill PID), Ctrl-C or SIGHUP, the end of its terminal,
     stops it cleanly; SIGHUP does not read the file again, and is ignored under nohup.
     """
+    if example:
+        click.echo(examples.NAMESERVER.text(), nl=False)
+        return
     with told_plainly():
         node_config = config.load_nameserver(config_file)
         if print_config:
@@ -310,11 +330,14 @@ def print_broker(loaded: NodeConfig, *, important: bool) -> None:
     """
     print_warnings(loaded.warnings)
     found = in_force(loaded)
+    shown = {
+        key.name for key, _ in keys_of(*config.BROKER_CLASSES) if not important or Mark.IMPORTANT in key.marks
+    }
     for key, note in found.notes.items():
-        if not key or not important or key in rocketmq_keys.IMPORTANT:
+        if not key or key in shown:
             click.echo(f"note: {note}", err=True)
     for key, value in found.values.items():
-        if not important or key in rocketmq_keys.IMPORTANT:
+        if key in shown:
             click.echo(f"{key}={value}")
 
 

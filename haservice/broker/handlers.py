@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import parse_delay_levels
+from commitlog.options import TRANSACTION_CHECKS
 from commitlog.store import Store
 from haservice.access.files import AclFiles
 from haservice.broker.acl.message_rights import MessageRights
@@ -31,7 +32,6 @@ from haservice.broker.groups.processor import GroupsProcessor
 from haservice.broker.groups.queue_locks import QueueLocks
 from haservice.broker.groups.reset_offsets import ResetOffsetsProcessor
 from haservice.broker.groups.subscription_groups import Groups
-from haservice.broker.metadata import reloadable_keys
 from haservice.broker.metadata.broker_state import StateProcessor
 from haservice.broker.metadata.housekeeping import HousekeepingProcessor
 from haservice.broker.metadata.queue_inspection import QueueInspectionProcessor
@@ -59,7 +59,16 @@ from haservice.broker.transactions.check import TransactionCheck, load_ends
 from haservice.broker.transactions.half_messages import Ends, Rules
 from haservice.broker.transactions.processor import ProducerQuestions, TransactionProcessor
 from haservice.configuration.live_settings import LiveSettings
-from haservice.configuration.settings import BrokerConfig, NodeConfig
+from haservice.configuration.settings import (
+    FILTERS,
+    PERMISSION,
+    PULLS,
+    QUERIES,
+    REPLIES,
+    SENDS,
+    BrokerConfig,
+    NodeConfig,
+)
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.config import ConfigProcessor
 from haservice.remoting.server import BatchProcessor, Processor, RemotingServer
@@ -134,10 +143,8 @@ def sends_of(parts: Parts) -> SendProcessor:
         ),
         on_half=parts.rights.half_sent,
     )
-    parts.live.follow(
-        reloadable_keys.SEND_LIMITS, lambda config: sends.configure(_send_limits(config.broker))
-    )
-    parts.live.follow(reloadable_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
+    parts.live.follow({SENDS}, lambda config: sends.configure(_send_limits(config.broker)))
+    parts.live.follow({SENDS}, lambda config: admission.configure(_limits(config)))
     return sends
 
 
@@ -179,12 +186,10 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         lambda: store.index_mender.busy,
     )
     live = parts.live
-    live.follow(reloadable_keys.PULLS, lambda config: pulls.configure(config.broker))
-    live.follow(reloadable_keys.FILTERS, lambda config: filters.configure(config.broker))
-    live.follow(reloadable_keys.READS, lambda config: reader.configure(ReadLimits.of(config.broker)))
-    live.follow(
-        reloadable_keys.QUERIES, lambda config: queries.configure(config.broker.default_query_max_num)
-    )
+    live.follow({PULLS}, lambda config: pulls.configure(config.broker))
+    live.follow({FILTERS}, lambda config: filters.configure(config.broker))
+    live.follow({PULLS}, lambda config: reader.configure(ReadLimits.of(config.broker)))
+    live.follow({QUERIES}, lambda config: queries.configure(config.broker.default_query_max_num))
     processors: Processors = {}
     parts_with_handlers: tuple[HasHandlers, ...] = (
         sends,
@@ -319,7 +324,7 @@ def transaction_check_of(
         on_progress=on_progress,
     )
     parts.live.follow(
-        reloadable_keys.TRANSACTIONS,
+        {TRANSACTION_CHECKS},
         lambda config: check.configure(Rules.of(config), config.broker.transaction_check_interval_ms / 1000),
     )
     return check
@@ -337,12 +342,12 @@ def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
         unwritable=lambda: sends.refuse_all,
     )
     parts.live.follow(
-        reloadable_keys.REPLIES,
+        {SENDS, REPLIES},
         lambda config: replies.configure(
             _send_limits(config.broker), config.broker.store_reply_message_enable
         ),
     )
-    parts.live.follow(reloadable_keys.ADMISSION, lambda config: admission.configure(_limits(config)))
+    parts.live.follow({SENDS}, lambda config: admission.configure(_limits(config)))
     return replies
 
 
@@ -373,9 +378,7 @@ def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:
         unwritable=lambda: sends.refuse_all,
         on_sent_back=parts.stats.traffic.sent_back,
     )
-    parts.live.follow(
-        reloadable_keys.PERMISSION, lambda config: send_back.configure(config.broker.permission)
-    )
+    parts.live.follow({PERMISSION}, lambda config: send_back.configure(config.broker.permission))
     return send_back
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from commitlog.options import QUEUE_ENTRY_BYTES, LogOptions
-from haservice.binding import Binder, expanded, option_text, told_address
+from haservice.binding import Binder, keys_of
 from haservice.configuration import rocketmq_keys
 from haservice.configuration.properties import Entry, Properties, parse
 from haservice.configuration.security_settings import (
@@ -32,6 +32,7 @@ from haservice.configuration.settings import (
     RemotingConfig,
     ReplicationConfig,
 )
+from haservice.configuration.texts import expanded, told_address
 from haservice.errors import ConfigError
 
 # Nobody's configuration is larger; a file that is, is not one.
@@ -39,14 +40,16 @@ FILE_BYTES_MAX = 1024 * 1024
 # To listen on; nobody can connect to them from afar.
 EVERY_ADDRESS = ("0.0.0.0", "::")
 
+# In the order in which files show their keys.
 BROKER_CLASSES: tuple[type[Any], ...] = (
-    BrokerConfig,
-    LogOptions,
-    ReplicationConfig,
     RemotingConfig,
+    BrokerConfig,
+    ReplicationConfig,
+    LogOptions,
     AclConfig,
     TlsConfig,
 )
+NAMESERVER_CLASSES: tuple[type[Any], ...] = (NameserverConfig, NameserverAclConfig, TlsConfig)
 
 
 def load_broker(path: str | Path | None, environ: Mapping[str, str] = os.environ) -> NodeConfig:
@@ -76,7 +79,7 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     log["replica"] = role.is_slave
     if role.is_slave and not broker.get("namesrv_addrs"):
         _warn_of_no_name_server(binder, replication.get("master_address"))
-    binder.check_names([key for key, _, _ in options_of(*BROKER_CLASSES)], rocketmq_keys.BROKER)
+    binder.check_names(names_of(*BROKER_CLASSES), rocketmq_keys.BROKER)
     binder.finish()
     return NodeConfig(
         broker=BrokerConfig(**broker),
@@ -110,8 +113,7 @@ def nameserver_from(properties: Properties, environ: Mapping[str, str] = os.envi
     acl = binder.values(NameserverAclConfig)
     _settle_acl(acl, environ, binder)
     tls = _tls(binder)
-    served = [key for key, _, _ in options_of(NameserverConfig, NameserverAclConfig, TlsConfig)]
-    binder.check_names(served, rocketmq_keys.NAMESERVER)
+    binder.check_names(names_of(*NAMESERVER_CLASSES), rocketmq_keys.NAMESERVER)
     binder.finish()
     return NameserverConfig(
         **values,
@@ -122,12 +124,8 @@ def nameserver_from(properties: Properties, environ: Mapping[str, str] = os.envi
     )
 
 
-def options_of(*classes: type[Any]) -> Iterator[tuple[str, type[Any], dataclasses.Field[Any]]]:
-    """(key, class, field) of every field that a properties file can set."""
-    for config_class in classes:
-        for field in dataclasses.fields(config_class):
-            if key := field.metadata.get("key"):
-                yield key, config_class, field
+def names_of(*classes: type[Any]) -> set[str]:
+    return {key.name for key, _ in keys_of(*classes)}
 
 
 def in_force(config: NodeConfig | NameserverConfig) -> list[tuple[str, str]]:
@@ -137,9 +135,9 @@ def in_force(config: NodeConfig | NameserverConfig) -> list[tuple[str, str]]:
         log = dataclasses.replace(config.log, commit_log_path=config.log.log_path)
         parts = (config.broker, log, config.replication, config.remoting, config.acl, config.tls)
     return sorted(
-        (key, option_text(key, getattr(part, field.name)))
+        (key.name, key.shown(getattr(part, field.name)))
         for part in parts
-        for key, _, field in options_of(type(part))
+        for key, field in keys_of(type(part))
     )
 
 

@@ -3,15 +3,14 @@
     change(text)   in a work thread: checks everything, then rewrites the file the node was started with
     apply(change)  on the loop: what is live is in force, and those who follow it are told
 
-A key is live when some part of the node follows it, that is, takes a new value without a restart.  All
-others are stored and count from the next start on.  A change is refused whole or made whole: it is held
+A key is live when a Taker that it is declared with is there, that is, takes a new value without a restart.
+All others are stored and count from the next start on.  A change is refused whole or made whole: it is held
 against every rule of a start, and the file is replaced in one step.  Comments and order of the file stay.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -19,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from haservice.binding import Binder
+from commitlog.keys import Mark, Taker
+from haservice.binding import Binder, keys_of, nearest
 from haservice.configuration import rocketmq_keys
-from haservice.configuration.config import FILE_BYTES_MAX, broker_from, in_force, nameserver_from, options_of
+from haservice.configuration.config import FILE_BYTES_MAX, broker_from, in_force, nameserver_from
 from haservice.configuration.properties import Entry, Properties, parse, rewritten
 from haservice.configuration.settings import NameserverConfig, NodeConfig
 from haservice.errors import ConfigError
@@ -31,36 +31,6 @@ logger = logging.getLogger(__name__)
 
 C = TypeVar("C", NodeConfig, NameserverConfig)
 
-# Keys that no request may change, whatever the file's configBlackList says.
-NEVER_CHANGED: Mapping[type, frozenset[str]] = {
-    NodeConfig: frozenset({"configBlackList", "brokerConfigPath", "rocketmqHome"}),
-    NameserverConfig: frozenset(
-        {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "changesAllowedFrom"}
-    ),
-}
-# Secrets and what guards them are a person's at the machine.
-NEVER_CHANGED_PREFIXES = ("tls.", "acl", "haSecure", "haPlainPort")
-# Where nobody is asked who he is, what makes a node what it is, is such a person's, too: roles and names,
-# addresses, guards; and every path.
-NOT_A_STRANGERS = frozenset(
-    {
-        "brokerRole",
-        "brokerId",
-        "brokerName",
-        "brokerClusterName",
-        "namesrvAddr",
-        "haMasterAddress",
-        "brokerIP1",
-        "brokerIP2",
-        "bindAddress",
-        "listenPort",
-        "haListenPort",
-        "haAllowedSlaves",
-        "haMaxConnections",
-        "haMaxConnectionsPerAddress",
-    }
-)
-_PATH_WORDS = ("path", "home")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -108,20 +78,26 @@ class LiveSettings(Generic[C]):
         # Changes so far.
         self.changes = 0
         self._path = path.resolve() if path is not None else None
-        self._forbidden = NEVER_CHANGED[type(config)].union(black_list)
+        self._keys = {key.name: key for key, _ in keys_of(*_classes(config))}
+        self._forbidden = rocketmq_keys.BY_HAND.union(black_list)
         self._open_to_all = open_to_all
         self._check = check
-        self._followers: list[tuple[frozenset[str], Callable[[C], None]]] = []
+        self._follows: list[tuple[frozenset[Taker], Callable[[C], None]]] = []
         # Held by one change at a time, from reading the file to its replacement.
         self._lock = threading.Lock()
 
-    def follow(self, keys: Iterable[str], take: Callable[[C], None]) -> None:
-        """`take` gets the configuration, on the loop, whenever one of these keys has changed."""
-        self._followers.append((frozenset(keys), take))
+    def follow(self, takers: Iterable[Taker], take: Callable[[C], None]) -> None:
+        """`take` gets the configuration, on the loop, whenever a key of one of these takers has changed."""
+        self._follows.append((frozenset(takers), take))
 
     @property
     def reloadable_keys(self) -> frozenset[str]:
-        return frozenset().union(*(keys for keys, _ in self._followers))
+        return frozenset(name for name, key in self._keys.items() if key.takers & self.takers)
+
+    @property
+    def takers(self) -> frozenset[Taker]:
+        """Those who follow."""
+        return frozenset[Taker]().union(*(takers for takers, _ in self._follows))
 
     def lines(self) -> str:
         """`key=value` lines of every key that is served, sorted: what is in force, but for secrets."""
@@ -134,9 +110,9 @@ class LiveSettings(Generic[C]):
         asked = parse(text, "request")
         wanted = {key: entry.value for key, entry in asked.items()}
         for key in wanted:
-            if key in self._forbidden or key.startswith(NEVER_CHANGED_PREFIXES):
+            if key in self._forbidden or self._has(key, Mark.BY_HAND):
                 raise KeyForbidden("request", asked.line_of(key), key, "Can not update config in black list.")
-            if self._open_to_all and is_not_a_strangers(key):
+            if self._open_to_all and (self._has(key, Mark.GUARDED) or self._is_unserved_path(key)):
                 reason = (
                     f"{key} is a path, an address, a guard or a role: without access control (aclEnable) "
                     "no request changes it. Edit the file and start again."
@@ -147,8 +123,8 @@ class LiveSettings(Generic[C]):
         classes = _classes(self.config)
         values = {cls: binder.values(cls) for cls in classes}
         binder.finish()
-        keys_found = {key for key, cls, field in options_of(*classes) if field.name in values[cls]}
-        live = self.reloadable_keys & keys_found & wanted.keys()
+        set_keys = {key.name for cls in classes for key, field in keys_of(cls) if field.name in values[cls]}
+        live = self.reloadable_keys & set_keys
         with self._lock:
             path = self._rewrite(asked, wanted)
         return Change(values, tuple(sorted(live)), tuple(sorted(wanted.keys() - live)), path)
@@ -161,21 +137,26 @@ class LiveSettings(Generic[C]):
             return
         self.config = _replaced(self.config, change.values, live)
         logger.info("configuration changed keys=%s", ",".join(change.live))
-        for keys, take in self._followers:
-            if keys & live:
+        told = frozenset[Taker]().union(*(self._keys[name].takers for name in live))
+        for takers, take in self._follows:
+            if takers & told:
                 take(self.config)
+
+    def _has(self, name: str, mark: Mark) -> bool:
+        return name in self._keys and mark in self._keys[name].marks
+
+    def _is_unserved_path(self, name: str) -> bool:
+        """Such as storePathIndex: it is stored, and a stock broker that is given the file would take it."""
+        return name not in self._keys and any(word in name.lower() for word in ("path", "home"))
 
     def _check_names(self, asked: Properties) -> None:
         """A name of nobody's is refused: it would be a slip of the pen that nobody notices."""
         is_broker = isinstance(self.config, NodeConfig)
-        known: frozenset[str] = rocketmq_keys.BROKER if is_broker else rocketmq_keys.NAMESERVER
-        served: set[str] = {key for key, _, _ in options_of(*_classes(self.config))}
-        names = {name.lower(): name for name in known | served}
+        known = (rocketmq_keys.BROKER if is_broker else rocketmq_keys.NAMESERVER) | self._keys.keys()
         for key in asked:
-            if key not in known and key not in served:
-                nearest = difflib.get_close_matches(key.lower(), names, n=1)
-                hint = f"; the nearest known key is {names[nearest[0]]}" if nearest else ""
-                raise ConfigError("request", asked.line_of(key), key, f"unknown key{hint}")
+            if key not in known:
+                reason = f"unknown key{nearest(key, known)}"
+                raise ConfigError("request", asked.line_of(key), key, reason)
 
     def _rewrite(self, asked: Properties, wanted: Mapping[str, str]) -> Path | None:
         assert self._lock.locked()
@@ -205,11 +186,6 @@ def file_of(source: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def is_not_a_strangers(key: str) -> bool:
-    """Whether no request changes it where nobody is asked who he is."""
-    return key in NOT_A_STRANGERS or any(word in key.lower() for word in _PATH_WORDS)
-
-
 def _classes(config: NodeConfig | NameserverConfig) -> list[type[Any]]:
     """The dataclasses whose fields have keys: of the configuration itself, and of its parts."""
     parts = [getattr(config, field.name) for field in dataclasses.fields(config)]
@@ -220,7 +196,7 @@ def _replaced(config: C, values: Mapping[type[Any], Mapping[str, Any]], live: se
     """The configuration with the values of these keys."""
 
     def changed(part: Any) -> dict[str, Any]:
-        wanted = {field.name for key, _, field in options_of(type(part)) if key in live}
+        wanted = {field.name for key, field in keys_of(type(part)) if key.name in live}
         return {name: value for name, value in values.get(type(part), {}).items() if name in wanted}
 
     fields = changed(config)

@@ -52,19 +52,6 @@ BROKER = _names(
     """
 )
 
-# What RocketMQ calls important, as far as it is served: `mqbroker -m` prints these.
-IMPORTANT = _names(
-    """
-    namesrvAddr brokerIP1 brokerName brokerClusterName brokerId autoCreateTopicEnable
-    autoCreateSubscriptionGroup traceTopicEnable rejectTransactionMessage transactionTimeOut
-    transactionCheckMax transactionCheckInterval aclEnable storePathRootDir storePathCommitLog
-    flushIntervalCommitLog deleteWhen fileReservedTime maxTransferBytesOnMessageInMemory
-    maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInDisk maxTransferCountOnMessageInDisk
-    accessMessageInMemoryMaxRatio messageIndexEnable messageIndexSafe haMasterAddress brokerRole
-    flushDiskType cleanFileForciblyEnable
-    """
-)
-
 NAMESERVER = _names(
     """
     clusterTest productEnvName rocketmqHome
@@ -74,6 +61,9 @@ NAMESERVER = _names(
     writeBufferHighWaterMark writeBufferLowWaterMark
     """
 )
+
+# Of these a person decides at the machine: no request changes them.
+BY_HAND = frozenset({"brokerConfigPath", "rocketmqHome"})
 
 # What a user of the key should know beyond "not served".
 _FIXED_PATH = "RocketMQ 4.9 does not read it either: the place is fixed, below storePathRootDir"

@@ -7,39 +7,39 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from commitlog.options import option
+from commitlog.keys import ANY, BY_HAND, IMPORTANT, OURS, Section, Values
 
 # RocketMQ reads its TLS keys from here when nothing else is said.
 TLS_CONFIG_FILE = Path("/etc/rocketmq/tls.properties")
+
+ACCESS = Section("Access control")
+TLS = Section("TLS")
+REPLICATION_TLS = Section("Replication over TLS")
+
+_PLAIN_ACL = (
+    "Where plain_acl.yml is; the files of acl/ beside it count, too. Not set: $ROCKETMQ_HOME/conf/plain_acl.yml, "
+    "without ROCKETMQ_HOME plain_acl.yml beside this file."
+)
+_SECRET = Values(secret=True)
+# RocketMQ takes these words in any case.
+_WORD = Values(any_case=True)
 
 
 @dataclass(frozen=True, slots=True)
 class AclConfig:
     """Who may do what on the clients' ports of a broker."""
 
-    enabled: bool = option(
-        "aclEnable", False, "", "Requests are checked against the accounts of plain_acl.yml."
+    enabled: bool = ACCESS.key("aclEnable", False, ANY, IMPORTANT, BY_HAND)(
+        "Requests are checked against the accounts of plain_acl.yml."
     )
-    file: Path | None = option(
-        "aclFile",
-        None,
-        "path",
-        "OURS, not RocketMQ's: where plain_acl.yml is; the files of acl/ beside it count, too. Not set: "
-        "$ROCKETMQ_HOME/conf/plain_acl.yml, without ROCKETMQ_HOME plain_acl.yml beside this file.",
+    file: Path | None = ACCESS.key("aclFile", None, ANY, OURS, BY_HAND)(_PLAIN_ACL)
+    credentials_file: Path | None = ACCESS.key("aclCredentialsFile", None, ANY, OURS, BY_HAND)(
+        "A YAML file with accessKey and secretKey, as tools.yml, which sign requests to name servers and "
+        "other brokers. Not set: they are not signed, and those white-list this broker."
     )
-    credentials_file: Path | None = option(
-        "aclCredentialsFile",
-        None,
-        "path",
-        "OURS, not RocketMQ's: a YAML file with accessKey and secretKey, as tools.yml, for requests to name "
-        "servers and other brokers. Not set: they are not signed, and those white-list this broker.",
-    )
-    follows_message: bool = option(
-        "aclFollowsMessage",
-        True,
-        "",
-        "OURS, not RocketMQ's: a message is shown by its id, given back, and its transaction ended, only by "
-        "who may read or send its topic. false: any account may, as with RocketMQ's brokers.",
+    follows_message: bool = ACCESS.key("aclFollowsMessage", True, ANY, OURS, BY_HAND)(
+        "A message is shown by its id, given back, and its transaction ended, only by who may read or send "
+        "its topic. false: any account may, as with RocketMQ's brokers."
     )
 
 
@@ -47,26 +47,16 @@ class AclConfig:
 class NameserverAclConfig:
     """Who may change what a name server knows.  Routes are readable to all in any case."""
 
-    enabled: bool = option(
-        "aclEnable",
-        False,
-        "",
-        "OURS, not RocketMQ's: changes (registrations of brokers, values, permissions, topics, settings) "
-        "are taken from admin accounts and white-listed addresses of plain_acl.yml only.",
+    enabled: bool = ACCESS.key("aclEnable", False, ANY, OURS, BY_HAND)(
+        "Changes (registrations of brokers, values, permissions, topics, settings) are taken from admin "
+        "accounts and white-listed addresses of plain_acl.yml only."
     )
-    file: Path | None = option(
-        "aclFile",
-        None,
-        "path",
-        "OURS, not RocketMQ's: where plain_acl.yml is; the files of acl/ beside it count, too. Not set: "
-        "$ROCKETMQ_HOME/conf/plain_acl.yml, without ROCKETMQ_HOME plain_acl.yml beside this file.",
-    )
-    allowed: tuple[str, ...] = option(
-        "changesAllowedFrom",
-        (),
-        "address;…",
-        "OURS, not RocketMQ's: addresses, ranges and networks that may change things without a signature, "
-        "which stock brokers cannot give. Set, without aclEnable: nobody else may.",
+    file: Path | None = ACCESS.key("aclFile", None, ANY, OURS, BY_HAND)(_PLAIN_ACL)
+    allowed: tuple[str, ...] = ACCESS.key(
+        "changesAllowedFrom", (), Values("address;…", separator=";"), OURS, BY_HAND
+    )(
+        "Addresses, ranges and networks that may change things without a signature, which stock brokers "
+        "cannot give. Set, without aclEnable: nobody else may."
     )
 
 
@@ -90,53 +80,46 @@ class ClientAuth(Enum):
 class TlsConfig:
     """TLS on the clients' ports, and on calls out.  In RocketMQ these are system properties of Java."""
 
-    mode: TlsMode = option(
-        "tls.server.mode",
-        TlsMode.permissive,
-        "",
-        "disabled takes plain connections, enforcing only TLS, permissive both; plain without a certificate.",
+    mode: TlsMode = TLS.key("tls.server.mode", TlsMode.permissive, _WORD, BY_HAND)(
+        "disabled takes plain connections, enforcing only TLS, permissive both; plain without a certificate."
     )
-    server_key: Path | None = option("tls.server.keyPath", None, "path", "The private key, in PEM.")
-    server_key_password: str | None = option(
-        "tls.server.keyPassword", None, "", "What the key is locked with."
+    server_key: Path | None = TLS.key("tls.server.keyPath", None, ANY, BY_HAND)("The private key, in PEM.")
+    server_key_password: str | None = TLS.key("tls.server.keyPassword", None, _SECRET, BY_HAND)(
+        "The password of that key."
     )
-    server_cert: Path | None = option(
-        "tls.server.certPath", None, "path", "The certificate, and those between it and its root, in PEM."
+    server_cert: Path | None = TLS.key("tls.server.certPath", None, ANY, BY_HAND)(
+        "The certificate, and those between it and its root, in PEM."
     )
-    client_auth: ClientAuth = option(
-        "tls.server.need.client.auth", ClientAuth.none, "", "none, optional, require: clients' certificates."
+    client_auth: ClientAuth = TLS.key("tls.server.need.client.auth", ClientAuth.none, _WORD, BY_HAND)(
+        "Whether clients are asked for a certificate."
     )
-    auth_client: bool = option(
-        "tls.server.authClient", False, "", "Clients' certificates, where they are asked for, are checked."
+    auth_client: bool = TLS.key("tls.server.authClient", False, ANY, BY_HAND)(
+        "Clients' certificates, where they are asked for, are checked."
     )
-    server_trust: Path | None = option(
-        "tls.server.trustCertPath", None, "path", "Roots of clients' certificates. Not set: the system's."
+    server_trust: Path | None = TLS.key("tls.server.trustCertPath", None, ANY, BY_HAND)(
+        "The roots of clients' certificates. Not set: the system's."
     )
-    calls: bool = option(
-        "tls.enable", False, "", "Calls to name servers and to the master use TLS, as in mode enforcing."
+    calls: bool = TLS.key("tls.enable", False, ANY, BY_HAND)(
+        "Calls to name servers and to the master use TLS, as in mode enforcing."
     )
-    client_key: Path | None = option(
-        "tls.client.keyPath", None, "path", "The private key to show a server that asks for a certificate."
+    client_key: Path | None = TLS.key("tls.client.keyPath", None, ANY, BY_HAND)(
+        "The private key to show a server that asks for a certificate."
     )
-    client_key_password: str | None = option(
-        "tls.client.keyPassword", None, "", "What that key is locked with."
+    client_key_password: str | None = TLS.key("tls.client.keyPassword", None, _SECRET, BY_HAND)(
+        "The password of that key."
     )
-    client_cert: Path | None = option("tls.client.certPath", None, "path", "The certificate of that key.")
-    auth_server: bool = option(
-        "tls.client.authServer", False, "", "Servers' certificates are checked, the host name in them is not."
+    client_cert: Path | None = TLS.key("tls.client.certPath", None, ANY, BY_HAND)(
+        "The certificate of that key."
     )
-    client_trust: Path | None = option(
-        "tls.client.trustCertPath", None, "path", "Roots of servers' certificates. Not set: the system's."
+    auth_server: bool = TLS.key("tls.client.authServer", False, ANY, BY_HAND)(
+        "Servers' certificates are checked, the host name in them is not."
     )
-    test_mode: bool = option(
-        "tls.test.mode.enable",
-        False,
-        "",
-        "Without a certificate one is made at the start, signed by itself. RocketMQ's default is true.",
+    client_trust: Path | None = TLS.key("tls.client.trustCertPath", None, ANY, BY_HAND)(
+        "The roots of servers' certificates. Not set: the system's."
     )
-    config_file: Path = option(
-        "tls.config.file",
-        TLS_CONFIG_FILE,
-        "path",
-        "A properties file with these keys, read if it is there; what this file says comes first.",
+    test_mode: bool = TLS.key("tls.test.mode.enable", False, ANY, BY_HAND)(
+        "Without a certificate one is made at the start, signed by itself. RocketMQ's default is true."
+    )
+    config_file: Path = TLS.key("tls.config.file", TLS_CONFIG_FILE, ANY, BY_HAND)(
+        "A properties file with these keys, read if it is there; what this file says comes first."
     )

@@ -1,10 +1,11 @@
-"""The settings of brokers and name servers: frozen dataclasses with RocketMQ's keys, defaults and units.
+"""The settings of brokers and name servers: frozen dataclasses, each field declared with its key.
 
-Each field declares its key, default, unit and one sentence through `option`; the store's own stand in
-commitlog.options.LogOptions.  haservice.configuration.config reads properties files into these.
+commitlog.keys says how; the store's own are in commitlog.options.LogOptions.  haservice.configuration.config reads
+properties files into these.  After a change: python -m haservice.configuration.generate
 
 A field constructed in code takes what it is given: port 0 there means "any free port".
 """
+# ruff: noqa: RUF009 - paths and an enum's members are as immutable as they come
 
 from __future__ import annotations
 
@@ -13,11 +14,67 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from commitlog.options import LogOptions, option
-from haservice.configuration.security_settings import AclConfig, NameserverAclConfig, TlsConfig
+from commitlog.keys import (
+    ANY,
+    BY_HAND,
+    BYTES,
+    GUARDED,
+    IMPORTANT,
+    MESSAGES,
+    MS,
+    OURS,
+    Section,
+    Taker,
+    Values,
+)
+from commitlog.options import SEND_WAITS, TRANSACTION_CHECKS, LogOptions
+from haservice.configuration import texts
+from haservice.configuration.security_settings import (
+    REPLICATION_TLS,
+    AclConfig,
+    NameserverAclConfig,
+    TlsConfig,
+)
 
 # A broker that has said nothing for so long is gone; RocketMQ has no key for it either.
 EXPIRE_MS = 120_000
+# As many with the longest names fit into the one frame of at most 16 MiB with which a broker registers.
+TOPICS_MAX = 40_000
+# A slave of RocketMQ's reads frames into a buffer of 4 MiB, their 12-byte header included.
+TRANSFER_BATCH_MAX = 4 * 1024 * 1024 - 12
+LONG_MAX = 2**63 - 1
+
+IDENTITY = Section("Who this broker is")
+ADDRESSES = Section("Addresses and ports")
+REGISTERING = Section("Registration")
+REPLICATION = Section("Replication")
+TOPICS = Section("Topics and groups")
+SENDING = Section("Sending")
+PULLING = Section("Pulling")
+CHANGES = Section("Changes while it runs")
+CLIENT_VALUES = Section("Configuration kept for clients")
+
+SENDS = Taker("sends")
+PULLS = Taker("pulls")
+FILTERS = Taker("filters by SQL92 expressions")
+QUERIES = Taker("queries by key")
+REPLIES = Taker("replies")
+TOPIC_CREATION = Taker("creation of topics")
+TOPIC_COUNT = Taker("the number of topics")
+GROUPS = Taker("creation of consumer groups")
+OFFSETS = Taker("the table of consumer offsets")
+REGISTRATION = Taker("registration")
+PERMISSION = Taker("messages sent back")
+ROUTES = Taker("routes")
+
+# Brokers and clients meet by these: RocketMQ would take a blank one as it stands, and another name than the
+# user had in mind is worse than none.
+NAME = Values(check=texts.name, never_blank=True)
+PORT = Values(high=texts.PORT_MAX)
+PORT_OR_NONE = Values(low=0, high=texts.PORT_MAX)
+CONNECTIONS = Values("connections")
+SECONDS = Values("s")
+KEY_LIST = Values("key;…", separator=";")
 
 
 def local_name() -> str:
@@ -63,172 +120,138 @@ class BrokerRole(Enum):
 class BrokerConfig:
     """Who the broker is, and how it treats clients."""
 
-    cluster_name: str = option(
-        "brokerClusterName", "DefaultCluster", "", "The cluster this broker belongs to."
+    cluster_name: str = IDENTITY.key("brokerClusterName", "DefaultCluster", NAME, IMPORTANT, GUARDED)(
+        "The cluster of this broker."
     )
-    broker_name: str = option(
-        "brokerName",
-        local_name,
-        "",
-        "Shared by a master and its slaves. Not set: the host name of this machine.",
+    broker_name: str = IDENTITY.key("brokerName", local_name, NAME, IMPORTANT, GUARDED)(
+        "A master and its slaves share this name. Not set: the host name of this machine."
     )
-    broker_id: int = option(
-        "brokerId", 0, "", "0 is the master, a slave has a number above 0. A master's is forced to 0."
+    broker_id: int = IDENTITY.key(
+        "brokerId", 0, Values(low=-LONG_MAX - 1, high=LONG_MAX), IMPORTANT, GUARDED
+    )("0 is the master, a slave has a number above 0. A master's is always 0, whatever is set.")
+    role: BrokerRole = IDENTITY.key("brokerRole", BrokerRole.ASYNC_MASTER, ANY, IMPORTANT, GUARDED)(
+        "ASYNC_MASTER answers a send at once, SYNC_MASTER once a slave has the message, SLAVE keeps a copy."
     )
-    role: BrokerRole = option(  # noqa: RUF009 - an enum's member, as immutable as they come
-        "brokerRole",
-        BrokerRole.ASYNC_MASTER,
-        "",
-        "ASYNC_MASTER answers a send at once, SYNC_MASTER when a slave has it, SLAVE keeps a copy.",
+    namesrv_addrs: tuple[str, ...] = IDENTITY.key(
+        "namesrvAddr", (), Values("host:port;…", check=texts.check_address, separator=";"), IMPORTANT, GUARDED
+    )("The name servers to register with. Not set: the environment variable NAMESRV_ADDR.")
+    broker_ip1: str = ADDRESSES.key(
+        "brokerIP1", local_address, Values(check=texts.told_address), IMPORTANT, GUARDED
+    )("The address that clients are told. Not set: bindAddress if it is one address, else this machine's.")
+    broker_ip2: str = ADDRESSES.key("brokerIP2", local_address, Values(check=texts.told_address), GUARDED)(
+        "The address that slaves are told for replication. Not set: as for brokerIP1."
     )
-    namesrv_addrs: tuple[str, ...] = option(
-        "namesrvAddr",
-        (),
-        "host:port;…",
-        "Name servers to register with. Not set: the environment variable NAMESRV_ADDR.",
+    register_period_ms: int = REGISTERING.key(
+        "registerNameServerPeriod", 30000, Values("ms", held=(10_000, 60_000)), REGISTRATION
+    )("How often to register with the name servers.")
+    register_timeout_ms: int = REGISTERING.key("registerBrokerTimeoutMills", 6000, MS, REGISTRATION)(
+        "How long to wait for a name server's answer."
     )
-    broker_ip1: str = option(
-        "brokerIP1",
-        local_address,
-        "",
-        "The address clients are told. Not set: bindAddress if it names one address, else this machine's.",
+    permission: int = TOPICS.key(
+        "brokerPermission", 6, Values(low=0, high=7), SENDS, PULLS, PERMISSION, REGISTRATION
+    )("4: clients may read, 2: they may write, 6: both.")
+    auto_create_topic_enable: bool = TOPICS.key(
+        "autoCreateTopicEnable", True, ANY, IMPORTANT, TOPIC_CREATION
+    )("A send to an unknown topic creates it, with the rights of TBW102.")
+    default_topic_queue_nums: int = TOPICS.key("defaultTopicQueueNums", 8, Values("queues", high=65536))(
+        "A topic that is created by a send gets at most this many queues."
     )
-    broker_ip2: str = option(
-        "brokerIP2",
-        local_address,
-        "",
-        "The address slaves are told for replication. Not set: as for brokerIP1.",
+    max_topics: int = TOPICS.key("maxTopics", 32768, Values("topics", high=TOPICS_MAX), OURS, TOPIC_COUNT)(
+        "The broker keeps at most this many topics: as many as it can register in one frame."
     )
-    permission: int = option("brokerPermission", 6, "", "4 may be read, 2 may be written, 6 both.")
-    default_topic_queue_nums: int = option(
-        "defaultTopicQueueNums", 8, "queues", "Most queues that a topic created by a send gets."
+    auto_create_subscription_group: bool = TOPICS.key(
+        "autoCreateSubscriptionGroup", True, ANY, IMPORTANT, GROUPS
+    )("An unknown consumer group may consume.")
+    notify_consumer_ids_changed_enable: bool = TOPICS.key("notifyConsumerIdsChangedEnable", True, ANY)(
+        "Consumers are told at once when their group's members change; false: they find out within 20 s."
     )
-    max_topics: int = option(
-        "maxTopics",
-        32768,
-        "topics",
-        "OURS, not RocketMQ's: topics of a broker, one more is refused. At most 40000, which register in"
-        " one frame.",
+    cluster_topic_enable: bool = TOPICS.key("clusterTopicEnable", True, ANY)(
+        "There is a topic named like the cluster."
     )
-    auto_create_topic_enable: bool = option(
-        "autoCreateTopicEnable", True, "", "A send to an unknown topic creates it, after TBW102."
+    broker_topic_enable: bool = TOPICS.key("brokerTopicEnable", True, ANY)(
+        "There is a topic named like the broker."
     )
-    auto_create_subscription_group: bool = option(
-        "autoCreateSubscriptionGroup", True, "", "An unknown consumer group may consume."
+    trace_topic_enable: bool = TOPICS.key("traceTopicEnable", False, ANY, IMPORTANT)(
+        "There is a topic for message traces, RMQ_SYS_TRACE_TOPIC."
     )
-    notify_consumer_ids_changed_enable: bool = option(
-        "notifyConsumerIdsChangedEnable",
-        True,
-        "",
-        "Consumers are told at once when their group's members change; false: they find out within 20 s.",
+    flush_consumer_offset_interval_ms: int = TOPICS.key("flushConsumerOffsetInterval", 5000, MS, OFFSETS)(
+        "How often consumer offsets are written to disk."
     )
-    region_id: str = option("regionId", "DefaultRegion", "", "Told to clients, for message traces.")
-    trace_on: bool = option("traceOn", True, "", "Told to clients: whether they should trace messages.")
-    long_polling_enable: bool = option(
-        "longPollingEnable", True, "", "A pull that finds nothing is held as long as the client says."
+    reject_transaction_message: bool = SENDING.key("rejectTransactionMessage", False, ANY, IMPORTANT, SENDS)(
+        "Transactional messages are refused."
     )
-    short_polling_ms: int = option(
-        "shortPollingTimeMills", 1000, "ms", "How long such a pull is held when longPollingEnable is false."
+    transaction_timeout_ms: int = SENDING.key("transactionTimeOut", 6000, MS, IMPORTANT, TRANSACTION_CHECKS)(
+        "Age from which a producer is asked how its transaction ended."
     )
-    enable_property_filter: bool = option(
-        "enablePropertyFilter", False, "", "Consumers may subscribe by SQL92 expressions over properties."
+    transaction_check_max: int = SENDING.key(
+        "transactionCheckMax", 15, Values("times"), IMPORTANT, TRANSACTION_CHECKS
+    )("How often it is asked, before the message goes to TRANS_CHECK_MAX_TIME_TOPIC.")
+    transaction_check_interval_ms: int = SENDING.key(
+        "transactionCheckInterval", 60000, MS, IMPORTANT, TRANSACTION_CHECKS
+    )("How often to look for open transactions.")
+    store_reply_message_enable: bool = SENDING.key("storeReplyMessageEnable", True, ANY, REPLIES)(
+        "Replies to requests are stored, and not only passed on."
     )
-    filter_support_retry: bool = option(
-        "filterSupportRetry",
-        False,
-        "",
-        "A message that was sent back is judged by the expression for the topic it came from.",
+    flush_delay_offset_interval_ms: int = SENDING.key("flushDelayOffsetInterval", 10000, MS)(
+        "How long the progress of delayed messages may stay unwritten; we write it after 1 s at the latest."
     )
-    slave_read_enable: bool = option(
-        "slaveReadEnable", False, "", "Clients that lag far behind are sent to a slave."
+    max_pending_sends: int = SENDING.key("maxPendingSends", 100000, Values("requests"), OURS, SENDS)(
+        "Most sends that wait for disk or slave; one more is answered SYSTEM_BUSY."
     )
-    offset_check_in_slave: bool = option(
-        "offsetCheckInSlave", False, "", "A slave answers a pull outside its queue as a master does."
+    page_cache_busy_ms: int = SENDING.key("osPageCacheBusyTimeOutMills", 1000, MS, SENDS)(
+        "While an append takes longer, sends are answered busy."
     )
-    pass_damaged_messages: bool = option(
-        "passDamagedMessages",
-        False,
-        "",
-        "OURS, not RocketMQ's: consumers pass over what is damaged, and do not wait for its repair.",
+    start_accept_send_timestamp_ms: int = SENDING.key(
+        "startAcceptSendRequestTimeStamp", 0, Values("ms", low=0, high=LONG_MAX), SENDS
+    )("Sends are refused before this time, counted since 1970. 0: never.")
+    region_id: str = SENDING.key("regionId", "DefaultRegion", Values(check=texts.name), SENDS)(
+        "Told to clients, for message traces."
     )
-    flush_consumer_offset_interval_ms: int = option(
-        "flushConsumerOffsetInterval", 5000, "ms", "How often consumer offsets are written to their file."
+    trace_on: bool = SENDING.key("traceOn", True, ANY, SENDS)(
+        "Clients are told that they should trace messages."
     )
-    register_period_ms: int = option(
-        "registerNameServerPeriod", 30000, "ms", "How often to register; held within 10000 ... 60000."
+    long_polling_enable: bool = PULLING.key("longPollingEnable", True, ANY, PULLS)(
+        "A pull that finds nothing waits as long as the client says."
     )
-    register_timeout_ms: int = option(
-        "registerBrokerTimeoutMills", 6000, "ms", "How long to wait for a name server's answer."
+    short_polling_ms: int = PULLING.key("shortPollingTimeMills", 1000, MS, PULLS)(
+        "How long it waits when longPollingEnable is false."
     )
-    start_accept_send_timestamp_ms: int = option(
-        "startAcceptSendRequestTimeStamp", 0, "ms", "Sends are refused before this time since 1970. 0: never."
+    enable_property_filter: bool = PULLING.key("enablePropertyFilter", False, ANY, FILTERS)(
+        "Consumers may subscribe by SQL92 expressions over properties."
     )
-    page_cache_busy_ms: int = option(
-        "osPageCacheBusyTimeOutMills", 1000, "ms", "An append that takes longer makes the broker say busy."
+    filter_support_retry: bool = PULLING.key("filterSupportRetry", False, ANY, FILTERS)(
+        "A message that was sent back is filtered by the expression for its original topic."
     )
-    access_message_in_memory_max_ratio: int = option(
-        "accessMessageInMemoryMaxRatio", 40, "% of memory", "Beyond it from the end, a read counts as cold."
+    slave_read_enable: bool = PULLING.key("slaveReadEnable", False, ANY, PULLS)(
+        "Clients that lag far behind are sent to a slave."
     )
-    max_transfer_bytes_in_memory: int = option(
-        "maxTransferBytesOnMessageInMemory", 262144, "bytes", "Most bytes in one pull of recent messages."
+    offset_check_in_slave: bool = PULLING.key("offsetCheckInSlave", False, ANY, PULLS)(
+        "A slave corrects an offset outside its queue, as a master does."
     )
-    max_transfer_count_in_memory: int = option(
-        "maxTransferCountOnMessageInMemory", 32, "messages", "Most messages in one pull of recent messages."
+    pass_damaged_messages: bool = PULLING.key("passDamagedMessages", False, ANY, OURS, PULLS)(
+        "Consumers skip damaged messages instead of waiting for their repair."
     )
-    max_transfer_bytes_on_disk: int = option(
-        "maxTransferBytesOnMessageInDisk", 65536, "bytes", "Most bytes in one pull of cold messages."
+    access_message_in_memory_max_ratio: int = PULLING.key(
+        "accessMessageInMemoryMaxRatio", 40, Values("% of memory", low=0, high=100), IMPORTANT, PULLS
+    )("Messages further from the end of the log count as on disk, nearer ones as in memory.")
+    max_transfer_bytes_in_memory: int = PULLING.key(
+        "maxTransferBytesOnMessageInMemory", 262144, BYTES, IMPORTANT, PULLS
+    )("Most bytes that one pull takes from memory.")
+    max_transfer_count_in_memory: int = PULLING.key(
+        "maxTransferCountOnMessageInMemory", 32, MESSAGES, IMPORTANT, PULLS
+    )("Most messages that one pull takes from memory.")
+    max_transfer_bytes_on_disk: int = PULLING.key(
+        "maxTransferBytesOnMessageInDisk", 65536, BYTES, IMPORTANT, PULLS
+    )("Most bytes that one pull takes from disk.")
+    max_transfer_count_on_disk: int = PULLING.key(
+        "maxTransferCountOnMessageInDisk", 8, MESSAGES, IMPORTANT, PULLS
+    )("Most messages that one pull takes from disk.")
+    default_query_max_num: int = PULLING.key("defaultQueryMaxNum", 32, MESSAGES, QUERIES)(
+        "Most messages that a query by key answers."
     )
-    max_transfer_count_on_disk: int = option(
-        "maxTransferCountOnMessageInDisk", 8, "messages", "Most messages in one pull of cold messages."
-    )
-    cluster_topic_enable: bool = option(
-        "clusterTopicEnable", True, "", "There is a topic named like the cluster."
-    )
-    broker_topic_enable: bool = option(
-        "brokerTopicEnable", True, "", "There is a topic named like the broker."
-    )
-    trace_topic_enable: bool = option(
-        "traceTopicEnable", False, "", "There is a topic for message traces, RMQ_SYS_TRACE_TOPIC."
-    )
-    default_query_max_num: int = option(
-        "defaultQueryMaxNum", 32, "messages", "Most messages that a query by key answers."
-    )
-    reject_transaction_message: bool = option(
-        "rejectTransactionMessage", False, "", "Transactional messages are refused."
-    )
-    transaction_timeout_ms: int = option(
-        "transactionTimeOut", 6000, "ms", "Age from which a producer is asked how its transaction ended."
-    )
-    transaction_check_max: int = option(
-        "transactionCheckMax",
-        15,
-        "times",
-        "How often it is asked, before the message goes to TRANS_CHECK_MAX_TIME_TOPIC.",
-    )
-    transaction_check_interval_ms: int = option(
-        "transactionCheckInterval", 60000, "ms", "How often open transactions are looked at."
-    )
-    store_reply_message_enable: bool = option(
-        "storeReplyMessageEnable", True, "", "Replies to requests are stored, too, and not only passed on."
-    )
-    flush_delay_offset_interval_ms: int = option(
-        "flushDelayOffsetInterval",
-        10000,
-        "ms",
-        "How long the progress of delayed messages may stay unwritten; we write it after 1 s at the latest.",
-    )
-    config_black_list: tuple[str, ...] = option(
-        "configBlackList",
-        ("configBlackList", "brokerConfigPath"),
-        "key;…",
-        "Keys that updateBrokerConfig may not change.",
-    )
-    max_pending_sends: int = option(
-        "maxPendingSends",
-        100000,
-        "requests",
-        "OURS, not RocketMQ's: sends that wait for disk or slave; one more is answered SYSTEM_BUSY.",
-    )
+    config_black_list: tuple[str, ...] = CHANGES.key(
+        "configBlackList", ("configBlackList", "brokerConfigPath"), KEY_LIST, BY_HAND
+    )("Keys that updateBrokerConfig may not change.")
 
 
 class ReadMark(Enum):
@@ -243,106 +266,68 @@ class ReadMark(Enum):
 class ReplicationConfig:
     """The replication port of a master, and the slave's side of it."""
 
-    listen_port: int = option(
-        "haListenPort", 0, "", "Where a master takes slaves. 0 or not set: listenPort + 1."
+    listen_port: int = ADDRESSES.key("haListenPort", 0, PORT_OR_NONE, GUARDED)(
+        "Where a master takes slaves. 0 or not set: listenPort + 1."
     )
-    master_address: str | None = option(
-        "haMasterAddress", None, "host:port", "A slave's master. Not set: what the name server says."
+    master_address: str | None = REPLICATION.key(
+        "haMasterAddress", None, Values("host:port", check=texts.check_address), IMPORTANT, GUARDED
+    )("A slave's master. Not set: what the name server says.")
+    slave_timeout_ms: int = REPLICATION.key("slaveTimeout", 3000, MS, SEND_WAITS)(
+        "How long a SYNC_MASTER's send waits for a slave."
     )
-    heartbeat_interval_ms: int = option(
-        "haSendHeartbeatInterval", 5000, "ms", "Silence after which master and slave send a sign of life."
+    in_sync_replicas: int = REPLICATION.key("inSyncReplicas", 1, Values("replicas"))(
+        "Replicas that a SYNC_MASTER's message has to be on, itself included; 1, as 2, waits for one slave. A "
+        "key of RocketMQ 5."
     )
-    housekeeping_interval_ms: int = option(
-        "haHousekeepingInterval", 20000, "ms", "Silence of the other side after which to hang up."
+    read_mark: ReadMark = REPLICATION.key("haReadMark", ReadMark.IN_SYNC, ANY, OURS)(
+        "How far consumers read. IN_SYNC: with SYNC_FLUSH only what is flushed, and of a SYNC_MASTER only "
+        "what an in-sync slave has; while there is no such slave, all. STRICT: while there is none, nothing "
+        "new, and nothing after a start. OFF: all, as RocketMQ."
     )
-    transfer_batch_bytes: int = option(
-        "haTransferBatchSize", 32768, "bytes", "Most bytes of the log in one frame to a slave."
+    heartbeat_interval_ms: int = REPLICATION.key("haSendHeartbeatInterval", 5000, MS)(
+        "Silence after which master and slave send a sign of life."
     )
-    fallbehind_max_bytes: int = option(
-        "haSlaveFallbehindMax", 268435456, "bytes", "A slave further behind does not count as available."
+    housekeeping_interval_ms: int = REPLICATION.key("haHousekeepingInterval", 20000, MS)(
+        "Silence of the other side after which the connection is closed."
     )
-    slave_timeout_ms: int = option(
-        "slaveTimeout", 3000, "ms", "How long a SYNC_MASTER's send waits for a slave."
+    transfer_batch_bytes: int = REPLICATION.key(
+        "haTransferBatchSize", 32768, Values("bytes", high=TRANSFER_BATCH_MAX)
+    )("Most bytes of the log in one frame to a slave.")
+    fallbehind_max_bytes: int = REPLICATION.key("haSlaveFallbehindMax", 268435456, BYTES)(
+        "A slave further behind does not count as available."
     )
-    in_sync_replicas: int = option(
-        "inSyncReplicas",
-        1,
-        "replicas",
-        "Replicas that a SYNC_MASTER's message has to be on, itself included; 1, as 2, waits for one slave. "
-        "A key of RocketMQ 5.",
+    allowed_slaves: tuple[str, ...] = REPLICATION.key(
+        "haAllowedSlaves", (), Values("network,…", check=texts.network, separator=","), OURS, GUARDED
+    )("Networks that slaves may come from, such as 10.0.0.0/8. Not set: all.")
+    max_connections: int = REPLICATION.key("haMaxConnections", 64, CONNECTIONS, OURS, GUARDED)(
+        "Most replication connections at once."
     )
-    allowed_slaves: tuple[str, ...] = option(
-        "haAllowedSlaves",
-        (),
-        "network,…",
-        "OURS, not RocketMQ's: networks that slaves may come from, such as 10.0.0.0/8. Not set: all.",
+    max_connections_per_address: int = REPLICATION.key(
+        "haMaxConnectionsPerAddress", 8, CONNECTIONS, OURS, GUARDED
+    )("Most replication connections of one address at once.")
+    sample_interval_ms: int = REPLICATION.key("haSampleInterval", 1000, Values("ms", low=0), OURS)(
+        "How often the state of replication, if it has changed, is written to hasamples/ below "
+        "storePathRootDir; for mqpipeline lag-report. 0: never."
     )
-    max_connections: int = option(
-        "haMaxConnections",
-        64,
-        "connections",
-        "OURS, not RocketMQ's: replication connections at once; one more is closed.",
+    plain_port: bool = REPLICATION_TLS.key("haPlainPort", True, ANY, OURS, BY_HAND)(
+        "false leaves haListenPort closed; slaves then come to haSecurePort only."
     )
-    max_connections_per_address: int = option(
-        "haMaxConnectionsPerAddress",
-        8,
-        "connections",
-        "OURS, not RocketMQ's: replication connections of one address at once; one more is closed.",
+    secure_port: int = REPLICATION_TLS.key("haSecurePort", 0, PORT_OR_NONE, OURS, BY_HAND)(
+        "Where a master takes slaves over TLS, with certificates on both sides, and where a slave with "
+        "haSecureMaster looks for it. 0: nowhere."
     )
-    plain_port: bool = option(
-        "haPlainPort",
-        True,
-        "",
-        "OURS, not RocketMQ's: false leaves haListenPort closed; slaves then come to haSecurePort only.",
+    secure_master: bool = REPLICATION_TLS.key("haSecureMaster", False, ANY, OURS, BY_HAND)(
+        "A slave follows over TLS only: at haMasterAddress, or at haSecurePort of the host that the name "
+        "server says."
     )
-    secure_port: int = option(
-        "haSecurePort",
-        0,
-        "",
-        "OURS, not RocketMQ's: where a master takes slaves over TLS, with certificates on both sides, and "
-        "where a slave with haSecureMaster looks for it. 0: nowhere.",
+    secure_cert: Path | None = REPLICATION_TLS.key("haSecureCertPath", None, ANY, OURS, BY_HAND)(
+        "This broker's certificate for replication, and those between it and its root, in PEM."
     )
-    secure_master: bool = option(
-        "haSecureMaster",
-        False,
-        "",
-        "OURS, not RocketMQ's: a slave follows over TLS only: haMasterAddress, or haSecurePort of the host "
-        "that the name server says.",
+    secure_key: Path | None = REPLICATION_TLS.key("haSecureKeyPath", None, ANY, OURS, BY_HAND)(
+        "The private key of that certificate, not locked."
     )
-    secure_cert: Path | None = option(  # noqa: RUF009 - None
-        "haSecureCertPath",
-        None,
-        "path",
-        "OURS, not RocketMQ's: this broker's certificate for replication, and those between it and its root, "
-        "in PEM.",
-    )
-    secure_key: Path | None = option(  # noqa: RUF009 - None
-        "haSecureKeyPath",
-        None,
-        "path",
-        "OURS, not RocketMQ's: the private key of that certificate, not locked.",
-    )
-    secure_trust: Path | None = option(  # noqa: RUF009 - None
-        "haSecureTrustCertPath",
-        None,
-        "path",
-        "OURS, not RocketMQ's: the roots that certificates of other brokers must come from. "
-        "Not the system's.",
-    )
-    read_mark: ReadMark = option(  # noqa: RUF009 - an enum's member
-        "haReadMark",
-        ReadMark.IN_SYNC,
-        "",
-        "OURS, not RocketMQ's: consumers read what is flushed, with SYNC_FLUSH, and of a SYNC_MASTER what an "
-        "in-sync slave has, too; without one all. STRICT: without one nothing new, after a start nothing. "
-        "OFF: always all, as RocketMQ.",
-    )
-    sample_interval_ms: int = option(
-        "haSampleInterval",
-        1000,
-        "ms",
-        "OURS, not RocketMQ's: how often the state of replication is written to hasamples/ below "
-        "storePathRootDir, if it has changed; for mqpipeline lag-report. 0: never.",
+    secure_trust: Path | None = REPLICATION_TLS.key("haSecureTrustCertPath", None, ANY, OURS, BY_HAND)(
+        "The roots that certificates of other brokers must come from; those of the system do not count."
     )
 
 
@@ -350,17 +335,14 @@ class ReplicationConfig:
 class RemotingConfig:
     """The clients' port of a broker, and its second one, two below."""
 
-    bind_address: str = option(
-        "bindAddress",
-        "0.0.0.0",
-        "",
-        "OURS, not RocketMQ's: the address that all ports of this broker are opened on.",
+    bind_address: str = ADDRESSES.key("bindAddress", "0.0.0.0", Values(check=texts.address), OURS, GUARDED)(
+        "The address that all ports of this broker are opened on."
     )
-    listen_port: int = option(
-        "listenPort", 10911, "", "Where clients come. listenPort - 2 is opened beside it."
+    listen_port: int = ADDRESSES.key("listenPort", 10911, PORT, GUARDED)(
+        "Where clients come. listenPort - 2 is opened beside it."
     )
-    idle_seconds: int = option(
-        "serverChannelMaxIdleTimeSeconds", 120, "s", "A connection that is silent for so long is closed."
+    idle_seconds: int = ADDRESSES.key("serverChannelMaxIdleTimeSeconds", 120, SECONDS)(
+        "A client that is silent for so long is disconnected."
     )
 
     @property
@@ -373,33 +355,24 @@ class RemotingConfig:
 class NameserverConfig:
     """What a name server needs."""
 
-    bind_address: str = option(
-        "bindAddress", "0.0.0.0", "", "OURS, not RocketMQ's: the address that the port is opened on."
+    bind_address: str = ADDRESSES.key("bindAddress", "0.0.0.0", Values(check=texts.address), OURS, GUARDED)(
+        "The address that the port is opened on."
     )
-    listen_port: int = option("listenPort", 9876, "", "Where brokers and clients come.")
-    kv_config_path: Path = option(  # noqa: RUF009 - made for each object
-        "kvConfigPath",
-        _kv_config_path,
-        "path",
-        "The file of the key-value configuration, written on every change.",
+    listen_port: int = ADDRESSES.key("listenPort", 9876, PORT, GUARDED)("Where brokers and clients come.")
+    kv_config_path: Path = CLIENT_VALUES.key("kvConfigPath", _kv_config_path, ANY, BY_HAND)(
+        "The file of the key-value configuration, written on every change."
     )
-    config_store_path: Path = option(  # noqa: RUF009 - made for each object
-        "configStorePath",
-        _namesrv_config_path,
-        "path",
-        "Where updateNamesrvConfig stores; a name server started with a file stores there.",
+    config_store_path: Path = CHANGES.key("configStorePath", _namesrv_config_path, ANY, BY_HAND)(
+        "Where updateNamesrvConfig stores, when the name server was started without a file."
     )
-    config_black_list: tuple[str, ...] = option(
-        "configBlackList",
-        ("configBlackList", "configStorePath", "kvConfigPath"),
-        "key;…",
-        "Keys that updateNamesrvConfig may not change.",
+    config_black_list: tuple[str, ...] = CHANGES.key(
+        "configBlackList", ("configBlackList", "configStorePath", "kvConfigPath"), KEY_LIST, BY_HAND
+    )("Keys that updateNamesrvConfig may not change.")
+    order_message_enable: bool = CLIENT_VALUES.key("orderMessageEnable", False, ANY, ROUTES)(
+        "Routes carry the configuration of ordered topics."
     )
-    order_message_enable: bool = option(
-        "orderMessageEnable", False, "", "Routes carry the configuration of ordered topics."
-    )
-    idle_seconds: int = option(
-        "serverChannelMaxIdleTimeSeconds", 120, "s", "A connection that is silent for so long is closed."
+    idle_seconds: int = ADDRESSES.key("serverChannelMaxIdleTimeSeconds", 120, SECONDS)(
+        "A peer that is silent for so long is disconnected."
     )
     acl: NameserverAclConfig = field(default_factory=NameserverAclConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from haservice.access.files import rules_files
 from haservice.access.guard import AclGuard
 from haservice.configuration.live_settings import LiveSettings, file_of
-from haservice.configuration.settings import EXPIRE_MS, NameserverConfig
+from haservice.configuration.settings import EXPIRE_MS, ROUTES, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
 from haservice.nameserver.changes import Changes, allowed_of
@@ -55,7 +55,7 @@ class NameserverNode:
             open_to_all=not changes.guarded,
         )
         live.follow(
-            ("orderMessageEnable",),
+            {ROUTES},
             lambda changed: routes.configure(order_message_enable=changed.order_message_enable),
         )
         settings = ConfigProcessor(

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 
-from haservice.binding import check_address
+from haservice.configuration.texts import check_address
 from haservice.errors import RequestError
 from haservice.log_throttle import LogThrottle
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig

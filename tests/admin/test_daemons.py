@@ -11,20 +11,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click import Command
 from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
+from commitlog.keys import Mark
 from haservice.admin import daemons
-from haservice.admin.daemons import mqbroker
+from haservice.admin.calls import Admin
+from haservice.admin.daemons import mqbroker, mqnamesrv
 from haservice.admin.explain import explain, of_store_path
+from haservice.binding import keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
-from haservice.configuration import rocketmq_keys
-from haservice.configuration.config import load_broker
+from haservice.configuration.config import BROKER_CLASSES, load_broker, load_nameserver
+from haservice.configuration.properties import rewritten
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
+from haservice.nameserver.node import NameserverNode
 from haservice.replication.lineage.file import LineageFile, RoleCommand
 from tests.support.brokers import node_config
+from tests.support.waiting import wait_until
 
 
 def test_warnings_stand_before_all_that_is_refused(tmp_path: Path) -> None:
@@ -67,9 +73,10 @@ def test_what_is_important_is_printed_alone(tmp_path: Path) -> None:
     shown = {flag: CliRunner().invoke(mqbroker, [flag, "-c", str(file)]).stdout for flag in ("-p", "-m")}
     everything = shown["-p"].splitlines()
     important = shown["-m"].splitlines()
-    assert [line for line in everything if line.partition("=")[0] in rocketmq_keys.IMPORTANT] == important
+    names = [key.name for key, _ in keys_of(*BROKER_CLASSES) if Mark.IMPORTANT in key.marks]
+    assert [line for line in everything if line.partition("=")[0] in names] == important
     assert "brokerName=b" in important
-    assert len(important) == len(rocketmq_keys.IMPORTANT)
+    assert len(important) == len(names) == 29
     assert "slaveTimeout=4000" in everything
 
 
@@ -302,3 +309,49 @@ def test_a_size_is_advised_only_where_all_files_of_the_store_have_it(tmp_path: P
     assert explain(error).endswith("\n  set mappedFileSizeCommitLog=4096, the size this store was made with")
     (log / f"{4096:020d}").write_bytes(bytes(3000))
     assert explain(SegmentSizeMismatch(log / f"{4096:020d}", 3000, 4096)).endswith("configured are 4096")
+
+
+def test_the_files_that_the_commands_print_make_a_pair(tmp_path: Path) -> None:
+    """With ports and directories of this test, and small files; all else as printed."""
+    names, port, slave_port = (free_port_block(4) + 2 for _ in range(3))
+    small = {"mappedFileSizeCommitLog": "65536", "maxMessageSize": "16384", "maxIndexNum": "400"}
+
+    def printed(command: Command, *role: str, **changes: str) -> Path:
+        result = CliRunner().invoke(command, ["--example", *role])
+        assert (result.exit_code, result.stderr) == (0, "")
+        file = tmp_path / f"{'-'.join((str(command.name), *role))}.properties"
+        file.write_text(rewritten(result.stdout, changes))
+        return file
+
+    def broker(role: str, listen_port: int) -> BrokerNode:
+        config = load_broker(
+            printed(
+                mqbroker,
+                role,
+                listenPort=str(listen_port),
+                haListenPort=str(listen_port + 1),
+                namesrvAddr=f"127.0.0.1:{names}",
+                storePathRootDir=str(tmp_path / role),
+                **small,
+            ),
+            {},
+        )
+        assert config.warnings == ()
+        return BrokerNode(config)
+
+    changes = {"listenPort": str(names), "kvConfigPath": str(tmp_path / "kv.json")}
+    namesrv = NameserverNode(load_nameserver(printed(mqnamesrv, **changes)))
+    master, slave = broker("master", port), broker("slave", slave_port)
+    try:
+        for node in (namesrv, master, slave):
+            node.start()
+
+        def in_sync() -> bool:
+            with Admin((f"127.0.0.1:{names}",)) as admin:
+                status = admin.ha_status(f"127.0.0.1:{port}")
+            return status is not None and any(one.in_sync for one in status.ha_connection_info)
+
+        wait_until(in_sync, "the slave is in sync")
+    finally:
+        for node in (slave, master, namesrv):
+            node.stop()

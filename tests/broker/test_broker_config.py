@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import orjson
 import pytest
 from click.testing import CliRunner
 
+from commitlog.keys import Mark
 from haservice.admin.calls import Admin
 from haservice.admin.daemons import mqbroker
 from haservice.admin.explain import explain
-from haservice.binding import PORT_MAX
+from haservice.binding import keys_of, kinds_of
 from haservice.broker.node import BrokerNode
-from haservice.configuration.config import BROKER_CLASSES, load_broker, options_of
-from haservice.configuration.live_settings import NEVER_CHANGED_PREFIXES, is_not_a_strangers
-from haservice.configuration.security_settings import AclConfig, NameserverAclConfig
+from haservice.configuration.config import BROKER_CLASSES, NAMESERVER_CLASSES, load_broker
+from haservice.configuration.security_settings import AclConfig
 from haservice.configuration.settings import NameserverConfig
+from haservice.configuration.texts import PORT_MAX
 from haservice.devtools.pair import free_port_block
 from haservice.errors import AnswerError
 from haservice.nameserver.node import NameserverNode
@@ -295,10 +295,10 @@ def test_the_size_that_the_store_has_is_taken_also_before_it_is_rounded_up(
     assert update(client, addr_of(served.node), "mappedFileSizeCommitLog=65536").code == 0
 
 
-def test_the_page_lists_the_keys_that_are_live(served: Served) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-    listed = page.partition("<!-- live -->")[2].partition("<!-- /live -->")[0]
-    assert set(re.findall(r"`(\w+)`", listed)) == served.node.live.reloadable_keys
+def test_every_key_that_is_declared_with_a_taker_has_it(served: Served) -> None:
+    declared = {key.name for key, _ in keys_of(*BROKER_CLASSES) if key.takers}
+    assert served.node.live.reloadable_keys == declared
+    assert served.node.live.takers == frozenset().union(*(key.takers for key, _ in keys_of(*BROKER_CLASSES)))
 
 
 def test_an_empty_change_is_none(served: Served, client: BlockingClient) -> None:
@@ -392,8 +392,12 @@ def test_with_access_control_an_admin_may_as_before(tmp_path: Path, client: Bloc
 
 
 def test_every_path_and_address_is_one_that_no_stranger_changes() -> None:
-    for key, cls, field in options_of(*BROKER_CLASSES, NameserverConfig, NameserverAclConfig):
-        kind = str(get_type_hints(cls)[field.name])
-        if "Path" in kind or any(word in key for word in ("Address", "Addr", "Port", "brokerIP")):
-            never = key.startswith(NEVER_CHANGED_PREFIXES) or "BlackList" in key
-            assert never or is_not_a_strangers(key), key
+    for cls in (*BROKER_CLASSES, *NAMESERVER_CLASSES):
+        kinds = kinds_of(cls)
+        for key, field in keys_of(cls):
+            kept = key.marks & {Mark.GUARDED, Mark.BY_HAND}
+            assert not (kept and key.takers), key.name
+            if kinds[field.name] is Path or any(
+                word in key.name for word in ("Address", "Addr", "Port", "brokerIP")
+            ):
+                assert kept, key.name

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from haservice.binding import TOPICS_MAX
 from haservice.broker.metadata.registration import Identity, MasterAddresses, Registration
 from haservice.broker.metadata.topics import TopicTable, topic_config
-from haservice.configuration.settings import BrokerConfig, NameserverConfig
+from haservice.configuration.settings import TOPICS_MAX, BrokerConfig, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.nameserver.node import NameserverNode

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from haservice.configuration.config import load_broker
 from haservice.configuration.live_settings import LiveSettings
-from haservice.configuration.settings import NodeConfig
+from haservice.configuration.settings import SENDS, NodeConfig
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
@@ -35,7 +35,7 @@ class _Pool:
 
 def test_the_change_that_is_stored_last_is_in_force_last() -> None:
     settings: LiveSettings[NodeConfig] = LiveSettings(load_broker(None, environ={}))
-    settings.follow({"regionId"}, lambda _: None)
+    settings.follow({SENDS}, lambda _: None)
 
     async def update() -> None:
         pool = _Pool()

@@ -1,0 +1,111 @@
+"""How a configuration key is declared: once, at the dataclass field that holds its value.
+
+    period_ms: int = REGISTERING.key("registerNameServerPeriod", 30000, MS, REGISTRATION)("How often to register.")
+
+The field's type says how the text of a properties file is read, its Key everything else.  Whoever reads files,
+prints settings, changes them while a node runs, or writes the commented files of conf/ and the tables of
+docs/configuration.md, takes it from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+INT_MAX = 2**31 - 1
+
+
+class Mark(Enum):
+    """What is true of some keys only."""
+
+    OURS = "not a key of RocketMQ's"
+    IMPORTANT = "RocketMQ calls it important, and mqbroker -m prints it"
+    GUARDED = "no request changes it without access control"
+    BY_HAND = "no request ever changes it, only who edits the file"
+
+
+OURS, IMPORTANT, GUARDED, BY_HAND = Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A part of a node that takes another value of a key at once, without a restart."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Which values a key takes, as far as the type of its field does not say."""
+
+    unit: str = ""
+    low: int = 1
+    """Of a whole number, as `high`: others are refused."""
+    high: int = INT_MAX
+    held: tuple[int, int] | None = None
+    """Of a whole number: others are brought inside, with a warning, as RocketMQ does without one."""
+    check: Callable[[str], str] = str
+    """Of a text, a path, or each part of a list: the value to take.  Raises ValueError with the reason."""
+    separator: str = ""
+    """Of a list."""
+    never_blank: bool = False
+    """An empty value is refused; elsewhere it means that the key is not set."""
+    any_case: bool = False
+    secret: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A group of keys that stand together in files and on the page."""
+
+    title: str
+
+    def key(self, name: str, default: Any, values: Values, *notes: Mark | Taker) -> Callable[[str], Any]:
+        """Called with its doc, what this returns makes a dataclass field that is read from the key `name`.
+
+        A callable default is called for each object.
+        """
+        marks = frozenset(note for note in notes if isinstance(note, Mark))
+        takers = frozenset(note for note in notes if isinstance(note, Taker))
+
+        def declared(doc: str) -> Any:
+            metadata = {"key": Key(name, default, values, doc, self, marks, takers)}
+            if callable(default):
+                return dataclasses.field(default_factory=default, metadata=metadata)
+            return dataclasses.field(default=default, metadata=metadata)
+
+        return declared
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.  With `takers` a change counts at once, without them from the next start on."""
+
+    name: str
+    default: Any
+    values: Values
+    doc: str
+    section: Section
+    marks: frozenset[Mark]
+    takers: frozenset[Taker]
+
+    def shown(self, value: object) -> str:
+        """`value` as it would stand in a file; of a secret only that there is one."""
+        if self.values.secret and value is not None:
+            return "******"
+        if isinstance(value, tuple):
+            return self.values.separator.join(value)
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, Enum):
+            return value.name
+        return "" if value is None else str(value)
+
+
+ANY = Values()
+MS = Values("ms")
+BYTES = Values("bytes")
+MESSAGES = Values("messages")

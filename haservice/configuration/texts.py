@@ -1,0 +1,85 @@
+"""Texts of properties files that have a form of their own: addresses, networks, names, paths.
+
+Each function gives the value to take and raises ValueError with the reason where there is none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from pathlib import Path
+
+PORT_MAX = 65535
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with `~` or `~user` replaced by that user's home.  Raises ValueError when there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError("no such user's home") from None
+
+
+def _host(text: str) -> str:
+    # Digits and dots that are no address are a slip of the finger, not a host name.
+    if not _is_ip(text) and (not HOST.fullmatch(text) or re.fullmatch(r"[0-9.]+", text)):
+        raise ValueError("neither an IP address nor a host name")
+    return text
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def address(text: str) -> str:
+    """An IP address, or that of a host name, looked up now: routes and message ids carry addresses only."""
+    if _is_ip(_host(text)):
+        return text
+    try:
+        found = socket.getaddrinfo(text, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"not an IP address, nor a host name that can be looked up ({reason})") from None
+    found.sort(key=lambda one: one[0] != socket.AF_INET)  # IPv4 where there are both
+    return str(found[0][4][0])
+
+
+def told_address(text: str) -> str:
+    """An address that can be told to other hosts."""
+    found = address(text)
+    if "%" in found:
+        raise ValueError("the zone behind % means nothing to another host")
+    return found
+
+
+def check_address(text: str) -> str:
+    """host:port, split at the last colon as RocketMQ does, so that IPv6 needs no brackets."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"{text!r} is not host:port")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= PORT_MAX:
+        raise ValueError(f"port {port!r} in {text!r} is not within 1 ... {PORT_MAX}")
+    try:
+        _host(host)
+    except ValueError as error:
+        raise ValueError(f"{host!r} in {text!r} is {error}") from None
+    return text
+
+
+def network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a network such as 10.0.0.0/8") from None
+
+
+def name(text: str) -> str:
+    if len(text.encode()) > 127 or any(char.isspace() or not char.isprintable() for char in text):
+        raise ValueError("a name has at most 127 bytes and no blanks")
+    return text
