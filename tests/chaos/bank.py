@@ -155,8 +155,12 @@ def _fast_directory() -> str | None:
 
 
 def apply(bug: Bug, root: Path) -> str | None:
-    """None if the whole patch applies; else what patch(1) said."""
-    command = ["patch", "-p1", "--batch", "--forward", "--no-backup-if-mismatch", "-i", str(bug.path)]
+    """None if the whole patch applies; else what patch(1) said.
+
+    Context counts to the letter: a line that stands twice would else be taken from the wrong place.
+    """
+    options = ("-p1", "--batch", "--forward", "--no-backup-if-mismatch", "--fuzz=0")
+    command = ["patch", *options, "-i", str(bug.path)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
     return None if done.returncode == 0 else done.stdout + done.stderr
 
