@@ -61,6 +61,7 @@ LIBRARIES = {
     "pyarrow": ("haservice.pipeline",),
     "numpy": ("haservice.pipeline",),
     "matplotlib": ("haservice.pipeline",),
+    "jinja2": ("haservice.pipeline",),
     "orjson": ("haservice",),
     "tenacity": ("haservice",),
     "uvloop": ("haservice.remoting",),
