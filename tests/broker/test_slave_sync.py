@@ -286,3 +286,22 @@ def test_a_stop_ends_a_pass_that_an_arrival_has_woken_before(tmp_path: Path) -> 
         slave.sync.wake()
         slave.client.thread.wait_for(_some_turns(), 10)
         assert slave.task.stop(Deadline(5))
+
+
+def test_a_large_table_of_offsets_keeps_nobody_from_the_loop(
+    slave: Slave, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merging, release = threading.Event(), threading.Event()
+
+    def merge(*_: object, **__: object) -> None:
+        merging.set()
+        assert release.wait(10)
+
+    monkeypatch.setattr(slave.offsets, "merge", merge)
+    with master_at() as (_, addr):
+        slave.sync.set_master_addr(addr)
+        assert merging.wait(10)
+        answer = slave.client.call(addr, RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG))
+        assert answer.code == ResponseCode.SUCCESS
+        release.set()
+        wait_until(lambda: slave.synced, "one pass")
