@@ -1,6 +1,7 @@
 """BrokerNode: builds every part of a broker, starts them in order, stops them in reverse.
 
     part            thread                       needs
+    client          remoting-client              keys and certificates; all that calls out uses it
     store           –                            its lock; recovers, refuses to open what it cannot trust
     lineage         –                            the store; asks the peers, a master begins its term
     tables          –                            topics.json, consumerOffset.json, subscriptionGroup.json
@@ -10,11 +11,11 @@
     persistence     broker-persist               the tables
     repair          log-repair                   the store; the peers
     samples         ha-samples                   replication; the store
-    slave sync      slave-sync                   a slave's; the tables
+    slave sync      – (of the client's loop)     a slave's; the tables
     delays          delay-delivery               a master's; the store, delayOffset.json
     transactions    transaction-check            a master's; the store, the tables, the ports
     roles           role-keeper                  the store, replication; the peers
-    registration    register                     open ports, for a route leads here from now on
+    registration    – (of the client's loop)     open ports, for a route leads here from now on
 
 A start that fails stops what it had started and raises what it met.  A thread that fails makes the
 broker unhealthy: it is logged, told by request 28, and if it was one of those that make OK true or
@@ -29,8 +30,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
 from commitlog.dispatch.dispatcher import Arrival, parse_delay_levels
 from commitlog.kernel.records import encode_host
@@ -70,6 +71,7 @@ from haservice.configuration.live_settings import LiveSettings, file_of
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
+from haservice.remoting.client import RemotingClient
 from haservice.remoting.server import RemotingServer
 from haservice.replication.service import HAService
 from haservice.service import Service, Task
@@ -207,7 +209,9 @@ class BrokerNode:
 
     def _start(self) -> None:
         self.security = security_of(self.file_config)
-        self.standing = RoleStartup(self.file_config, self.security, self._heard)
+        self.client = self.security.make_client(self._thread_failed)
+        self._started("client", self.client.close)
+        self.standing = RoleStartup(self.file_config, self.client, self._heard)
         self.config = self.live.config = self.standing.config
         self._is_slave = self.config.broker.role.is_slave
         self.store = self._open_store()
@@ -230,14 +234,14 @@ class BrokerNode:
         if self.ha_samples is not None:
             self._run("ha-samples", self.ha_samples)
         if self._is_slave:
-            self._run("slave-sync", self.slave_sync)
+            self._run_on_loop("slave-sync", self.slave_sync.run)
         else:
             self._run("delay-delivery", self.delivery)
             self._run("transaction-check", self.transaction_check)
         self._run("role-keeper", self.standing.executor)
         self._served = True
         if self.config.broker.namesrv_addrs:
-            self._run("register", self.registration)
+            self._run_on_loop("register", self.registration.run)
             self.registration.first_round.wait(FIRST_ROUND_SECONDS)
 
     # Building
@@ -291,12 +295,11 @@ class BrokerNode:
         )
         self.durability = durability_of(config, store, self.ha, self.server)
         self.ha_samples = ha_samples_of(config, store, self.ha)
-        self.slave_sync = slave_sync_of(config, self.tables, self.security)
+        self.slave_sync = slave_sync_of(config, self.tables)
         self.registration = registration_of(
             config,
             self.tables,
             lineage,
-            self.security,
             on_master=self.standing.master_found,
             master_wanted=self._master_wanted,
             on_newer=self.standing.told_of,
@@ -369,6 +372,11 @@ class BrokerNode:
         service = Service(name, task, on_failure=self._thread_failed)
         service.start()
         self._started(name, service.stop)
+
+    def _run_on_loop(self, name: str, work: Callable[[RemotingClient], Coroutine[Any, Any, None]]) -> None:
+        task = self.client.task(name, work, self._thread_failed)
+        task.start()
+        self._started(name, task.stop)
 
     def _started(self, name: str, stop: Callable[[Deadline], object]) -> None:
         self._parts.append(_Part(name, stop))

@@ -101,7 +101,7 @@ def ha_samples_of(config: NodeConfig, store: Store, ha: HAService[Wait]) -> HASa
     return HASamples(config.log.root, store.log, store.dispatcher, ha, interval_ms / 1000)
 
 
-def slave_sync_of(config: NodeConfig, tables: Tables, security: Security) -> SlaveSync:
+def slave_sync_of(config: NodeConfig, tables: Tables) -> SlaveSync:
     return SlaveSync(
         config.broker_addr,
         tables.topics,
@@ -109,7 +109,6 @@ def slave_sync_of(config: NodeConfig, tables: Tables, security: Security) -> Sla
         tables.groups,
         delays=tables.delays,
         on_synced=tables.persistence.soon,
-        make_client=security.make_client,
     )
 
 
@@ -117,7 +116,6 @@ def registration_of(
     config: NodeConfig,
     tables: Tables,
     lineage: LineageFile,
-    security: Security,
     *,
     on_master: Callable[[MasterAddresses], None],
     master_wanted: Callable[[], bool],
@@ -153,7 +151,6 @@ def registration_of(
         on_reachable=on_reachable,
         epoch=lambda: -1 if (last := lineage.state.lineage.last) is None else last.number,
         on_newer=on_newer,
-        make_client=security.make_client,
     )
 
 

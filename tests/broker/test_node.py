@@ -579,3 +579,15 @@ def test_all_consumer_offsets_are_told(start: Callable[..., BrokerNode], client:
     node.offsets.commit("g", "T", 1, 5)
     answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.GET_ALL_CONSUMER_OFFSET))
     assert ConsumerOffsetWrapper.decode(answer.body).offset_table == {"T@g": {1: 5}}
+
+
+def test_all_that_a_broker_asks_others_goes_through_one_thread(
+    start: Callable[..., BrokerNode], namesrv: str
+) -> None:
+    before = set(threading.enumerate())
+    master = start(role=SYNC, broker={"namesrv_addrs": (namesrv,)})
+    slave = slave_of(start, master)
+    wait_until(lambda: slave.ha.connected)
+    names = [thread.name for thread in set(threading.enumerate()) - before]
+    assert names.count("remoting-client") == 2  # one each
+    assert not {"register", "slave-sync"} & set(names)

@@ -61,7 +61,7 @@ from haservice.broker.roles.peer_repair import (
     pull_back,
     span_to_prove,
 )
-from haservice.broker.roles.peers import Heard, Peers, lineage_at, with_client
+from haservice.broker.roles.peers import Heard, Peers, lineage_at
 from haservice.broker.roles.state import View
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
@@ -288,7 +288,7 @@ class RoleHands:
         async def ask_all(client: RemotingClient) -> list[LineageBody | NoVote]:
             return list(await asyncio.gather(*(ask(client, addr) for addr in action.addrs)))
 
-        said = with_client(self.peers.make_client, ask_all)
+        said = self.peers.use(ask_all)
         name = self.config.broker.broker_name
         return Votes(
             [one for one in said if isinstance(one, LineageBody) and one.broker_name == name],

@@ -18,7 +18,6 @@ from typing import Any
 from commitlog.log.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.bounds import OFFSET_MAX
-from haservice.broker.acl.security import Security
 from haservice.broker.metadata.registration import MasterAddresses
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.roles.describe import Describe
@@ -39,6 +38,7 @@ from haservice.broker.services import flushes_at_once
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.errors import ConfigError
 from haservice.log_throttle import LogThrottle
+from haservice.remoting.client import BlockingClient
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.remoting.json_body import JSONBody
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 class RoleStartup:
     """`config` is the node's in the role that is in force, `role` why."""
 
-    def __init__(self, file_config: NodeConfig, security: Security, heard: int) -> None:
+    def __init__(self, file_config: NodeConfig, client: BlockingClient, heard: int) -> None:
         self._file_config = file_config
         self._known: RoleCommand | None = None  # as it was written when we looked
         counts: RoleCommand | None = None
@@ -70,7 +70,7 @@ class RoleStartup:
                 )
         self.role = role_in_force(file_config, counts)
         self.config = in_role(file_config, self.role)
-        self._security = security
+        self._client = client
         name, addr = file_config.broker.broker_name, file_config.broker_addr
         who = Who(
             self.role,
@@ -99,7 +99,7 @@ class RoleStartup:
             config.broker.broker_name,
             config.broker_addr,
             config.broker.namesrv_addrs,
-            self._security.make_client,
+            self._client,
             self._remembered,
         )
         if self.role.said:
