@@ -59,9 +59,10 @@ from haservice.broker.send.durability import Wait
 from haservice.broker.services import (
     durability_of,
     ha_samples_of,
+    master_of,
     registration_of,
-    replication_of,
     server_of,
+    slave_of,
     slave_sync_of,
 )
 from haservice.broker.stats.counters import Stats
@@ -71,7 +72,8 @@ from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.remoting.server import RemotingServer
-from haservice.replication.service import HAService
+from haservice.replication.master.service import MasterHAService
+from haservice.replication.slave.service import SlaveHAService
 from haservice.service import Service, Task
 
 logger = logging.getLogger(__name__)
@@ -277,19 +279,27 @@ class BrokerNode:
         self._processors: Processors = {}
         self._vip_processors: Processors = {}
         self.server: RemotingServer = server_of(config, self.security, self._processors, self._vip_processors)
-        self.ha: HAService[Wait] = replication_of(
-            config,
-            store,
-            lineage,
-            self.security,
-            self.server,
-            on_acked=self._acked,
-            on_mark=self._marked,
-            on_ahead=self.standing.on_ahead,
-            on_heard=self.standing.on_heard,
-            on_failure=self._thread_failed,
-        )
-        self.durability = durability_of(config, store, self.ha, self.server)
+        self.ha: MasterHAService[Wait] | SlaveHAService
+        self._slave: SlaveHAService | None = None
+        master: MasterHAService[Wait] | None = None
+        if self._is_slave:
+            self.ha = self._slave = slave_of(
+                config, store, lineage, self.security, on_failure=self._thread_failed
+            )
+        else:
+            self.ha = master = master_of(
+                config,
+                store,
+                lineage,
+                self.security,
+                self.server,
+                on_acked=self._acked,
+                on_mark=self._marked,
+                on_ahead=self.standing.on_ahead,
+                on_heard=self.standing.on_heard,
+                on_failure=self._thread_failed,
+            )
+        self.durability = durability_of(config, store, master, self.server)
         self.ha_samples = ha_samples_of(config, store, self.ha)
         self.slave_sync = slave_sync_of(config, self.tables, self.security)
         self.registration = registration_of(
@@ -427,7 +437,7 @@ class BrokerNode:
         self.long_polling.on_arrival(arrivals)
 
     def _master_wanted(self) -> bool:
-        return self._is_slave and not self.ha.connected
+        return self._slave is not None and not self._slave.connected
 
     def _stop_sends(self, deadline: Deadline) -> None:
         """Takes no more, and answers what waits: with its proofs if they come soon, else without."""

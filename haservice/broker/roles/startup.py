@@ -45,7 +45,8 @@ from haservice.remoting.json_body import JSONBody
 from haservice.replication.lineage.epochs import LogSpan
 from haservice.replication.lineage.file import LineageFile, RoleCommand
 from haservice.replication.master.progress import slaves_needed
-from haservice.replication.service import HAService
+from haservice.replication.master.service import MasterHAService
+from haservice.replication.slave.service import SlaveHAService
 from haservice.replication.wire.greeting import Outcome
 from haservice.replication.wire.hello import SlaveHello
 
@@ -162,7 +163,6 @@ class RoleStartup:
             self.lineage,
             self._store,
             self.peers,
-            None,
             copy_side_state=lambda _: False,
             set_master=lambda _, __: None,
             turn=lambda _: None,
@@ -180,7 +180,7 @@ class RoleStartup:
 
     def build(
         self,
-        ha: HAService[Any],
+        ha: MasterHAService[Any] | SlaveHAService,
         slave_sync: SlaveSync,
         *,
         turn: Callable[[str], None],
@@ -191,7 +191,8 @@ class RoleStartup:
         `turn` is called once the broker is to be stopped and started again, `announce` when the name servers
         have something to hear.
         """
-        self._ha, self._slave_sync = ha, slave_sync
+        self._slave_sync = slave_sync
+        self._slave = ha if isinstance(ha, SlaveHAService) else None
         self._describe = Describe(
             self.config,
             self.lineage,
@@ -205,19 +206,20 @@ class RoleStartup:
             self.lineage,
             self._store,
             self.peers,
-            ha,
             copy_side_state=slave_sync.copy_now,
             set_master=self._set_master,
             turn=turn,
             announce=announce,
             describe=self.describe,
+            master=ha if isinstance(ha, MasterHAService) else None,
+            slave=self._slave,
         )
         if self._state.held:
             hands.hold(self._state.held)
         self._executor = RoleExecutor(self._state, hands)
         command = self.role.command
-        if self.role.role.is_slave and command is not None and command.ha_master:
-            ha.set_master_address(command.ha_master)
+        if self._slave is not None and command is not None and command.ha_master:
+            self._slave.set_master_address(command.ha_master)
 
     @property
     def executor(self) -> RoleExecutor:
@@ -263,12 +265,13 @@ class RoleStartup:
             self.executor.put(Hint(addr))
 
     def master_found(self, master: MasterAddresses) -> None:
-        """What a name server said.  A silent one never takes away the log's source, as in RocketMQ.
+        """What a name server said to a slave.  A silent one never takes away the log's source, as in RocketMQ.
 
         Ours: a master of ours whose log is coming is left for no name server's word.  One of a newer term tells
         its slaves to follow it, and whoever is replaced ends the link; a stranger does neither.
         """
-        here = self._ha.greeted_by
+        assert self._slave is not None, "a master follows nobody"
+        here = self._slave.greeted_by
         if here and master.broker_addr not in (None, here):
             if self._throttle.ready(master.broker_addr):
                 logger.warning(
@@ -277,7 +280,7 @@ class RoleStartup:
                 )
             master = MasterAddresses(here, None)
         if master.ha_addr is not None and self.config.replication.master_address is None:
-            self._ha.set_master_address(master.ha_addr)
+            self._slave.set_master_address(master.ha_addr)
         self._slave_sync.set_master_addr(master.broker_addr)
 
     def sources(self) -> list[str]:
@@ -301,6 +304,7 @@ class RoleStartup:
         }
 
     def _set_master(self, master_addr: str, ha_addr: str) -> None:
-        self._ha.set_master_address(ha_addr or None)
+        if self._slave is not None:
+            self._slave.set_master_address(ha_addr or None)
         if master_addr:
             self._slave_sync.set_master_addr(master_addr)
