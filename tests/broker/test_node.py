@@ -211,8 +211,8 @@ def dies(*_: object) -> None:
 # What each of these threads calls in every turn, and what makes it take a turn.
 TURNS: dict[str, Callable[[BrokerNode], tuple[object, str, Callable[[], None]]]] = {
     "ha-group-transfer": lambda node: (node.ha._group, "_next_expired", node.ha._group.wake),
-    "ha-recorder": lambda node: (node.ha._recorder, "_record", node.ha._recorder.wake),  # type: ignore[union-attr]
-    "ha-accept": lambda node: (node.ha._accept, "_hang_up_on_silent", node.ha._accept.wake),  # type: ignore[union-attr]
+    "ha-recorder": lambda node: (node.ha._greeter.recorder, "_record", node.ha._greeter.recorder.wake),
+    "ha-accept": lambda node: (node.ha._accept, "_hang_up_on_silent", node.ha._accept.wake),
     "role-keeper": lambda node: (node.standing.executor, "drive", node.standing.executor.wake),
     "delay-delivery": lambda node: (node.delivery, "step", node.delivery.wake),
     "transaction-check": lambda node: (node.transaction_check, "_interval_s", node.transaction_check.wake),
