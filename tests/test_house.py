@@ -89,7 +89,7 @@ ECHO_AS_THEY_LIKE = {
 }
 
 # Calls whose first argument, if a literal, names a thread; and a method that gives pairs of name and task.
-NAMING_CALLS = ("Service", "WorkPool", "_run")
+NAMING_CALLS = ("Service", "WorkPool", "_run", "run")
 NAMING_METHOD = "tasks"
 
 
