@@ -24,6 +24,7 @@ LAYERS = {
     "haservice.replication": 3,
     "haservice.broker": 4,
     "haservice.nameserver": 4,
+    "haservice.client": 4,
     "haservice.admin": 5,
     "haservice.pipeline": 5,
     "haservice.devtools": 6,
@@ -33,6 +34,9 @@ STRANGERS = [
     {"haservice.remoting", "haservice.replication"},
     {"haservice.access", "haservice.replication"},
     {"haservice.broker", "haservice.nameserver"},
+    {"haservice.client", "haservice.broker"},
+    {"haservice.client", "haservice.nameserver"},
+    {"haservice.client", "haservice.replication"},
 ]
 # (importer, imported) that are right only inside a function, so that all else runs without Spark.
 INSIDE_FUNCTIONS = {("haservice.admin", "haservice.pipeline"), ("haservice.devtools", "haservice.pipeline")}
@@ -46,6 +50,7 @@ PIPELINE_MAY_USE = (
     "haservice.configuration.yaml_document",
     "haservice.service",  # the thread of a progress bar
     "haservice.deadline",
+    "haservice.client",
     "haservice.remoting",  # brokers are read and written over our own client
     "haservice.broker.acl.security",  # with the keys of a file such as tools.yml
     "haservice.broker.metadata.topics",  # whether a queue may be read
@@ -88,7 +93,7 @@ ECHO_AS_THEY_LIKE = {
 }
 
 # Calls whose first argument, if a literal, names a thread; and a method that gives pairs of name and task.
-NAMING_CALLS = ("Service", "WorkPool", "_run")
+NAMING_CALLS = ("Service", "WorkPool", "LoopThread", "_run")
 NAMING_METHOD = "tasks"
 
 

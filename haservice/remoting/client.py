@@ -12,18 +12,16 @@ import logging
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.connection import Connection
+from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX, FrameReader
-from haservice.remoting.loop_thread import run_loop
-from haservice.service import Service
+from haservice.remoting.loop_thread import LoopClosed, LoopThread
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +107,12 @@ class RemotingClient:
         finally:
             timer.cancel()
             connection.forget(opaque)
+
+    def serve(self, code: int, processor: Processor) -> None:
+        """Requests of `code` that a peer sends over a connection of ours go to `processor`, which answers as
+        one of a server does; those of other codes are answered as not supported.
+        """
+        self._dispatch.singles[int(code)] = processor
 
     async def oneway(self, addr: str, command: RemotingCommand) -> None:
         """Hands `command` to the connection; whether it arrives is not known.  Raises RemotingUnreachable."""
@@ -234,9 +238,7 @@ class BlockingClient:
         tls: ssl.SSLContext | None = None,
         sign: Sign | None = None,
     ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._service = Service(thread_name, self)
-        self._service.start()
+        self._thread = LoopThread(thread_name)
         self._client = self._run(_make_client(connect_timeout_s, tls, sign))
 
     def call(self, addr: str, command: RemotingCommand, timeout_s: float = 3.0) -> RemotingCommand:
@@ -249,9 +251,9 @@ class BlockingClient:
     def close(self, deadline: Deadline | float = 5.0) -> None:
         """Ends the connections and the thread; calls in flight fail.  May be called twice."""
         left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
-        if self._service.running and not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result(left.remaining)
-        self._service.stop(left)
+        if self._thread.open:
+            self._thread.submit(self._client.close()).result(left.remaining)
+        self._thread.close(left)
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -259,23 +261,10 @@ class BlockingClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The loop thread's task
-
-    def run(self, stop: threading.Event) -> None:
-        run_loop(self._loop, stop)
-
-    def wake(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-
     def _run(self, coroutine: Coroutine[Any, Any, T], addr: str = "") -> T:
-        assert threading.current_thread().name != self._service.name, (
-            "a blocking call on the loop's own thread"
-        )
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-        except RuntimeError:  # the loop is closed
-            coroutine.close()
+            return self._thread.call(coroutine)
+        except LoopClosed:
             raise RemotingUnreachable(addr, "the client was closed") from None
 
 
