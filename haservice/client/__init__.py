@@ -8,15 +8,18 @@ from haservice.client.errors import (
     ReplyTimeout,
     RouteUnknown,
     SendFailed,
-    TransactionFailed,
     Try,
 )
 from haservice.client.message import Message, Received
 from haservice.client.options import ClientOptions, Credentials, tls_context
+from haservice.client.producer import AsyncProducer, Producer
+from haservice.client.sends import SendLimits, SendResult, SendStatus
 from haservice.client.session import Session
+from haservice.client.transactions import TransactionListener, TransactionResult, TransactionState
 from haservice.remoting.bodies.clients import MessageQueue
 
 __all__ = [
+    "AsyncProducer",
     "ClientClosed",
     "ClientError",
     "ClientOptions",
@@ -25,12 +28,18 @@ __all__ = [
     "MessageIllegal",
     "MessageQueue",
     "NameserverUnknown",
+    "Producer",
     "Received",
     "ReplyTimeout",
     "RouteUnknown",
     "SendFailed",
+    "SendLimits",
+    "SendResult",
+    "SendStatus",
     "Session",
-    "TransactionFailed",
+    "TransactionListener",
+    "TransactionResult",
+    "TransactionState",
     "Try",
     "tls_context",
 ]

@@ -8,7 +8,6 @@
         ├── NameserverUnknown          no nameserver was named
         ├── RouteUnknown               the nameservers know no broker for this topic, or none that is a master now
         ├── SendFailed                 a message was not acknowledged, after all tries
-        ├── TransactionFailed          the half message is stored, but its end did not reach the broker
         └── ReplyTimeout               a request was sent, and its reply did not come in time
 
 The text says what happened, where, and what to do; the attributes carry the same for a program.
@@ -19,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from haservice.errors import HAServiceError, RemotingClosed, RemotingError, RemotingTimeout
+from haservice.errors import AnswerError, HAServiceError, RemotingClosed, RemotingError, RemotingTimeout
 
 
 class ClientError(HAServiceError):
@@ -71,7 +70,8 @@ class Try(NamedTuple):
 class SendFailed(ClientError):
     """No try got an acknowledgement.  `tries` says what became of each, in their order.
 
-    With `maybe_stored` a broker may have the message all the same: who sends it again may double it.
+    With `maybe_stored` a broker may have the message all the same: who sends it again may double it.  `code` is
+    that of the broker's last answer (a ResponseCode), None where the last try got none.
     """
 
     def __init__(self, topic: str, tries: Sequence[Try], reason: str = "") -> None:
@@ -80,12 +80,10 @@ class SendFailed(ClientError):
         self.tries = tuple(tries)
         self.reason = reason
         self.maybe_stored = any(one.maybe_stored for one in tries)
+        last = tries[-1].error if tries else None
+        self.code = last.code if isinstance(last, AnswerError) else None
         state = "may be stored" if self.maybe_stored else "is not stored"
         super().__init__(f"a message to topic {topic} {state} after {len(tries)} tries: {said}")
-
-
-class TransactionFailed(ClientError):
-    """The half message is stored, its commit or rollback could not be sent; the broker will ask for it."""
 
 
 class ReplyTimeout(ClientError):

@@ -9,7 +9,7 @@ master, or the one doubted acknowledges something.  So a new master is found by 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from commitlog.kernel.records import java_hash
 from haservice.client.errors import RouteUnknown
@@ -124,10 +124,12 @@ class RouteTable:
         before = self.get(route.topic)
         self._known[route.topic] = _Known(route, now_s)
         for name in route.brokers:
-            self._see(name, route.master(name), now_s)
+            self._see(name, route, now_s)
         return before != route
 
-    def _see(self, name: str, master: str | None, now_s: float) -> None:
+    def _see(self, name: str, route: TopicRoute, now_s: float) -> None:
+        """What a route says of a broker name; a new master is one for the other topics as well."""
+        master = route.master(name)
         doubt = self._doubts.get(name)
         if master is None:
             if doubt is None:
@@ -135,8 +137,8 @@ class RouteTable:
         elif doubt is not None and doubt.addr != master:
             del self._doubts[name]
             for known in self._with(name):
-                if known.route.master(name) != master:
-                    known.asked_s = _NEVER_S
+                brokers = {**known.route.brokers, name: route.brokers[name]}
+                known.route = replace(known.route, brokers=brokers)
 
     def asked(self, topic: str, now_s: float) -> None:
         """The nameservers were asked and said nothing: what was known stays."""

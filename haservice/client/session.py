@@ -85,6 +85,7 @@ class Session:
         self._asking: dict[tuple[str, bool], asyncio.Task[TopicRoute]] = {}
         self._wake_routes = asyncio.Event()
         self._looked: asyncio.Future[None] = self._loop.create_future()
+        self._soon: asyncio.Task[None] | None = None
         self._work: WorkPool | None = None
         self._work_threads = work_threads
         self._throttle = LogThrottle()
@@ -207,8 +208,15 @@ class Session:
     def doubt(self, broker_name: str, addr: str) -> None:
         """`addr` behaved as no master does: its routes are asked for at once, and often until that is over."""
         if self.routes.doubt(broker_name, addr, self._loop.time()):
+            self._greeted.discard(addr)
             logger.info("is it still the master?  broker=%s addr=%s", broker_name, addr)
             self._wake_routes.set()
+
+    def trust(self, broker_name: str, addr: str) -> None:
+        """`addr` has just done what only a master does."""
+        self.routes.trust(broker_name, addr)
+        if addr not in self._greeted:
+            self.heartbeat_soon()
 
     async def look_again(self, timeout_s: float) -> bool:
         """Waits for the next answer to a question for a route; False if none came within the time."""
@@ -252,7 +260,7 @@ class Session:
         self._wake_routes.set()
         if not changed:
             return
-        if any(addr not in self._greeted for addrs in route.brokers.values() for addr in addrs.values()):
+        if self._strangers():
             self.heartbeat_soon()
         for watcher in list(self._watchers.get(route.topic, ())):
             try:
@@ -305,8 +313,16 @@ class Session:
 
     def heartbeat_soon(self) -> None:
         """A heartbeat now, for whoever cannot wait for it."""
-        if not self.closed:
-            self.spawn(self.heartbeat())
+        if not self.closed and (self._soon is None or self._soon.done()):
+            self._soon = self.spawn(self.heartbeat())
+
+    async def introduce(self) -> None:
+        """Returns when every broker that a route names has had a heartbeat, or could not be reached."""
+        if self._strangers():
+            await self.heartbeat()
+
+    def _strangers(self) -> bool:
+        return not self._greeted.issuperset(self._to_greet())
 
     async def heartbeat(self) -> None:
         """Tells every broker that a route names of the groups: masters, and slaves if there are consumers."""
