@@ -139,7 +139,7 @@ class AsyncProducer:
         if queue is None:
             order_key = message.order_key
             queue = self._turns.queue(route) if order_key is None else route.queue_for(order_key)
-        addr = route.master(queue.broker_name)
+        addr = self.session.routes.master(queue.broker_name)
         if addr is None:
             raise RouteUnknown(message.topic, f"broker {queue.broker_name} has no master now")
         try:

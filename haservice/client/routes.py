@@ -1,15 +1,16 @@
 """Where topics are: queues, brokers and their addresses; and when to ask the nameservers again.  Pure.
 
 A route is asked for every `interval_s`.  In between a broker name may fall into *doubt*: its master cannot be
-reached, lost the connection, does not answer, or says that it is none.  While there is a name in doubt, or one
-without a master, one route that holds it is asked for every `poll_s`; doubt ends when the route shows another
-master, or the one doubted acknowledges something.  So a new master is found by the first poll that sees it.
+reached, lost the connection, does not answer, or says that it is none; or the name has gone from the route, as
+while a broker starts again.  While there is a name in doubt, or one without a master, one route that holds it is
+asked for every `poll_s`; doubt ends when the route shows another master, or the one doubted acknowledges
+something.  So a new master is found by the first poll that sees it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from commitlog.kernel.records import java_hash
 from haservice.client.errors import RouteUnknown
@@ -93,10 +94,13 @@ class _Known:
 
 @dataclass(slots=True)
 class _Doubt:
-    """A broker name whose master `addr` is doubted ("" where there is none), since when."""
+    """A broker name whose master `addr` is doubted ("" where there is none), since when; `topic` is the one by
+    whose route the name is watched.
+    """
 
     addr: str
     since_s: float
+    topic: str
 
 
 # Before any clock's time: what was asked for then is due at once.
@@ -111,6 +115,7 @@ class RouteTable:
     poll_s: float = 0.1
     _known: dict[str, _Known] = field(default_factory=dict)
     _doubts: dict[str, _Doubt] = field(default_factory=dict)
+    _masters: dict[str, str | None] = field(default_factory=dict)
 
     def get(self, topic: str) -> TopicRoute | None:
         known = self._known.get(topic)
@@ -125,20 +130,36 @@ class RouteTable:
         self._known[route.topic] = _Known(route, now_s)
         for name in route.brokers:
             self._see(name, route, now_s)
+        if before is not None:
+            for name in before.brokers.keys() - route.brokers.keys():
+                self._miss(name, route, now_s)
+        self._give_up(now_s)
         return before != route
 
     def _see(self, name: str, route: TopicRoute, now_s: float) -> None:
         """What a route says of a broker name; a new master is one for the other topics as well."""
-        master = route.master(name)
+        master = self._masters[name] = route.master(name)
         doubt = self._doubts.get(name)
         if master is None:
             if doubt is None:
-                self._doubts[name] = _Doubt("", now_s)
+                self._doubts[name] = _Doubt("", now_s, route.topic)
         elif doubt is not None and doubt.addr != master:
             del self._doubts[name]
-            for known in self._with(name):
-                brokers = {**known.route.brokers, name: route.brokers[name]}
-                known.route = replace(known.route, brokers=brokers)
+
+    def _miss(self, name: str, route: TopicRoute, now_s: float) -> None:
+        """A broker name is in the route no more: it may be away for a moment, or no longer have the topic."""
+        other = next(self._with(name), None)
+        if other is None:
+            self._masters[name] = None
+        watched = route if other is None else other.route
+        self._doubts.setdefault(name, _Doubt("", now_s, watched.topic))
+
+    def _give_up(self, now_s: float) -> None:
+        """A name that no route has had for a while is gone for good."""
+        for name, doubt in list(self._doubts.items()):
+            if now_s - doubt.since_s > PATIENCE_S and not any(self._with(name)):
+                del self._doubts[name]
+                self._masters.pop(name, None)
 
     def asked(self, topic: str, now_s: float) -> None:
         """The nameservers were asked and said nothing: what was known stays."""
@@ -153,10 +174,11 @@ class RouteTable:
         """`addr` did not behave as the master of `broker_name`; True when that is new."""
         if broker_name in self._doubts or self.master(broker_name) not in (addr, None):
             return False
-        self._doubts[broker_name] = _Doubt(addr, now_s)
-        witness = self._witness(broker_name)
-        if witness is not None:
-            witness.asked_s = _NEVER_S
+        witness = next(self._with(broker_name), None)
+        if witness is None:
+            return False
+        self._doubts[broker_name] = _Doubt(addr, now_s, witness.route.topic)
+        witness.asked_s = _NEVER_S
         return True
 
     def trust(self, broker_name: str, addr: str) -> None:
@@ -170,8 +192,7 @@ class RouteTable:
 
     def master(self, broker_name: str) -> str | None:
         """The master's address by the newest route that names the broker."""
-        newest = max(self._with(broker_name), key=lambda known: known.asked_s, default=None)
-        return None if newest is None else newest.route.master(broker_name)
+        return self._masters.get(broker_name)
 
     def addrs(self) -> dict[str, dict[int, str]]:
         """Every broker that a route names, with all its addresses."""
@@ -197,16 +218,13 @@ class RouteTable:
         """The topics by which names in doubt are watched, one for each name, and their pauses."""
         pauses: dict[str, float] = {}
         for name, doubt in self._doubts.items():
-            witness = self._witness(name)
-            if witness is not None:
-                patient = witness.asked_s - doubt.since_s > PATIENCE_S
+            watched = self._known.get(doubt.topic) or next(self._with(name), None)
+            if watched is not None:
+                patient = watched.asked_s - doubt.since_s > PATIENCE_S
                 pause = self.poll_s * PATIENT_FACTOR if patient else self.poll_s
-                topic = witness.route.topic
+                topic = watched.route.topic
                 pauses[topic] = min(pause, pauses.get(topic, pause))
         return pauses
-
-    def _witness(self, broker_name: str) -> _Known | None:
-        return next(iter(self._with(broker_name)), None)
 
     def _with(self, broker_name: str) -> Iterator[_Known]:
         return (known for known in self._known.values() if broker_name in known.route.brokers)

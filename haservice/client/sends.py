@@ -6,6 +6,7 @@
                                                               anew, until the timeout
     the connection ended; 1, 16, 17, 204, 205                 counts; again, at another broker where there is one
     no answer in time; any other code                         SendFailed
+    no answer, and the name has another master meanwhile      counts; again, there
 
 The UNIQ_KEY stays the same over all tries: who gets a message twice can tell.
 """
@@ -37,6 +38,9 @@ from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import SendMessageHeader, SendMessageResponseHeader
+
+# A master that has said nothing for so long may be none any more: the nameservers are asked.
+SILENT_S = 1.0
 
 
 class SendStatus(Enum):
@@ -209,15 +213,15 @@ class Turns:
         best, best_worth = queues[start % len(queues)], -1
         for step in range(len(queues)):
             queue = queues[(start + step) % len(queues)]
-            worth = self._worth(route, queue.broker_name, avoid)
+            worth = self._worth(queue.broker_name, avoid)
             if worth > best_worth:
                 best, best_worth = queue, worth
             if worth == _BEST:
                 break
         return best
 
-    def _worth(self, route: TopicRoute, name: str, avoid: str) -> int:
-        if route.master(name) is None:
+    def _worth(self, name: str, avoid: str) -> int:
+        if self._routes.master(name) is None:
             return 0
         if self._routes.doubted(name):
             return 1
@@ -262,10 +266,10 @@ class Delivery:
             else:
                 chosen = self._turns.queue(route, avoid)
             avoid = chosen.broker_name
-            addr = route.master(avoid)
+            addr = self._session.routes.master(avoid)
             if addr is None:
                 self._reason = f"broker {avoid} has no master now"
-                await self._look_again()
+                await self._look_again(avoid, None)
                 continue
             self._reason = ""
             result = await self._try(chosen, addr)
@@ -290,6 +294,7 @@ class Delivery:
         if left_s <= 0:
             raise self._failed()
         name = queue.broker_name
+        silent = self._loop.call_later(SILENT_S, self._session.suspect, name, addr)
         try:
             answer = await self._session.remoting.invoke(addr, command, left_s)
         except RemotingError as error:
@@ -299,8 +304,10 @@ class Delivery:
                 self._count()
             elif not isinstance(error, RemotingUnreachable):
                 raise self._failed() from None
-            await self._look_again()
+            await self._look_again(name, addr)
             return None
+        finally:
+            silent.cancel()
         status = STATUS_BY_CODE.get(answer.code)
         if status is None:
             await self._refused(queue, addr, answer)
@@ -318,7 +325,7 @@ class Delivery:
         self._tries.append(Try(queue.broker_name, addr, error))
         if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
             self._session.doubt(queue.broker_name, addr)
-            await self._look_again()
+            await self._look_again(queue.broker_name, addr)
         elif answer.code in _ELSEWHERE:
             self._count()
         else:
@@ -329,8 +336,10 @@ class Delivery:
         if self._counted > self._limits.retries:
             raise self._failed()
 
-    async def _look_again(self) -> None:
-        """Waits for the next news of a route."""
+    async def _look_again(self, name: str, addr: str | None) -> None:
+        """Waits for the next news of a route, unless there were some since the try at `addr`."""
+        if self._session.routes.master(name) != addr:
+            return
         left_s = self._deadline_s - self._loop.time()
         if left_s <= 0 or not await self._session.look_again(left_s):
             raise self._failed()

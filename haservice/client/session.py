@@ -81,6 +81,7 @@ class Session:
         self._watchers: dict[str, list[RouteWatcher]] = {}
         self._handlers: dict[int, list[RequestHandler]] = {}
         self._greeted: set[str] = set()  # brokers that have had a heartbeat
+        self._silent: dict[str, str] = {}  # masters that let calls wait → their broker names
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[tuple[str, bool], asyncio.Task[TopicRoute]] = {}
         self._wake_routes = asyncio.Event()
@@ -212,9 +213,15 @@ class Session:
             logger.info("is it still the master?  broker=%s addr=%s", broker_name, addr)
             self._wake_routes.set()
 
+    def suspect(self, broker_name: str, addr: str) -> None:
+        """`addr` is silent: as `doubt`; and if another becomes the master, who waits for `addr` waits no more."""
+        self._silent[addr] = broker_name
+        self.doubt(broker_name, addr)
+
     def trust(self, broker_name: str, addr: str) -> None:
         """`addr` has just done what only a master does."""
         self.routes.trust(broker_name, addr)
+        self._silent.pop(addr, None)
         if addr not in self._greeted:
             self.heartbeat_soon()
 
@@ -260,6 +267,12 @@ class Session:
         self._wake_routes.set()
         if not changed:
             return
+        for addr, name in list(self._silent.items()):
+            if self.routes.master(name) not in (addr, None):
+                del self._silent[addr]
+                connection = self.remoting.connection(addr)
+                if connection is not None:
+                    connection.abort(f"silent, and {name} has another master now")
         if self._strangers():
             self.heartbeat_soon()
         for watcher in list(self._watchers.get(route.topic, ())):
