@@ -27,8 +27,6 @@ from commitlog.errors import CommitLogError, StoreUnreadable
 from commitlog.kernel.native import NOTICE
 from haservice import logs
 from haservice.admin.commands.nodes.in_force import in_force
-from haservice.admin.explain import explain, of_store_path, said_by_system
-from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
@@ -38,6 +36,8 @@ from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
 from haservice.log_throttle import LogThrottle
 from haservice.nameserver.node import NameserverNode
+from haservice.terminal.explain import explain, of_store_path, said_by_system
+from haservice.terminal.options import CONTEXT, addresses_callback
 
 logger = logging.getLogger(__name__)
 

@@ -46,10 +46,10 @@ class NameserverUnknown(ClientError):
 
 
 class RouteUnknown(ClientError):
-    """`topic` has no queue that can be written to, or read from, now."""
+    """`topic` has no queue that can be written to, or read from, now; `reason` says why, behind its name."""
 
     def __init__(self, topic: str, reason: str) -> None:
-        super().__init__(f"topic {topic}: {reason}")
+        super().__init__(f"topic {topic} {reason}")
         self.topic = topic
         self.reason = reason
 

@@ -141,7 +141,9 @@ class AsyncProducer:
             queue = self._turns.queue(route) if order_key is None else route.queue_for(order_key)
         addr = self.session.routes.master(queue.broker_name)
         if addr is None:
-            raise RouteUnknown(message.topic, f"broker {queue.broker_name} has no master now")
+            raise RouteUnknown(
+                message.topic, f"cannot be sent to: broker {queue.broker_name} has no master now"
+            )
         try:
             await self.session.remoting.oneway(addr, sent.command(self.group, queue.queue_id))
         except HAServiceError:

@@ -70,7 +70,9 @@ class TopicRoute:
     def queue_for(self, order_key: str | int) -> MessageQueue:
         """As Java's SelectMessageQueueByHash chooses.  Raises RouteUnknown when there is no queue."""
         if not self.write_queues:
-            raise RouteUnknown(self.topic, "no queue of it may be written to; mqadmin topicRoute shows them")
+            raise RouteUnknown(
+                self.topic, "has no queue that may be written to; mqadmin topicRoute shows them"
+            )
         number = java_hash(order_key) if isinstance(order_key, str) else _long_hash(order_key)
         return self.write_queues[abs(number) % len(self.write_queues)]
 

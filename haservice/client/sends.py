@@ -205,7 +205,9 @@ class Turns:
         """
         queues = route.write_queues
         if not queues:
-            raise RouteUnknown(route.topic, "no queue of it may be written to; mqadmin topicRoute shows them")
+            raise RouteUnknown(
+                route.topic, "has no queue that may be written to; mqadmin topicRoute shows them"
+            )
         turn = self._turns.get(route.topic)
         if turn is None:
             turn = self._turns[route.topic] = itertools.count(random.randrange(1 << 16))

@@ -250,7 +250,7 @@ class Session:
                 raise
             names = ";".join(self.nameservers)
             raise RouteUnknown(
-                topic, f"nameserver {names} does not know it; mqadmin updateTopic makes one"
+                topic, f"is unknown to nameserver {names}; mqadmin updateTopic makes one"
             ) from None
         return TopicRoute.of(topic, TopicRouteData.decode(answer.body), template=template)
 

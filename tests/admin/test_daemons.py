@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
 from haservice.admin import daemons
 from haservice.admin.daemons import mqbroker
-from haservice.admin.explain import explain, of_store_path
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
 from haservice.configuration import rocketmq_keys
@@ -24,6 +23,7 @@ from haservice.configuration.config import load_broker
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.replication.lineage.file import LineageFile, RoleCommand
+from haservice.terminal.explain import explain, of_store_path
 from tests.support.brokers import node_config
 
 

@@ -68,7 +68,7 @@ def test_an_order_key_keeps_its_queue_while_a_master_is_away() -> None:
 
 
 def test_a_topic_without_queues_to_write_to() -> None:
-    with pytest.raises(RouteUnknown, match="no queue of it may be written to"):
+    with pytest.raises(RouteUnknown, match="has no queue that may be written to"):
         TopicRoute.of("T", TopicRouteData()).queue_for("key")
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.commands.messages.sending import GROUP, SEND_OK, Outgoing, Sent
+from haservice.client.raw_sends import GROUP, SEND_OK, Outgoing, Sent
 
 REGION = "DefaultRegion"
 ENTRY_END = "\x02"
