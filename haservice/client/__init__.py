@@ -1,5 +1,6 @@
 """haservice.client: what a Python application talks to brokers with.  docs/client.md shows how."""
 
+from haservice.client.admin import END, Admin, AsyncAdmin, Broker
 from haservice.client.errors import (
     ClientClosed,
     ClientError,
@@ -19,7 +20,11 @@ from haservice.client.transactions import TransactionListener, TransactionResult
 from haservice.remoting.bodies.clients import MessageQueue
 
 __all__ = [
+    "END",
+    "Admin",
+    "AsyncAdmin",
     "AsyncProducer",
+    "Broker",
     "ClientClosed",
     "ClientError",
     "ClientOptions",

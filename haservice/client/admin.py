@@ -151,7 +151,7 @@ class Admin:
         return self.offset(self._addr_of(queue), RequestCode.GET_MAX_OFFSET, header)
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Of the first message that was stored at this time or later."""
+        """Of the message that was stored at this time or next to it; of the last one where all are older."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms)
         return self.offset(self._addr_of(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 

@@ -90,12 +90,17 @@ class Message:
             if not name or not value:
                 raise MessageIllegal(f"property {name!r}={value!r}: neither name nor value may be empty")
 
+    @property
+    def key_list(self) -> list[str]:
+        """The keys one by one; a text may hold several, parted by blanks."""
+        return (self.keys if isinstance(self.keys, str) else " ".join(self.keys)).split()
+
     def wire_properties(self) -> dict[str, str]:
         """All but UNIQ_KEY.  Raises MessageIllegal for text that would end a property early."""
         found = dict(self.properties)
-        keys = self.keys if isinstance(self.keys, str) else " ".join(self.keys)
+        keys = self.key_list
         if keys:
-            found[KEYS] = keys
+            found[KEYS] = " ".join(keys)
         if self.tags:
             found[TAGS] = self.tags
         if self.delay_level:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,6 +30,8 @@ from haservice.client.sends import (
     prepared_batch,
 )
 from haservice.client.session import Session
+from haservice.client.traces import DELAYED_MESSAGE, NORMAL_MESSAGE, REGION, Pub, TraceWriter
+from haservice.client.traces import HALF_MESSAGE as HALF
 from haservice.client.transactions import (
     HALF_MESSAGE,
     PRODUCER_GROUP,
@@ -65,7 +68,7 @@ class AsyncProducer:
         self._limits = limits
         self._turns = Turns(self.session)
         self._transactions = None if listener is None else Transactions(self.session, group, listener)
-        self._requests: Requests | None = None
+        self._traces = TraceWriter(self.session) if self.session.options.trace else None
         self._started = False
         self._closed = False
 
@@ -86,8 +89,8 @@ class AsyncProducer:
         self._closed = True
         if self._transactions is not None:
             self._transactions.close()
-        if self._requests is not None:
-            self._requests.close()
+        if self._traces is not None:
+            await self._traces.close()
         if self._started:
             await self.session.remove_producer(self.group)
         if self._owns_session:
@@ -111,7 +114,7 @@ class AsyncProducer:
         The queue is `queue`, or that of the message's order key, or the next in turn.  Raises MessageIllegal,
         RouteUnknown, SendFailed; RemotingErrors where no nameserver answers.
         """
-        sent = prepared(message, self._key(), self._limits)
+        sent = prepared(message, self.session.new_key(), self._limits)
         return await self._deliver(sent, message, queue, timeout_s)
 
     async def send_batch(
@@ -125,7 +128,7 @@ class AsyncProducer:
 
         All are stored, or none.  `msg_id` and `offset_msg_id` of the result are theirs, joined by commas.
         """
-        sent = prepared_batch(messages, [self._key() for _ in messages], self._limits)
+        sent = prepared_batch(messages, [self.session.new_key() for _ in messages], self._limits)
         return await self._deliver(sent, messages[0], queue, timeout_s)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
@@ -134,7 +137,7 @@ class AsyncProducer:
         Raises MessageIllegal and RouteUnknown, and RemotingErrors where there is no connection.
         """
         await self._ready()
-        sent = prepared(message, self._key(), self._limits)
+        sent = prepared(message, self.session.new_key(), self._limits)
         route = await self.session.route(message.topic, template=True)
         if queue is None:
             order_key = message.order_key
@@ -170,7 +173,7 @@ class AsyncProducer:
             raise MessageIllegal("a transaction takes no delay_level: a half message is stored at once")
         extra = {HALF_MESSAGE: "true", PRODUCER_GROUP: self.group}
         half = layout.SYS_TRANSACTION_PREPARED
-        sent = prepared(message, self._key(), self._limits, extra, sys_flag=half)
+        sent = prepared(message, self.session.new_key(), self._limits, extra, sys_flag=half)
         result = await self._deliver(sent, message, None, timeout_s)
         return await self._transactions.finish(message, result, argument)
 
@@ -186,28 +189,26 @@ class AsyncProducer:
         await self._ready()
         seconds = self._send_timeout_s if timeout_s is None else timeout_s
         deadline_s = asyncio.get_running_loop().time() + seconds
-        if self._requests is None:
-            self._requests = Requests(self.session)
-        correlation_id, extra, future = self._requests.begin(seconds)
+        requests = Requests.of(self.session)
+        correlation_id, extra, future = requests.begin(seconds)
         try:
             # Brokers push replies to clients that they know.
             await self.session.route(message.topic, template=True)
             await self.session.introduce()
-            sent = prepared(message, self._key(), self._limits, extra)
+            sent = prepared(message, self.session.new_key(), self._limits, extra)
             await self._deliver(sent, message, queue, seconds)
-            return await self._requests.reply(message.topic, correlation_id, future, deadline_s, seconds)
+            return await requests.reply(message.topic, correlation_id, future, deadline_s, seconds)
         finally:
-            self._requests.end(correlation_id)
+            requests.end(correlation_id)
 
     async def reply(self, request: Received, body: bytes, *, timeout_s: float | None = None) -> SendResult:
         """Answers a request that was consumed.  Raises MessageIllegal for what is none, and what `send` does;
         SendFailed also when who asked is not connected any more.
         """
         message = reply_to(request, body)
-        code = RequestCode.SEND_REPLY_MESSAGE_V2
-        return await self._deliver(
-            prepared(message, self._key(), self._limits, code=code), message, None, timeout_s
-        )
+        once = replace(self._limits, retries=0)
+        sent = prepared(message, self.session.new_key(), once, code=RequestCode.SEND_REPLY_MESSAGE_V2)
+        return await self._deliver(sent, message, None, timeout_s, once)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -215,20 +216,60 @@ class AsyncProducer:
     def _send_timeout_s(self) -> float:
         return self.session.options.send_timeout_s
 
-    def _key(self) -> str:
-        return self.session.keys.make(wall_clock_ms())
-
     async def _ready(self) -> None:
         if not self._started or self._closed:
             await self.start()
 
     async def _deliver(
-        self, sent: Prepared, message: Message, queue: MessageQueue | None, timeout_s: float | None
+        self,
+        sent: Prepared,
+        message: Message,
+        queue: MessageQueue | None,
+        timeout_s: float | None,
+        limits: SendLimits | None = None,
     ) -> SendResult:
         await self._ready()
         seconds = self._send_timeout_s if timeout_s is None else timeout_s
-        delivery = Delivery(self.session, self._turns, self.group, sent, self._limits, seconds)
-        return await delivery.run(queue, message.order_key)
+        delivery = Delivery(self.session, self._turns, self.group, sent, limits or self._limits, seconds)
+        if self._traces is None:
+            return await delivery.run(queue, message.order_key)
+        started_ms = wall_clock_ms()
+        result: SendResult | None = None
+        try:
+            result = await delivery.run(queue, message.order_key)
+            return result
+        finally:
+            if result is None or result.traced:
+                self._traced(self._traces, message, sent, result, started_ms)
+
+    def _traced(
+        self,
+        traces: TraceWriter,
+        message: Message,
+        sent: Prepared,
+        result: SendResult | None,
+        started_ms: int,
+    ) -> None:
+        keys = message.key_list
+        addr = None if result is None else self.session.routes.master(result.queue.broker_name)
+        kind = HALF if sent.sys_flag & layout.SYS_TRANSACTION_PREPARED else NORMAL_MESSAGE
+        entry = Pub(
+            started_ms,
+            REGION if result is None else result.region or REGION,
+            self.group,
+            message.topic,
+            sent.unique_key,
+            message.tags,
+            " ".join(keys),
+            addr or "",
+            sent.body_bytes,
+            wall_clock_ms() - started_ms,
+            DELAYED_MESSAGE if message.delay_level else kind,
+            "" if result is None else result.offset_msg_id,
+            result is not None and result.ok,
+            self.session.ip,
+        )
+        traces.note(entry.encode(), [*sent.unique_key.split(","), *keys])
 
 
 class Producer(BlockingFace[AsyncProducer]):

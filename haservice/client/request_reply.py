@@ -10,6 +10,7 @@ As RocketMQ's clients do it from 4.7 on: either side may be Java's.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Mapping
 
@@ -23,6 +24,8 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.reply import ReplyMessageHeader
 
+logger = logging.getLogger(__name__)
+
 CORRELATION_ID = "CORRELATION_ID"
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 TTL = "TTL"
@@ -32,17 +35,16 @@ CLUSTER = "CLUSTER"
 
 
 class Requests:
-    """The requests of one session that wait for their replies."""
+    """The requests of one session that wait for their replies; all its producers have one of these."""
+
+    @classmethod
+    def of(cls, session: Session) -> Requests:
+        return session.part(cls)
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._waiting: dict[str, asyncio.Future[Received]] = {}
         session.on_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
-
-    def close(self) -> None:
-        self._session.off_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
-        for future in self._waiting.values():
-            future.cancel()
 
     def begin(self, timeout_s: float) -> tuple[str, Mapping[str, str], asyncio.Future[Received]]:
         """A correlation id, the properties that go with the request, and where its reply comes.
@@ -78,13 +80,13 @@ class Requests:
             raise ReplyTimeout(topic, correlation_id, seconds) from None
 
     async def _on_reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """326.  None for a reply that nobody here waits for, or no more."""
+        """326.  A reply that nobody waits for any more is taken all the same: who replied has done his part."""
         header = ReplyMessageHeader.decode(request.ext)
         properties = decode_properties((header.properties or "").encode())
         future = self._waiting.get(properties.get(CORRELATION_ID, ""))
         if future is None:
-            return None
-        if not future.done():
+            logger.warning("a reply that nobody waits for from=%s", header.born_host)
+        elif not future.done():
             future.set_result(_received(header, properties, bytes(request.body)))
         return request.answer()
 

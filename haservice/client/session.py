@@ -20,6 +20,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
+from commitlog.log.log import wall_clock_ms
 from haservice.client.errors import ClientClosed, RouteUnknown
 from haservice.client.identity import UniqueKeys, client_id, local_ip
 from haservice.client.options import ClientOptions
@@ -86,6 +87,7 @@ class Session:
         self._asking: dict[tuple[str, bool], asyncio.Task[TopicRoute]] = {}
         self._wake_routes = asyncio.Event()
         self._looked: asyncio.Future[None] = self._loop.create_future()
+        self._parts: dict[object, object] = {}
         self._soon: asyncio.Task[None] | None = None
         self._work: WorkPool | None = None
         self._work_threads = work_threads
@@ -174,6 +176,16 @@ class Session:
                 failures.append(error)
                 self._namesrv = (self._namesrv + 1) % len(self.nameservers)
         raise failures[0]
+
+    def part(self, kind: Callable[[Session], T]) -> T:
+        """What there is one of for the whole session; made by the first who asks."""
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)
+        return cast(T, self._parts[kind])
+
+    def new_key(self) -> str:
+        """A UNIQ_KEY for a message that is sent now."""
+        return self.keys.make(wall_clock_ms())
 
     # -- routes ------------------------------------------------------------------------------------
 
