@@ -1,6 +1,7 @@
 """haservice.client: what a Python application talks to brokers with.  docs/client.md shows how."""
 
-from haservice.client.admin import END, Admin, AsyncAdmin, Broker
+from haservice.client.admin import END, Admin, Broker
+from haservice.client.async_admin import AsyncAdmin
 from haservice.client.errors import (
     ClientClosed,
     ClientError,

@@ -1,4 +1,4 @@
-"""Admin and AsyncAdmin: what nameservers and brokers are asked for, and told to do.
+"""Admin: what nameservers and brokers are asked for, and told to do.
 
 `topics`, `create_topic`, `progress` and their like are for applications.  Below them are calls by code, for tools:
 `ask` for a body, `tell` where success is all there is to know, `call` for the answer itself.  An answer of any code
@@ -7,10 +7,9 @@ but those expected is an AnswerError.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from commitlog.kernel.records import parse_message_id
 from haservice.client.errors import ClientError
@@ -233,9 +232,19 @@ class Admin:
             try:
                 self.tell(addr, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
             except AnswerError as error:
-                if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                # So brokers answer, too, where the group has no offset yet in some queue.
+                if error.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
                     raise
                 self._reset_offline(data, group, topic, timestamp_ms)
+                if error.code == ResponseCode.SYSTEM_ERROR:
+                    self._tell_members(addr, header)
+
+    def _tell_members(self, addr: str, header: ResetOffsetHeader) -> None:
+        try:
+            self.tell(addr, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        except AnswerError as error:
+            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
 
     def _reset_offline(self, data: BrokerData, group: str, topic: str, timestamp_ms: int) -> None:
         for queue in self.queues(topic):
@@ -437,55 +446,3 @@ class Admin:
 def readable_addr(data: BrokerData) -> str:
     """Who of a broker's addresses to read from: the master, or the first slave while there is none."""
     return data.broker_addrs[min(data.broker_addrs)]
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _aside(
-    method: Callable[Concatenate[Admin, P], T],
-) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
-    """The same for asyncio, run in a thread of the loop's pool: such calls are few."""
-
-    async def call(self: AsyncAdmin, /, *args: P.args, **kw: P.kwargs) -> T:
-        return await asyncio.to_thread(method, self.blocking, *args, **kw)
-
-    call.__doc__ = method.__doc__
-    return call
-
-
-class AsyncAdmin:
-    """Admin for asyncio; see there for each call.  `blocking` is the Admin that it stands before."""
-
-    def __init__(self, options: ClientOptions | None = None) -> None:
-        self.blocking = Admin(options)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self.blocking.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    topics = _aside(Admin.topics)
-    create_topic = _aside(Admin.create_topic)
-    delete_topic = _aside(Admin.delete_topic)
-    route = _aside(Admin.route)
-    queues = _aside(Admin.queues)
-    min_offset = _aside(Admin.min_offset)
-    max_offset = _aside(Admin.max_offset)
-    search_offset = _aside(Admin.search_offset)
-    message = _aside(Admin.message)
-    find = _aside(Admin.find)
-    create_group = _aside(Admin.create_group)
-    delete_group = _aside(Admin.delete_group)
-    progress = _aside(Admin.progress)
-    lag = _aside(Admin.lag)
-    reset_offsets = _aside(Admin.reset_offsets)
-    brokers = _aside(Admin.brokers)
-    masters = _aside(Admin.masters)
