@@ -73,7 +73,7 @@ class BlockingFace(Generic[C]):
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             return self._thread.call(coroutine)
-        except LoopClosed:
+        except (LoopClosed, concurrent.futures.CancelledError):
             raise ClientClosed(f"this {type(self).__name__}") from None
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

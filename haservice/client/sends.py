@@ -22,7 +22,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from commitlog.log.log import wall_clock_ms
-from haservice.client.errors import MessageIllegal, RouteUnknown, SendFailed, Try
+from haservice.client.errors import ClientClosed, MessageIllegal, RouteUnknown, SendFailed, Try
 from haservice.client.message import (
     UNIQUE_KEY,
     WAIT,
@@ -300,6 +300,8 @@ class Delivery:
         try:
             answer = await self._session.remoting.invoke(addr, command, left_s)
         except RemotingError as error:
+            if self._session.closed:
+                raise ClientClosed(f"producer {self._group}") from None
             self._tries.append(Try(name, addr, error))
             self._session.doubt(name, addr)
             if isinstance(error, RemotingClosed):
@@ -345,6 +347,8 @@ class Delivery:
         left_s = self._deadline_s - self._loop.time()
         if left_s <= 0 or not await self._session.look_again(left_s):
             raise self._failed()
+        if self._session.closed:
+            raise ClientClosed(f"producer {self._group}")
 
     def _failed(self) -> SendFailed:
         return SendFailed(self._sent.topic, self._tries, self._reason)

@@ -110,6 +110,8 @@ class Session:
         if self.closed:
             return
         self.closed = True
+        if not self._looked.done():
+            self._looked.set_result(None)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

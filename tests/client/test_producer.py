@@ -394,6 +394,30 @@ def test_threads_share_a_producer_which_leaves_none_behind(
     producer.close()
 
 
+def test_closing_ends_a_send_that_waits(
+    cluster: FakeCluster, brokers: Callable[..., list[FakeBroker]]
+) -> None:
+    (broker,) = brokers([says_nothing])
+    producer = Producer("g", cluster.options)
+    waits = producer.send_async(HELLO, timeout_s=PATIENCE_S)
+    wait_until(lambda: broker.sends, "the broker has the message")
+    producer.close()
+    with pytest.raises(ClientClosed, match="producer g was closed"):
+        waits.result(PATIENCE_S)
+
+
+def test_closing_ends_a_send_that_looks_for_a_master(
+    cluster: FakeCluster, brokers: Callable[..., list[FakeBroker]]
+) -> None:
+    cluster.routes["T"] = route(2, a={1: "127.0.0.1:1"})
+    producer = Producer("g", cluster.options)
+    waits = producer.send_async(HELLO, timeout_s=PATIENCE_S)
+    wait_until(lambda: len(cluster.asked) > 2, "it is looked for")
+    producer.close()
+    with pytest.raises(ClientClosed, match="producer g was closed"):
+        waits.result(PATIENCE_S)
+
+
 def test_where_no_nameserver_answers_the_error_says_which_was_asked() -> None:
     with (
         Producer("g", ClientOptions("127.0.0.1:1")) as producer,
