@@ -70,6 +70,9 @@ class Outcome(Generic[M]):
         return self.error.delay_s if isinstance(self.error, RetryLater) else None
 
 
+GoOn = Callable[[Outcome[Any]], bool]
+
+
 class ConsumeTimeout(Exception):
     """The callback takes longer than the consumer's `consume_timeout_s`."""
 
@@ -97,13 +100,17 @@ class Handler(Generic[M]):
         """Ends the threads; False when a callback still runs at the deadline.  Blocks."""
         return self._pool is None or self._pool.stop(deadline)
 
-    async def call(self, groups: Sequence[Sequence[M]], *, stop_at_failure: bool = False) -> list[Outcome[M]]:
-        """One call for each group, in order; fewer outcomes than groups when one took too long, or failed
-        and `stop_at_failure`.
+    async def call(
+        self, groups: Sequence[Sequence[M]], *, go_on: GoOn = lambda outcome: True
+    ) -> list[Outcome[M]]:
+        """One call for each group, in order.
+
+        There are fewer outcomes than groups when one took too long, or `go_on`, which is asked behind each,
+        in the thread that ran it, said no.
         """
         if self._pool is None:
-            return await self._on_loop(groups, stop_at_failure)
-        job = _Job(self._callback, groups, self._takes_lists, stop_at_failure)
+            return await self._on_loop(groups, go_on)
+        job = _Job(self._callback, groups, self._takes_lists, go_on)
         future = self._pool.submit(job.run)
         while True:
             left = job.began + self._timeout_s - time.monotonic()
@@ -113,7 +120,7 @@ class Handler(Generic[M]):
             if future.done():
                 return future.result()
 
-    async def _on_loop(self, groups: Sequence[Sequence[M]], stop_at_failure: bool) -> list[Outcome[M]]:
+    async def _on_loop(self, groups: Sequence[Sequence[M]], go_on: GoOn) -> list[Outcome[M]]:
         outcomes = []
         for group in groups:
             began = time.monotonic()
@@ -126,7 +133,7 @@ class Handler(Generic[M]):
             except Exception as raised:
                 error = raised
             outcomes.append(_outcome(group, began, error))
-            if error is not None and stop_at_failure:
+            if not go_on(outcomes[-1]):
                 break
         return outcomes
 
@@ -135,13 +142,13 @@ class _Job(Generic[M]):
     """Calls for one thread.  The loop reads `began` and may abandon it; all else is the thread's."""
 
     def __init__(
-        self, callback: Callback, groups: Sequence[Sequence[M]], takes_lists: bool, stop_at_failure: bool
+        self, callback: Callback, groups: Sequence[Sequence[M]], takes_lists: bool, go_on: GoOn
     ) -> None:
         self.began = time.monotonic()
         self._callback = callback
         self._groups = groups
         self._takes_lists = takes_lists
-        self._stop_at_failure = stop_at_failure
+        self._go_on = go_on
         self._outcomes: list[Outcome[M]] = []
         self._abandoned = False
 
@@ -156,7 +163,7 @@ class _Job(Generic[M]):
             except Exception as raised:
                 error = raised
             self._outcomes.append(_outcome(group, began, error))
-            if error is not None and self._stop_at_failure:
+            if not self._go_on(self._outcomes[-1]):
                 break
         return self._outcomes
 

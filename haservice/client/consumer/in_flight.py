@@ -25,7 +25,7 @@ class Pulled(Protocol):
     def queue_offset(self) -> int: ...
 
     @property
-    def store_size(self) -> int: ...
+    def store_bytes(self) -> int: ...
 
 
 M = TypeVar("M", bound=Pulled)
@@ -71,7 +71,7 @@ class InFlight(Generic[M]):
             if message.queue_offset < self.pulled_to:
                 continue
             self._messages[message.queue_offset] = message
-            self.bytes += message.store_size
+            self.bytes += message.store_bytes
             self.pulled_to = message.queue_offset + 1
             new.append(message)
         self.pulled_to = max(self.pulled_to, next_offset)
@@ -81,7 +81,7 @@ class InFlight(Generic[M]):
         """They are consumed, or given back.  Those that are not in flight (any more) are ignored."""
         for message in messages:
             if self._messages.pop(message.queue_offset, None) is not None:
-                self.bytes -= message.store_size
+                self.bytes -= message.store_bytes
 
     @property
     def committable(self) -> int:

@@ -12,7 +12,7 @@ from haservice.client.consumer.in_flight import InFlight, Limits
 
 class M(NamedTuple):
     queue_offset: int
-    store_size: int = 100
+    store_bytes: int = 100
 
 
 def messages(*offsets: int) -> list[M]:

@@ -61,7 +61,7 @@ def test_a_failure_stops_where_order_counts(way: Way) -> None:
             raise RetryLater(delay_s=0.5)
 
     async def main() -> list[Outcome[int]]:
-        return await way(callback).call([[1], [2], [3]], stop_at_failure=True)
+        return await way(callback).call([[1], [2], [3]], go_on=lambda outcome: outcome.error is None)
 
     outcomes = run(main)
     assert [one.consumed for one in outcomes] == [1, 0]

@@ -1,0 +1,269 @@
+"""AsyncPushConsumer: messages go to a callback as they come.
+
+    pulls (reader.py) ─▶ concurrently or orderly (concurrent.py, orderly.py) ─▶ the callback (handler.py)
+       ▲                        └─ what is not consumed comes again (give_back.py)
+    own queues, by rebalance (group.py); offsets (offsets.py, local_offsets.py)
+
+A callback that returns has consumed its message; one that raises has not, see handler.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from haservice.client.consumer.answers import Answers
+from haservice.client.consumer.calls import GroupCalls, PullLimits
+from haservice.client.consumer.concurrent import Concurrent
+from haservice.client.consumer.give_back import MAX_RECONSUME_TIMES, GiveBack
+from haservice.client.consumer.group import GroupMember, Membership
+from haservice.client.consumer.handler import DEAD_LETTER, Handler, Outcome
+from haservice.client.consumer.local_offsets import LocalOffsets, default_directory
+from haservice.client.consumer.locks import QueueLocks
+from haservice.client.consumer.offsets import BrokerOffsets, Offsets, begin_at
+from haservice.client.consumer.options import ConsumerOptions
+from haservice.client.consumer.orderly import Orderly
+from haservice.client.consumer.reader import QueueReader, Reading
+from haservice.client.consumer.stats import ConsumerStats
+from haservice.client.consumer.subscription import ALL, Subscription
+from haservice.client.errors import ClientClosed
+from haservice.client.message import Received
+from haservice.client.options import ClientOptions
+from haservice.client.session import Session
+from haservice.deadline import Deadline
+from haservice.remoting.bodies.clients import MessageQueue
+
+# The instance that Java's broadcasting consumers have: their offsets outlive the process.
+BROADCASTING_INSTANCE = "DEFAULT"
+
+
+class AsyncPushConsumer:
+    """A member of `group` that hands each message to `on_message`, or lists of them to `on_messages`.
+
+    Made and used on one running loop: `subscribe`, then `start` and `close`, or `async with`.  With a
+    `session` it shares that one, which it does not close; else it has one of its own.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        on_message: Callable[[Received], Any] | None = None,
+        *,
+        on_messages: Callable[[Sequence[Received]], Any] | None = None,
+        client: ClientOptions | None = None,
+        session: Session | None = None,
+        options: ConsumerOptions | None = None,
+    ) -> None:
+        """Raises ValueError, or NameserverUnknown."""
+        if (on_message is None) == (on_messages is None):
+            raise ValueError("give one of on_message and on_messages")
+        self.group = group
+        self.options = options = options or ConsumerOptions()
+        self._own_session = session is None
+        self._session = session = session or Session(client)
+        self._calls = GroupCalls(session, group)
+        self._stats = ConsumerStats()
+        self._handler: Handler[Received] = Handler(
+            on_message or on_messages,  # type: ignore[arg-type]
+            takes_lists=on_messages is not None,
+            threads=options.consume_threads,
+            timeout_s=options.consume_timeout_s,
+        )
+        self._offsets = offsets_of(session, self._calls, options)
+        self._locks = QueueLocks(self._calls) if options.orderly and not options.broadcasting else None
+        self._consumption = self._orderly() if options.orderly else self._concurrent()
+        self._reading = Reading(
+            calls=self._calls,
+            offsets=self._offsets,
+            stats=self._stats,
+            limits=replace(options.limits, span_max=None) if options.orderly else options.limits,
+            pull_limits=PullLimits(options.pull_batch, options.suspend_s, options.suspend_s + 10.0),
+            begin_at=self._begin_at,
+            deliver=self._consumption.deliver,
+            on_unheard=lambda _: session.heartbeat_soon(),
+            commits=not options.broadcasting,
+        )
+        self._paused = False
+        self._member = GroupMember(
+            session,
+            self._calls,
+            Membership(
+                group,
+                broadcasting=options.broadcasting,
+                consume_from=options.consume_from,
+                allocate=options.allocate,
+            ),
+            self._offsets,
+            self._make_reader,
+            locks=self._locks,
+            on_release=self._consumption.release,
+        )
+        self._calls.on_away = self._member.on_away
+        self._answers = Answers(
+            session,
+            self._member,
+            self._offsets,
+            self._stats,
+            threads=options.consume_threads,
+            orderly=options.orderly,
+            locks=self._locks,
+            directly=self._directly,
+        )
+        self._started = False
+        self._closed = False
+
+    # Subscriptions
+
+    def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
+        """`TagA || TagB`, `*`, or with `sql` an SQL92 expression over properties.  Raises ValueError.
+
+        Members of a group have to subscribe alike.  A second call for a topic replaces the first one.
+        """
+        self._member.subscribe(Subscription(topic, expression, sql))
+        if self._started:
+            self._session.heartbeat_soon()
+        return self
+
+    def unsubscribe(self, topic: str) -> None:
+        self._member.unsubscribe(topic)
+        if self._started:
+            self._session.heartbeat_soon()
+
+    # From start to close
+
+    async def start(self) -> Self:
+        """Joins the group.  May be called again.
+
+        Raises AnswerError where a broker cannot filter by an SQL92 expression, and OSError where the offsets
+        of a broadcasting consumer cannot be read.  Topics that do not exist yet are waited for.
+        """
+        if self._closed:
+            raise ClientClosed("the consumer")
+        if self._started:
+            return self
+        self._started = True
+        if self._own_session:
+            await self._session.start()
+        if isinstance(self._offsets, LocalOffsets):
+            await self._offsets.load()
+        await self._member.check_subscriptions()
+        self._handler.start()
+        self._consumption.start()
+        self._answers.register()
+        await self._session.add_consumer(self.group, self._member.data)
+        self._member.start()
+        return self
+
+    async def close(self) -> None:
+        """Waits for calls of the callback that run, stores the offsets and leaves the group.
+
+        May be called twice.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._started:
+            deadline = Deadline(self.options.close_timeout_s)
+            self._member.halt()
+            await self._consumption.stop(deadline.remaining)
+            await self._member.leave()
+            self._answers.unregister()
+            await self._session.remove_consumer(self.group)
+            await asyncio.to_thread(self._handler.stop, deadline)
+        if self._own_session:
+            await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # While it runs
+
+    def pause(self) -> None:
+        """Nothing more is pulled; what was pulled is still consumed."""
+        self._pause(True)
+
+    def resume(self) -> None:
+        self._pause(False)
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are this member's now, its retry queues among them."""
+        return sorted(self._member.readers)
+
+    async def commit(self) -> bool:
+        """Stores the offsets now, not within 5 s; False when a broker did not take them, which will be asked
+        again.
+        """
+        return await self._member.commit()
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        for reader in self._member.readers.values():
+            reader.paused = paused
+
+    # The parts
+
+    def _concurrent(self) -> Concurrent:
+        options = self.options
+        back = GiveBack(self._calls, self._max_reconsume_times())
+        return Concurrent(
+            self._handler,
+            None if options.broadcasting else back.again,
+            self._stats,
+            workers=options.consume_threads,
+            batch_max=options.batch_max,
+        )
+
+    def _orderly(self) -> Orderly:
+        options = self.options
+        back = GiveBack(self._calls, self._max_reconsume_times())
+
+        async def dead_letter(message: Received) -> bool:
+            return await back.copy(message, DEAD_LETTER)
+
+        return Orderly(
+            self._handler,
+            self._locks,
+            None if options.broadcasting else dead_letter,
+            self._stats,
+            workers=options.consume_threads,
+            batch_max=options.batch_max,
+            suspend_s=options.suspend_queue_s,
+            max_reconsume_times=options.max_reconsume_times,
+        )
+
+    def _max_reconsume_times(self) -> int:
+        wanted = self.options.max_reconsume_times
+        return MAX_RECONSUME_TIMES if wanted is None else wanted
+
+    def _make_reader(self, queue: MessageQueue, subscription: Subscription) -> QueueReader:
+        reader = QueueReader(queue, subscription, self._reading)
+        reader.paused = self._paused
+        return reader
+
+    async def _begin_at(self, queue: MessageQueue) -> int:
+        return await begin_at(queue, self._offsets, self._calls, self.options.consume_from)
+
+    async def _directly(self, message: Received) -> Outcome[Received]:
+        (outcome,) = await self._handler.call([[message]])
+        return outcome
+
+
+def offsets_of(session: Session, calls: GroupCalls, options: ConsumerOptions) -> Offsets:
+    """At the brokers, or of a broadcasting consumer in a file that is found again after a restart."""
+    if not options.broadcasting:
+        return BrokerOffsets(calls)
+    instance = session.options.instance_name or BROADCASTING_INSTANCE
+    directory = options.offsets_directory or default_directory()
+    return LocalOffsets(directory, f"{session.ip}@{instance}", calls.group)
