@@ -86,7 +86,7 @@ class Concurrent:
         await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def release(self, reader: QueueReader) -> None:
-        """The reader was dropped.  What it delivered and is not consumed comes to its next owner; calls that
+        """The reader was halted.  What it delivered and is not consumed comes to its next owner; calls that
         run are not waited for, as with Java's members.
         """
 

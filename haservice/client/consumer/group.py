@@ -285,9 +285,10 @@ class GroupMember:
         """The next owner begins at the offset that is stored now."""
         queue = reader.queue
         try:
-            reader.drop()
+            reader.halt()
             if self._on_release is not None:
                 await self._on_release(reader)
+            reader.drop()
             await self._offsets.commit([queue])
         except (HAServiceError, OSError) as error:
             logger.warning("offset not stored queue=%s reason=%s", queue, error)

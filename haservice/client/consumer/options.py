@@ -61,3 +61,6 @@ class ConsumerOptions:
         for name in ("consume_timeout_s", "suspend_queue_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: more than 0")
+
+
+DEFAULT_OPTIONS = ConsumerOptions()

@@ -82,7 +82,7 @@ class Orderly:
         line.arrived.set()
 
     async def release(self, reader: QueueReader) -> None:
-        """The reader was dropped: waits for the call that runs, whatever it takes, and forgets the queue."""
+        """The reader was halted: waits for the call that runs, whatever it takes, and forgets the queue."""
         line = self._lines.pop(reader, None)
         if line is not None and line.task is not None:
             await line.resting.wait()
@@ -106,7 +106,7 @@ class Orderly:
         self._lines.clear()
 
     async def _run(self, reader: QueueReader, line: _Line) -> None:
-        while not reader.dropped:
+        while not reader.halted:
             self._clear_if_moved(reader, line)
             if not line.waiting:
                 line.arrived.clear()
@@ -156,7 +156,7 @@ class Orderly:
 
     def _may_go_on(self, reader: QueueReader, in_flight: InFlight[Received]) -> bool:
         return (
-            not self._closing
+            not (self._closing or reader.halted)
             and reader.is_current(in_flight)
             and (self._locks is None or self._locks.is_held(reader.queue))
         )

@@ -24,7 +24,7 @@ from haservice.client.consumer.handler import DEAD_LETTER, Handler, Outcome
 from haservice.client.consumer.local_offsets import LocalOffsets, default_directory
 from haservice.client.consumer.locks import QueueLocks
 from haservice.client.consumer.offsets import BrokerOffsets, Offsets, begin_at
-from haservice.client.consumer.options import ConsumerOptions
+from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
 from haservice.client.consumer.orderly import Orderly
 from haservice.client.consumer.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
@@ -51,40 +51,40 @@ class AsyncPushConsumer:
         self,
         group: str,
         on_message: Callable[[Received], Any] | None = None,
+        options: ClientOptions | None = None,
         *,
         on_messages: Callable[[Sequence[Received]], Any] | None = None,
-        client: ClientOptions | None = None,
         session: Session | None = None,
-        options: ConsumerOptions | None = None,
+        consuming: ConsumerOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Raises ValueError, or NameserverUnknown."""
         if (on_message is None) == (on_messages is None):
             raise ValueError("give one of on_message and on_messages")
         self.group = group
-        self.options = options = options or ConsumerOptions()
-        self._own_session = session is None
-        self._session = session = session or Session(client)
+        self.consuming = consuming
+        self._owns_session = session is None
+        self.session = session = session or Session(options)
         self._calls = GroupCalls(session, group)
         self._stats = ConsumerStats()
         self._handler: Handler[Received] = Handler(
             on_message or on_messages,  # type: ignore[arg-type]
             takes_lists=on_messages is not None,
-            threads=options.consume_threads,
-            timeout_s=options.consume_timeout_s,
+            threads=consuming.consume_threads,
+            timeout_s=consuming.consume_timeout_s,
         )
-        self._offsets = offsets_of(session, self._calls, options)
-        self._locks = QueueLocks(self._calls) if options.orderly and not options.broadcasting else None
-        self._consumption = self._orderly() if options.orderly else self._concurrent()
+        self._offsets = offsets_of(session, self._calls, consuming)
+        self._locks = QueueLocks(self._calls) if consuming.orderly and not consuming.broadcasting else None
+        self._consumption = self._orderly() if consuming.orderly else self._concurrent()
         self._reading = Reading(
             calls=self._calls,
             offsets=self._offsets,
             stats=self._stats,
-            limits=replace(options.limits, span_max=None) if options.orderly else options.limits,
-            pull_limits=PullLimits(options.pull_batch, options.suspend_s, options.suspend_s + 10.0),
+            limits=replace(consuming.limits, span_max=None) if consuming.orderly else consuming.limits,
+            pull_limits=PullLimits(consuming.pull_batch, consuming.suspend_s, consuming.suspend_s + 10.0),
             begin_at=self._begin_at,
             deliver=self._consumption.deliver,
             on_unheard=lambda _: session.heartbeat_soon(),
-            commits=not options.broadcasting,
+            commits=not consuming.broadcasting,
         )
         self._paused = False
         self._member = GroupMember(
@@ -92,9 +92,9 @@ class AsyncPushConsumer:
             self._calls,
             Membership(
                 group,
-                broadcasting=options.broadcasting,
-                consume_from=options.consume_from,
-                allocate=options.allocate,
+                broadcasting=consuming.broadcasting,
+                consume_from=consuming.consume_from,
+                allocate=consuming.allocate,
             ),
             self._offsets,
             self._make_reader,
@@ -107,8 +107,8 @@ class AsyncPushConsumer:
             self._member,
             self._offsets,
             self._stats,
-            threads=options.consume_threads,
-            orderly=options.orderly,
+            threads=consuming.consume_threads,
+            orderly=consuming.orderly,
             locks=self._locks,
             directly=self._directly,
         )
@@ -124,13 +124,13 @@ class AsyncPushConsumer:
         """
         self._member.subscribe(Subscription(topic, expression, sql))
         if self._started:
-            self._session.heartbeat_soon()
+            self.session.heartbeat_soon()
         return self
 
     def unsubscribe(self, topic: str) -> None:
         self._member.unsubscribe(topic)
         if self._started:
-            self._session.heartbeat_soon()
+            self.session.heartbeat_soon()
 
     # From start to close
 
@@ -141,19 +141,18 @@ class AsyncPushConsumer:
         of a broadcasting consumer cannot be read.  Topics that do not exist yet are waited for.
         """
         if self._closed:
-            raise ClientClosed("the consumer")
+            raise ClientClosed(f"consumer {self.group}")
         if self._started:
             return self
         self._started = True
-        if self._own_session:
-            await self._session.start()
+        await self.session.start()
         if isinstance(self._offsets, LocalOffsets):
             await self._offsets.load()
         await self._member.check_subscriptions()
         self._handler.start()
         self._consumption.start()
         self._answers.register()
-        await self._session.add_consumer(self.group, self._member.data)
+        await self.session.add_consumer(self.group, self._member.data)
         self._member.start()
         return self
 
@@ -166,15 +165,15 @@ class AsyncPushConsumer:
             return
         self._closed = True
         if self._started:
-            deadline = Deadline(self.options.close_timeout_s)
+            deadline = Deadline(self.consuming.close_timeout_s)
             self._member.halt()
             await self._consumption.stop(deadline.remaining)
             await self._member.leave()
             self._answers.unregister()
-            await self._session.remove_consumer(self.group)
+            await self.session.remove_consumer(self.group)
             await asyncio.to_thread(self._handler.stop, deadline)
-        if self._own_session:
-            await self._session.close()
+        if self._owns_session:
+            await self.session.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -215,18 +214,18 @@ class AsyncPushConsumer:
     # The parts
 
     def _concurrent(self) -> Concurrent:
-        options = self.options
+        consuming = self.consuming
         back = GiveBack(self._calls, self._max_reconsume_times())
         return Concurrent(
             self._handler,
-            None if options.broadcasting else back.again,
+            None if consuming.broadcasting else back.again,
             self._stats,
-            workers=options.consume_threads,
-            batch_max=options.batch_max,
+            workers=consuming.consume_threads,
+            batch_max=consuming.batch_max,
         )
 
     def _orderly(self) -> Orderly:
-        options = self.options
+        consuming = self.consuming
         back = GiveBack(self._calls, self._max_reconsume_times())
 
         async def dead_letter(message: Received) -> bool:
@@ -235,16 +234,16 @@ class AsyncPushConsumer:
         return Orderly(
             self._handler,
             self._locks,
-            None if options.broadcasting else dead_letter,
+            None if consuming.broadcasting else dead_letter,
             self._stats,
-            workers=options.consume_threads,
-            batch_max=options.batch_max,
-            suspend_s=options.suspend_queue_s,
-            max_reconsume_times=options.max_reconsume_times,
+            workers=consuming.consume_threads,
+            batch_max=consuming.batch_max,
+            suspend_s=consuming.suspend_queue_s,
+            max_reconsume_times=consuming.max_reconsume_times,
         )
 
     def _max_reconsume_times(self) -> int:
-        wanted = self.options.max_reconsume_times
+        wanted = self.consuming.max_reconsume_times
         return MAX_RECONSUME_TIMES if wanted is None else wanted
 
     def _make_reader(self, queue: MessageQueue, subscription: Subscription) -> QueueReader:
@@ -253,17 +252,17 @@ class AsyncPushConsumer:
         return reader
 
     async def _begin_at(self, queue: MessageQueue) -> int:
-        return await begin_at(queue, self._offsets, self._calls, self.options.consume_from)
+        return await begin_at(queue, self._offsets, self._calls, self.consuming.consume_from)
 
     async def _directly(self, message: Received) -> Outcome[Received]:
         (outcome,) = await self._handler.call([[message]])
         return outcome
 
 
-def offsets_of(session: Session, calls: GroupCalls, options: ConsumerOptions) -> Offsets:
+def offsets_of(session: Session, calls: GroupCalls, consuming: ConsumerOptions) -> Offsets:
     """At the brokers, or of a broadcasting consumer in a file that is found again after a restart."""
-    if not options.broadcasting:
+    if not consuming.broadcasting:
         return BrokerOffsets(calls)
     instance = session.options.instance_name or BROADCASTING_INSTANCE
-    directory = options.offsets_directory or default_directory()
+    directory = consuming.offsets_directory or default_directory()
     return LocalOffsets(directory, f"{session.ip}@{instance}", calls.group)

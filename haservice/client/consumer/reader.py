@@ -68,6 +68,7 @@ class QueueReader:
         self.queue = queue
         self.subscription = subscription
         self.in_flight: InFlight[Received] | None = None  # None until it is known where to begin
+        self.halted = False
         self.dropped = False
         self.last_pull_ms = self.last_consume_ms = now_ms()
         self._reading = reading
@@ -84,13 +85,13 @@ class QueueReader:
         self._task = asyncio.create_task(self._run(), name=f"read {self.queue}")
 
     def drop(self) -> None:
-        """No more is pulled or delivered, and what is consumed from now on does not count."""
+        """What is consumed from now on does not count either."""
         self.dropped = True
-        if self._task is not None:
-            self._task.cancel()
+        self.halt()
 
     def halt(self) -> None:
-        """No more is pulled; what is consumed of what was delivered still counts."""
+        """No more is pulled, and no more calls of the callback are to begin; those that run still count."""
+        self.halted = True
         if self._task is not None:
             self._task.cancel()
 
@@ -106,7 +107,7 @@ class QueueReader:
         self.in_flight = InFlight(offset, self._reading.limits)
         self._moved_to = None
         self._reading.offsets.update(self.queue, offset)
-        if not self.dropped:
+        if not self.halted:
             self.start()
 
     @property
@@ -131,8 +132,9 @@ class QueueReader:
 
     def leave(self, addr: str) -> None:
         """A pull that `addr` holds is not waited for any more."""
-        if addr == self._asked and self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
+        if addr == self._asked and self._task is not asyncio.current_task() and not self.halted:
+            if self._task is not None:
+                self._task.cancel()
             self.start()
 
     def is_current(self, in_flight: InFlight[Received]) -> bool:
@@ -152,7 +154,7 @@ class QueueReader:
 
     async def _run(self) -> None:
         pause_s = AWAY_S
-        while not self.dropped:
+        while not self.halted:
             self._room.clear()
             self._retry.clear()
             try:

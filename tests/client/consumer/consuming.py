@@ -64,5 +64,5 @@ def push(
     """From the first offset; polls routes and sends heartbeats often."""
     client = ClientOptions(cluster.namesrv, route_interval_s=1.0, heartbeat_interval_s=1.0)
     options = {"consume_from": ConsumeFrom.FIRST, **options}
-    consumer = AsyncPushConsumer(group, callback, client=client, options=ConsumerOptions(**options))
+    consumer = AsyncPushConsumer(group, callback, client, consuming=ConsumerOptions(**options))
     return consumer if topic is None else consumer.subscribe(topic)

@@ -128,8 +128,8 @@ def test_two_groups_over_one_session_each_get_everything(cluster: Cluster) -> No
         options = ConsumerOptions(consume_from=ConsumeFrom.FIRST)
         async with (
             Session(ClientOptions(cluster.namesrv)) as session,
-            AsyncPushConsumer("one", first, session=session, options=options).subscribe("Orders"),
-            AsyncPushConsumer("two", second, session=session, options=options).subscribe("Orders"),
+            AsyncPushConsumer("one", first, session=session, consuming=options).subscribe("Orders"),
+            AsyncPushConsumer("two", second, session=session, consuming=options).subscribe("Orders"),
         ):
             await until(lambda: len(first.messages) == len(second.messages) == 20, "both have all")
 
@@ -294,7 +294,7 @@ def test_lists_of_messages_with_some_that_are_consumed(cluster: Cluster) -> None
     async def main() -> None:
         client = ClientOptions(cluster.namesrv)
         options = ConsumerOptions(consume_from=ConsumeFrom.FIRST, batch_max=4, consume_threads=1)
-        consumer = AsyncPushConsumer("g", on_messages=callback, client=client, options=options)
+        consumer = AsyncPushConsumer("g", on_messages=callback, options=client, consuming=options)
         async with consumer.subscribe("Orders"):
             await until(lambda: sum(11 in call for call in calls) >= 2, "the last of each came again")
         assert calls[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -391,7 +391,7 @@ def test_a_callback_and_a_list_callback_exclude_each_other(cluster: Cluster) -> 
     async def main() -> None:
         for given in ({}, {"on_messages": print, "on_message": print}):
             with pytest.raises(ValueError, match="one of on_message and on_messages"):
-                AsyncPushConsumer("g", client=ClientOptions(cluster.namesrv), **given)  # type: ignore[arg-type]
+                AsyncPushConsumer("g", options=ClientOptions(cluster.namesrv), **given)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="batch_max=0"):
             ConsumerOptions(batch_max=0)
 
@@ -416,7 +416,7 @@ def test_broadcasting_gives_every_member_everything_and_goes_on_after_a_restart(
         options = ConsumerOptions(
             broadcasting=True, consume_from=ConsumeFrom.FIRST, offsets_directory=tmp_path / "offsets"
         )
-        return AsyncPushConsumer("g", seen, client=client, options=options).subscribe("Orders")
+        return AsyncPushConsumer("g", seen, options=client, consuming=options).subscribe("Orders")
 
     async def main() -> None:
         first, second = Seen(fail), Seen()
