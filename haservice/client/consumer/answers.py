@@ -16,11 +16,11 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 
 from commitlog.kernel import records
+from haservice.client.consumer.callback.handler import Outcome, RetryLater
 from haservice.client.consumer.group import PUSH, GroupMember
-from haservice.client.consumer.handler import Outcome, RetryLater
-from haservice.client.consumer.locks import QueueLocks
-from haservice.client.consumer.offsets import Offsets
-from haservice.client.consumer.reader import QueueReader
+from haservice.client.consumer.queues.locks import QueueLocks
+from haservice.client.consumer.queues.offsets import Offsets
+from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import now_ms
 from haservice.client.message import Received

@@ -77,11 +77,16 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """`suspend_s`: how long a broker may hold a pull for which there is nothing; 0 asks for an answer now."""
+    """`suspend_s`: how long a broker may hold a pull for which there is nothing; 0 asks for an answer now.
+
+    Tags go with every pull, so that a broker that has heard no heartbeat yet knows what is wanted.  SQL92 it
+    compiles once, from the heartbeat; `sql_in_pulls` is for who sends none.
+    """
 
     count: int = 32
     suspend_s: float = 15.0
     timeout_s: float = 25.0
+    sql_in_pulls: bool = False
 
 
 class GroupCalls:
@@ -148,12 +153,9 @@ class GroupCalls:
         *,
         commit: int | None = None,
     ) -> Pulled:
-        """11.  `commit` is an offset that the broker stores by the way.  Raises RemotingError.
-
-        Tags go with every pull, so that a broker that has heard no heartbeat yet knows what is wanted.  SQL92
-        is compiled once, from the heartbeat.
-        """
-        sys_flag = (SUSPEND if limits.suspend_s > 0 else 0) | (0 if subscription.sql else SUBSCRIPTION)
+        """11.  `commit` is an offset that the broker stores by the way.  Raises RemotingError."""
+        in_pull = limits.sql_in_pulls or not subscription.sql
+        sys_flag = (SUSPEND if limits.suspend_s > 0 else 0) | (SUBSCRIPTION if in_pull else 0)
         # A slave stores none that comes with a pull.
         commits = commit is not None and addr == self._session.routes.master(queue.broker_name)
         header = PullMessageHeader(
@@ -166,7 +168,7 @@ class GroupCalls:
             commit_offset=commit if commits and commit is not None else 0,
             suspend_timeout_millis=int(limits.suspend_s * 1000),
             sub_version=subscription.version,
-            subscription=None if subscription.sql else subscription.expression,
+            subscription=subscription.expression if in_pull else None,
             expression_type=subscription.kind,
         )
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.encode())

@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from haservice.client.consumer.allocation import Allocate, averagely
 from haservice.client.consumer.calls import GroupCalls
-from haservice.client.consumer.locks import QueueLocks
-from haservice.client.consumer.offsets import ConsumeFrom, Offsets
-from haservice.client.consumer.reader import QueueReader
-from haservice.client.consumer.rebalance import TopicView, plan
+from haservice.client.consumer.queues.allocation import Allocate, averagely
+from haservice.client.consumer.queues.locks import QueueLocks
+from haservice.client.consumer.queues.offsets import ConsumeFrom, Offsets
+from haservice.client.consumer.queues.reader import QueueReader
+from haservice.client.consumer.queues.rebalance import TopicView, plan
 from haservice.client.consumer.subscription import Subscription, now_ms, retry_topic
 from haservice.client.errors import RouteUnknown
 from haservice.client.routes import TopicRoute
@@ -116,12 +116,27 @@ class GroupMember:
             if subscription.sql and names:
                 await self._calls.check(names[0], subscription)
 
-    def start(self) -> None:
+    def start(self, *, balanced: bool = True) -> None:
+        """Without `balanced` it holds what it was given by `hold`."""
         self.started_ms = now_ms()
-        loops: list[Coroutine[Any, Any, None]] = [self._keep_balanced(), self._keep_committed()]
+        loops: list[Coroutine[Any, Any, None]] = [self._keep_committed()]
+        if balanced:
+            loops.append(self._keep_balanced())
         if self._locks is not None:
             loops.append(self._locks.keep())
         self._tasks = [asyncio.create_task(one) for one in loops]
+
+    async def hold(self, queues: Collection[MessageQueue], subscriptions: Mapping[str, Subscription]) -> None:
+        """These queues and no others, whoever else has them.  Raises RouteUnknown or RemotingError."""
+        for topic in {queue.topic for queue in queues}:
+            await self._session.route(topic)
+            self._watch(topic)
+        for queue in set(self.readers) - set(queues):
+            self._give_up(queue)
+        for queue in queues:
+            if queue not in self.readers:
+                self.readers[queue] = self._make_reader(queue, subscriptions[queue.topic])
+                self.readers[queue].start()
 
     def halt(self) -> None:
         """No queue is taken or given up any more, and none is pulled."""

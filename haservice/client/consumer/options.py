@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from haservice.client.consumer.allocation import Allocate, averagely
-from haservice.client.consumer.in_flight import Limits
-from haservice.client.consumer.offsets import ConsumeFrom
+from haservice.client.consumer.queues.allocation import Allocate, averagely
+from haservice.client.consumer.queues.in_flight import Limits
+from haservice.client.consumer.queues.offsets import ConsumeFrom
 
 DEFAULT_LIMITS = Limits()
 

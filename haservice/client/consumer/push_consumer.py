@@ -1,10 +1,11 @@
-"""AsyncPushConsumer: messages go to a callback as they come.
+"""AsyncPushConsumer and PushConsumer: messages go to a callback as they come.
 
     pulls (reader.py) ─▶ concurrently or orderly (concurrent.py, orderly.py) ─▶ the callback (handler.py)
        ▲                        └─ what is not consumed comes again (give_back.py)
     own queues, by rebalance (group.py); offsets (offsets.py, local_offsets.py)
 
-A callback that returns has consumed its message; one that raises has not, see handler.py.
+A callback that returns has consumed its message; one that raises has not, see handler.py.  The first class is
+asyncio's; the second is the same for threads.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from haservice.client.blocking import CLOSE_S, BlockingFace
 from haservice.client.consumer.answers import Answers
+from haservice.client.consumer.callback.concurrent import Concurrent
+from haservice.client.consumer.callback.give_back import MAX_RECONSUME_TIMES, GiveBack
+from haservice.client.consumer.callback.handler import DEAD_LETTER, Handler, Outcome
+from haservice.client.consumer.callback.orderly import Orderly
 from haservice.client.consumer.calls import GroupCalls, PullLimits
-from haservice.client.consumer.concurrent import Concurrent
-from haservice.client.consumer.give_back import MAX_RECONSUME_TIMES, GiveBack
 from haservice.client.consumer.group import GroupMember, Membership
-from haservice.client.consumer.handler import DEAD_LETTER, Handler, Outcome
-from haservice.client.consumer.local_offsets import LocalOffsets, default_directory
-from haservice.client.consumer.locks import QueueLocks
-from haservice.client.consumer.offsets import BrokerOffsets, Offsets, begin_at
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
-from haservice.client.consumer.orderly import Orderly
-from haservice.client.consumer.reader import QueueReader, Reading
+from haservice.client.consumer.queues.local_offsets import LocalOffsets, default_directory
+from haservice.client.consumer.queues.locks import QueueLocks
+from haservice.client.consumer.queues.offsets import BrokerOffsets, Offsets, begin_at
+from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import ALL, Subscription
 from haservice.client.errors import ClientClosed
@@ -266,3 +268,51 @@ def offsets_of(session: Session, calls: GroupCalls, consuming: ConsumerOptions) 
     instance = session.options.instance_name or BROADCASTING_INSTANCE
     directory = consuming.offsets_directory or default_directory()
     return LocalOffsets(directory, f"{session.ip}@{instance}", calls.group)
+
+
+class PushConsumer(BlockingFace[AsyncPushConsumer]):
+    """AsyncPushConsumer for threads.
+
+    Its loop runs in the thread `client-loop`; plain callbacks run in the threads `consume-N`, coroutine
+    functions on the loop.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        on_message: Callable[[Received], Any] | None = None,
+        options: ClientOptions | None = None,
+        *,
+        on_messages: Callable[[Sequence[Received]], Any] | None = None,
+        consuming: ConsumerOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        self.group = group
+        self.close_s = consuming.close_timeout_s + CLOSE_S
+        super().__init__(
+            lambda: AsyncPushConsumer(
+                group, on_message, options, on_messages=on_messages, consuming=consuming
+            )
+        )
+
+    def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
+        """See AsyncPushConsumer.subscribe."""
+        self._run(self._inner.subscribe, topic, expression, sql=sql)
+        return self
+
+    def unsubscribe(self, topic: str) -> None:
+        self._run(self._inner.unsubscribe, topic)
+
+    def pause(self) -> None:
+        """See AsyncPushConsumer.pause."""
+        self._run(self._inner.pause)
+
+    def resume(self) -> None:
+        self._run(self._inner.resume)
+
+    def assignment(self) -> list[MessageQueue]:
+        """See AsyncPushConsumer.assignment."""
+        return self._run(self._inner.assignment)
+
+    def commit(self) -> bool:
+        """See AsyncPushConsumer.commit."""
+        return self._call(self._inner.commit())

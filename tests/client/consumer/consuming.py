@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from haservice.client.consumer.offsets import ConsumeFrom
 from haservice.client.consumer.options import ConsumerOptions
 from haservice.client.consumer.push_consumer import AsyncPushConsumer
+from haservice.client.consumer.queues.offsets import ConsumeFrom
 from haservice.client.message import Received
 from haservice.client.options import ClientOptions
 from tests.pipeline.brokers import Cluster

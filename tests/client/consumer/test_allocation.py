@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from haservice.client.consumer.allocation import averagely, averagely_by_circle, by_config, sorted_queues
+from haservice.client.consumer.queues.allocation import (
+    averagely,
+    averagely_by_circle,
+    by_config,
+    sorted_queues,
+)
 from haservice.remoting.bodies.clients import MessageQueue
 
 EVEN: list[Callable[..., list[MessageQueue]]] = [averagely, averagely_by_circle]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from haservice.client.consumer.handler import ConsumeTimeout, Handler, Outcome, RetryLater
+from haservice.client.consumer.callback.handler import ConsumeTimeout, Handler, Outcome, RetryLater
 from haservice.deadline import Deadline
 from tests.support.waiting import PATIENCE_S
 

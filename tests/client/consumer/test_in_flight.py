@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from haservice.client.consumer.in_flight import InFlight, Limits
+from haservice.client.consumer.queues.in_flight import InFlight, Limits
 
 
 class M(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from haservice.client.consumer.local_offsets import LocalOffsets
+from haservice.client.consumer.queues.local_offsets import LocalOffsets
 from haservice.remoting.bodies.clients import MessageQueue
 
 FIRST, SECOND = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import defaultdict
 
-from haservice.client.consumer.handler import RetryLater
+from haservice.client.consumer.callback.handler import RetryLater
 from haservice.client.consumer.push_consumer import AsyncPushConsumer
 from haservice.client.message import Received
 from tests.client.consumer.consuming import Seen, push, run, until

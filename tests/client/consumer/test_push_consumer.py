@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from haservice.client.consumer.handler import RetryLater
-from haservice.client.consumer.in_flight import Limits
-from haservice.client.consumer.offsets import ConsumeFrom
+from haservice.client.consumer.callback.handler import RetryLater
 from haservice.client.consumer.options import ConsumerOptions
 from haservice.client.consumer.push_consumer import AsyncPushConsumer
-from haservice.client.consumer.reader import QueueReader
+from haservice.client.consumer.queues.in_flight import Limits
+from haservice.client.consumer.queues.offsets import ConsumeFrom
+from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.message import Received
 from haservice.client.options import ClientOptions
 from haservice.client.session import Session

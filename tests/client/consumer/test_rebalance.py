@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from haservice.client.consumer.allocation import averagely
-from haservice.client.consumer.rebalance import Plan, TopicView, plan
+from haservice.client.consumer.queues.allocation import averagely
+from haservice.client.consumer.queues.rebalance import Plan, TopicView, plan
 from haservice.remoting.bodies.clients import MessageQueue
 
 

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from haservice.client.consumer.handler import Handler, Outcome
-from haservice.client.consumer.in_flight import InFlight
-from haservice.client.consumer.reader import QueueReader
+from haservice.client.consumer.callback.handler import Handler, Outcome
+from haservice.client.consumer.queues.in_flight import InFlight
+from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.message import Received
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from haservice.client.consumer.allocation import Allocate, sorted_queues
+from haservice.client.consumer.queues.allocation import Allocate, sorted_queues
 from haservice.remoting.bodies.clients import MessageQueue
 
 

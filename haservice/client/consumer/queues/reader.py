@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from commitlog.errors import CommitLogError
 from haservice.client.consumer.calls import GroupCalls, Pulled, PullLimits, PullStatus
-from haservice.client.consumer.in_flight import InFlight, Limits
-from haservice.client.consumer.offsets import Offsets
+from haservice.client.consumer.queues.in_flight import InFlight, Limits
+from haservice.client.consumer.queues.offsets import Offsets
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import Subscription, now_ms
 from haservice.client.message import Received

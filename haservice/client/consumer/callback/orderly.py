@@ -15,11 +15,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from haservice.client.consumer.concurrent import CALLS_MAX, log_failure, tried
-from haservice.client.consumer.handler import DEAD_LETTER, Handler, Outcome
-from haservice.client.consumer.in_flight import InFlight
-from haservice.client.consumer.locks import QueueLocks
-from haservice.client.consumer.reader import QueueReader
+from haservice.client.consumer.callback.concurrent import CALLS_MAX, log_failure, tried
+from haservice.client.consumer.callback.handler import DEAD_LETTER, Handler, Outcome
+from haservice.client.consumer.queues.in_flight import InFlight
+from haservice.client.consumer.queues.locks import QueueLocks
+from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.message import Received
 
