@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from haservice.client.consumer.calls import GroupCalls
 from haservice.client.consumer.queues.allocation import Allocate, averagely
@@ -116,15 +115,16 @@ class GroupMember:
             if subscription.sql and names:
                 await self._calls.check(names[0], subscription)
 
-    def start(self, *, balanced: bool = True) -> None:
-        """Without `balanced` it holds what it was given by `hold`."""
+    def start(self) -> None:
+        """Keeps offsets and locks; `balance` or `hold` gives it queues."""
         self.started_ms = now_ms()
-        loops: list[Coroutine[Any, Any, None]] = [self._keep_committed()]
-        if balanced:
-            loops.append(self._keep_balanced())
+        self._tasks = [asyncio.create_task(self._keep_committed())]
         if self._locks is not None:
-            loops.append(self._locks.keep())
-        self._tasks = [asyncio.create_task(one) for one in loops]
+            self._tasks.append(asyncio.create_task(self._locks.keep()))
+
+    def balance(self) -> None:
+        """Shares the queues with the other members, from now on."""
+        self._tasks.append(asyncio.create_task(self._keep_balanced()))
 
     async def hold(self, queues: Collection[MessageQueue], subscriptions: Mapping[str, Subscription]) -> None:
         """These queues and no others, whoever else has them.  Raises RouteUnknown or RemotingError."""

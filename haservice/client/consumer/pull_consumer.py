@@ -24,7 +24,8 @@ from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
 from haservice.client.consumer.push_consumer import offsets_of
 from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.local_offsets import LocalOffsets
-from haservice.client.consumer.queues.offsets import Offsets, begin_at
+from haservice.client.consumer.queues.offsets import begin_at
+from haservice.client.consumer.queues.positions import Positions
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import ALL, Subscription
@@ -46,38 +47,6 @@ class NotAssigned(ClientError):
             f"{queue.topic} queue {queue.queue_id} at {queue.broker_name} is not assigned here now"
         )
         self.queue = queue
-
-
-class _Positions:
-    """Offsets as the application has come: stored when it commits, or by themselves if `auto`."""
-
-    def __init__(self, store: Offsets, auto: bool) -> None:
-        self._store = store
-        self._auto = auto
-        self._positions: dict[MessageQueue, int] = {}
-
-    async def stored(self, queue: MessageQueue) -> int | None:
-        return await self._store.stored(queue)
-
-    def current(self, queue: MessageQueue) -> int | None:
-        return self._positions.get(queue)
-
-    def update(self, queue: MessageQueue, offset: int) -> None:
-        self._positions[queue] = offset
-
-    def forget(self, queue: MessageQueue) -> None:
-        self._positions.pop(queue, None)
-        self._store.forget(queue)
-
-    async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
-        if self._auto:
-            await self.commit_now(queues)
-
-    async def commit_now(self, queues: Collection[MessageQueue] | None = None) -> None:
-        for queue, offset in self._positions.items():
-            if queues is None or queue in queues:
-                self._store.update(queue, offset)
-        await self._store.commit(queues)
 
 
 class _Buffer:
@@ -111,7 +80,7 @@ class AsyncPullConsumer:
         self._calls = GroupCalls(session, group)
         self._stats = ConsumerStats()
         self._store = offsets_of(session, self._calls, consuming)
-        self._positions = _Positions(self._store, consuming.auto_commit)
+        self._positions = Positions(self._store, consuming.auto_commit)
         self._reading = Reading(
             calls=self._calls,
             offsets=self._positions,
@@ -148,6 +117,7 @@ class AsyncPullConsumer:
         self._arrived = asyncio.Event()
         self._paused: set[MessageQueue] = set()
         self._started = False
+        self._joined = False
         self._closed = False
 
     # What is read
@@ -201,11 +171,18 @@ class AsyncPullConsumer:
         if isinstance(self._store, LocalOffsets):
             await self._store.load()
         self._answers.register()
-        if self._member.subscriptions:
-            await self._member.check_subscriptions()
-            await self.session.add_consumer(self.group, self._member.data)
-        self._member.start(balanced=bool(self._member.subscriptions))
+        self._member.start()
+        await self._join()
         return self
+
+    async def _join(self) -> None:
+        """From the first subscription on it is a member of the group."""
+        if self._joined or not self._member.subscriptions:
+            return
+        self._joined = True
+        await self._member.check_subscriptions()
+        await self.session.add_consumer(self.group, self._member.data)
+        self._member.balance()
 
     async def close(self, *, consumed: bool = True) -> None:
         """Stores how far the application has come, if `auto_commit`, and leaves the group.
@@ -248,11 +225,13 @@ class AsyncPullConsumer:
     async def poll(self, timeout_s: float = POLL_S, *, max_messages: int | None = None) -> list[Received]:
         """Messages of one or more queues, each queue's in order; empty when none came within `timeout_s`.
 
-        What the poll before gave counts as consumed from now on.  Raises ClientClosed.
+        What the poll before gave counts as consumed from now on.  Raises ClientClosed, and as `start` does
+        behind a `subscribe`.
         """
         self._check_open()
         self._finish_polled()
         await self.start()
+        await self._join()
         count = max_messages or self.consuming.pull_batch
         try:
             async with asyncio.timeout(timeout_s):

@@ -129,6 +129,10 @@ class AsyncPushConsumer:
             self.session.heartbeat_soon()
         return self
 
+    async def check_subscriptions(self) -> None:
+        """Whether brokers can filter by the SQL92 expressions, as `start` asks, too.  Raises AnswerError."""
+        await self._member.check_subscriptions()
+
     def unsubscribe(self, topic: str) -> None:
         self._member.unsubscribe(topic)
         if self._started:
@@ -156,6 +160,7 @@ class AsyncPushConsumer:
         self._answers.register()
         await self.session.add_consumer(self.group, self._member.data)
         self._member.start()
+        self._member.balance()
         return self
 
     async def close(self) -> None:
@@ -295,8 +300,10 @@ class PushConsumer(BlockingFace[AsyncPushConsumer]):
         )
 
     def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
-        """See AsyncPushConsumer.subscribe."""
+        """See AsyncPushConsumer.subscribe.  Raises AnswerError for what a broker cannot filter by."""
         self._run(self._inner.subscribe, topic, expression, sql=sql)
+        if sql:
+            self._call(self._inner.check_subscriptions())
         return self
 
     def unsubscribe(self, topic: str) -> None:

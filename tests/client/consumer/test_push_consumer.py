@@ -13,7 +13,7 @@ import pytest
 
 from haservice.client.consumer.callback.handler import RetryLater
 from haservice.client.consumer.options import ConsumerOptions
-from haservice.client.consumer.push_consumer import AsyncPushConsumer
+from haservice.client.consumer.push_consumer import AsyncPushConsumer, PushConsumer
 from haservice.client.consumer.queues.in_flight import Limits
 from haservice.client.consumer.queues.offsets import ConsumeFrom
 from haservice.client.consumer.queues.reader import QueueReader
@@ -23,7 +23,7 @@ from haservice.client.session import Session
 from haservice.errors import AnswerError
 from tests.client.consumer.consuming import Seen, push, run, until
 from tests.pipeline.brokers import Cluster, properties_of, stored
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 # A message that is not consumed comes again after a second.
 QUICK = {"message_delay_levels": "1s 1s 1s 1s 1s 1s"}
@@ -454,3 +454,23 @@ def test_an_offset_that_retention_took_is_passed_over(cluster: Cluster) -> None:
             await until(lambda: len(seen.messages) == 5, "what is new comes")
 
     run(main())
+
+
+# For threads
+
+
+def test_a_push_consumer_for_threads(cluster: Cluster) -> None:
+    node = cluster.start()
+    cluster.fill(node, count=20)
+    seen = Seen()
+    consuming = ConsumerOptions(consume_from=ConsumeFrom.FIRST)
+    with PushConsumer("g", seen, ClientOptions(cluster.namesrv), consuming=consuming) as consumer:
+        consumer.subscribe("Orders", "TagA")
+        wait_until(lambda: len(seen.messages) == 10, "they have come")
+        consumer.pause()
+        consumer.resume()
+        assert consumer.commit()
+        assert len([queue for queue in consumer.assignment() if queue.topic == "Orders"]) == 4
+        consumer.unsubscribe("Orders")
+        wait_until(lambda: {one.topic for one in consumer.assignment()} <= {"%RETRY%g"}, "given up")
+    assert seen.numbers == list(range(0, 20, 2))
