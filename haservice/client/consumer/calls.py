@@ -14,7 +14,7 @@ from enum import Enum
 from haservice.client.consumer.subscription import Subscription
 from haservice.client.message import Received, decode_all
 from haservice.client.session import Session
-from haservice.errors import RemotingError, RemotingTimeout, RemotingUnreachable
+from haservice.errors import HAServiceError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
     CheckClientRequestBody,
@@ -279,7 +279,7 @@ class GroupCalls:
             *(self._lock_at(name, some) for name, some in by_name.items()), return_exceptions=True
         )
         for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, RemotingError):
+            if isinstance(answer, BaseException) and not isinstance(answer, HAServiceError):
                 raise answer
         return {queue for answer in answers if not isinstance(answer, BaseException) for queue in answer}
 

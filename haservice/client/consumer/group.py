@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -37,6 +38,10 @@ REBALANCE_S = 20.0
 UNSETTLED_S = 1.0
 RETRY_TOPIC_MS = 60_000  # so long the route of the retry topic is waited for
 COMMIT_S = 5.0
+# So long a member that leaves waits for queues that it is giving up.
+RELEASE_S = 2.0
+# A member that brokers do not list keeps its queues for so long: it is to have them again in a moment.
+UNLISTED_S = 60.0
 
 CLUSTERING = "CLUSTERING"
 BROADCASTING = "BROADCASTING"
@@ -69,7 +74,6 @@ class GroupMember:
         *,
         locks: QueueLocks | None = None,
         on_release: Callable[[QueueReader], Awaitable[None]] | None = None,
-        on_changed: Callable[[], None] | None = None,
     ) -> None:
         """`on_release` is awaited before a queue is given to others: until nothing of it is consumed here."""
         self.membership = membership
@@ -82,9 +86,9 @@ class GroupMember:
         self._make_reader = make_reader
         self._locks = locks
         self._on_release = on_release
-        self._on_changed = on_changed
         self._due = asyncio.Event()
         self._settled = False
+        self._listed_s = time.monotonic()
         self._releasing: dict[MessageQueue, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._log = LogThrottle()
@@ -149,6 +153,8 @@ class GroupMember:
 
     async def leave(self) -> None:
         """After halt(), when nothing is consumed any more: offsets are stored, locks given back."""
+        if self._releasing:
+            await asyncio.wait(self._releasing.values(), timeout=RELEASE_S)
         tasks = [*self._tasks, *self._releasing.values()]
         for task in tasks:
             task.cancel()
@@ -163,7 +169,7 @@ class GroupMember:
         self.readers.clear()
 
     def rebalance_soon(self) -> None:
-        """And what waits after a failure is tried again: something has changed."""
+        """Something has changed."""
         self._due.set()
 
     def on_away(self, addr: str) -> None:
@@ -225,7 +231,10 @@ class GroupMember:
     async def _keep_committed(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_S)
-            await self.commit()
+            try:
+                await self.commit()
+            except Exception:
+                logger.exception("offsets not stored group=%s", self.membership.group)
 
     async def rebalance(self) -> bool:
         """Takes and gives up what has changed; False when that is not all that is to be done."""
@@ -234,7 +243,15 @@ class GroupMember:
         if self._unlisted(views):
             await self._session.heartbeat()
             settled = False
-        change = plan(views, self.readers, self._session.client_id, self.membership.allocate)
+        else:
+            self._listed_s = time.monotonic()
+        change = plan(
+            views,
+            self.readers,
+            self._session.client_id,
+            self.membership.allocate,
+            keep_unlisted=time.monotonic() - self._listed_s < UNLISTED_S,
+        )
         for queue in change.give_up:
             self._give_up(queue)
         wanted = [queue for queue in change.take if queue not in self._releasing]
@@ -252,8 +269,6 @@ class GroupMember:
                 len(taken),
                 len(change.give_up),
             )
-            if self._on_changed is not None:
-                self._on_changed()
         return settled and len(taken) == len(change.take)
 
     def _is_retry(self, topic: str) -> bool:

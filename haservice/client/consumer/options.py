@@ -58,7 +58,7 @@ class ConsumerOptions:
         for name in ("pull_batch", "consume_threads", "batch_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1")
-        for name in ("consume_timeout_s", "suspend_queue_s"):
+        for name in ("consume_timeout_s", "suspend_queue_s", "suspend_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: more than 0")
 

@@ -28,9 +28,11 @@ def test_what_is_not_known_changes_nothing() -> None:
     assert not plan({"T": TopicView(queues_of("T", 4), None)}, held, "a", averagely)
 
 
-def test_a_member_that_the_broker_does_not_list_yet_keeps_what_it_has() -> None:
+def test_a_member_that_the_broker_does_not_list_keeps_what_it_has_for_a_while() -> None:
     held = queues_of("T", 2)
-    assert not plan({"T": TopicView(queues_of("T", 4), ["b"])}, held, "a", averagely)
+    view = {"T": TopicView(queues_of("T", 4), ["b"])}
+    assert not plan(view, held, "a", averagely)
+    assert plan(view, held, "a", averagely, keep_unlisted=False) == Plan((), held)
 
 
 def test_a_topic_that_is_subscribed_no_more_is_given_up_and_so_is_a_queue_that_is_gone() -> None:

@@ -116,7 +116,8 @@ class Concurrent:
             try:
                 await self._consume(piece)
             except Exception:
-                logger.exception("messages not consumed queue=%s", piece.reader.queue)
+                logger.exception("messages not consumed, again soon queue=%s", piece.reader.queue)
+                asyncio.get_running_loop().call_later(AGAIN_S, self._put, piece)
             finally:
                 self._busy -= 1
                 if not self._busy:

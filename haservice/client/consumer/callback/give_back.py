@@ -13,6 +13,7 @@ import logging
 
 from haservice.client.consumer.calls import GroupCalls
 from haservice.client.consumer.subscription import now_ms, retry_topic
+from haservice.client.errors import MessageIllegal
 from haservice.client.message import Received, encode_properties
 from haservice.errors import HAServiceError
 from haservice.remoting.headers.clients import SendMessageHeader
@@ -59,6 +60,13 @@ class GiveBack:
             properties["DELAY"] = str(delay_level)
         else:
             tries = max(tries, self._max)
+        try:
+            text = encode_properties(properties)
+        except MessageIllegal as error:
+            logger.warning(
+                "copy not sent group=%s message=%s reason=%s", self._calls.group, message.msg_id, error
+            )
+            return False
         header = SendMessageHeader(
             producer_group=self._calls.group,
             topic=retry_topic(self._calls.group),
@@ -68,7 +76,7 @@ class GiveBack:
             sys_flag=0,
             born_timestamp_ms=now_ms(),
             flag=message.flag,
-            properties=encode_properties(properties),
+            properties=text,
             reconsume_times=tries,
             max_reconsume_times=self._max,
         )

@@ -69,8 +69,13 @@ class QueueLocks:
         """Asks again for what is held, for ever."""
         while True:
             await asyncio.sleep(REFRESH_S)
-            if self._wanted:
+            if not self._wanted:
+                continue
+            try:
                 refused = set(self._wanted) - await self._ask(self._wanted)
+            except Exception:
+                logger.exception("locks not renewed")
+            else:
                 if refused:
                     logger.warning("locks not renewed queues=%s", sorted(refused))
 

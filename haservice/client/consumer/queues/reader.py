@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 # After a pull that failed: a peer that is away may be back any moment, one that refuses will do so again.
 AWAY_S, AWAY_MAX_S = 0.1, 1.0
 REFUSED_S = 3.0
+# A broker that has nothing holds a pull.  One that does not is asked no more often than this.
+STILL_S = 0.2
 LOG_INTERVAL_S = 30.0
 
 # The broker has not heard the subscription that the pull refers to: a heartbeat tells it.
@@ -194,12 +196,15 @@ class QueueReader:
         self._broker_id = pulled.suggested_id
         if pulled.status is PullStatus.OFFSET_MOVED:
             self._on_moved(in_flight.pulled_to, pulled)
+        asked = in_flight.pulled_to
         new = in_flight.add(pulled.messages, pulled.next_offset)
         if new:
             reading.stats.pulled(self.queue.topic, time.monotonic() - began, len(new))
             reading.deliver(self, new)
         elif not in_flight:
             reading.offsets.update(self.queue, in_flight.committable)
+        if in_flight.pulled_to == asked and time.monotonic() - began < STILL_S:
+            await asyncio.sleep(STILL_S)  # such as a slave that does not have what the dead master had
 
     def _on_moved(self, asked: int, pulled: Pulled) -> None:
         """The queue does not have this offset: retention took it, or the log was cut at a failover.

@@ -39,28 +39,36 @@ class Plan:
 
 
 def plan(
-    topics: Mapping[str, TopicView], held: Collection[MessageQueue], own: str, allocate: Allocate
+    topics: Mapping[str, TopicView],
+    held: Collection[MessageQueue],
+    own: str,
+    allocate: Allocate,
+    *,
+    keep_unlisted: bool = True,
 ) -> Plan:
-    """Queues of a topic that is no longer among `topics` are given up."""
+    """Queues of a topic that is no longer among `topics` are given up.
+
+    A broker that does not list the member itself has not heard its heartbeat yet, as after a failover.  A
+    Java member would give up all its queues then, and take them again a moment later; with `keep_unlisted`
+    this one keeps them.
+    """
     wanted: set[MessageQueue] = set()
     for topic, view in topics.items():
-        part = _part(view, own, allocate)
+        part = _part(view, own, allocate, keep_unlisted)
         wanted.update([queue for queue in held if queue.topic == topic] if part is None else part)
     return Plan(
         tuple(sorted_queues(wanted.difference(held))), tuple(sorted_queues(set(held).difference(wanted)))
     )
 
 
-def _part(view: TopicView, own: str, allocate: Allocate) -> Collection[MessageQueue] | None:
-    """The member's own queues; None when it cannot be told.
-
-    A broker that does not list the member itself has not heard its heartbeat yet, as after a failover.  A
-    Java member would give up all its queues then, and take them again a moment later.
-    """
+def _part(
+    view: TopicView, own: str, allocate: Allocate, keep_unlisted: bool
+) -> Collection[MessageQueue] | None:
+    """The member's own queues; None when it cannot be told."""
     if view.queues is None:
         return None
     if not view.shared:
         return view.queues
-    if view.members is None or own not in view.members:
+    if view.members is None or (keep_unlisted and own not in view.members):
         return None
     return allocate(view.queues, view.members, own)
