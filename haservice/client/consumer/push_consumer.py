@@ -22,6 +22,7 @@ from haservice.client.consumer.callback.concurrent import Concurrent
 from haservice.client.consumer.callback.give_back import MAX_RECONSUME_TIMES, GiveBack
 from haservice.client.consumer.callback.handler import DEAD_LETTER, Handler, Outcome
 from haservice.client.consumer.callback.orderly import Orderly
+from haservice.client.consumer.callback.traces import ConsumeTraces
 from haservice.client.consumer.calls import GroupCalls, PullLimits
 from haservice.client.consumer.group import GroupMember, Membership
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
@@ -68,6 +69,7 @@ class AsyncPushConsumer:
         self.session = session = session or Session(options)
         self._calls = GroupCalls(session, group)
         self._stats = ConsumerStats()
+        self._traces = ConsumeTraces(session, group) if session.options.trace else None
         self._handler: Handler[Received] = Handler(
             on_message or on_messages,  # type: ignore[arg-type]
             takes_lists=on_messages is not None,
@@ -156,6 +158,8 @@ class AsyncPushConsumer:
             await self._offsets.load()
         await self._member.check_subscriptions()
         self._handler.start()
+        if self._traces is not None:
+            self._traces.start()
         self._consumption.start()
         self._answers.register()
         await self.session.add_consumer(self.group, self._member.data)
@@ -179,6 +183,8 @@ class AsyncPushConsumer:
             self._answers.unregister()
             await self.session.remove_consumer(self.group)
             await asyncio.to_thread(self._handler.stop, deadline)
+            if self._traces is not None:
+                await self._traces.close()
         if self._owns_session:
             await self.session.close()
 
@@ -226,7 +232,7 @@ class AsyncPushConsumer:
         return Concurrent(
             self._handler,
             None if consuming.broadcasting else back.again,
-            self._stats,
+            self._note,
             workers=consuming.consume_threads,
             batch_max=consuming.batch_max,
         )
@@ -242,12 +248,17 @@ class AsyncPushConsumer:
             self._handler,
             self._locks,
             None if consuming.broadcasting else dead_letter,
-            self._stats,
+            self._note,
             workers=consuming.consume_threads,
             batch_max=consuming.batch_max,
             suspend_s=consuming.suspend_queue_s,
             max_reconsume_times=consuming.max_reconsume_times,
         )
+
+    def _note(self, topic: str, outcome: Outcome[Received]) -> None:
+        self._stats.consumed(topic, outcome.seconds, outcome.consumed, len(outcome.failed))
+        if self._traces is not None:
+            self._traces.note(outcome)
 
     def _max_reconsume_times(self) -> int:
         wanted = self.consuming.max_reconsume_times

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from haservice.client.consumer.callback.handler import Handler, Outcome
 from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.reader import QueueReader
-from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.message import Received
 
 logger = logging.getLogger(__name__)
@@ -26,6 +25,8 @@ CALLS_MAX = 32
 
 # (message, delay level) → whether it is off our hands.
 GiveBackOne = Callable[[Received, int], Awaitable[bool]]
+# Told of a call of the callback with messages from a topic, and what came of it.
+Note = Callable[[str, Outcome[Received]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,18 @@ class Concurrent:
         self,
         handler: Handler[Received],
         give_back: GiveBackOne | None,
-        stats: ConsumerStats,
+        note: Note,
         *,
         workers: int,
         batch_max: int,
     ) -> None:
-        """Without `give_back`, a broadcasting consumer's, what is not consumed is logged and let go."""
+        """Without `give_back`, a broadcasting consumer's, what is not consumed is logged and let go.
+
+        `note` is told of each call of the callback.
+        """
         self._handler = handler
         self._give_back = give_back
-        self._stats = stats
+        self._note = note
         self._batch_max = batch_max
         self._count = workers
         self._waiting: asyncio.Queue[_Piece] = asyncio.Queue()
@@ -129,9 +133,7 @@ class Concurrent:
         outcomes = await self._handler.call(groups, go_on=lambda outcome: piece.counts and not self._closing)
         done: list[Received] = []
         for outcome in outcomes:
-            self._stats.consumed(
-                piece.reader.queue.topic, outcome.seconds, outcome.consumed, len(outcome.failed)
-            )
+            self._note(piece.reader.queue.topic, outcome)
             done += outcome.messages[: outcome.consumed]
             if outcome.failed and piece.counts:
                 done += await self._failed(piece, outcome)

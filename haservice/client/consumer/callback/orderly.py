@@ -15,12 +15,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from haservice.client.consumer.callback.concurrent import CALLS_MAX, log_failure, tried
+from haservice.client.consumer.callback.concurrent import CALLS_MAX, Note, log_failure, tried
 from haservice.client.consumer.callback.handler import DEAD_LETTER, Handler, Outcome
 from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.locks import QueueLocks
 from haservice.client.consumer.queues.reader import QueueReader
-from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.message import Received
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Orderly:
         handler: Handler[Received],
         locks: QueueLocks | None,
         dead_letter: Callable[[Received], Awaitable[bool]] | None,
-        stats: ConsumerStats,
+        note: Note,
         *,
         workers: int,
         batch_max: int,
@@ -59,7 +58,7 @@ class Orderly:
         self._handler = handler
         self._locks = locks
         self._dead_letter = dead_letter
-        self._stats = stats
+        self._note = note
         self._batch_max = batch_max
         self._suspend_s = suspend_s
         self._max = max_reconsume_times
@@ -164,7 +163,7 @@ class Orderly:
     async def _settle(
         self, reader: QueueReader, line: _Line, in_flight: InFlight[Received], outcome: Outcome[Received]
     ) -> float:
-        self._stats.consumed(reader.queue.topic, outcome.seconds, outcome.consumed, len(outcome.failed))
+        self._note(reader.queue.topic, outcome)
         if not reader.is_current(in_flight):
             return 0.0
         reader.consumed(in_flight, outcome.messages[: outcome.consumed])
