@@ -238,10 +238,12 @@ class GroupMember:
 
     async def rebalance(self) -> bool:
         """Takes and gives up what has changed; False when that is not all that is to be done."""
-        views = {topic: await self._view(topic) for topic in list(self.subscriptions)}
-        settled = all(view.queues is not None for topic, view in views.items() if not self._may_lack(topic))
+        views = await self._views()
         if self._unlisted(views):
             await self._session.heartbeat()
+            views = await self._views()
+        settled = all(view.queues is not None for topic, view in views.items() if not self._may_lack(topic))
+        if self._unlisted(views):
             settled = False
         else:
             self._listed_s = time.monotonic()
@@ -270,6 +272,9 @@ class GroupMember:
                 len(change.give_up),
             )
         return settled and len(taken) == len(change.take)
+
+    async def _views(self) -> dict[str, TopicView]:
+        return {topic: await self._view(topic) for topic in list(self.subscriptions)}
 
     def _is_retry(self, topic: str) -> bool:
         return topic == retry_topic(self.membership.group)

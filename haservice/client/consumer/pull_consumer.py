@@ -25,7 +25,7 @@ from haservice.client.consumer.push_consumer import offsets_of
 from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.local_offsets import LocalOffsets
 from haservice.client.consumer.queues.offsets import begin_at
-from haservice.client.consumer.queues.positions import Positions
+from haservice.client.consumer.queues.polled_offsets import PolledOffsets
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import ALL, Subscription
@@ -80,7 +80,7 @@ class AsyncPullConsumer:
         self._calls = GroupCalls(session, group)
         self._stats = ConsumerStats()
         self._store = offsets_of(session, self._calls, consuming)
-        self._positions = Positions(self._store, consuming.auto_commit)
+        self._positions = PolledOffsets(self._store, consuming.auto_commit)
         self._reading = Reading(
             calls=self._calls,
             offsets=self._positions,

@@ -21,8 +21,11 @@ from haservice.client.message import Received
 from haservice.client.options import ClientOptions
 from haservice.client.session import Session
 from haservice.errors import AnswerError
+from haservice.remoting.bodies.clients import KVTable
+from haservice.remoting.command import RemotingCommand
 from tests.client.consumer.consuming import Seen, push, run, until
 from tests.pipeline.brokers import Cluster, properties_of, stored
+from tests.support.brokers import addr_of
 from tests.support.waiting import PATIENCE_S, wait_until
 
 # A message that is not consumed comes again after a second.
@@ -474,3 +477,30 @@ def test_a_push_consumer_for_threads(cluster: Cluster) -> None:
         consumer.unsubscribe("Orders")
         wait_until(lambda: {one.topic for one in consumer.assignment()} <= {"%RETRY%g"}, "given up")
     assert seen.numbers == list(range(0, 20, 2))
+
+
+# The slave
+
+
+def test_who_is_far_behind_reads_from_the_slave_that_the_master_names(cluster: Cluster) -> None:
+    # All messages count as on the disk, whose readers the master sends away.
+    node = cluster.start(broker={"slave_read_enable": True, "access_message_in_memory_max_ratio": 0})
+    slave = cluster.start_slave(
+        node, broker={"slave_read_enable": True, "access_message_in_memory_max_ratio": 0}
+    )
+    cluster.fill(node, count=200)
+    wait_until(lambda: slave.store.log.end >= node.store.log.end, "the slave has all")
+    wait_until(lambda: slave.store.dispatcher.behind == 0, "and in its queues")
+
+    def gets() -> int:
+        table = KVTable.decode(cluster.client.call(addr_of(slave), RemotingCommand.request(28)).body).table
+        return int(table["msgGetTotalTodayNow"])
+
+    async def main() -> None:
+        seen = Seen()
+        async with push(cluster, "g", seen):
+            await until(lambda: len(seen.messages) >= 200, "all have come")
+        assert seen.numbers == list(range(200))
+
+    run(main())
+    assert gets() > 0

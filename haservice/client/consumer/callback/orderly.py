@@ -174,10 +174,11 @@ class Orderly:
         log_failure(reader, outcome, "the queue waits for them")
         for number, message in enumerate(outcome.failed):
             line.waiting[number] = tried(message)
-        while line.waiting and number >= 0 and await self._is_over(line.waiting[0], outcome):
-            over = line.waiting.popleft()
+        while number >= 0 and await self._is_over(line.waiting[0], outcome):
+            if not reader.is_current(in_flight):  # it was sent elsewhere meanwhile
+                return 0.0
+            reader.consumed(in_flight, [line.waiting.popleft()])
             number -= 1
-            reader.consumed(in_flight, [over])
         wanted = self._suspend_s if outcome.delay_s is None else outcome.delay_s
         return min(max(wanted, SUSPEND_MIN_S), SUSPEND_MAX_S) if number >= 0 else 0.0
 

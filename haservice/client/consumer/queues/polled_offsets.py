@@ -1,4 +1,4 @@
-"""Positions: how far an application that polls has come, beside what of it is stored."""
+"""PolledOffsets: how far an application that polls has come, beside what of it is stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from haservice.client.consumer.queues.offsets import Offsets
 from haservice.remoting.bodies.clients import MessageQueue
 
 
-class Positions:
+class PolledOffsets:
     """Offsets as the application has come: stored when it commits, or by themselves if `auto`."""
 
     def __init__(self, store: Offsets, auto: bool) -> None:
