@@ -71,6 +71,7 @@ def test_a_killed_master(orderly: bool, make_pair: MakePair, admin: Ask) -> None
         if not orderly:  # locks are the master's
             wait_until(lambda: len(set(seen.bodies)) == 200, "the others come from the slave", 15)
         promote(ask, pair.slave_addr)
+        wait_until(lambda: is_master(ask, pair.slave_addr), "the route leads to the new master")
         send_at_the_new(pair, numbered(200, 300))
         wait_until(lambda: len(set(seen.bodies)) == 300, "all have come", 15)
     assert sorted(set(seen.bodies)) == numbered(0, 300)
