@@ -22,7 +22,7 @@ from haservice.client.consumer.callback.concurrent import Concurrent
 from haservice.client.consumer.callback.give_back import MAX_RECONSUME_TIMES, GiveBack
 from haservice.client.consumer.callback.handler import DEAD_LETTER, Handler, Outcome
 from haservice.client.consumer.callback.orderly import Orderly
-from haservice.client.consumer.callback.traces import ConsumeTraces
+from haservice.client.consumer.callback.traces import encode
 from haservice.client.consumer.calls import GroupCalls, PullLimits
 from haservice.client.consumer.group import GroupMember, Membership
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
@@ -31,11 +31,12 @@ from haservice.client.consumer.queues.locks import QueueLocks
 from haservice.client.consumer.queues.offsets import BrokerOffsets, Offsets, begin_at
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
-from haservice.client.consumer.subscription import ALL, Subscription
+from haservice.client.consumer.subscription import ALL, Subscription, now_ms
 from haservice.client.errors import ClientClosed
 from haservice.client.message import Received
 from haservice.client.options import ClientOptions
 from haservice.client.session import Session
+from haservice.client.traces import TraceWriter
 from haservice.deadline import Deadline
 from haservice.remoting.bodies.clients import MessageQueue
 
@@ -69,7 +70,7 @@ class AsyncPushConsumer:
         self.session = session = session or Session(options)
         self._calls = GroupCalls(session, group)
         self._stats = ConsumerStats()
-        self._traces = ConsumeTraces(session, group) if session.options.trace else None
+        self._traces = TraceWriter(session) if session.options.trace else None
         self._handler: Handler[Received] = Handler(
             on_message or on_messages,  # type: ignore[arg-type]
             takes_lists=on_messages is not None,
@@ -158,8 +159,6 @@ class AsyncPushConsumer:
             await self._offsets.load()
         await self._member.check_subscriptions()
         self._handler.start()
-        if self._traces is not None:
-            self._traces.start()
         self._consumption.start()
         self._answers.register()
         await self.session.add_consumer(self.group, self._member.data)
@@ -258,7 +257,9 @@ class AsyncPushConsumer:
     def _note(self, topic: str, outcome: Outcome[Received]) -> None:
         self._stats.consumed(topic, outcome.seconds, outcome.consumed, len(outcome.failed))
         if self._traces is not None:
-            self._traces.note(outcome)
+            entries = encode(self.group, self.session.new_key(), now_ms(), outcome)
+            if entries:
+                self._traces.note(entries, [message.msg_id for message in outcome.messages])
 
     def _max_reconsume_times(self) -> int:
         wanted = self.consuming.max_reconsume_times
