@@ -21,9 +21,8 @@ from haservice.client.consumer.answers import Answers
 from haservice.client.consumer.calls import GroupCalls, PullLimits
 from haservice.client.consumer.group import PULL, GroupMember, Membership
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
-from haservice.client.consumer.push_consumer import offsets_of
 from haservice.client.consumer.queues.in_flight import InFlight
-from haservice.client.consumer.queues.local_offsets import LocalOffsets
+from haservice.client.consumer.queues.local_offsets import LocalOffsets, offsets_of
 from haservice.client.consumer.queues.offsets import begin_at
 from haservice.client.consumer.queues.polled_offsets import PolledOffsets
 from haservice.client.consumer.queues.reader import QueueReader, Reading

@@ -26,9 +26,9 @@ from haservice.client.consumer.callback.traces import encode
 from haservice.client.consumer.calls import GroupCalls, PullLimits
 from haservice.client.consumer.group import GroupMember, Membership
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
-from haservice.client.consumer.queues.local_offsets import LocalOffsets, default_directory
+from haservice.client.consumer.queues.local_offsets import LocalOffsets, offsets_of
 from haservice.client.consumer.queues.locks import QueueLocks
-from haservice.client.consumer.queues.offsets import BrokerOffsets, Offsets, begin_at
+from haservice.client.consumer.queues.offsets import begin_at
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import ALL, Subscription, now_ms
@@ -39,9 +39,6 @@ from haservice.client.session import Session
 from haservice.client.traces import TraceWriter
 from haservice.deadline import Deadline
 from haservice.remoting.bodies.clients import MessageQueue
-
-# The instance that Java's broadcasting consumers have: their offsets outlive the process.
-BROADCASTING_INSTANCE = "DEFAULT"
 
 
 class AsyncPushConsumer:
@@ -276,15 +273,6 @@ class AsyncPushConsumer:
     async def _directly(self, message: Received) -> Outcome[Received]:
         (outcome,) = await self._handler.call([[message]])
         return outcome
-
-
-def offsets_of(session: Session, calls: GroupCalls, consuming: ConsumerOptions) -> Offsets:
-    """At the brokers, or of a broadcasting consumer in a file that is found again after a restart."""
-    if not consuming.broadcasting:
-        return BrokerOffsets(calls)
-    instance = session.options.instance_name or BROADCASTING_INSTANCE
-    directory = consuming.offsets_directory or default_directory()
-    return LocalOffsets(directory, f"{session.ip}@{instance}", calls.group)
 
 
 class PushConsumer(BlockingFace[AsyncPushConsumer]):

@@ -11,9 +11,16 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from haservice.client.consumer.calls import GroupCalls
+from haservice.client.consumer.options import ConsumerOptions
+from haservice.client.consumer.queues.offsets import BrokerOffsets, Offsets
+from haservice.client.session import Session
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.admin import ResetOffsetBody
 from haservice.remoting.bodies.clients import MessageQueue
+
+# The instance that Java's broadcasting consumers have: their offsets outlive the process.
+INSTANCE = "DEFAULT"
 
 
 def default_directory() -> Path:
@@ -28,6 +35,7 @@ class LocalOffsets:
         self.path = directory / client_id / group / "offsets.json"
         # Java knows no checksum beside it; one that a Java client's write leaves behind would be wrong.
         self._file = PersistedFile(self.path, keeps_sums=False)
+        self._writing = asyncio.Lock()  # one table is made out of the one before
         self._offsets: dict[MessageQueue, int] = {}
         self._stored: dict[MessageQueue, int] = {}
 
@@ -50,10 +58,20 @@ class LocalOffsets:
 
     async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
         """Writes the offsets of `queues`, of all without them.  Raises OSError."""
-        table = self._stored | {
-            queue: offset for queue, offset in self._offsets.items() if queues is None or queue in queues
-        }
-        if table != self._stored:
-            content = ResetOffsetBody(table).encode(pretty=True)
-            await asyncio.to_thread(self._file.save, lambda: content)
-            self._stored = table
+        async with self._writing:
+            table = self._stored | {
+                queue: offset for queue, offset in self._offsets.items() if queues is None or queue in queues
+            }
+            if table != self._stored:
+                content = ResetOffsetBody(table).encode(pretty=True)
+                await asyncio.to_thread(self._file.save, lambda: content)
+                self._stored = table
+
+
+def offsets_of(session: Session, calls: GroupCalls, consuming: ConsumerOptions) -> Offsets:
+    """At the brokers, or of a broadcasting consumer in a file that is found again after a restart."""
+    if not consuming.broadcasting:
+        return BrokerOffsets(calls)
+    instance = session.options.instance_name or INSTANCE
+    directory = consuming.offsets_directory or default_directory()
+    return LocalOffsets(directory, f"{session.ip}@{instance}", calls.group)
