@@ -242,6 +242,33 @@ def test_a_subscription_that_the_broker_has_not_heard_is_told_by_a_heartbeat() -
     reading(broker, then)
 
 
+def test_a_broker_that_is_on_its_way_up_or_down_is_asked_again_soon() -> None:
+    """A promotion takes less than what a pull waits for that was refused."""
+    broker = Broker(
+        [AnswerError("master", ResponseCode.SERVICE_NOT_AVAILABLE, "shutting down")] * 3 + [found(0)]
+    )
+
+    async def then(_: QueueReader) -> None:
+        await until(lambda: broker.delivered == [0], "it has come", reader_module.REFUSED_S - 1)
+
+    reading(broker, then)
+
+
+def test_a_pause_leaves_the_pull_that_is_held() -> None:
+    broker = Broker([])
+
+    async def then(reader: QueueReader) -> None:
+        await until(lambda: len(broker.pulls) == 1, "it is held")
+        reader.paused = True
+        broker.script.append(found(0))
+        await asyncio.sleep(0.05)
+        assert (len(broker.pulls), broker.delivered) == (1, [])
+        reader.paused = False
+        await until(lambda: broker.delivered == [0], "it goes on")
+
+    reading(broker, then)
+
+
 def test_after_a_seek_what_was_pulled_before_does_not_count() -> None:
     broker = Broker([found(0, 1)])
 

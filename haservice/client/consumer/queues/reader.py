@@ -48,6 +48,10 @@ _UNHEARD = frozenset(
 )
 
 
+# It is on its way up or down, as at a change of roles, or has too much to do.
+_SOON = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What all readers of a consumer share."""
@@ -120,6 +124,8 @@ class QueueReader:
     def paused(self, paused: bool) -> None:
         self._paused = paused
         self._room.set()
+        if paused and self._asked:
+            self.leave(self._asked)
 
     def look_again(self) -> None:
         """A route has changed: what failed is tried again, and who is not the one to ask any more is left."""
@@ -239,16 +245,17 @@ class QueueReader:
                 self._reading.calls.group,
                 error,
             )
-        away = isinstance(error, RemotingUnreachable | RemotingTimeout)
-        unheard = isinstance(error, AnswerError) and error.code in _UNHEARD
-        if away:
+        code = error.code if isinstance(error, AnswerError) else None
+        soon = isinstance(error, RemotingUnreachable | RemotingTimeout) or code in _SOON
+        if soon:
             self._broker_id = MASTER_ID
-        elif unheard:
+        elif code in _UNHEARD:
+            soon = True
             self._reading.on_unheard(self.queue.broker_name)
-        length = pause_s if away or unheard else REFUSED_S
+        length = pause_s if soon else REFUSED_S
         try:
             async with asyncio.timeout(length):
                 await self._retry.wait()
         except TimeoutError:
             pass
-        return min(2 * pause_s, AWAY_MAX_S) if away or unheard else AWAY_S
+        return min(2 * pause_s, AWAY_MAX_S) if soon else AWAY_S
