@@ -337,6 +337,15 @@ GIVEN_UP = {
     "heed": "on_hello",
     "refill": "peer_repair",
     "live_keys": "reloadable_keys",
+    "term": "epoch",
+    "terms": "epochs",
+    "Term": "Epoch",
+    "Terms": "KnownEpochs",
+    "NewTerm": "NewEpoch",
+    "new_term": "new_epoch",
+    "last_term": "last_epoch",
+    "ForgetTerms": "ForgetEpochs",
+    "TERM_MAX": "EPOCH_MAX",
 }
 
 

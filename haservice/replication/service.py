@@ -274,7 +274,7 @@ class HAService(Generic[T]):
             self._client.regreet()
 
     def take_list(self) -> None:
-        """On a master: another list of replicas is in the file; a term began, or one was forgotten."""
+        """On a master: another list of replicas is in the file; an epoch began, or one was forgotten."""
         assert self._list is not None
         self._list.take(
             (one.slave.replica_id, one.listed.version)
@@ -288,7 +288,7 @@ class HAService(Generic[T]):
         return self._accept.connections if self._accept is not None else ()
 
     def regreet(self) -> None:
-        """After a new term began on a running master: its slaves come back, and take the term over."""
+        """After a new epoch began on a running master: its slaves come back, and take the epoch over."""
         for connection in self._connections:
             if connection.called:
                 connection.shut_down()

@@ -160,10 +160,10 @@ def test_where_a_broker_is_not_registered_and_that_its_log_cannot_go_on_is_told_
 
 
 def test_a_slave_says_how_its_log_was_found_to_be_its_masters() -> None:
-    _, row = rows(master(), slave(lineage="one log with term 3@0 up to 4000", master_end=4800))
-    assert row["lineage"] == "one log with term 3@0 up to 4000"
+    _, row = rows(master(), slave(lineage="one log with epoch 3@0 up to 4000", master_end=4800))
+    assert row["lineage"] == "one log with epoch 3@0 up to 4000"
     refused = slave(lineage="refused: another log", last_error="another log, whatever one does")
-    for one, short in ((refused, "refused"), (slave(lineage="one log with term 3 up to 4000"), "one log")):
+    for one, short in ((refused, "refused"), (slave(lineage="one log with epoch 3 up to 4000"), "one log")):
         shown = table_of([one], NOW_MS).text()
         assert short in shown
         assert shown.count("another log") == (1 if one is refused else 0)
@@ -330,8 +330,8 @@ def test_who_is_missing_is_told_once_below_what_the_brokers_say_and_not_all_are_
     assert show_seen([replace(asked, status=master(greeted(B), greeted(C)).status)], "table")
 
 
-def test_a_term_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> None:
-    doubt = "10.0.0.9:10911 speaks of term 5000 and does not prove it: it has no byte of ours"
+def test_an_epoch_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> None:
+    doubt = "10.0.0.9:10911 speaks of epoch 5000 and does not prove it: it has no byte of ours"
     seen = replace(master(), lineage=lineage_of("SYNC_MASTER", unproven=doubt))
     table = table_of([seen], NOW_MS)
     assert table.objects()[0]["unproven"] == doubt
@@ -341,6 +341,6 @@ def test_a_term_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> No
     table = table_of([seen], NOW_MS)
     assert [table.objects()[0][key] for key in ("pledged", "pledgedTo")] == [4000, LOST]
     (note,) = table.notes
-    assert f"has pledged itself to {LOST}, which is to be the master of term 4000" in note
+    assert f"has pledged itself to {LOST}, which is to be the master of epoch 4000" in note
     seen = replace(slave(), lineage=lineage_of("SLAVE", pledged=3, pledged_to=LOST))
     assert table_of([seen], NOW_MS).notes == []

@@ -407,7 +407,7 @@ def test_a_replica_without_a_known_address_is_shown_and_waited_for_too(serve: Se
 # -- history ---------------------------------------------------------------------------------------
 
 
-def test_history_tells_terms_that_left_no_byte_and_marks_them(serve: Serve) -> None:
+def test_history_tells_epochs_that_left_no_byte_and_marks_them(serve: Serve) -> None:
     three = Three(serve, c_end=500)
     assert three.c is not None
     past = EpochBody(2, 400, C, why="switchover from b")
@@ -432,7 +432,7 @@ def test_history_tells_terms_that_left_no_byte_and_marks_them(serve: Serve) -> N
         "nothing was written in it",
         "switchover from b; no byte of it is left",
     ]
-    # What one broker has bytes of is no empty term because another one cut it.
+    # What one broker has bytes of is no empty epoch because another one cut it.
     three.b.say(past=(EpochBody(3, 0, A),))
     rows = json.loads(run("history", "-n", three.names.addr, "-b", NAME, "-f", "json").stdout)
     assert [(row["epoch"], row["empty"]) for row in rows] == [(1, True), (2, True), (3, False)]

@@ -88,7 +88,7 @@ class RoleExecutor:
         try:
             self._events.put_nowait(event)
         except queue.Full:
-            return  # there is enough to do; who is ahead, or knows of a newer term, says so again
+            return  # there is enough to do; who is ahead, or knows of a newer epoch, says so again
 
     def wake(self) -> None:
         self.put(Tick())

@@ -5,13 +5,13 @@
     until the slave has acknowledged the end
     ──── PROMOTE: end, token ───────────────▶ last copy of side state, link down
     ◀─── GET_LINEAGE ──────────────────────── is it still handing over, by this token?
-    ──── yes ───────────────────────────────▶ new term and role, durable
+    ──── yes ───────────────────────────────▶ new epoch and role, durable
     ◀─── promoted ───────────────────────────
     a slave from now on
 
-A full disk is no obstacle: the master has nothing to append, and the term begins in the slave's log.
+A full disk is no obstacle: the master has nothing to append, and the epoch begins in the slave's log.
 
-Nobody is asked for a pledge.  So the term is the next promotion's above the master's own, and never a higher one:
+Nobody is asked for a pledge.  So the epoch is the next promotion's above the master's own, and never a higher one:
 no slave leaves a candidate for it that it has pledged itself to, and may have acknowledged to by now.
 
 Whatever fails before the slave has asked back undoes it: the token is void, and a PROMOTE that was under way
@@ -42,10 +42,10 @@ from haservice.broker.roles.actions import (
     Slaves,
     Write,
 )
+from haservice.broker.roles.new_epoch import Following
 from haservice.broker.roles.peers import Heard
 from haservice.broker.roles.rules import NewerMaster, next_number
 from haservice.broker.roles.state import Change, RoleState, Step, View
-from haservice.broker.roles.terms import Following
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
 from haservice.replication.lineage.file import HandingOver
 from haservice.replication.status import SlaveStatus
@@ -92,13 +92,13 @@ def hand_over(state: RoleState, ticket: int, header: SwitchoverHeader, view: Vie
 
 
 def _why_overtaken(state: RoleState, header: SwitchoverHeader, view: View) -> str:
-    """Whether our term is not the one to hand over any more, by what the tool has seen; "" if it is."""
+    """Whether our epoch is not the one to hand over any more, by what the tool has seen; "" if it is."""
     last = view.kept.lineage.last
     begins = next_number(last.number if last is not None else -1, -1, promoted=True)
     if header.min_epoch <= begins:
         return ""
     return (
-        f"term {header.min_epoch - 1} has begun or is pledged, so there may be a newer master, and a switchover from"
+        f"epoch {header.min_epoch - 1} has begun or is pledged, so there may be a newer master, and a switchover from"
         f" here begins {begins}; if there is none: mqadmin failover --to {state.who.broker_addr} begins one above"
     )
 

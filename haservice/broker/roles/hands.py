@@ -114,7 +114,7 @@ class RoleHands:
     # A slave is told whom to follow: the master's address for clients, and for slaves.
     set_master: Callable[[str, str], None]
     turn: Callable[[str], None]
-    # Name servers are told of a new term at once.
+    # Name servers are told of a new epoch at once.
     announce: Callable[[], None]
     describe: Callable[..., LineageBody]
     throttle: LogThrottle = field(default_factory=LogThrottle)
@@ -200,7 +200,7 @@ class RoleHands:
             return Failed(str(error).removeprefix(f"{addr}: "))
 
     def _prove(self, action: Prove) -> Done:
-        """A stranger has our terms from anybody's mouth, but our bytes only if it holds our log."""
+        """A stranger has our epochs from anybody's mouth, but our bytes only if it holds our log."""
         peer, log = action.peer, self.store.log
         span = span_to_prove(self.lineage.state.lineage, LogSpan(log.start, log.end), peer)
         with self.peers.reading() as fetch:

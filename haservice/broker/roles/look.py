@@ -1,6 +1,6 @@
-"""What a master sees when it looks at its peers: a newer term, what it has lost, whom it promoted.  Pure.
+"""What a master sees when it looks at its peers: a newer epoch, what it has lost, whom it promoted.  Pure.
 
-A newer term counts if the peer that knows of it is a replica that we know, where we know it, or if it has our
+A newer epoch counts if the peer that knows of it is a replica that we know, where we know it, or if it has our
 own bytes (state.Prove).  What a name server says, or somebody at the HA port, is only where to ask.
 """
 
@@ -25,6 +25,7 @@ from haservice.broker.roles.actions import (
     TellFollow,
     Write,
 )
+from haservice.broker.roles.new_epoch import Following, NewEpoch
 from haservice.broker.roles.peers import Heard
 from haservice.broker.roles.rules import (
     NewerMaster,
@@ -39,7 +40,6 @@ from haservice.broker.roles.rules import (
     was_not_promoted,
 )
 from haservice.broker.roles.state import Begin, Change, Looking, RoleState, Step, View
-from haservice.broker.roles.terms import Following, NewTerm
 from haservice.remoting.headers.lineage import FollowHeader, LineageBody
 from haservice.replication.lineage.epochs import LogSpan, plan
 from haservice.replication.lineage.epochs import Step as PlanStep
@@ -89,7 +89,7 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
         undecided = undecided and f"{undecided}: {state.who.failover}"
         state = state.but(waiting=waiting, undecided=state.undecided or undecided)
     else:
-        # In a new term of ours nothing is in doubt only if it was not before.
+        # In a new epoch of ours nothing is in doubt only if it was not before.
         changes = {
             **begun,
             **changes,
@@ -119,7 +119,7 @@ class Starting(Change):
 
 @dataclass(frozen=True, slots=True)
 class Proving(Looking):
-    """Those who say that there is a newer term prove it, one after the other."""
+    """Those who say that there is a newer epoch prove it, one after the other."""
 
     claims: Claims
     heard: Heard
@@ -142,7 +142,7 @@ class Proving(Looking):
         if isinstance(result, Done):
             return self._give_way(state, newer, view)
         assert isinstance(result, Failed), result
-        doubt = f"{peer.broker_addr} speaks of term {newer.epoch} and does not prove it: {result.reason}"
+        doubt = f"{peer.broker_addr} speaks of epoch {newer.epoch} and does not prove it: {result.reason}"
         rest = replace(self, claims=self.claims[1:], doubts=(*self.doubts, doubt))
         return rest.begin(state, view)
 
@@ -150,7 +150,7 @@ class Proving(Looking):
         """A broker whose lineage file is lost is another replica by now, and was that master itself."""
         if self.start is not None:
             why = (
-                f"this broker was the master of term {newer.epoch}, and what it knew of its terms and replicas is lost:"
+                f"this broker was the master of epoch {newer.epoch}, and what it knew of epochs and replicas is lost:"
                 f" mqadmin failover makes a broker with all messages the master, or this one: {state.who.failover}"
             )
             state = state.but(undecided=why)
@@ -158,7 +158,7 @@ class Proving(Looking):
 
     def _nobody(self, state: RoleState, view: View) -> Step:
         said = tuple(
-            Say(Level.ERROR, f"a newer term is not believed reason={one}", ("unproven", one))
+            Say(Level.ERROR, f"a newer epoch is not believed reason={one}", ("unproven", one))
             for one in self.doubts
         )
         if self.start is not None:
@@ -170,12 +170,12 @@ class Proving(Looking):
     def _give_way(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
         if newer.broker_addr == state.who.broker_addr:
             return self._not_to_itself(state, newer, view)
-        why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of term {newer.epoch}"
+        why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of epoch {newer.epoch}"
         return Following(newer, why, self.heard).begin(state.but(unproven=""), view)
 
 
 def _judge(state: RoleState, heard: Heard, view: View) -> Step:
-    """No newer term is proven: who has to be told, and what is to be settled or taken back."""
+    """No newer epoch is proven: who has to be told, and what is to be settled or taken back."""
     kept = view.kept
     said: list[Action] = []
     other = rival(kept.replica_id, kept.lineage, heard.peers)
@@ -183,7 +183,7 @@ def _judge(state: RoleState, heard: Heard, view: View) -> Step:
         said.append(
             Say(
                 Level.ERROR,
-                "two masters have one term, choose one with mqadmin failover"
+                "two masters have one epoch, choose one with mqadmin failover"
                 f" epoch={other.epoch} other={other.broker_addr}",
                 ("rival", other.replica_id),
             )
@@ -201,7 +201,7 @@ def _judge(state: RoleState, heard: Heard, view: View) -> Step:
 
 
 def _told(state: RoleState, heard: Heard, view: View) -> list[Action]:
-    """Slaves of older terms that follow somebody else are told who the master is."""
+    """Slaves of older epochs that follow somebody else are told who the master is."""
     last = view.kept.lineage.last
     if state.held or last is None:
         return []
@@ -237,7 +237,7 @@ class TakingBack(Looking):
 
 
 def take_back(state: RoleState, heard: Heard, view: View) -> Step:
-    """Hears who may have what we lost, and takes a piece of it back; a term begins once nobody has more."""
+    """Hears who may have what we lost, and takes a piece of it back; an epoch begins once nobody has more."""
     if not state.waiting and not state.ahead:
         return state, ()
     for one in heard.peers:
@@ -258,7 +258,7 @@ def take_back(state: RoleState, heard: Heard, view: View) -> Step:
         state = _level(state, replica_id)
     if state.waiting and state.waiting.keys() <= state.level:
         why = "the machine went down; what the replicas have was taken back"
-        return NewTerm(why, promoted=False).begin(state, view)
+        return NewEpoch(why, promoted=False).begin(state, view)
     # Who was ahead and does not answer dials again, and says so again.
     return state.but(ahead={}), ()
 
@@ -270,7 +270,7 @@ def _level(state: RoleState, replica_id: str) -> RoleState:
 
 
 def _ahead_up_to(peer: LineageBody, view: View) -> int | None:
-    """Up to where the peer holds what our last term wrote and we have lost; None if it has nothing of it."""
+    """Up to where the peer holds what our last epoch wrote and we have lost; None if it has nothing of it."""
     theirs = LogSpan(peer.log_start, peer.log_end)
     found = plan(lineage_of(peer), theirs, view.kept.lineage, view.log, peer.replica_id)
     return found.position if found.step is PlanStep.AHEAD else None

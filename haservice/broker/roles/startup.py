@@ -1,7 +1,7 @@
 """RoleStartup: what a node is from its start on, and all that has to do with it.
 
     made      the role in force, by the file or by command
-    open      the store is ours: the peers are asked; a master gives way to a newer one, or begins its term
+    open      the store is ours: the peers are asked; a master gives way to a newer one, or begins its epoch
     build     the machine of roles, and what carries out what it decides
 
 What is decided by facts alone is decided in rules.py and in the machine, machine.py.
@@ -231,7 +231,7 @@ class RoleStartup:
 
     @property
     def heard(self) -> int:
-        """The highest number of a term that was heard of; -1 when none was."""
+        """The highest number of an epoch that was heard of; -1 when none was."""
         return self.state.heard
 
     @property
@@ -253,19 +253,19 @@ class RoleStartup:
         self.executor.put(SlaveAhead(hello.replica_id, hello.broker_addr))
 
     def on_heard(self, hello: SlaveHello, outcome: Outcome) -> None:
-        """A slave has greeted; one that knows a newer term is asked about it."""
+        """A slave has greeted; one that knows a newer epoch is asked about it."""
         if outcome is Outcome.OLD_MASTER:
             self.executor.put(Hint(hello.broker_addr))
 
     def told_of(self, epoch: int, addr: str) -> None:
-        """A name server speaks of a newer term: who is there is asked, and nothing is done by its word."""
+        """A name server speaks of a newer epoch: who is there is asked, and nothing is done by its word."""
         if not self.role.role.is_slave:
             self.executor.put(Hint(addr))
 
     def master_found(self, master: MasterAddresses) -> None:
         """What a name server said.  A silent one never takes away the log's source, as in RocketMQ.
 
-        Ours: a master of ours whose log is coming is left for no name server's word.  One of a newer term tells
+        Ours: a master of ours whose log is coming is left for no name server's word.  One of a newer epoch tells
         its slaves to follow it, and whoever is replaced ends the link; a stranger does neither.
         """
         here = self._ha.greeted_by

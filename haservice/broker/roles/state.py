@@ -110,15 +110,15 @@ class RoleState:
     newer: NewerMaster | None = None
     """Whom we have to follow, which could not be written yet."""
     ahead: Mapping[str, str] = field(default_factory=dict)
-    """Slaves that hold more of our last term than we do: replica ids and addresses."""
+    """Slaves that hold more of our last epoch than we do: replica ids and addresses."""
     suspects: tuple[str, ...] = ()
     """Addresses that somebody named: who is there is asked, and has to prove what it says."""
     heard: int = -1
-    """The highest number of a term that was heard of; -1 when none was."""
+    """The highest number of an epoch that was heard of; -1 when none was."""
     trouble: str = ""
     """What went wrong the last time that something was to be taken back, or written."""
     unproven: str = ""
-    """Who says that there is a newer term, and does not prove it."""
+    """Who says that there is a newer epoch, and does not prove it."""
     turning: str = ""
     """Why the broker is about to stop and start again; never taken back."""
     broken: str = ""
@@ -136,7 +136,7 @@ class RoleState:
 
     @property
     def must_begin_anew(self) -> bool:
-        """Whether a new term has to begin before anything is taken: so it is at the next start as well."""
+        """Whether a new epoch has to begin before anything is taken: so it is at the next start as well."""
         return bool(self.waiting or self.undecided)
 
     @property
@@ -167,7 +167,7 @@ class RoleState:
     def _waited_for(self) -> str:
         left = [item for item in self.waiting.items() if item[0] not in self.level]
         if not left:
-            return f"a new term is to begin: {self.trouble}"
+            return f"a new epoch is to begin: {self.trouble}"
         named = ", ".join(f"{one.broker_addr or 'unknown address'} ({name[:8]})" for name, one in left)
         trouble = f"; {self.trouble}" if self.trouble else ""
         return (
@@ -197,14 +197,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Somebody, whom we do not have to believe, names a broker that may know of a newer term."""
+    """Somebody, whom we do not have to believe, names a broker that may know of a newer epoch."""
 
     addr: str
 
 
 @dataclass(frozen=True, slots=True)
 class SlaveAhead:
-    """A slave whose log was compared with ours holds more of our last term than we do."""
+    """A slave whose log was compared with ours holds more of our last epoch than we do."""
 
     replica_id: str
     addr: str

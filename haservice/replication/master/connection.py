@@ -236,7 +236,7 @@ class HAConnection:
 
     @property
     def called(self) -> bool:
-        """Whether its slave was told our terms."""
+        """Whether its slave was told our epochs."""
         return self._greeting is not None and self._greeting.said is not None
 
     def _greet(self, reader: ReportReader, reports: Sequence[int]) -> None:

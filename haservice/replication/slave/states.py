@@ -19,7 +19,7 @@ class State(enum.Enum):
     HANDSHAKE = "keys to be agreed on, where there is TLS"
     GREETING = "a master of ours to answer our call; it is a stock one if none does"
     VERDICT = "the master's verdict on our hello"
-    REJOINING = "our log to be cut or begun anew as the greeting came to, and the master's terms written"
+    REJOINING = "our log to be cut or begun anew as the greeting came to, and the master's epochs written"
     TRANSFER = "bytes of the log"
     PAUSE = "the time to dial again"
     SHUTDOWN = "nothing more"

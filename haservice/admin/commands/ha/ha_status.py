@@ -147,7 +147,7 @@ def role_of(one: Seen) -> tuple[str | None, ...]:
 
 
 def place_of(one: Seen) -> tuple[Any, ...]:
-    """Its id, who does not prove a newer term to it, what it has pledged to whom, its list of replicas."""
+    """Its id, who does not prove a newer epoch to it, what it has pledged to whom, its list of replicas."""
     said = one.lineage
     if said is None:
         return None, None, None, None, None
@@ -206,11 +206,11 @@ def notes_of(one: Seen) -> list[str]:
     if one.lineage.held:
         notes.append(f"{who} takes no messages: {one.lineage.held}")
     if one.lineage.unproven:
-        notes.append(f"{who} follows nobody who does not prove a newer term: {one.lineage.unproven}")
+        notes.append(f"{who} follows nobody who does not prove a newer epoch: {one.lineage.unproven}")
     if one.lineage.pledged > one.lineage.epoch:
         notes.append(
             f"{who} has pledged itself to {shown_addr(one.lineage.pledged_to)}, which is to be the master of"
-            f" term {one.lineage.pledged}: it follows nobody of an older one."
+            f" epoch {one.lineage.pledged}: it follows nobody of an older one."
         )
     if one.lineage.not_copied:
         notes.append(f"{who} does not copy its master's topics, groups and offsets: {one.lineage.not_copied}")
@@ -384,7 +384,7 @@ def ha_status(
       mqadmin haStatus -b 127.0.0.1:10911           one broker, without a nameserver
 
     Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
-    SEND_OK while a slave is in sync; why one is not stands under State.  Epoch counts the terms of masters,
+    SEND_OK while a slave is in sync; why one is not stands under State.  Epoch counts the epochs of masters,
     see mqadmin history; Lineage says whether the two compared theirs, which stock peers cannot.  Who is on
     the list of replicas is shown, registered or not, until mqadmin forget takes it off.  When a broker, or
     a replica on the list, is not there, the exit code is 1.

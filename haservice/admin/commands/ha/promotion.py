@@ -202,10 +202,10 @@ def check_hearsay(topology: Topology, master: Member) -> None:
 
     A switchover asks nobody for a pledge, and so begins the next epoch after its master's.
     """
-    begins = next_number(master.last_term.number if master.last_term is not None else -1, -1, promoted=True)
-    if topology.unheard_term and topology.last_epoch >= begins:
+    begins = next_number(master.last_epoch.number if master.last_epoch is not None else -1, -1, promoted=True)
+    if topology.unheard_epoch and topology.last_epoch >= begins:
         command = f"mqadmin failover -b {topology.name} --to {shown_addr(master.addr)}"
-        lines = (topology.unheard_term, *way_past_hearsay(topology, master, command))
+        lines = (topology.unheard_epoch, *way_past_hearsay(topology, master, command))
         raise click.ClickException("\n  ".join([f"refused: {lines[0]}", *lines[1:]]))
 
 
@@ -324,9 +324,9 @@ def failover(
             reasons += [one for one in (why_not, stock_ahead(before, candidate), rotten) if one]
             if reasons and not force:
                 help = way_out(before, candidate) if why_not else []
-                if before.unheard_term:
+                if before.unheard_epoch:
                     help += way_past_hearsay(before, candidate)
-                if not before.unheard_term or len(reasons) > 1:
+                if not before.unheard_epoch or len(reasons) > 1:
                     help.append(f"--force does it all the same{_better(before, candidate)}")
                 raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
             report.go_on()
@@ -375,7 +375,7 @@ def what_counts(topology: Topology, to: str) -> object:
     """What the answer to the question was given for: where it is another, the question is put again."""
     loss = topology.loss(to)
     members = [
-        (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_term, one.damaged)
+        (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_epoch, one.damaged)
         for one in topology.members
     ]
     return topology.registered, topology.replicas, members, loss.begin, loss.end, loss.unknown
@@ -390,13 +390,13 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     check_at_rest(topology)
     for master in topology.masters:
         if master.held or (master.is_ours and topology.gives_way(master)):
-            continue  # it takes nothing, or gives way to a newer term by itself
+            continue  # it takes nothing, or gives way to a newer epoch by itself
         if master is candidate and (master.epoch or 0) < topology.registered.epoch:
-            continue  # no nameserver takes it for the master until it begins a newer term
+            continue  # no nameserver takes it for the master until it begins a newer epoch
         if (
             candidate.is_master
             and of_one_promotion(master.epoch or 0, candidate.epoch or 0)
-            and topology.needs_further_term(master)
+            and topology.needs_further_epoch(master)
         ):
             continue  # one of two that began one number, or whom a slave's promise keeps away
         if master is candidate:
@@ -458,7 +458,7 @@ def promote(
 ) -> Member:
     """Tells it, and gives what it will be.  Raises RemotingError, or ProtocolError."""
     why = "failover by command"
-    if topology.unheard_term:
+    if topology.unheard_epoch:
         epoch, addr = topology.registered
         why += f", forced above epoch {epoch} of {addr}, of which only a nameserver had heard"
         loss = topology.loss(candidate.addr, hearsay=False)

@@ -73,7 +73,7 @@ def poll(topology: Topology, candidate: Member) -> Poll:
             continue
         why = why_no_candidate(one.replicas, one.given, candidate.replica_id, own_addr)
         if one.is_master:
-            objections[one.replica_id] = f"is a {one.role} itself, of term {one.epoch}"
+            objections[one.replica_id] = f"is a {one.role} itself, of epoch {one.epoch}"
         elif not asked & {one.broker_addr, one.addr}:
             objections[one.replica_id] = f"{candidate.where} does not know of it, and will not ask it"
         elif why:
@@ -157,7 +157,7 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
 
 
 def way_past_hearsay(topology: Topology, candidate: Member, command: str = "") -> list[str]:
-    """What helps where only a nameserver has heard of a term, a line each; with `command`, what begins one above."""
+    """What helps where only a nameserver has heard of an epoch, a line each; with `command`, what begins one above."""
     epoch, addr = topology.registered
     size = topology.loss(candidate.addr, hearsay=False).size
     cost = "an unknown amount" if size is None else human_bytes(size) if size else "nothing"
