@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 # A greeting that ends the same way is told again after so long.
 REFUSED_AGAIN_S = 600.0
-# Nobody waits for an ASYNC_MASTER's acks: what comes within this time after something was sent goes to a level
+# Nobody waits for an ASYNC_MASTER's acks: what comes within this time after something was sent goes to a
 # slave together, instead of a wake-up of four threads on two machines for each message.
 ASYNC_LINGER_S = 0.005
 

@@ -177,11 +177,11 @@ class SlaveSync:
             while not stop.is_set():
                 self._woken.clear()
                 addr = self._asking = self._master_addr
-                level = addr is None or await self._interruptible(client, addr, stop)
+                copied = addr is None or await self._interruptible(client, addr, stop)
                 if stop.is_set() or addr != self._master_addr:
                     continue
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), PERIOD_S if level else self._retry_s)
+                    await asyncio.wait_for(self._woken.wait(), PERIOD_S if copied else self._retry_s)
         finally:
             await client.close()
 

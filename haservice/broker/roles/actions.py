@@ -267,7 +267,7 @@ class TellFollow:
     header: FollowHeader
 
 
-class Level(enum.IntEnum):
+class LogLevel(enum.IntEnum):
     """How loud something is said; the numbers are logging's."""
 
     INFO = 20
@@ -279,7 +279,7 @@ class Level(enum.IntEnum):
 class Say:
     """A line for the log; with a `cause` once in a while for each."""
 
-    level: Level
+    level: LogLevel
     text: str
     cause: tuple[str, ...] = ()
 

@@ -32,7 +32,7 @@ from haservice.broker.roles.actions import (
     End,
     Failed,
     FindOut,
-    Level,
+    LogLevel,
     LookAtSlaves,
     Lost,
     Refuse,
@@ -56,7 +56,7 @@ SECONDS_MAX = 120.0
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """What all its stages know; `until_s` is when the slave has to be level."""
+    """What all its stages know; `until_s` is when the slave has to have caught up."""
 
     ticket: int
     header: SwitchoverHeader
@@ -256,7 +256,7 @@ class Told(_Targeted):
         )
         change = replace(self, token="", asking=result.reason)
         find_out = FindOut(self.addr, self.target.replica_id, self.epoch)
-        return state.but(change=change), (Say(Level.WARNING, text), find_out)
+        return state.but(change=change), (Say(LogLevel.WARNING, text), find_out)
 
     def _promoted(self, state: RoleState, body: LineageBody, view: View) -> Step:
         # The id that it has now is free from its next registration on.
@@ -275,7 +275,7 @@ class Told(_Targeted):
         why = (
             f"it is not known whether {self.addr} became the master: it does not answer since it was told to"
         )
-        said = Say(Level.ERROR, f"nothing is taken reason={why}")
+        said = Say(LogLevel.ERROR, f"nothing is taken reason={why}")
         refuse = Refuse(self.over.ticket, f"{why}; nothing is taken until it is")
         return state.but(change=None, doubt=why), (said, refuse)
 
@@ -292,4 +292,4 @@ class Voiding(_Stage):
             return after, actions
         assert isinstance(result, Failed), result
         text = f"that the switchover is over cannot be written reason={result.reason}"
-        return after, (Say(Level.WARNING, text), *actions)
+        return after, (Say(LogLevel.WARNING, text), *actions)

@@ -16,7 +16,7 @@ from haservice.broker.roles.actions import (
     End,
     Failed,
     Flush,
-    Level,
+    LogLevel,
     Prove,
     Pull,
     Pulled,
@@ -114,7 +114,7 @@ class Starting(Change):
             return state, (Write(self.changes),)
         last = view.kept.lineage.last
         text = "" if last is None else f"master epoch={last.number} start={last.start} why={last.why}"
-        return state.but(change=None), (Say(Level.INFO, text),)
+        return state.but(change=None), (Say(LogLevel.INFO, text),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Proving(Looking):
 
     def _nobody(self, state: RoleState, view: View) -> Step:
         said = tuple(
-            Say(Level.ERROR, f"a newer epoch is not believed reason={one}", ("unproven", one))
+            Say(LogLevel.ERROR, f"a newer epoch is not believed reason={one}", ("unproven", one))
             for one in self.doubts
         )
         if self.start is not None:
@@ -182,7 +182,7 @@ def _judge(state: RoleState, heard: Heard, view: View) -> Step:
     if other is not None:
         said.append(
             Say(
-                Level.ERROR,
+                LogLevel.ERROR,
                 "two masters have one epoch, choose one with mqadmin failover"
                 f" epoch={other.epoch} other={other.broker_addr}",
                 ("rival", other.replica_id),
@@ -195,7 +195,7 @@ def _judge(state: RoleState, heard: Heard, view: View) -> Step:
             return state, tuple(said)
         text = f"the slave was not promoted slave={handing.broker_addr}"
         change = TakingBack(heard)
-        return state.but(change=change), (*said, Say(Level.WARNING, text), Write({"handing_over": None}))
+        return state.but(change=change), (*said, Say(LogLevel.WARNING, text), Write({"handing_over": None}))
     after, actions = take_back(state, heard, view)
     return after, (*said, *actions)
 
@@ -230,7 +230,9 @@ class TakingBack(Looking):
         said: tuple[Action, ...] = ()
         if isinstance(result, Failed):
             said = (
-                Say(Level.WARNING, f"that the switchover is over cannot be written reason={result.reason}"),
+                Say(
+                    LogLevel.WARNING, f"that the switchover is over cannot be written reason={result.reason}"
+                ),
             )
         after, actions = take_back(state.but(change=None, doubt=""), self.heard, view)
         return after, (*said, *actions)
@@ -242,7 +244,7 @@ def take_back(state: RoleState, heard: Heard, view: View) -> Step:
         return state, ()
     for one in heard.peers:
         if one.replica_id in state.ahead or (
-            one.replica_id in state.waiting and one.replica_id not in state.level
+            one.replica_id in state.waiting and one.replica_id not in state.caught_up
         ):
             position = _ahead_up_to(one, view)
             if position is not None:
@@ -251,12 +253,12 @@ def take_back(state: RoleState, heard: Heard, view: View) -> Step:
                     f" ours={view.log.end}"
                 )
                 change = PeerRepair(one, position, heard)
-                said = Say(Level.WARNING, text, ("ahead", one.replica_id))
+                said = Say(LogLevel.WARNING, text, ("ahead", one.replica_id))
                 return state.but(change=change), (said, Pull(one, view.log.end, position))
             state = _level(state, one.replica_id)
     for replica_id in view.followers:
         state = _level(state, replica_id)
-    if state.waiting and state.waiting.keys() <= state.level:
+    if state.waiting and state.waiting.keys() <= state.caught_up:
         why = "the machine went down; what the replicas have was taken back"
         return NewEpoch(why, promoted=False).begin(state, view)
     # Who was ahead and does not answer dials again, and says so again.
@@ -265,8 +267,8 @@ def take_back(state: RoleState, heard: Heard, view: View) -> Step:
 
 def _level(state: RoleState, replica_id: str) -> RoleState:
     ahead = {one: addr for one, addr in state.ahead.items() if one != replica_id}
-    level = state.level | ({replica_id} & state.waiting.keys())
-    return state.but(ahead=ahead, level=level)
+    caught_up = state.caught_up | ({replica_id} & state.waiting.keys())
+    return state.but(ahead=ahead, caught_up=caught_up)
 
 
 def _ahead_up_to(peer: LineageBody, view: View) -> int | None:
@@ -297,5 +299,5 @@ class PeerRepair(Looking):
         trouble = f"not taken back from {self.peer.broker_addr}: {result.failure}"
         text = f"what a replica has cannot be taken back addr={self.peer.broker_addr} reason={result.failure}"
         ahead = {one: addr for one, addr in state.ahead.items() if one != self.peer.replica_id}
-        said = Say(Level.ERROR, text, ("pull", self.peer.replica_id))
+        said = Say(LogLevel.ERROR, text, ("pull", self.peer.replica_id))
         return state.but(trouble=trouble, ahead=ahead), (said,)

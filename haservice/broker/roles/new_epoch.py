@@ -16,7 +16,7 @@ from haservice.broker.roles.actions import (
     Failed,
     Flush,
     GatherPledges,
-    Level,
+    LogLevel,
     Refuse,
     Result,
     Say,
@@ -86,7 +86,7 @@ class NewEpoch(Change):
         state = state.but(
             change=None,
             waiting={},
-            level=frozenset(),
+            caught_up=frozenset(),
             undecided="",
             doubt="",
             ahead={},
@@ -94,7 +94,7 @@ class NewEpoch(Change):
             trouble="",
         )
         actions: list[Action] = [
-            Say(Level.WARNING, f"an epoch begins epoch={last.number} start={last.start} why={self.why}"),
+            Say(LogLevel.WARNING, f"an epoch begins epoch={last.number} start={last.start} why={self.why}"),
             TakeList(regreet=True),
         ]
         if self.ticket is not None:
@@ -124,7 +124,7 @@ class NewEpoch(Change):
     def _failed(self, state: RoleState, reason: str) -> Step:
         """What held this master before holds it still: that is in the state, and was never let go."""
         trouble = f"the new epoch cannot be written: {reason}"
-        actions: tuple[Action, ...] = (Say(Level.ERROR, trouble, ("epoch",)),)
+        actions: tuple[Action, ...] = (Say(LogLevel.ERROR, trouble, ("epoch",)),)
         if self.ticket is not None:
             actions = (Refuse(self.ticket, trouble),)
         return state.but(change=None, trouble=trouble), actions
@@ -207,7 +207,7 @@ class Following(Change):
         if isinstance(result, Failed):
             return self._failed(state, result.reason)
         text = f"becomes a slave of={self.newer.broker_addr} epoch={self.newer.epoch} why={self.why}"
-        actions: list[Action] = [Say(Level.WARNING, text)]
+        actions: list[Action] = [Say(LogLevel.WARNING, text)]
         if self.ticket is not None and self.answer is not None:
             actions.append(AnswerWith(self.ticket, self.answer))
         elif self.ticket is not None:
@@ -217,7 +217,7 @@ class Following(Change):
     def _failed(self, state: RoleState, reason: str) -> Step:
         """There is a newer epoch whatever we write: nothing is taken, and it is tried again."""
         trouble = f"{self.newer.broker_addr} is the master, and that this broker follows cannot be written: {reason}"
-        actions: list[Action] = [Say(Level.ERROR, f"nothing is taken reason={trouble}", ("follow",))]
+        actions: list[Action] = [Say(LogLevel.ERROR, f"nothing is taken reason={trouble}", ("follow",))]
         if self.ticket is not None:
             actions.append(Refuse(self.ticket, f"{trouble}; nothing is taken, and it is tried again"))
         return state.but(change=None, newer=self.newer, trouble=trouble), tuple(actions)
@@ -279,7 +279,7 @@ class Writing(Change):
         if isinstance(result, Failed):
             return state, (Refuse(self.ticket, f"{self.what} cannot be written: {result.reason}"),)
         if self.forgets in state.waiting:  # nobody waits for it any more, and then an epoch begins as ever
-            state = state.but(level=state.level | {self.forgets})
+            state = state.but(caught_up=state.caught_up | {self.forgets})
         return state, (*self.then, Answer(self.ticket))
 
 
@@ -324,7 +324,7 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
         members = kept.members.forgotten(epoch, kept.lineage.mark(view.log.end), gone)
     replicas = {one: replica for one, replica in kept.replicas.items() if one != gone}
     text = f"a replica is forgotten id={gone[:8]} addr={kept.members.replicas.get(gone, '')}"
-    then: tuple[Action, ...] = (Say(Level.WARNING, text),)
+    then: tuple[Action, ...] = (Say(LogLevel.WARNING, text),)
     if not state.who.is_slave:
         then = (*then, TakeList(regreet=False))
     change = Writing(ticket, "that it is forgotten", then, forgets=gone)

@@ -34,7 +34,7 @@ from haservice.broker.roles.actions import (
     Failed,
     GatherPledges,
     LeaveMaster,
-    Level,
+    LogLevel,
     Refuse,
     Result,
     Say,
@@ -86,7 +86,7 @@ class Promotion(Change):
         said: tuple[Action, ...] = ()
         if isinstance(result, Failed):
             text = f"promoted without a last copy of what the master keeps beside its log: {result.reason}"
-            said = (Say(Level.WARNING, text),)
+            said = (Say(LogLevel.WARNING, text),)
         return state.but(change=LinkDown(self)), (*said, StopLink())
 
 
@@ -205,7 +205,7 @@ class Written(Change):
             f"promoted role={self.promotion.role.value} epoch={last.number} start={last.start} why={self.why}"
         )
         answer = Answer(self.promotion.ticket, state.who.role.by(view.kept.command))
-        return state.but(change=None, turning=self.why), (Say(Level.WARNING, text), answer, Turn(self.why))
+        return state.but(change=None, turning=self.why), (Say(LogLevel.WARNING, text), answer, Turn(self.why))
 
 
 def give_up(state: RoleState, promotion: Promotion, reason: str) -> Step:
@@ -254,7 +254,7 @@ class Verifying(Change):
         if members != kept.members:
             write = Write({"pledge": promise, "members": members}, listed=kept.members)
             text = f"a replica that was forgotten asks for a pledge, and is on the list again addr={header.broker_addr}"
-            said = (Say(Level.WARNING, text),)
+            said = (Say(LogLevel.WARNING, text),)
         return state.but(change=Pledging(self.ticket, header)), (*said, write)
 
 
@@ -271,7 +271,7 @@ class Pledging(Change):
         state = state.but(change=None)
         if isinstance(result, Failed):
             return state, (Refuse(self.ticket, f"the promise cannot be written: {result.reason}"),)
-        said = Say(Level.WARNING, f"pledged epoch={self.header.epoch} to={self.header.broker_addr}")
+        said = Say(LogLevel.WARNING, f"pledged epoch={self.header.epoch} to={self.header.broker_addr}")
         return state, (said, LeaveMaster(), Answer(self.ticket))
 
 
@@ -309,7 +309,7 @@ class AskingAfterPledge(Looking):
             told = (SetMaster(result.broker_addr, result.ha_addr),) if result.is_master else ()
             return state.but(change=None), told
         text = f"the pledge is over, for it was not promoted epoch={promise.epoch} to={promise.broker_addr}"
-        return state.but(change=Released()), (Say(Level.WARNING, text), Write({"pledge": None}))
+        return state.but(change=Released()), (Say(LogLevel.WARNING, text), Write({"pledge": None}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ class Emptying(Change):
         why = "everything is taken anew"
         said: tuple[Action, ...] = ()
         if isinstance(result, Failed):
-            said = (Say(Level.ERROR, f"the store was not emptied reason={result.reason}"),)
+            said = (Say(LogLevel.ERROR, f"the store was not emptied reason={result.reason}"),)
         return state.but(change=None, turning=why), (*said, Turn(why))
 
     def _next(self, state: RoleState, action: Empty | Write) -> Step:
@@ -358,5 +358,5 @@ def empty(state: RoleState, ticket: int, header: ReinitHeader, view: View) -> St
     if not state.who.is_slave:
         why = "this broker is the master: it would lose what nobody else may have"
         return state, (Refuse(ticket, why),)
-    said = Say(Level.WARNING, f"the store is emptied end={view.log.end} keep={header.keep}")
+    said = Say(LogLevel.WARNING, f"the store is emptied end={view.log.end} keep={header.keep}")
     return state.but(change=Emptying(header.keep)), (said, Answer(ticket), StopLink())

@@ -101,7 +101,7 @@ class RoleState:
     change: Change | None = None
     waiting: Mapping[str, Replica] = field(default_factory=dict)
     """Replicas to hear before anything is taken, for they may have what was lost here."""
-    level: frozenset[str] = frozenset()
+    caught_up: frozenset[str] = frozenset()
     """Those of them that have nothing more for us."""
     undecided: str = ""
     """Why an operator has to decide before anything is taken."""
@@ -165,7 +165,7 @@ class RoleState:
 
     @property
     def _waited_for(self) -> str:
-        left = [item for item in self.waiting.items() if item[0] not in self.level]
+        left = [item for item in self.waiting.items() if item[0] not in self.caught_up]
         if not left:
             return f"a new epoch is to begin: {self.trouble}"
         named = ", ".join(f"{one.broker_addr or 'unknown address'} ({name[:8]})" for name, one in left)

@@ -226,7 +226,7 @@ class Vote:
     end: int
     master: str = ""
     is_whole: bool = True
-    """Whether all that it ever acknowledged is in its log; not after a power cut, until it is level again."""
+    """Whether all that it ever acknowledged is in its log; not after a power cut, until it has caught up again."""
 
     @property
     def mark(self) -> Mark:

@@ -15,7 +15,7 @@ A slave whose log was compared with ours before (the handshake of hello.py) is `
 its replica id, wherever it connects from; its first report is a true ack of all that its log holds, and 0 is
 the offset 0.  A newer connection of it takes the place of an older one, whose reports are refused then.
 
-An end is at its level when so many distinct identities hold it as `needed` says, all of them connected at one
+An end is acknowledged when so many distinct identities hold it as `needed` says, all of them connected at one
 moment.  However many connections an identity has, it counts once.
 
     0 ≤ proven ≤ what was sent to some slave ≤ the log's end
@@ -226,7 +226,7 @@ class AckTable:
         self._forget_some()
 
     def is_proven(self, end: int) -> bool:
-        """Whether the record that ends at `end` has met its level: so many slaves held it at one moment."""
+        """Whether the record that ends at `end` is acknowledged: so many slaves held it at one moment."""
         return end in self._held
 
     def furthest_with(self, reports: Mapping[str, int]) -> int:

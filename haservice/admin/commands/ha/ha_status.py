@@ -283,7 +283,7 @@ def _link_to_slave(connection: HAConnectionRuntimeInfo) -> Link:
         lag_seconds=connection.lag_seconds,
         bytes_per_second=connection.transferred_byte_in_second,
         in_sync=connection.in_sync,
-        state=connection.reason or ("level" if connection.diff == 0 else "replicating"),
+        state=connection.reason or ("caught up" if connection.diff == 0 else "replicating"),
         peer_broker_addr=connection.broker_addr or None,
         peer_replica_id=connection.replica_id or None,
         lineage=SAME_LOG if connection.replica_id else STOCK_PEER,

@@ -81,7 +81,7 @@ ROUTES = "Clients find it when they ask for the route again: RocketMQ's within 3
 @namesrv_option
 @name_option
 @click.option("--to", "to", metavar="ADDR", callback=address_callback, help="The slave; else the nearest.")
-@timeout_option(10.0, "Seconds within which the slave has to be level, and then to be the master.")
+@timeout_option(10.0, "Seconds within which the slave has to catch up, and then to be the master.")
 @yes_option
 @format_option
 def switchover(
@@ -91,7 +91,7 @@ def switchover(
 
     For planned work, while both run.  The master takes no messages for a moment, until the slave holds all
     that it has; then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing
-    is lost: when the slave is not level in time, the master goes on as before, and says why.
+    is lost: if the slave does not catch up in time, the master goes on as before, and says why.
 
     \b
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a                        to the slave that is nearest
@@ -181,7 +181,7 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
     if not master.is_ours:
         raise click.ClickException(
             f"{shown_addr(master.addr)} is a stock broker, which knows no switchover\n"
-            f"  stop it once its slave is level (mqadmin haStatus), then mqadmin failover -b {name} --to ADDR"
+            f"  stop it once its slave is in sync (mqadmin haStatus), then mqadmin failover -b {name} --to ADDR"
         )
     slaves = [one for one in topology.ours if one is not master]
     if to is None:

@@ -91,15 +91,15 @@ def reinit(
         started = time.monotonic()
         with report.telling(admin, before.name, slave):
             admin.call(slave.addr, RequestCode.REINIT, ReinitHeader(not discard).encode(), timeout_s=TELL_S)
-        level = wait_for_refill(admin, slave, master.log.end, timeout_s)
+        caught_up = wait_for_refill(admin, slave, master.log.end, timeout_s)
         took_s = time.monotonic() - started
-        late = "" if level else why_not(admin, slave)
+        late = "" if caught_up else why_not(admin, slave)
         after = gather(admin, master.addr, namesrv, (slave.addr,))
         report.show("after", after)
         report.line(
             f"{shown_addr(slave.addr)} holds what its master has: {human_seconds(took_s)}"
-            if level
-            else f"{shown_addr(slave.addr)} is not level after {timeout_s:g} s, and goes on{late}\n"
+            if caught_up
+            else f"{shown_addr(slave.addr)} has not caught up after {timeout_s:g} s, and goes on{late}\n"
             f"{'' if discard else KEPT}"
             f"  mqadmin haStatus -b {shown_addr(slave.addr)} -w 2 watches it"
         )
@@ -110,9 +110,9 @@ def reinit(
             masterAddr=master.addr,
             kept=not discard,
             logEnd=None if now is None else now.end,
-            complete=level,
+            complete=caught_up,
         )
-    if not level:
+    if not caught_up:
         sys.exit(1)
 
 
