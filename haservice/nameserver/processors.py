@@ -168,7 +168,9 @@ class BrokerProcessors:
             )
 
     def _say_restored(self, name: str, addr: str) -> None:
-        logger.warning("master back in the route, who took its place is gone name=%s addr=%s", name, addr)
+        logger.warning(
+            "master back in the route, the one that took its place is gone name=%s addr=%s", name, addr
+        )
 
     def _warn_moved(self, told: Registration, replaced: str) -> None:
         if self._throttle.ready():

@@ -311,15 +311,15 @@ class RouteTable:
             )
         if told.addr not in self._live and len(self._live) >= self._brokers_max:
             raise _refused(
-                f"the name server is full: it knows {len(self._live)} brokers, {told.addr} is not taken"
+                f"the name server is full: it knows {len(self._live)} brokers, {told.addr} is refused"
             )
         if told.broker_id != MASTER_ID:
             return
         known = self._epochs.get(told.broker_name, KnownEpochs()).last
         if known is not None and (told.epoch or 0) > known.epoch + EPOCH_JUMP_MAX:
             raise _refused(
-                f"epoch {told.epoch} of {told.addr} is beyond belief: the last one that {told.broker_name} "
-                f"told of is {known.epoch}, of {known.addr}, and {EPOCH_JUMP_MAX} more are believed at most"
+                f"epoch {told.epoch} of {told.addr} is not plausible: the last one that {told.broker_name} "
+                f"told of is {known.epoch}, of {known.addr}, and {EPOCH_JUMP_MAX} more are accepted at most"
             )
         if told.topics is None:
             return
@@ -333,7 +333,7 @@ class RouteTable:
         if self._queue_entries + new > self._queue_entries_max:
             raise _refused(
                 f"the name server is full: it knows {self._queue_entries} topics of brokers, "
-                f"{new} more of {told.broker_name} are not taken, the limit is {self._queue_entries_max}"
+                f"{new} more of {told.broker_name} are refused, the limit is {self._queue_entries_max}"
             )
 
     def _newer_epoch(self, epochs: KnownEpochs, told: Registration) -> KnownEpoch | None:

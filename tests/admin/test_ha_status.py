@@ -187,7 +187,7 @@ def test_a_slave_shows_its_master_and_its_lag_behind_the_masters_log() -> None:
     _, row = rows(master(), slave(state="TRANSFER", last_read_timestamp=NOW_MS - 400))
     assert row["peer"] == "10.0.0.1:10912"
     assert row["lagBytes"] == 1000
-    assert row["state"] == "TRANSFER, master last heard 0.4 s ago"
+    assert row["state"] == "TRANSFER, last contact with the master 0.4 s ago"
 
 
 def test_what_was_the_matter_before_is_not_told_as_the_state_of_a_link_that_stands() -> None:
@@ -303,7 +303,7 @@ def test_who_is_on_the_list_and_not_there_is_told_until_it_is_forgotten() -> Non
     gone = Seen(Broker("C", "broker-a", 1 << 31, LOST), "SLAVE", failure=RemotingUnreachable(LOST, "refused"))
     for seen in ([*there, gone], there[:1]):  # all of a cluster, or the master alone
         (note,) = silent_notes(seen)
-        assert f"{LOST} ({C[:8]}) is on the list of replicas and not there, last seen 2023-11-1" in note
+        assert f"{LOST} ({C[:8]}) is on the list of replicas and unreachable, last seen 2023-11-1" in note
         assert f"mqadmin forget -b broker-a --replica {LOST}" in note
         row = rows(*seen)[0]
         assert row["replicaId"] == A
@@ -341,6 +341,6 @@ def test_an_epoch_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> 
     table = table_of([seen], NOW_MS)
     assert [table.objects()[0][key] for key in ("pledged", "pledgedTo")] == [4000, LOST]
     (note,) = table.notes
-    assert f"has pledged itself to {LOST}, which is to be the master of epoch 4000" in note
+    assert f"has pledged to {LOST}, which is to be the master of epoch 4000" in note
     seen = replace(slave(), lineage=lineage_of("SLAVE", pledged=3, pledged_to=LOST))
     assert table_of([seen], NOW_MS).notes == []

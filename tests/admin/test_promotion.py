@@ -537,7 +537,7 @@ def test_whether_a_held_master_can_hand_over_is_its_own_word(serve: Serve) -> No
     """A full disk is no obstacle, and what is one its broker knows."""
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), held="disk is 100.0% used")
-    master.refuses[RequestCode.SWITCHOVER] = "this master takes nothing itself: b has more"
+    master.refuses[RequestCode.SWITCHOVER] = "this master refuses writes itself: b has more"
     result = run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME, "--yes")
     assert master.codes == [RequestCode.SWITCHOVER]
     assert "b has more" in result.stderr
@@ -559,7 +559,7 @@ def test_a_lost_answer_is_not_taken_for_a_refusal(serve: Serve, monkeypatch: pyt
     result = run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME, "--yes")
     assert result.exit_code == 1
     assert "nothing was changed" not in result.stderr
-    assert f"{master.addr}: takes messages" in result.stderr
+    assert f"{master.addr}: accepts writes" in result.stderr
     assert f"mqadmin history -b {NAME}" in result.stderr
 
 

@@ -237,7 +237,7 @@ def test_a_long_pull_goes_on_piece_by_piece_and_lets_a_request_in_between() -> N
     world.asked = True
     world.tell(Tick())
     assert (len(world.did(Pull)), world.state.again, world.state.change) == (1, True, None)
-    assert "not heard yet" in world.state.held
+    assert "no answer yet" in world.state.held
     world.asked = False
     world.tell(Tick())
     assert [(one.begin, one.end) for one in world.did(Pull)] == [(1000, 1500), (1100, 1500), (1200, 1500)]
@@ -553,7 +553,7 @@ def test_a_switchover_that_cannot_be_written_is_none() -> None:
 
 
 def test_a_master_hands_over_in_no_epoch_above_one_that_is_pledged_or_has_begun_elsewhere() -> None:
-    """A candidate that others have pledged themselves to may be late, and gives OK in its epoch all the same."""
+    """A candidate that others have pledged to may be late, and gives OK in its epoch all the same."""
     world = switching()
     said = reason(switch(world, min_epoch=1001))
     assert "epoch 1000 has begun or is pledged" in said
@@ -610,7 +610,7 @@ def test_a_slave_that_lost_its_end_in_a_power_cut_is_no_safe_choice() -> None:
 def test_nobody_is_promoted_beside_a_master_that_lives() -> None:
     lives = peer("m", (1, 0, "m"), end=1000, role="SYNC_MASTER")
     world = candidate("s", GatherPledges=Votes([voter("s"), lives]))
-    assert "takes messages: mqadmin switchover loses nothing" in reason(
+    assert "accepts writes: mqadmin switchover loses nothing" in reason(
         world.ask(PromoteHeader("SYNC_MASTER"))
     )
 
@@ -671,7 +671,7 @@ def test_nobody_is_handed_over_to_who_has_pledged_itself_to_another_slave_meanwh
     """That one may count on it, and be the master by now."""
     world = candidate("s", OTHER).keep(pledge=PROMISE)
     said = reason(world.ask(PromoteHeader("SYNC_MASTER", 1000, 2, confirm_addr="m:10911", token="t")))
-    assert f"has pledged itself to {PROMISE.broker_addr} for epoch 1000" in said
+    assert f"has pledged to {PROMISE.broker_addr} for epoch 1000" in said
     assert (world.kept.pledge, world.wrote, world.did(StopLink), world.turned) == (PROMISE, [], [], False)
 
 
@@ -826,7 +826,7 @@ def test_a_master_pledges_nothing_but_says_that_it_lives() -> None:
     assert (world.wrote, world.kept.pledge) == ([], None)
     living = peer("m", (1, 0, "m"), role="SYNC_MASTER")
     asking = candidate("s", GatherPledges=Votes([voter("s"), living]))
-    assert "takes messages" in reason(asking.ask(PromoteHeader("SYNC_MASTER")))
+    assert "accepts writes" in reason(asking.ask(PromoteHeader("SYNC_MASTER")))
 
 
 def pledged(word: object) -> Driver:

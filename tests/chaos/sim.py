@@ -216,7 +216,7 @@ class Simulation:
             return f"{len(masters)} masters: {masters}"
         (master,) = masters
         if master.roles.state.held or master.store.log.writable is not None:
-            return f"{master} takes nothing: {master.roles.state.held or master.store.log.writable}"
+            return f"{master} refuses writes: {master.roles.state.held or master.store.log.writable}"
         for node in world.nodes.values():
             if node.link is not None and (
                 not node.link.transfers or node.store.log.end < master.store.log.end - 64 * 1024

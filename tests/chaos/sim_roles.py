@@ -198,7 +198,7 @@ class RoleDriver:
             self._held = reason
             self.node.store.log.hold_appends(reason or None, HOLDER)
             self.node.world.note(
-                "{} {}", self.node, f"takes nothing: {reason}" if reason else "takes messages"
+                "{} {}", self.node, f"refuses writes: {reason}" if reason else "accepts writes"
             )
 
     # -- without a result ---------------------------------------------------------------------------

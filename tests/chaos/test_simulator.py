@@ -219,7 +219,7 @@ def test_a_promotion_that_counts_nobody_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_candidate_that_is_late_is_not_the_master_whose_log_counts(tmp_path: Path) -> None:
-    """It stands still once others have pledged themselves to it; a newer epoch begins, to which it gives way."""
+    """It stands still once others have pledged to it; a newer epoch begins, to which it gives way."""
     outcome = simulate(9933, tmp_path)
     assert outcome.ok, outcome.text()
 

@@ -261,7 +261,7 @@ def test_an_old_master_that_runs_on_is_told_and_gives_way(make_pair: MakePair, a
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
     wait_level(ask, pair.master_addr, pair.slave_addr)
-    with pytest.raises(AnswerError, match="takes messages: mqadmin switchover loses nothing"):
+    with pytest.raises(AnswerError, match="accepts writes: mqadmin switchover loses nothing"):
         promote(ask, pair.slave_addr, why="behind its back")
     wait_until(lambda: is_level(ask, pair.master_addr, pair.slave_addr), "the slave follows again")
     promote(ask, pair.slave_addr, why="behind its back", force=True)
@@ -616,7 +616,7 @@ def test_a_master_whose_disk_was_mounted_again_after_an_error_waits_for_its_slav
     found = lineage(ask, pair.master_addr)
     assert found is not None
     assert pair.slave_addr in found.held
-    assert "not heard yet" in found.held
+    assert "no answer yet" in found.held
     pair.start_slave()
     wait_level(ask, pair.master_addr, pair.slave_addr)
     assert_equal_logs(pair, ask, pair.master_addr)
@@ -649,7 +649,7 @@ def test_a_slave_begins_anew(make_pair: MakePair, admin: Ask, keep: bool) -> Non
         ask.tell(pair.master_addr, RequestCode.REINIT, ReinitHeader(keep))
     ask.tell(pair.slave_addr, RequestCode.REINIT, ReinitHeader(keep))
     wait_until(
-        lambda: "everything is taken anew" in pair.processes["broker-a-s"].output(), "the slave begins anew"
+        lambda: "everything is copied again" in pair.processes["broker-a-s"].output(), "the slave begins anew"
     )
     wait_level(ask, pair.master_addr, pair.slave_addr)
     assert_equal_logs(pair, ask, pair.master_addr)

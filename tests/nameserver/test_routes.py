@@ -429,7 +429,7 @@ def test_a_number_beyond_belief_takes_no_route_from_a_master(table: RouteTable, 
     settle(table, clock, master()._replace(epoch=3), "a")
     for lives in (True, False):
         with pytest.raises(
-            RequestError, match=r"epoch 10000000 .* beyond belief: .* is 3, of 10.0.0.1:10911"
+            RequestError, match=r"epoch 10000000 .* not plausible: .* is 3, of 10.0.0.1:10911"
         ):
             table.register(master(addr=NEW_MASTER)._replace(epoch=10**7), "b")
         assert addrs(table) == ({"broker-a": {0: MASTER}} if lives else {})

@@ -73,7 +73,7 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
             made("a", "b"),
             vote("a"),
             [replace(vote("b"), is_whole=False)],
-            "2 of them have to be heard, and 1 counts: b:1 answers, but its machine went down",
+            "2 of them must answer, and 1 counts: b:1 answers, but its machine went down",
         ),
         # What was acknowledged by an older list lies below.
         (made("a", since=Mark(1, 100)), vote("a"), [], ""),
@@ -241,7 +241,7 @@ def test_who_has_to_be_heard_before_all_is_known(members: Members, heard: set[st
 def test_who_answers_and_promises_nothing_is_not_called_silent() -> None:
     said = why_unsafe(made("a", "b", "c"), vote("a"), [], {"b": "refuses: it will not"})
     assert said == (
-        "SEND_OK takes 1 of 3 slaves, so 3 of them have to be heard, and 1 counts: c:1 may have acknowledged messages"
+        "SEND_OK takes 1 of 3 slaves, so 3 of them must answer, and 1 counts: c:1 may have acknowledged messages"
         " that no other broker has; b:1 answers, but refuses: it will not"
     )
     said = why_unsafe_to_go_on(made("a", "b"), vote("m"), [vote("a")], {"b": "refuses: it will not"})

@@ -316,9 +316,9 @@ class Registration:
         who = self._identity
         if who.broker_id == 0:
             self._failures[addr] = (
-                f"{addr} names no route to this broker, for it was told of epoch {newer.newer_epoch}, whose master is"
-                f" {newer.newer_master or 'unknown'}, and this one's is older; if that is a stranger who stays, or"
-                f" lost for good: mqadmin failover -b {who.broker_name} --to {who.broker_addr} --force begins one above"
+                f"{addr} gives clients no route to this broker: it knows a newer epoch, {newer.newer_epoch}, of master"
+                f" {newer.newer_master or 'unknown'}; if that is a stranger that stays, or lost for good: mqadmin"
+                f" failover -b {who.broker_name} --to {who.broker_addr} --force begins a newer epoch"
             )
         self._on_newer(newer.newer_epoch, newer.newer_master or "")
 

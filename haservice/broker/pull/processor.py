@@ -255,7 +255,7 @@ class PullProcessor:
             future.set_result(self._damaged(first, error))
             return True
         except Exception as error:
-            logger.exception("held pull failed topic=%s queue=%d", header.topic, header.queue_id)
+            logger.exception("waiting pull failed topic=%s queue=%d", header.topic, header.queue_id)
             text = f"{type(error).__name__}: {error}"
             future.set_result(first.command.answer(ResponseCode.SYSTEM_ERROR, text))
             return True

@@ -12,7 +12,7 @@
 A full disk is no obstacle: the master has nothing to append, and the epoch begins in the slave's log.
 
 Nobody is asked for a pledge.  So the epoch is the next promotion's above the master's own, and never a higher one:
-no slave leaves a candidate for it that it has pledged itself to, and may have acknowledged to by now.
+no slave leaves a candidate for it that it has pledged to, and may have acknowledged to by now.
 
 Whatever fails before the slave has asked back undoes it: the token is void, and a PROMOTE that was under way
 somewhere comes to nothing.  When the answer is lost the slave's word decides, however long that takes; until
@@ -82,7 +82,7 @@ def hand_over(state: RoleState, ticket: int, header: SwitchoverHeader, view: Vie
     if state.who.is_slave:
         return state, (Refuse(ticket, "this broker is a slave; ask its master"),)
     if why := state.held or view.unwritable:
-        return state, (Refuse(ticket, f"this master takes nothing itself: {why}"),)
+        return state, (Refuse(ticket, f"this master refuses writes itself: {why}"),)
     if why := _why_overtaken(state, header, view):
         return state, (Refuse(ticket, why),)
     patience_s = min(max(header.timeout_millis, 0) / 1000, SECONDS_MAX)

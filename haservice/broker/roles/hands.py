@@ -144,7 +144,7 @@ class RoleHands:
 
     def hold(self, reason: str) -> None:
         if reason:
-            logger.warning("appends are held reason=%s", reason)
+            logger.warning("writes are refused reason=%s", reason)
         self.store.log.hold_appends(reason or None, HOLDER)
 
     # -- without a result ---------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class RoleHands:
         return End(log.end)
 
     def _confirm(self, action: Confirm) -> Result:
-        """The master that hands over may have given up meanwhile, and takes messages again."""
+        """The master that hands over may have given up meanwhile, and accepts writes again."""
         try:
             master = self.peers.ask_one(action.addr, CONFIRM_SECONDS)
         except (RemotingError, ValueError) as error:

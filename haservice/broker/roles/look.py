@@ -131,7 +131,7 @@ class Proving(Looking):
         if not self.claims:
             return self._nobody(state.but(change=None, unproven="; ".join(self.doubts)), view)
         newer, peer = self.claims[0]
-        # A master that has nothing, and takes nothing yet, has nothing to prove it by, and nothing to lose.
+        # A master that has nothing, and refuses writes yet, has nothing to prove it by, and nothing to lose.
         is_blank = view.log.is_empty and (self.start is not None or bool(state.held))
         if is_blank or is_member(view.kept.members, peer):
             return self._give_way(state, newer, view)
@@ -142,7 +142,7 @@ class Proving(Looking):
         if isinstance(result, Done):
             return self._give_way(state, newer, view)
         assert isinstance(result, Failed), result
-        doubt = f"{peer.broker_addr} speaks of epoch {newer.epoch} and does not prove it: {result.reason}"
+        doubt = f"{peer.broker_addr} claims epoch {newer.epoch} without proof: {result.reason}"
         rest = replace(self, claims=self.claims[1:], doubts=(*self.doubts, doubt))
         return rest.begin(state, view)
 
@@ -249,7 +249,7 @@ def take_back(state: RoleState, heard: Heard, view: View) -> Step:
             position = _ahead_up_to(one, view)
             if position is not None:
                 text = (
-                    f"a replica holds what its master lost addr={one.broker_addr} up_to={position}"
+                    f"a replica has what its master lost addr={one.broker_addr} up_to={position}"
                     f" ours={view.log.end}"
                 )
                 change = PeerRepair(one, position, heard)
@@ -285,7 +285,9 @@ class PeerRepair(Looking):
     peer: LineageBody
     position: int
     heard: Heard
-    hold: str = field(default="a slave holds what this master has lost, it is taken back", kw_only=True)
+    hold: str = field(
+        default="a slave has messages that this master has lost, they are copied back", kw_only=True
+    )
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Pulled), result

@@ -5,7 +5,7 @@
              asks a slave after whom it may have handed over to
              begins a further epoch, follows another master, or hands over, when it is asked to
     slave    becomes the master, pledges itself to another slave that would, or begins anew, when it is asked
-             asks the one that it has pledged itself to what became of it
+             asks the one that it has pledged to what became of it
 
 One change is under way at a time, and it waits for one result: so no append is let go while something is taken
 back or an epoch begins, and no two commands work on one log.  Looking is look.py, the changes of a master
@@ -62,7 +62,7 @@ def step(state: RoleState, event: Event, view: View) -> Step:
 def why_busy(state: RoleState) -> str:
     """Why a request has to be refused whatever it asks for; "" if it can be heard."""
     if state.turning:
-        return f"this broker is turning: {state.turning}"
+        return f"this broker is changing its role: {state.turning}"
     return "another change of its role is under way" if state.changing else ""
 
 

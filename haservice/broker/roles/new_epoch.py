@@ -303,7 +303,7 @@ def note_master(state: RoleState, ticket: int, header: FollowHeader, view: View)
 
 
 def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> Step:
-    """40008: a replica is given up, on purpose: nobody waits for it, and no promotion has to have heard it."""
+    """40008: a replica is forgotten, on purpose: no broker waits for it, and no promotion needs its answer."""
     kept, gone = view.kept, header.replica_id
     if gone == kept.replica_id:
         return state, (Refuse(ticket, "that is this broker itself"),)
@@ -313,7 +313,7 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
     if gone not in kept.members.replicas and gone not in kept.replicas:
         return state, (Refuse(ticket, f"no replica {gone[:32]} is known"),)
     if gone == kept.members.master:
-        return state, (Refuse(ticket, "that is the master that made the list: nobody waits for it"),)
+        return state, (Refuse(ticket, "that is the master that made the list: no broker waits for it"),)
     given = Members()
     if state.who.is_slave:
         members = kept.members.written_off(gone)

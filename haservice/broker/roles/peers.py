@@ -161,7 +161,7 @@ class Peers:
                 logger.warning("peer does not say what its log is addr=%s reason=%s", addr, error)
             return None
         except (RemotingError, ValueError) as error:
-            logger.debug("peer not heard addr=%s reason=%s", addr, error)
+            logger.debug("peer unreachable addr=%s reason=%s", addr, error)
             return None
         self._throttle.ended(addr)
         return body

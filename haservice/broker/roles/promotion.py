@@ -149,7 +149,7 @@ def _living_master(heard: Sequence[LineageBody], newest: int) -> str:
         is_older = one.epoch < newest and not of_one_promotion(one.epoch, newest)
         if one.is_master and not one.held and not is_older:
             return (
-                f"{one.broker_addr} is the master of epoch {one.epoch} and takes messages: mqadmin switchover loses"
+                f"{one.broker_addr} is the master of epoch {one.epoch} and accepts writes: mqadmin switchover loses"
                 " nothing"
             )
     return ""
@@ -210,7 +210,7 @@ class Written(Change):
 
 def give_up(state: RoleState, promotion: Promotion, reason: str) -> Step:
     """The link is down, and comes back with the next life of this broker."""
-    why = "not promoted, the link to the master is made anew"
+    why = "not promoted, connecting to the master again"
     return state.but(change=None, turning=why), (Refuse(promotion.ticket, reason), Turn(why))
 
 
@@ -224,7 +224,7 @@ def promote(state: RoleState, ticket: int, header: PromoteHeader, view: View) ->
     promise = view.kept.pledge
     if header.confirm_addr and promise is not None:
         # The master that hands over does not know of it, and the other one may have counted on us.
-        why = f"this slave has pledged itself to {promise.broker_addr} for epoch {promise.epoch} meanwhile"
+        why = f"this slave has pledged to {promise.broker_addr} for epoch {promise.epoch} meanwhile"
         return state, (Refuse(ticket, why),)
     return Promotion(ticket, header, wanted).begin(state)
 
@@ -343,7 +343,7 @@ class Emptying(Change):
             return self._next(state, Empty(self.keep))
         if isinstance(result, Done) and self.steps_done == 1:
             return self._next(state, Write({"lineage": Lineage()}))
-        why = "everything is taken anew"
+        why = "everything is copied again"
         said: tuple[Action, ...] = ()
         if isinstance(result, Failed):
             said = (Say(LogLevel.ERROR, f"the store was not emptied reason={result.reason}"),)
@@ -356,7 +356,7 @@ class Emptying(Change):
 def empty(state: RoleState, ticket: int, header: ReinitHeader, view: View) -> Step:
     """40006; who asked is answered before."""
     if not state.who.is_slave:
-        why = "this broker is the master: it would lose what nobody else may have"
+        why = "this broker is the master: it would lose what no other broker may have"
         return state, (Refuse(ticket, why),)
     said = Say(LogLevel.WARNING, f"the store is emptied end={view.log.end} keep={header.keep}")
     return state.but(change=Emptying(header.keep)), (said, Answer(ticket), StopLink())

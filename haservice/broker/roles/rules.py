@@ -268,7 +268,7 @@ def listed(state: LineageState, number: int, end: int, addr: str, needed: int) -
 
 
 def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ...]:
-    """The replicas that may hold what this master has lost: it takes nothing before it has heard them."""
+    """The replicas that may hold what this master has lost: it refuses writes before it has heard them."""
     last = state.lineage.last
     if last is None or last.master != state.replica_id or not start.may_have_lost_what_was_told:
         return ()

@@ -272,7 +272,7 @@ class RoleStartup:
         if here and master.broker_addr not in (None, here):
             if self._throttle.ready(master.broker_addr):
                 logger.warning(
-                    "a name server names another master, the one that is there is followed named=%s master=%s",
+                    "a name server names another master, the present one is still followed named=%s master=%s",
                     *(master.broker_addr, here),
                 )
             master = MasterAddresses(here, None)

@@ -1,9 +1,9 @@
 """What the machine of roles knows, and what it is told.  Pure: values only.
 
-    RoleState    everything that decides whether this broker takes messages, and what it is about to be
+    RoleState    everything that decides whether this broker accepts writes, and what it is about to be
     events       what happens to it: a tick, a hint, a slave that is ahead, a request, the result of an action
 
-`held` is the one answer to the question whether a master may take messages.  It is derived, and so belongs to
+`held` is the one answer to the question whether a master may accept writes.  It is derived, and so belongs to
 nobody: a hold ends when its reason does, never because somebody else's ended.
 """
 
@@ -60,7 +60,7 @@ class View:
     boot_id: str
     followers: frozenset[str] = frozenset()
     unwritable: str = ""
-    """Why the log takes nothing, whatever our role; a full disk aside."""
+    """Why the log refuses writes, whatever our role; a full disk aside."""
     asked: bool = False
     """Whether somebody waits for his turn to ask for something."""
 
@@ -141,18 +141,18 @@ class RoleState:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether every moment counts, for nothing is taken."""
+        """Whether every moment counts, for writes are refused."""
         return bool(self.waiting or self.doubt or self.newer or self.ahead or self.suspects)
 
     @property
     def held(self) -> str:
-        """Why this master takes nothing; empty when it does."""
+        """Why this master refuses writes; empty when it does."""
         if self.who.is_slave:
             return ""
         if self.change is not None and self.change.hold:
             return self.change.hold
         if self.turning:
-            return f"this broker stops and starts again: {self.turning}"
+            return f"this broker restarts to change its role: {self.turning}"
         if self.newer is not None:
             return self.trouble
         if self.doubt:
@@ -161,7 +161,7 @@ class RoleState:
             return self._waited_for
         if self.undecided:
             return self.undecided
-        return "a slave holds what this master has lost, it is taken back" if self.ahead else ""
+        return "a slave has messages that this master has lost, they are copied back" if self.ahead else ""
 
     @property
     def _waited_for(self) -> str:
@@ -171,8 +171,8 @@ class RoleState:
         named = ", ".join(f"{one.broker_addr or 'unknown address'} ({name[:8]})" for name, one in left)
         trouble = f"; {self.trouble}" if self.trouble else ""
         return (
-            f"the machine went down and messages may be lost here that {named} has: start it, and they are"
-            f" taken back; not heard yet{trouble}; if it is lost for good: {self.who.failover}"
+            f"the machine went down, and {named} may have messages that are lost here: start it, and they"
+            f" are copied back; no answer yet{trouble}; if it is lost for good: {self.who.failover}"
         )
 
     def but(self, **changes: Any) -> RoleState:

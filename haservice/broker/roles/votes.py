@@ -19,7 +19,7 @@ def others_of(kept: LineageState, own_addr: str) -> tuple[str, ...]:
 
 
 def pledged_to(heard: Sequence[LineageBody], epoch: int, own_addr: str) -> list[LineageBody]:
-    """Those that have pledged themselves to us for that epoch."""
+    """Those that have pledged to us for that epoch."""
     return [one for one in heard if (one.pledged, one.pledged_to) == (epoch, own_addr)]
 
 

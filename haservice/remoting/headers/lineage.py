@@ -181,7 +181,7 @@ class LineageBody(JSONBody):
     """`file`, or `command`."""
     role_why: str = ""
     held: str = ""
-    """Why it takes no messages; empty when it does."""
+    """Why it refuses writes; empty when it does."""
     master_end: OffsetOrNone = -1
     """Of a slave: the furthest end of its master's log that it heard of; -1 unknown."""
     master_heard_ms: int = 0

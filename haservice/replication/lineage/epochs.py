@@ -225,7 +225,7 @@ def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me
             return _refused(
                 own_log, f"the master ends at {their_log.end}, before ours begins: {own_log.start}"
             )
-        text = f"we hold {point - their_log.end} bytes that the master wrote and has lost"
+        text = f"this slave has {point - their_log.end} bytes that the master wrote and has lost"
         return Plan(Step.AHEAD, point, text, lost)
     if point < their_log.start:
         text = f"the two logs are one up to {point}, and the master's begins at {their_log.start}"

@@ -284,7 +284,7 @@ def why_unsafe(
     if why := _why_two_masters(me, heard):
         return why
     if not members.replicas:
-        return "no master has told it who else holds its messages, so nobody knows what it lacks"
+        return "no master has told it which other brokers have its messages, so what it lacks is unknown"
     if len(members.over) >= OVER_MAX:
         return f"{OVER_MAX} masters in a row were promoted before enough slaves knew of the one before"
     lists = reversed(members.lists)
@@ -323,7 +323,7 @@ def _why_two_masters(me: Vote, heard: Collection[Vote]) -> str:
 def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str]) -> str:
     slaves = members.slaves
     if me.replica_id not in slaves:
-        return "it is not on its master's list of replicas, so it may lack what they were told OK for"
+        return "it is not on its master's list of replicas, so it may lack what was answered with OK"
     if me.mark < members.since:
         return (
             f"its log ends at {me.end}, and messages up to {members.since.end} were acknowledged before the list"
@@ -351,16 +351,13 @@ def _too_few(
     why = [f"{silent} may {may}"] if silent else []
     answer = [one for one in sorted(others) if one in objections]
     why += [f"{_named(members, one)} answers, but {objections[one]}" for one in answer]
-    one_is, more_are = ("counts", "count") if answer else ("is", "are")
+    one_is, more_are = ("counts", "count") if answer else ("does", "do")
     return f"{takes_text(members)}, and {len(counted)} {one_is if len(counted) == 1 else more_are}: {'; '.join(why)}"
 
 
 def takes_text(members: Members) -> str:
     """The rule, in numbers."""
-    return (
-        f"SEND_OK takes {members.needed} of {len(members.slaves)} slaves, so {members.wanted} of them have to be"
-        " heard"
-    )
+    return f"SEND_OK takes {members.needed} of {len(members.slaves)} slaves, so {members.wanted} of them must answer"
 
 
 def _named(members: Members, replica_id: str) -> str:

@@ -342,7 +342,7 @@ class HAClient:
             while data:
                 data = data[self._link.send(data) :]
         except BlockingIOError:
-            raise TimeoutError(errno.ETIMEDOUT, "the master takes no reports") from None
+            raise TimeoutError(errno.ETIMEDOUT, "the master reads no reports") from None
         self._last_write_s = self._now_s
 
     def _close(self) -> None:

@@ -196,7 +196,11 @@ class MasterGreeting:
             return Outcome.REFUSED, reason_differs, False
         if slave.position > said.log.end:
             lost = slave.position - said.log.end
-            return Outcome.AHEAD, f"you hold {lost} bytes of ours that we have lost: we take them back", True
+            return (
+                Outcome.AHEAD,
+                f"this slave has {lost} bytes that its master lost: the master copies them back",
+                True,
+            )
         try:
             self._log.read(point, 1)
         except CommitLogError as error:
@@ -215,7 +219,7 @@ class MasterGreeting:
             return ""
         return (
             f"the {slave.digest_bytes} bytes below {point} are not the same in both logs, though by their "
-            "epochs they should be: one of the two has to be given up (mqadmin reinit renews the slave's)"
+            "epochs they should be: one of the two must be discarded (mqadmin reinit renews the slave's)"
         )
 
 
@@ -264,7 +268,7 @@ class SlaveGreeting:
         self.plan = decided = plan(lineage, log, master.lineage, master.log, self._replica_id)
         if decided.step is Step.REFUSE:
             raise GreetingRefused(
-                decided.step.name, f"{decided.reason}; one of the two logs has to be given up"
+                decided.step.name, f"{decided.reason}; one of the two logs must be discarded"
             )
         point = min(decided.position, master.log.end)
         begin = self._digest_begin(max(log.start, master.log.start), point, log.end)

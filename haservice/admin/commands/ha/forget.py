@@ -1,4 +1,4 @@
-"""`mqadmin forget`: a replica that is lost for good is given up."""
+"""`mqadmin forget`: a replica that is lost for good is removed from the list."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
 
     The master is told, or, where none answers, each broker of the name that does.  A replica that answers,
     or is connected, is not forgotten: stop it first.  One that comes back all the same is put on the list
-    again when it follows, and cuts what its master has not (it is kept aside, under cut/).  While there is no
+    again when it follows, and cuts what its master has not (kept under cut/).  While there is no
     master yet, mqadmin failover --to it needs no --force if it has all that those who answer have.
     """
     report = Report(output_format, yes)
@@ -65,11 +65,14 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
         told = who_is_told(before, gone)
         check_not_connected(admin, before, gone, told)
         who = replica_text(before, gone)
-        report.line(f"{who} is given up: what only it has is lost, acknowledged or not.")
-        report.line("A promotion has to hear of it no more, and a master that is held for it waits no more.")
+        report.line(
+            f"{who} is removed from the list of replicas: what only it has is lost, acknowledged or not."
+        )
+        report.line("Promotions no longer need its answer.")
+        report.line("A master that refuses writes until it answers no longer waits for it.")
         for line in only_here(before, gone):
             report.line(line)
-        report.line(f"It is told to {', '.join(one.where for one in told)}.")
+        report.line(f"Brokers that are told: {', '.join(one.where for one in told)}.")
         report.go_on()
         for one in told:
             with report.telling(admin, before.name, one):
@@ -112,7 +115,7 @@ def replica_to_forget(topology: Topology, named: str) -> str:
     who = replica_text(topology, gone)
     if gone == topology.replicas.master and not topology.masters:
         raise click.ClickException(
-            f"{who} is the master of {topology.name} by the list: nobody waits for it\n"
+            f"{who} is the master of {topology.name} by the list: no broker waits for it\n"
             f"  mqadmin failover -b {topology.name} --to ADDR makes a slave the master; then it can be forgotten"
         )
     for one in topology.members:

@@ -129,7 +129,7 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
     asked = members_asked(topology, where)
     lines = lines_of(one for one in asked if one.is_ours)
     if not lines:
-        refuse(f"nobody of {topology.name} tells of an epoch", asked)
+        refuse(f"no broker of {topology.name} knows an epoch", asked)
     show(table_of(lines, topology.addrs_by_id), output_format)
     silent = [one for one in asked if not one.is_ours]
     for one in silent:

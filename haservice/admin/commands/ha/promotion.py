@@ -89,7 +89,7 @@ def switchover(
 ) -> None:
     """Makes a slave the master, and the master a slave.
 
-    For planned work, while both run.  The master takes no messages for a moment, until the slave holds all
+    For planned work, while both run.  The master refuses writes for a moment, until the slave holds all
     that it has; then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing
     is lost: if the slave does not catch up in time, the master goes on as before, and says why.
 
@@ -252,7 +252,7 @@ def _check_candidate(topology: Topology, to: str, candidate: Member | None) -> N
         )
     if not candidate.is_ours:
         raise click.ClickException(
-            f"{shown_addr(to)} is a stock broker, which takes no role by command\n"
+            f"{shown_addr(to)} is a stock broker, whose role no command can change\n"
             "  stop it, set brokerRole and brokerId=0 in its properties file, and start it"
         )
 
@@ -296,7 +296,7 @@ def failover(
     none, or if nobody can tell, it wants --force.  So it does while too few slaves are heard: a silent one
     may hold messages that were acknowledged, and that nobody else has.  Start it; or, if it is lost for
     good, mqadmin forget gives it up.  The broker begins a new epoch; the others are told to
-    follow it, and cut what they hold beyond it (it is kept aside, under cut/).  The old master finds out
+    follow it, and cut what they hold beyond it (kept under cut/).  The old master finds out
     when it comes back, and follows as well.
 
     \b
@@ -390,7 +390,7 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     check_at_rest(topology)
     for master in topology.masters:
         if master.held or (master.is_ours and topology.gives_way(master)):
-            continue  # it takes nothing, or gives way to a newer epoch by itself
+            continue  # it refuses writes, or gives way to a newer epoch by itself
         if master is candidate and (master.epoch or 0) < topology.registered.epoch:
             continue  # no nameserver takes it for the master until it begins a newer epoch
         if (
@@ -401,12 +401,12 @@ def failover_candidate(topology: Topology, to: str) -> Member:
             continue  # one of two that began one number, or whom a slave's promise keeps away
         if master is candidate:
             raise click.ClickException(
-                f"{shown_addr(to)} is the master of {name} already, and takes messages"
+                f"{shown_addr(to)} is the master of {name} already, and accepts writes"
             )
         if not master.is_ours:
             raise click.ClickException(
                 f"{shown_addr(master.addr)}, a stock broker, is the master of {name} and alive\n"
-                "  stop it first: two masters of one name both take messages"
+                "  stop it first: two masters of one name both accept writes"
             )
         raise click.ClickException(
             f"{shown_addr(master.addr)} is the master of {name}, alive and well\n"
@@ -420,22 +420,22 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
     """What the choice of this candidate means, a line each."""
     lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
     if bound := bound_text(loss, acknowledged=has_all_acknowledged(topology, candidate, loss)):
-        lines.append(bound)
+        lines += bound.splitlines()
     why = unsafe(topology, candidate)
     lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]
     lines += damages(topology)
     if topology.silent:
         said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
-        lines.append(f"Not answering: {said}.  What only they hold is cut when they return, and kept aside.")
+        lines.append(
+            f"Not answering: {said}.  What only they have is cut when they return, and kept under cut/."
+        )
     roles = {one.master_role for one in topology.ours if one.master_role}
     if "ASYNC_MASTER" in roles and not any(one.is_master for one in topology.ours):
-        lines.append(
-            "The last master was an ASYNC_MASTER: what it acknowledged last, nobody may have heard of."
-        )
+        lines.append("The last master was an ASYNC_MASTER: no slave may have what it acknowledged last.")
     lines += unlisted_notes(topology)
     for one in topology.ours:
         if one is not candidate and one is topology.furthest and loss.size:
-            lines.append(f"{shown_addr(one.addr)} is the one that holds most, up to {one.end}.")
+            lines.append(f"{shown_addr(one.addr)} has the longest log, up to {one.end}.")
     return lines
 
 
@@ -443,7 +443,7 @@ def _better(topology: Topology, candidate: Member) -> str:
     """That this loses nothing, or who would lose less, for the end of a sentence."""
     own = topology.loss(candidate.addr).size
     if own == 0:
-        return ", and loses nothing that is known of"
+        return ", and loses no known message"
     sizes = [(size, one) for one in topology.ours if (size := topology.loss(one.addr).size) is not None]
     if not sizes:
         return ""

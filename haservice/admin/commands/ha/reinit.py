@@ -35,13 +35,13 @@ KEPT = "  what it had is in cut/reinit-TIME/ of its store until somebody removes
 LET_BOTH_RUN = (
     "  let both run: the master takes them from its slaves within a minute or two; then begin again"
 )
-NOT_RUNNING = "start it: a slave builds itself anew while it runs"
+NOT_RUNNING = "start it: a slave is rebuilt while it runs"
 
 
 @command("reinit")
 @namesrv_option
 @one_broker_option("--brokerAddr", required=True, help="The slave, host:port.")
-@click.option("--discard", is_flag=True, help="Remove what it has; else it is kept aside, under cut/.")
+@click.option("--discard", is_flag=True, help="Remove what it has; else it is kept under cut/.")
 @click.option("--unread", is_flag=True, help="Do not read the master's log through before.")
 @timeout_option(60.0, "Seconds to watch; the slave goes on after that.")
 @yes_option
@@ -77,10 +77,10 @@ def reinit(
         assert master.log is not None
         assert slave.log is not None
         gives, takes = (human_bytes(one.end - one.start) for one in (slave.log, master.log))
-        fate = "removed" if discard else "kept aside, under cut/"
+        fate = "removed" if discard else "kept under cut/"
         report.line(
-            f"{shown_addr(slave.addr)} gives up the {gives} that it has ({fate}), "
-            f"and takes {takes} from {shown_addr(master.addr)}."
+            f"{shown_addr(slave.addr)} discards the {gives} that it has ({fate}), "
+            f"and copies {takes} from {shown_addr(master.addr)}."
         )
         own = own_bytes(slave, master)
         if own:
@@ -97,7 +97,7 @@ def reinit(
         after = gather(admin, master.addr, namesrv, (slave.addr,))
         report.show("after", after)
         report.line(
-            f"{shown_addr(slave.addr)} holds what its master has: {human_seconds(took_s)}"
+            f"{shown_addr(slave.addr)} has everything that its master has: {human_seconds(took_s)}"
             if caught_up
             else f"{shown_addr(slave.addr)} has not caught up after {timeout_s:g} s, and goes on{late}\n"
             f"{'' if discard else KEPT}"
@@ -123,7 +123,7 @@ def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
     where = shown_addr(addr)
     if not slave.is_ours:
         raise click.ClickException(
-            f"{where} is a stock broker, which takes no such command\n"
+            f"{where} is a stock broker, which does not know this command\n"
             "  stop it, empty its store, and start it"
         )
     if slave.is_master:
@@ -136,14 +136,14 @@ def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
         check_told(topology)
         of_it = shown_addr(slave.master_addr) if slave.master_addr else "which it does not know"
         raise click.ClickException(
-            f"the master of {where}, {of_it}, does not answer: what {where} holds may be all there is\n"
+            f"the master of {where}, {of_it}, does not answer: what {where} has may be all there is\n"
             f"  mqadmin failover -b {topology.name} --to {where} makes it the master"
         )
     master = masters[0]
     if master.held:
         raise click.ClickException(
-            f"the master of {where}, {shown_addr(master.addr)}, takes no messages: {master.held}\n"
-            f"  what {where} holds may be what it lacks: see to that first; mqadmin haStatus says more"
+            f"the master of {where}, {shown_addr(master.addr)}, refuses writes: {master.held}\n"
+            f"  {where} may have what the master lacks: see to that first; mqadmin haStatus says more"
         )
     return slave, master
 

@@ -154,11 +154,11 @@ class Member:
         if not self.is_ours:
             return STOCK
         if self.held:
-            return f"held: {self.held}"
+            return f"refuses writes: {self.held}"
         if self.changing:
             return "changes its role"
         if self.is_master:
-            return f"takes messages{self.lacking}"
+            return f"accepts writes{self.lacking}"
         if not self.master_addr:
             return f"knows no master yet{self.lacking}"
         return f"follows {shown_addr(self.master_addr)}{self.lacking}"
@@ -186,8 +186,8 @@ def seen_text(seen_ms: int, *, told: bool) -> str:
 
 def damage_text(who: str, ranges: str) -> str:
     return (
-        f"{who} is damaged from {ranges}: nobody is given these bytes until another broker of this name gives"
-        " them back."
+        f"{who} has damaged bytes in its log, {ranges}: no client and no slave gets them until another broker"
+        " of this name returns them."
     )
 
 
@@ -337,7 +337,7 @@ class Topology:
         unheard = [where for name, where in candidate.named.items() if where and name not in answering]
         if candidate.held and unheard and not unknown:
             said = ", ".join(map(shown_addr, unheard))
-            unknown = f"it may have lost what {said} holds, who does not answer"
+            unknown = f"it may have lost what {said} has, which does not answer"
         if unknown:
             return Loss(addr, unknown=unknown)
         # Of two masters that began one number each has a log of its own, and the candidate lacks one of them.
@@ -409,7 +409,7 @@ class Topology:
             return ""
         return (
             f"the nameserver knows of epoch {number}, of {shown_addr(addr)}, "
-            "and nobody who answers has heard of it"
+            "and no broker that answers knows of it"
         )
 
     def _same(self, addr: str, other: str) -> bool:
@@ -432,16 +432,16 @@ class Topology:
             and (epoch is None or (one.last_epoch is not None and one.last_epoch.is_same_epoch(epoch)))
         ]
         silent = ", ".join(one.where for one in self.silent)
-        who = f"the last master is not among those who answer{f' ({silent} does not)' if silent else ''}"
+        who = f"the last master is not among those that answer{f' ({silent} does not)' if silent else ''}"
         if not ears:
-            return _End(end, unknown=f"{who}, and nobody has heard how far its log went")
+            return _End(end, unknown=f"{who}, and no slave knows how long its log was")
         # Who was not started since has heard it to its last moment, as far as anybody can tell.
         best = max(ears, key=lambda one: (not one.master_end_kept, one.master_end, one.master_heard_ms))
         if best.master_end_kept and best.master_role != SYNC_MASTER:
             return _End(
                 end,
-                unknown=f"{who}, and {shown_addr(best.addr)} was started again since it heard, "
-                f"{local_second(best.master_heard_ms)}, that its log goes up to {best.master_end}",
+                unknown=f"{who}, and {shown_addr(best.addr)} was restarted since it heard, "
+                f"{local_second(best.master_heard_ms)}, that this log ends at {best.master_end}",
             )
         return _End(max(end, *(one.master_end for one in ears)), best)
 
