@@ -390,7 +390,11 @@ def written() -> Iterator[Path]:
     for name in PROSE:
         place = ROOT / name
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if path.is_file() and path.suffix in SUFFIXES and not (path.suffix == ".c" and path.name.startswith("_")):
+            if (
+                path.is_file()
+                and path.suffix in SUFFIXES
+                and not (path.suffix == ".c" and path.name.startswith("_"))
+            ):
                 yield path
 
 

@@ -504,7 +504,7 @@ def test_failover_asks_again_when_the_cost_has_changed_meanwhile(serve: Serve) -
     assert result.exit_code == 1
     assert result.output.count("Go on? [y/N]") == 2
     assert "Meanwhile" in result.output
-    assert "the furthest log ends at 520" in result.output
+    assert "the longest log ends at 520" in result.output
     assert slave.told == []
 
 
@@ -664,7 +664,7 @@ def test_a_master_that_no_nameserver_takes_can_be_chosen_by_force(serve: Serve) 
     assert refused.exit_code == 1
     assert f"the nameserver knows of epoch 1000, of {gone}" in refused.stderr
     assert f"start {gone} if it is a broker of {NAME}" in refused.stderr
-    assert "--force begins an epoch above 1000; of what those hold who answer, that loses nothing" in (
+    assert "--force begins an epoch above 1000; of what the answering brokers have, that loses nothing" in (
         refused.stderr
     )
     assert master.told == []

@@ -293,7 +293,7 @@ def test_a_topic_is_deleted_everywhere_or_on_one_cluster(table: RouteTable) -> N
 def test_a_hostile_registrar_is_bounded(clock: Clock) -> None:
     table = RouteTable(clock, brokers_max=2, queue_entries_max=3)
     table.register(master(T=FOUR, U=FOUR), "m")
-    with pytest.raises(RequestError, match="it knows 2 topics of brokers, 2 more of broker-b are not taken"):
+    with pytest.raises(RequestError, match="it knows 2 topics of brokers, 2 more of broker-b are refused"):
         table.register(master(addr="10.0.0.9:1", name="broker-b", T=FOUR, U=FOUR), "x")
     assert addrs(table) == {"broker-a": {0: MASTER}}
     table.register(slave(), "s")

@@ -42,20 +42,20 @@ KNOWN_S = 3.0
 @yes_option
 @format_option
 def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_format: str) -> None:
-    """Gives up a replica that is lost for good.
+    """Forgets a replica that is lost for good.
 
-    Each broker of a name keeps the list of its replicas.  One that is away stays on it, however long, for it
-    may hold messages that were acknowledged, and that nobody else has: mqadmin failover wants --force, and a
-    master that waits for it waits on.  Forgotten, it is waited for no more, and what only it had is lost.
+    Each broker of a name keeps the list of its replicas.  One that is unreachable stays on it, because it may
+    have acknowledged messages that no other broker has: mqadmin failover asks for --force, and a master that
+    waits for it refuses writes.  After forget no broker waits for it, and what only it had is lost.
 
     \b
       mqadmin forget -n 127.0.0.1:9876 -b broker-a --replica 10.0.0.3:10911
       mqadmin forget -n 127.0.0.1:9876 -b broker-a --replica 5f0c21 --yes -f json
 
-    The master is told, or, where none answers, each broker of the name that does.  A replica that answers,
-    or is connected, is not forgotten: stop it first.  One that comes back all the same is put on the list
-    again when it follows, and cuts what its master has not (kept under cut/).  While there is no
-    master yet, mqadmin failover --to it needs no --force if it has all that those who answer have.
+    The command tells the master, or, if none answers, each broker of the name that does.  A replica that
+    answers or is connected is refused: stop it first.  One that comes back is on the list again when it
+    follows, and cuts what its master does not have (kept under cut/).  If there is no master yet, mqadmin
+    failover --to it needs no --force if it has everything that the answering brokers have.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:

@@ -383,11 +383,11 @@ def ha_status(
       mqadmin haStatus -n 127.0.0.1:9876 -w 2       again every 2 seconds, until Ctrl-C
       mqadmin haStatus -b 127.0.0.1:10911           one broker, without a nameserver
 
-    Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
-    SEND_OK while a slave is in sync; why one is not stands under State.  Epoch counts the epochs of masters,
-    see mqadmin history; Lineage says whether the two compared theirs, which stock peers cannot.  Who is on
-    the list of replicas is shown, registered or not, until mqadmin forget takes it off.  When a broker, or
-    a replica on the list, is not there, the exit code is 1.
+    Lag Time is how long ago the master had no more than this slave has now.  A SYNC_MASTER answers SEND_OK
+    while a slave is in sync; State says why one is not.  Epoch is the number of the last master's time in
+    office, see mqadmin history.  Lineage says whether the two compared theirs, which stock peers cannot.
+    Replicas on the list are shown, registered or not, until mqadmin forget removes them.  If a broker, or a
+    replica on the list, is unreachable, the exit code is 1.
     """
     with Admin(namesrv) as admin:
         if interval_s is None:

@@ -89,9 +89,9 @@ def switchover(
 ) -> None:
     """Makes a slave the master, and the master a slave.
 
-    For planned work, while both run.  The master refuses writes for a moment, until the slave holds all
-    that it has; then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing
-    is lost: if the slave does not catch up in time, the master goes on as before, and says why.
+    For planned work, while both run.  The master refuses writes for a moment, until the slave has caught up.
+    Then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing is lost: if
+    the slave does not catch up in time, the master goes on as before, and the command says why.
 
     \b
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a                        to the slave that is nearest
@@ -99,9 +99,9 @@ def switchover(
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a --yes -f json          by a script
 
     Clients find the new master when they ask for the route again, RocketMQ's within 30 s; until then their
-    sends fail.  A master whose disk is full can hand over as well: for that nothing is appended.
+    sends fail.  A master whose disk is full can hand over as well: a switchover appends nothing.
 
-    The roles stand across restarts, until a broker's properties file asks for another brokerRole.
+    The roles stay across restarts, until a broker's properties file asks for another brokerRole.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:
@@ -292,21 +292,20 @@ def failover(
 ) -> None:
     """Makes a broker the master, after a death.
 
-    Shows who holds what, and how many bytes and messages would be lost with this choice; for more than
-    none, or if nobody can tell, it wants --force.  So it does while too few slaves are heard: a silent one
-    may hold messages that were acknowledged, and that nobody else has.  Start it; or, if it is lost for
-    good, mqadmin forget gives it up.  The broker begins a new epoch; the others are told to
-    follow it, and cut what they hold beyond it (kept under cut/).  The old master finds out
-    when it comes back, and follows as well.
+    Shows each broker's log, and how many bytes and messages would be lost with this choice.  If that is
+    more than none, or unknown, it asks for --force.  It also asks for --force while too few slaves answer:
+    a silent one may have acknowledged messages that no other broker has.  Start it, or, if it is lost for
+    good, run mqadmin forget.  The broker begins a new epoch.  The others follow it, and cut what they have
+    beyond it (kept under cut/).  The old master follows as well when it comes back.
 
     \b
       mqadmin failover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911
       mqadmin failover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911 --force --yes -f json
 
-    While the master is alive and well it is refused: mqadmin switchover loses nothing.  So it is where a
-    broker answers with an error: that is no death, and the keys may be missing.  A master that holds
-    its appends, because a slave had more than it, can be chosen like any other: it then goes on with what
-    it has.  What the last moments of an ASYNC_MASTER held, nobody else can know.
+    It is refused while the master is alive and well: mqadmin switchover loses nothing.  It is also refused
+    if a broker answers with an error: that broker is not dead, and the keys may be missing.  A master that
+    refuses writes, because a slave had more than it, can be chosen like any other: it goes on with what it
+    has.  What an ASYNC_MASTER accepted in its last moments is unknown to all others.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:

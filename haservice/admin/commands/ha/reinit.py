@@ -55,18 +55,18 @@ def reinit(
     yes: bool,
     output_format: str,
 ) -> None:
-    """Builds a slave anew from its master.
+    """Rebuilds a slave from its master.
 
-    For a slave whose log cannot be reconciled with its master's, or is damaged.  It empties itself and takes
-    everything, from the first byte that the master has; what it had is moved to cut/reinit-TIME/ in its
-    store, which takes disk space, or removed with --discard.
+    For a slave whose log cannot be reconciled with its master's, or is damaged.  It empties its store and
+    copies everything, from the first byte that the master has.  What it had is moved to cut/reinit-TIME/ in
+    its store, which needs disk space, or is removed with --discard.
 
     \b
       mqadmin reinit -b 10.0.0.2:10911
       mqadmin reinit -b 10.0.0.2:10911 --discard --yes -f json
 
-    Refused while its master does not answer, or holds its appends: what the slave has may then be all there
-    is.  For the same reason the master's log is read through first; --unread does without.
+    It is refused while the master does not answer, or refuses writes: what the slave has may then be all
+    there is.  For the same reason the command reads the master's whole log first; --unread skips that.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:

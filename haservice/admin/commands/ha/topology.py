@@ -186,8 +186,8 @@ def seen_text(seen_ms: int, *, told: bool) -> str:
 
 def damage_text(who: str, ranges: str) -> str:
     return (
-        f"{who} has damaged bytes in its log, {ranges}: no client and no slave gets them until another broker"
-        " of this name returns them."
+        f"{who} is damaged from {ranges}: no client and no slave gets these bytes until another broker of this"
+        " name returns them."
     )
 
 
