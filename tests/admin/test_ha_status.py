@@ -331,7 +331,7 @@ def test_who_is_missing_is_told_once_below_what_the_brokers_say_and_not_all_are_
 
 
 def test_an_epoch_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> None:
-    doubt = "10.0.0.9:10911 speaks of epoch 5000 and does not prove it: it has no byte of ours"
+    doubt = "10.0.0.9:10911 claims epoch 5000 without proof: it has no byte of ours"
     seen = replace(master(), lineage=lineage_of("SYNC_MASTER", unproven=doubt))
     table = table_of([seen], NOW_MS)
     assert table.objects()[0]["unproven"] == doubt

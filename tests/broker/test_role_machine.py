@@ -103,7 +103,7 @@ def test_a_known_replica_at_another_port_than_its_own_has_to_prove_it() -> None:
     moved = dataclasses.replace(NEWER, broker_addr="127.0.0.1:6666")
     world = Driver(master(), Ask=Heard([moved])).keep(members=listed("s", OTHER)).tell(Tick())
     assert (len(world.did(Prove)), world.turned, world.state.held) == (1, False, "")
-    assert "127.0.0.1:6666 speaks of epoch 1000" in world.state.unproven
+    assert "127.0.0.1:6666 claims epoch 1000" in world.state.unproven
     assert world.state.heard == -1
 
 
@@ -112,7 +112,7 @@ def test_a_strangers_claim_of_a_newer_epoch_deposes_nobody() -> None:
     world = Driver(master(), Ask=Heard([NEWER])).tell(Hint(f"{OTHER}:10911"), Tick())
     assert world.did(Ask)[0].also == (f"{OTHER}:10911",)
     assert (world.turned, world.wrote, world.state.held) == (False, [], "")
-    assert f"{OTHER}:10911 speaks of epoch 1000 and does not prove it" in world.state.unproven
+    assert f"{OTHER}:10911 claims epoch 1000 without proof" in world.state.unproven
     world.said["Ask"] = Heard()
     assert world.tell(Tick()).state.unproven == ""
 
@@ -265,7 +265,7 @@ def test_a_held_master_gives_way_like_any_other() -> None:
 
 def test_a_slave_ahead_of_a_master_that_lost_nothing_it_knows_of_is_pulled_from_too() -> None:
     world = Driver(master(), Ask=Heard([follower(1200)])).tell(SlaveAhead("s", "s:10911"))
-    assert "taken back" in world.state.held
+    assert "copied back" in world.state.held
     world.tell(Tick())
     assert [(one.begin, one.end) for one in world.did(Pull)] == [(1000, 1200)]
     assert (world.state.held, world.wrote) == ("", [])
@@ -938,10 +938,10 @@ def test_a_store_that_cannot_be_emptied_keeps_its_epochs() -> None:
 
 def test_while_a_broker_turns_nothing_else_is_begun() -> None:
     state: RoleState = master(turning="it follows")
-    assert "turning: it follows" in why_busy(state)
+    assert "changing its role: it follows" in why_busy(state)
     world = Driver(state).tell(Tick(), Hint("x:1"), SlaveAhead("s", "s:1"))
     assert world.done == []
-    assert "stops and starts again" in world.state.held
+    assert "restarts to change its role" in world.state.held
 
 
 def test_a_newer_master_is_remembered_over_all_else() -> None:

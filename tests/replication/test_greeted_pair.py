@@ -303,7 +303,7 @@ def test_a_master_that_lost_its_tail_hears_of_it_before_a_byte_flows(
             wait_until(lambda: "master wrote and has lost" in link(replica).last_error)
             assert (a.ahead[0].replica_id, a.ahead[0].position) == (b.id, b.log.end)
             wait_until(lambda: len(a.ahead) > 2, "it asks again")
-            assert "greeting: you hold" in ha.status().absent[0].reason
+            assert "greeting: this slave has" in ha.status().absent[0].reason
             assert not ha.status().in_sync_slaves
         assert b.log.end > a.log.end
     told = [record.levelname for record in caplog.records if "do not go together" in record.getMessage()]

@@ -316,7 +316,7 @@ class Registration:
         who = self._identity
         if who.broker_id == 0:
             self._failures[addr] = (
-                f"{addr} gives clients no route to this broker: it knows a newer epoch, {newer.newer_epoch}, of master"
+                f"{addr} gives clients no route to this broker: it knows the newer epoch {newer.newer_epoch} of master"
                 f" {newer.newer_master or 'unknown'}; if that is a stranger that stays, or lost for good: mqadmin"
                 f" failover -b {who.broker_name} --to {who.broker_addr} --force begins a newer epoch"
             )

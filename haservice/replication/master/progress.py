@@ -485,7 +485,7 @@ def _ahead(reported: int, log: LogRange) -> ReportRefused:
         reported,
         log.end,
         f"reports {reported}, but our log ends at {log.end}: it has {reported - log.end} bytes "
-        "that we do not; one of the two logs must be discarded",
+        "that this master does not have; one of the two logs must be discarded",
     )
 
 
