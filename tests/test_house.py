@@ -61,6 +61,7 @@ LIBRARIES = {
     "pyarrow": ("haservice.pipeline",),
     "numpy": ("haservice.pipeline",),
     "matplotlib": ("haservice.pipeline",),
+    "jinja2": ("haservice.pipeline",),
     "orjson": ("haservice",),
     "tenacity": ("haservice",),
     "uvloop": ("haservice.remoting",),
@@ -249,7 +250,7 @@ def documented_threads() -> set[str]:
     """The first column of the table in docs/architecture.md; `ha-read:SLAVE` is given as `ha-read:`."""
     section = (ROOT / "docs" / "architecture.md").read_text().split("\n## Threads\n")[1].split("\n## ")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    return {re.sub(r"-?[A-Z]+$", "", name) for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    return {re.sub(r"[-_]?[A-Z]+$", "", name) for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
 def test_the_table_of_threads_names_all_there_are_and_no_others() -> None:

@@ -23,14 +23,14 @@ _STALE_MAX = 1024
 class OffsetWaiters(Generic[T]):
     """Who waits for which end; one that waits for ever delays nobody.
 
-    Each waiter stands in two heaps, by its end and by its deadline, under one number.  The heap in which it
-    was not found first forgets it when it comes to the top.
+    Each waiter, which is hashable and waits once, stands in two heaps, by its end and by its deadline, and of equals
+    the first comes first.  The heap in which it was not found first forgets it when it comes to the top.
     """
 
     def __init__(self) -> None:
-        self._waiters: dict[int, T] = {}
-        self._by_end: list[tuple[int, int]] = []
-        self._by_deadline: list[tuple[float, int]] = []
+        self._waiters: dict[T, None] = {}
+        self._by_end: list[tuple[int, int, T]] = []
+        self._by_deadline: list[tuple[float, int, T]] = []
         self._count = 0
 
     def __len__(self) -> int:
@@ -38,20 +38,28 @@ class OffsetWaiters(Generic[T]):
 
     def add(self, end: int, deadline_s: float, waiter: T) -> None:
         """Until advance() to `end` or expire() at `deadline_s` takes it out, whichever comes first."""
-        self._count += 1
-        number = self._count
-        self._waiters[number] = waiter
-        heappush(self._by_end, (end, number))
-        heappush(self._by_deadline, (deadline_s, number))
+        self._count = count = self._count + 1
+        self._waiters[waiter] = None
+        heappush(self._by_end, (end, count, waiter))
+        heappush(self._by_deadline, (deadline_s, count, waiter))
 
-    def advance(self, offset: int) -> list[T]:
-        """Takes out all who wait for an end up to `offset`, nearest first."""
-        heap = self._by_end
-        done = []
+    def advance(self, offset: int, is_reached: Callable[[int], bool] | None = None) -> list[T]:
+        """Takes out all who wait for an end up to `offset`, nearest first; those for whose end `is_reached` says no
+        wait on.
+        """
+        heap, waiters = self._by_end, self._waiters
+        done, stay = [], []
         while heap and heap[0][0] <= offset:
-            number = heappop(heap)[1]
-            if number in self._waiters:
-                done.append(self._waiters.pop(number))
+            entry = heappop(heap)
+            waiter = entry[2]
+            if waiter in waiters:
+                if is_reached is None or is_reached(entry[0]):
+                    del waiters[waiter]
+                    done.append(waiter)
+                else:
+                    stay.append(entry)
+        for entry in stay:
+            heappush(heap, entry)
         if len(self._by_deadline) > _STALE_MAX:
             self._sweep()
         return done
@@ -61,9 +69,10 @@ class OffsetWaiters(Generic[T]):
         heap = self._by_deadline
         done = []
         while heap and heap[0][0] <= now_s:
-            number = heappop(heap)[1]
-            if number in self._waiters:
-                done.append(self._waiters.pop(number))
+            waiter = heappop(heap)[2]
+            if waiter in self._waiters:
+                del self._waiters[waiter]
+                done.append(waiter)
         self._sweep()
         return done
 
@@ -71,13 +80,13 @@ class OffsetWaiters(Generic[T]):
     def next_deadline(self) -> float | None:
         """The earliest deadline of those who wait."""
         heap = self._by_deadline
-        while heap and heap[0][1] not in self._waiters:
+        while heap and heap[0][2] not in self._waiters:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def drain(self) -> list[T]:
         """Takes out everyone, in the order they came."""
-        done = list(self._waiters.values())
+        done = list(self._waiters)
         self._waiters.clear()
         self._by_end.clear()
         self._by_deadline.clear()
@@ -87,10 +96,10 @@ class OffsetWaiters(Generic[T]):
         """Bounds what is forgotten: without it, deadlines of waiters long gone would pile up."""
         living = len(self._waiters)
         if len(self._by_deadline) > 2 * living + _STALE_MAX:
-            self._by_deadline = [entry for entry in self._by_deadline if entry[1] in self._waiters]
+            self._by_deadline = [entry for entry in self._by_deadline if entry[2] in self._waiters]
             heapify(self._by_deadline)
         if len(self._by_end) > 2 * living + _STALE_MAX:
-            self._by_end = [entry for entry in self._by_end if entry[1] in self._waiters]
+            self._by_end = [entry for entry in self._by_end if entry[2] in self._waiters]
             heapify(self._by_end)
 
 

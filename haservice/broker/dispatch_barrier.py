@@ -57,11 +57,11 @@ class DispatchBarrier:
             await self.reach()
             outcome = processor(connection, request)
             assert outcome is not None, "a question is answered"
-            return await outcome if isinstance(outcome, asyncio.Future) else outcome
+            return outcome if isinstance(outcome, RemotingCommand) else await outcome
 
         def handle(connection: Connection, request: RemotingCommand) -> Outcome:
             if self.reached:
                 return processor(connection, request)
-            return asyncio.ensure_future(later(connection, request))
+            return later(connection, request)
 
         return handle

@@ -49,7 +49,7 @@ from haservice.broker.pull.reader import QueueReader
 from haservice.broker.pull.scan import ReadLimits
 from haservice.broker.roles.processor import LineageProcessor, Roles
 from haservice.broker.send.admission import Admission, Limits
-from haservice.broker.send.durability import Durability, Wait
+from haservice.broker.send.durability import Durability
 from haservice.broker.send.fast_sends import fast_sends
 from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.send.reply import ReplyProcessor
@@ -112,7 +112,7 @@ class Parts:
     delays: DelayOffsets
     stats: Stats
     server: RemotingServer
-    ha: HAService[Wait]
+    ha: HAService
     durability: Durability
     long_polling: LongPolling
     transaction_ends: Ends

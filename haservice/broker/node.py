@@ -1,6 +1,7 @@
 """BrokerNode: builds every part of a broker, starts them in order, stops them in reverse.
 
     part            thread                       needs
+    client          remoting-client              keys and certificates; all that calls out uses it
     store           –                            its lock; recovers, refuses to open what it cannot trust
     lineage         –                            the store; asks the peers, a master begins its epoch
     tables          –                            topics.json, consumerOffset.json, subscriptionGroup.json
@@ -10,11 +11,11 @@
     persistence     broker-persist               the tables
     repair          log-repair                   the store; the peers
     samples         ha-samples                   replication; the store
-    slave sync      slave-sync                   a slave's; the tables
+    slave sync      – (of the client's loop)     a slave's; the tables
     delays          delay-delivery               a master's; the store, delayOffset.json
     transactions    transaction-check            a master's; the store, the tables, the ports
     roles           role-keeper                  the store, replication; the peers
-    registration    register                     open ports, for a route leads here from now on
+    registration    – (of the client's loop)     open ports, for a route leads here from now on
 
 A start that fails stops what it had started and raises what it met.  A thread that fails makes the
 broker unhealthy: it is logged, told by request 28, and if it was one of those that make OK true or
@@ -29,8 +30,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
 from commitlog.dispatch.dispatcher import Arrival, parse_delay_levels
 from commitlog.kernel.records import encode_host
@@ -52,16 +53,18 @@ from haservice.broker.metadata.next_start import check_store
 from haservice.broker.metadata.reloadable_keys import follow_settings
 from haservice.broker.metadata.tables import Tables
 from haservice.broker.pull.long_polling import LongPolling
+from haservice.broker.roles.executor import RoleEvents
 from haservice.broker.roles.peer_repair import Repairer
-from haservice.broker.roles.startup import RoleStartup
+from haservice.broker.roles.startup import Following, OpenedRole, RoleKeeper, RoleStartup
 from haservice.broker.send import native
 from haservice.broker.send.durability import Wait
 from haservice.broker.services import (
     durability_of,
     ha_samples_of,
+    master_of,
     registration_of,
-    replication_of,
     server_of,
+    slave_of,
     slave_sync_of,
 )
 from haservice.broker.stats.counters import Stats
@@ -70,8 +73,10 @@ from haservice.configuration.live_settings import LiveSettings, file_of
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
+from haservice.remoting.client import RemotingClient
 from haservice.remoting.server import RemotingServer
-from haservice.replication.service import HAService
+from haservice.replication.master.service import MasterHAService
+from haservice.replication.slave.service import SlaveHAService
 from haservice.service import Service, Task
 
 logger = logging.getLogger(__name__)
@@ -190,7 +195,7 @@ class BrokerNode:
         """Who is to be started in this process once this one has stopped; None if that was all."""
         if self.restart is None:
             return None
-        return BrokerNode(self.restart, heard=self.standing.heard, trusted_end=self._closed_end)
+        return BrokerNode(self.restart, heard=self._roles.state.heard, trusted_end=self._closed_end)
 
     def again(self) -> BrokerNode:
         """The same anew, for one whose start was refused: what it closed it has not seen in order."""
@@ -198,7 +203,7 @@ class BrokerNode:
 
     def _turn(self, why: str) -> None:
         logger.warning("the broker stops and starts again in this process why=%s", why)
-        self.restart = self.standing.file_config_of(self.live.config)
+        self.restart = self.startup.file_config_of(self.live.config)
         self.on_restart()
 
     def _turn_soon(self, why: str) -> None:
@@ -207,15 +212,19 @@ class BrokerNode:
 
     def _start(self) -> None:
         self.security = security_of(self.file_config)
-        self.standing = RoleStartup(self.file_config, self.security, self._heard)
-        self.config = self.live.config = self.standing.config
+        self.client = self.security.make_client(self._thread_failed)
+        self._started("client", self.client.close)
+        self._roles: RoleStartup | RoleKeeper = RoleStartup(self.file_config, self.client, self._heard)
+        self.startup = self._roles
+        self.config = self.live.config = self.startup.config
         self._is_slave = self.config.broker.role.is_slave
         self.store = self._open_store()
-        if why := self.standing.open(self.store):
-            self._turn(why)
+        opened = self.startup.open(self.store)
+        if isinstance(opened, str):
+            self._turn(opened)
             return
         self._take_tables()
-        self._build_services()
+        self._build_services(opened)
         self._build_processors()
         for name, task in self.store.tasks():
             self._run(name, task)
@@ -230,14 +239,14 @@ class BrokerNode:
         if self.ha_samples is not None:
             self._run("ha-samples", self.ha_samples)
         if self._is_slave:
-            self._run("slave-sync", self.slave_sync)
+            self._run_on_loop("slave-sync", self.slave_sync.run)
         else:
             self._run("delay-delivery", self.delivery)
             self._run("transaction-check", self.transaction_check)
         self._run("role-keeper", self.standing.executor)
         self._served = True
         if self.config.broker.namesrv_addrs:
-            self._run("register", self.registration)
+            self._run_on_loop("register", self.registration.run)
             self.registration.first_round.wait(FIRST_ROUND_SECONDS)
 
     # Building
@@ -257,7 +266,7 @@ class BrokerNode:
 
     def _close_store(self, store: Store) -> bool:
         """A master that is held is not done: its next start has to find out the same."""
-        clean = store.close(clean=self._clean and not self.standing.unresolved)
+        clean = store.close(clean=self._clean and not self._roles.state.must_begin_anew)
         if clean:
             self._closed_end = store.log.end
         return clean
@@ -271,38 +280,51 @@ class BrokerNode:
         self.groups.on_change = self.persistence.soon
         self._started("tables", lambda _: self.persistence.persist())
 
-    def _build_services(self) -> None:
+    def _build_services(self, opened: OpenedRole) -> None:
         """What has threads, and what they hand to each other; the ports' processors are filled in later."""
-        config, store, lineage = self.config, self.store, self.standing.lineage
+        config, store, lineage, events = self.config, self.store, opened.lineage, RoleEvents()
         self._processors: Processors = {}
         self._vip_processors: Processors = {}
         self.server: RemotingServer = server_of(config, self.security, self._processors, self._vip_processors)
-        self.ha: HAService[Wait] = replication_of(
-            config,
-            store,
-            lineage,
-            self.security,
-            self.server,
-            on_acked=self._acked,
-            on_mark=self._marked,
-            on_ahead=self.standing.on_ahead,
-            on_heard=self.standing.on_heard,
-            on_failure=self._thread_failed,
-        )
-        self.durability = durability_of(config, store, self.ha, self.server)
+        self.ha: MasterHAService[Wait] | SlaveHAService
+        self._slave, master = None, None
+        if self._is_slave:
+            self.ha = self._slave = slave_of(
+                config, store, lineage, self.security, on_failure=self._thread_failed
+            )
+        else:
+            self.ha = master = master_of(
+                config,
+                store,
+                lineage,
+                self.security,
+                self.server,
+                on_acked=self._acked,
+                on_mark=lambda: self.long_polling.on_mark(),  # noqa: PLW0108  # made later
+                on_ahead=events.on_ahead,
+                on_heard=events.on_heard,
+                on_failure=self._thread_failed,
+            )
+        self.durability = durability_of(config, store, master, self.server)
         self.ha_samples = ha_samples_of(config, store, self.ha)
-        self.slave_sync = slave_sync_of(config, self.tables, self.security)
+        self.slave_sync = slave_sync_of(config, self.tables)
+        following = Following(config.replication, self._slave, self.slave_sync)
         self.registration = registration_of(
             config,
             self.tables,
             lineage,
-            self.security,
-            on_master=self.standing.master_found,
+            on_master=following.master_found,
             master_wanted=self._master_wanted,
-            on_newer=self.standing.told_of,
+            on_newer=(lambda _, __: None) if self._is_slave else events.told_of,
         )
-        self.standing.build(
-            self.ha, self.slave_sync, turn=self._turn_soon, announce=self.registration.announce
+        self._roles = self.standing = RoleKeeper(
+            opened,
+            self.ha,
+            self.slave_sync,
+            following,
+            events,
+            turn=self._turn_soon,
+            announce=self.registration.announce,
         )
         self.repairer = Repairer(store.log, self.standing.sources, self.standing.peers.reading)
         store.log.on_fences = lambda _: self.repairer.wake()
@@ -370,6 +392,11 @@ class BrokerNode:
         service.start()
         self._started(name, service.stop)
 
+    def _run_on_loop(self, name: str, work: Callable[[RemotingClient], Coroutine[Any, Any, None]]) -> None:
+        task = self.client.task(name, work, self._thread_failed)
+        task.start()
+        self._started(name, task.stop)
+
     def _started(self, name: str, stop: Callable[[Deadline], object]) -> None:
         self._parts.append(_Part(name, stop))
 
@@ -410,10 +437,6 @@ class BrokerNode:
         """Replication is built first, and durability is what it hands to."""
         self.durability.replicated(waits, ok)
 
-    def _marked(self) -> None:
-        """As `_acked`: what consumers may read has moved."""
-        self.long_polling.on_mark()
-
     def _topics_changed(self) -> None:
         self.persistence.soon()
         self.registration.announce()
@@ -427,7 +450,7 @@ class BrokerNode:
         self.long_polling.on_arrival(arrivals)
 
     def _master_wanted(self) -> bool:
-        return self._is_slave and not self.ha.connected
+        return self._slave is not None and not self._slave.connected
 
     def _stop_sends(self, deadline: Deadline) -> None:
         """Takes no more, and answers what waits: with its proofs if they come soon, else without."""

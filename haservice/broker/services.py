@@ -21,7 +21,11 @@ from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.replication.lineage.file import LineageFile
+from haservice.replication.master.greeter import Greets
+from haservice.replication.master.service import MasterHAService
 from haservice.replication.service import HAService
+from haservice.replication.slave.rejoin import Rejoin
+from haservice.replication.slave.service import SlaveHAService
 from haservice.replication.wire.greeting import Facts, Outcome
 from haservice.replication.wire.hello import SlaveHello
 
@@ -43,7 +47,7 @@ def server_of(
     )
 
 
-def replication_of(
+def master_of(
     config: NodeConfig,
     store: Store,
     lineage: LineageFile,
@@ -55,36 +59,61 @@ def replication_of(
     on_ahead: Callable[[SlaveHello], None],
     on_heard: Callable[[SlaveHello, Outcome], None],
     on_failure: Callable[[str, BaseException], None],
-) -> HAService[Wait]:
-    """With SYNC_FLUSH a slave reports what is on its disk, and not only in its memory."""
-    broker = config.broker
-    return HAService(
+) -> MasterHAService[Wait]:
+    return MasterHAService(
         config.replication,
         store.log,
-        role=broker.role,
+        role=config.broker.role,
         bind_address=config.remoting.bind_address,
         on_acked=on_acked,
         on_mark=on_mark,
-        damage=lambda: store.dispatcher.failed,
-        flush=store.log.flush if flushes_at_once(config) else None,
-        boundary=lambda: store.dispatcher.position,
+        flushes=flushes_at_once(config),
         on_failure=on_failure,
-        lineage=lineage,
-        facts=Facts(broker.cluster_name, broker.broker_name, config.broker_addr),
-        store=store,
-        on_ahead=on_ahead,
-        on_heard=on_heard,
+        greets=Greets(lineage, _facts(config), on_ahead, on_heard),
         doors=security.doors,
         loop=server,
     )
 
 
+def slave_of(
+    config: NodeConfig,
+    store: Store,
+    lineage: LineageFile,
+    security: Security,
+    *,
+    on_failure: Callable[[str, BaseException], None],
+) -> SlaveHAService:
+    """With SYNC_FLUSH it reports what is on its disk, and not only in its memory."""
+    flushes = flushes_at_once(config)
+    return SlaveHAService(
+        config.replication,
+        store.log,
+        damage=lambda: store.dispatcher.failed,
+        flush=store.log.flush if flushes else None,
+        boundary=lambda: store.dispatcher.position,
+        on_failure=on_failure,
+        rejoin=Rejoin(_facts(config), lineage, store.log, store, flushes=flushes),
+        doors=security.doors,
+    )
+
+
+def _facts(config: NodeConfig) -> Facts:
+    broker = config.broker
+    return Facts(
+        broker.cluster_name,
+        broker.broker_name,
+        config.broker_addr,
+        heartbeat_ms=config.replication.heartbeat_interval_ms,
+    )
+
+
 def durability_of(
-    config: NodeConfig, store: Store, ha: HAService[Wait], server: RemotingServer
+    config: NodeConfig, store: Store, master: MasterHAService[Wait] | None, server: RemotingServer
 ) -> Durability:
+    """`master` is None on a slave."""
     durability = Durability(
         flush=store.flusher if flushes_at_once(config) else None,
-        replica=ha if config.broker.role is BrokerRole.SYNC_MASTER else None,
+        replica=master if config.broker.role is BrokerRole.SYNC_MASTER else None,
         flush_timeout_s=config.log.sync_flush_timeout_ms / 1000,
         replica_timeout_s=config.replication.slave_timeout_ms / 1000,
         call_soon=server.call_soon,
@@ -94,14 +123,14 @@ def durability_of(
     return durability
 
 
-def ha_samples_of(config: NodeConfig, store: Store, ha: HAService[Wait]) -> HASamples | None:
+def ha_samples_of(config: NodeConfig, store: Store, ha: HAService) -> HASamples | None:
     interval_ms = config.replication.sample_interval_ms
     if interval_ms == 0:
         return None
     return HASamples(config.log.root, store.log, store.dispatcher, ha, interval_ms / 1000)
 
 
-def slave_sync_of(config: NodeConfig, tables: Tables, security: Security) -> SlaveSync:
+def slave_sync_of(config: NodeConfig, tables: Tables) -> SlaveSync:
     return SlaveSync(
         config.broker_addr,
         tables.topics,
@@ -109,7 +138,6 @@ def slave_sync_of(config: NodeConfig, tables: Tables, security: Security) -> Sla
         tables.groups,
         delays=tables.delays,
         on_synced=tables.persistence.soon,
-        make_client=security.make_client,
     )
 
 
@@ -117,7 +145,6 @@ def registration_of(
     config: NodeConfig,
     tables: Tables,
     lineage: LineageFile,
-    security: Security,
     *,
     on_master: Callable[[MasterAddresses], None],
     master_wanted: Callable[[], bool],
@@ -153,7 +180,6 @@ def registration_of(
         on_reachable=on_reachable,
         epoch=lambda: -1 if (last := lineage.state.lineage.last) is None else last.number,
         on_newer=on_newer,
-        make_client=security.make_client,
     )
 
 

@@ -7,12 +7,13 @@ Whatever code an answer has, it is returned: `expect` turns the unwanted ones in
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import functools
 import itertools
 import logging
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -22,8 +23,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX, FrameReader
-from haservice.remoting.loop_thread import run_loop
-from haservice.service import Service
+from haservice.remoting.loop_thread import LoopTask, LoopThread, OnFailure
 
 logger = logging.getLogger(__name__)
 
@@ -224,20 +224,25 @@ def _expire(future: asyncio.Future[RemotingCommand], addr: str, code: int, secon
 
 
 class BlockingClient:
-    """A RemotingClient on a loop thread of its own, for any number of other threads."""
+    """A RemotingClient on a loop thread, for any number of other threads."""
 
     def __init__(
         self,
         thread_name: str = "remoting-client",
         *,
+        thread: LoopThread | None = None,
+        on_failure: OnFailure | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
         sign: Sign | None = None,
     ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._service = Service(thread_name, self)
-        self._service.start()
-        self._client = self._run(_make_client(connect_timeout_s, tls, sign))
+        """Without a `thread` it has one of its own, called `thread_name`; `on_failure` hears of its end."""
+        self._apart = functools.partial(
+            BlockingClient, connect_timeout_s=connect_timeout_s, tls=tls, sign=sign
+        )
+        self._own = thread is None
+        self.thread = thread or LoopThread(thread_name, on_failure)
+        self._client = self.thread.wait_for(_make_client(connect_timeout_s, tls, sign))
 
     def call(self, addr: str, command: RemotingCommand, timeout_s: float = 3.0) -> RemotingCommand:
         """The answer, whatever its code; raises RemotingUnreachable or RemotingTimeout."""
@@ -246,12 +251,32 @@ class BlockingClient:
     def oneway(self, addr: str, command: RemotingCommand) -> None:
         self._run(self._client.oneway(addr, command), addr)
 
-    def close(self, deadline: Deadline | float = 5.0) -> None:
-        """Ends the connections and the thread; calls in flight fail.  May be called twice."""
+    def use(self, work: Callable[[RemotingClient], Coroutine[Any, Any, T]]) -> T:
+        """What `work` gives, which runs on the loop: several calls at once."""
+        return self._run(work(self._client))
+
+    def task(
+        self,
+        name: str,
+        work: Callable[[RemotingClient], Coroutine[Any, Any, None]],
+        on_failure: OnFailure = lambda name, error: None,
+    ) -> LoopTask:
+        """`work`, to be started and stopped on the loop, with the connections of this client."""
+        return LoopTask(name, self.thread, lambda: work(self._client), on_failure)
+
+    def apart(self) -> BlockingClient:
+        """A client with connections of its own, on the same loop."""
+        return self._apart(thread=self.thread)
+
+    def close(self, deadline: Deadline | float = 5.0) -> bool:
+        """Ends the connections, and the thread if it is its own; calls in flight fail.  May be called twice.
+
+        False if the thread runs on at the deadline.
+        """
         left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
-        if self._service.running and not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result(left.remaining)
-        self._service.stop(left)
+        if self.thread.running:
+            self.thread.wait_for(self._client.close(), left.remaining)
+        return not self._own or self.thread.stop(left)
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -259,23 +284,12 @@ class BlockingClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The loop thread's task
-
-    def run(self, stop: threading.Event) -> None:
-        run_loop(self._loop, stop)
-
-    def wake(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-
     def _run(self, coroutine: Coroutine[Any, Any, T], addr: str = "") -> T:
-        assert threading.current_thread().name != self._service.name, (
-            "a blocking call on the loop's own thread"
-        )
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-        except RuntimeError:  # the loop is closed
-            coroutine.close()
+            return self.thread.wait_for(coroutine)
+        except (RuntimeError, concurrent.futures.CancelledError):
+            if self.thread.running:
+                raise
             raise RemotingUnreachable(addr, "the client was closed") from None
 
 

@@ -1,7 +1,7 @@
 """One peer on the loop: frames in, answers out, in one write per read.
 
     data_received → FrameReader → decode ─┬ request → its processor → answer ──────────────┐
-                                          │                           future … later ──────┤→ one write
+                                          │                           awaitable … later ───┤→ one write
                                           └ response → the call that waits for its opaque  │
     send(command), call(command) ──────────────────────────────────────────────────────────┘
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from commitlog.kernel.records import encode_host
@@ -36,13 +36,14 @@ JOINED_BYTES_MAX = 256 * 1024
 JOINED_PIECE_BYTES_MAX = 4096
 WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 
-# Requests of one connection whose answers are futures.  RocketMQ clients hold at most 65535 asynchronous
+# Requests of one connection whose answers are awaited.  RocketMQ clients hold at most 65535 asynchronous
 # calls.
 UNANSWERED_MAX = 65536
 
-# What a processor gives back: the answer, a future of it, or None when there is no answer now (it may come
-# later through `Connection.send`) or ever.
-Outcome = RemotingCommand | asyncio.Future[RemotingCommand] | None
+# What a processor gives back: the answer, or what it is awaited from.  None is for a request that has no answer,
+# and for one whose processor answers it itself: sends of many connections are answered in one turn, with one write
+# for each connection, and a future for each of them would cost more than the send.
+Outcome = RemotingCommand | Awaitable[RemotingCommand] | None
 
 Processor = Callable[["Connection", RemotingCommand], Outcome]
 
@@ -275,23 +276,19 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             outcomes = [self._dispatch.failure(self.peer, request, error) for request in run]
         for request, outcome in zip(run, outcomes, strict=True):
-            if outcome is None:
-                continue
-            if isinstance(outcome, RequestError):
-                self._settle(request, request.answer(int(outcome.code), outcome.remark))
-            else:
+            if outcome is not None:
                 self._settle(request, outcome)
 
     def _settle(
-        self, request: RemotingCommand, outcome: RemotingCommand | asyncio.Future[RemotingCommand]
+        self, request: RemotingCommand, outcome: RemotingCommand | Awaitable[RemotingCommand]
     ) -> None:
-        if type(outcome) is RemotingCommand:
+        if isinstance(outcome, RemotingCommand):
             if not request.flag & 2:
                 self._answer(request, outcome)
             return
-        assert isinstance(outcome, asyncio.Future)
-        self._unanswered[outcome] = request
-        outcome.add_done_callback(self._on_future_done)
+        future = asyncio.ensure_future(outcome)
+        self._unanswered[future] = request
+        future.add_done_callback(self._on_future_done)
 
     def _on_future_done(self, future: asyncio.Future[RemotingCommand]) -> None:
         """A later answer is there."""

@@ -50,11 +50,8 @@ class HasFastPath(Protocol):
 class BatchProcessor(Protocol):
     """Takes all consecutive requests of one read that are registered to it: one append, one write."""
 
-    def process_batch(
-        self, connection: Connection, requests: list[RemotingCommand]
-    ) -> Sequence[Outcome | RequestError]:
-        """One outcome per request, in their order.  A RequestError in the list answers that request alone;
-        one that is raised answers all of them."""
+    def process_batch(self, connection: Connection, requests: list[RemotingCommand]) -> Sequence[Outcome]:
+        """One outcome per request, in their order.  A RequestError that is raised answers all of them."""
         ...
 
 
@@ -69,17 +66,15 @@ class GuardedBatch:
         self._owner = owner
         self._guard = guard
 
-    def process_batch(
-        self, connection: Connection, requests: list[RemotingCommand]
-    ) -> Sequence[Outcome | RequestError]:
-        outcomes: list[Outcome | RequestError] = []
+    def process_batch(self, connection: Connection, requests: list[RemotingCommand]) -> Sequence[Outcome]:
+        outcomes: list[Outcome] = []
         passed: list[RemotingCommand] = []
         places: list[int] = []
         for place, request in enumerate(requests):
             try:
                 self._guard(connection, request)
             except RequestError as refused:
-                outcomes.append(refused)
+                outcomes.append(request.answer(int(refused.code), refused.remark))
             else:
                 outcomes.append(None)
                 passed.append(request)

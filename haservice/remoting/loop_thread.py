@@ -1,9 +1,30 @@
-"""The body of a thread that is an event loop."""
+"""A thread that is an event loop, and tasks that run on it under names of their own.
+
+run_loop     the body of such a thread
+LoopThread   one for coroutines that other threads hand over
+LoopTask     one coroutine on it, started, stopped and watched like a Service
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from haservice.deadline import Deadline
+from haservice.service import Service
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OnFailure = Callable[[str, BaseException], None]
+
+# For host names that are looked up, and for what would keep the loop from others.
+WORK_THREADS = 2
 
 
 def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
@@ -12,11 +33,106 @@ def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
     try:
         if not stop.is_set():
             loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        while tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+class LoopThread:
+    """Runs from the start; `stop` ends what still runs on it."""
+
+    def __init__(self, thread_name: str, on_failure: OnFailure | None = None) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(
+            ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="remoting-client-work")
+        )
+        self._service = Service(thread_name, self, on_failure)
+        self._service.start()
+
+    @property
+    def running(self) -> bool:
+        return self._service.running and not self.loop.is_closed()
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """Its result, in any other thread.  Raises RuntimeError once the loop is closed, and TimeoutError."""
+        assert threading.current_thread().name != self._service.name, (
+            "a blocking call on the loop's own thread"
+        )
+        try:
+            result = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:
+            coroutine.close()
+            raise
+        return result.result(seconds)
+
+    def stop(self, deadline: Deadline) -> bool:
+        return self._service.stop(deadline)
+
+    # The thread's task
+
+    def run(self, stop: threading.Event) -> None:
+        run_loop(self.loop, stop)
+
+    def wake(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class LoopTask:
+    """Runs `work()` on the loop of `thread` until stop(), which cancels it.
+
+    An exception that leaves it is logged and told, as is an end that nobody asked for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        thread: LoopThread,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        on_failure: OnFailure = lambda name, error: None,
+    ) -> None:
+        self.name = name
+        self.failed: BaseException | None = None
+        self._thread = thread
+        self._work = work
+        self._on_failure = on_failure
+        self._task: asyncio.Task[None] | None = None
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        self._thread.loop.call_soon_threadsafe(self._begin)
+
+    def stop(self, deadline: Deadline) -> bool:
+        """May be called twice.  False if it runs on at the deadline."""
+        try:
+            self._thread.loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:  # the loop is closed, and has ended it
+            return True
+        if not self._ended.wait(deadline.remaining):
+            logger.error("task did not stop in time name=%s", self.name)
+            return False
+        return True
+
+    # On the loop
+
+    def _begin(self) -> None:
+        self._task = self._thread.loop.create_task(self._work())
+        self._task.add_done_callback(self._done)
+
+    def _cancel(self) -> None:
+        if self._task is None:  # never started
+            self._ended.set()
+        else:
+            self._task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self.failed = task.exception() or RuntimeError("it has ended by itself")
+            logger.error("task failed name=%s", self.name, exc_info=self.failed)
+            self._on_failure(self.name, self.failed)
+        self._ended.set()

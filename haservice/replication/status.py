@@ -87,12 +87,12 @@ class HAStatus:
     role: str
     log_start: int
     log_end: int
-    push2slave_max_offset: int
-    in_sync_slaves: int
-    waiting_sends: int
-    slaves: tuple[SlaveStatus, ...]
-    absent: tuple[AbsentSlave, ...]
+    push2slave_max_offset: int = 0
+    in_sync_slaves: int = 0
+    waiting_sends: int = 0
+    slaves: tuple[SlaveStatus, ...] = ()
+    absent: tuple[AbsentSlave, ...] = ()
     """Newest last; one for each slave address, until a slave of that address is connected again."""
-    master: MasterLinkStatus | None
+    master: MasterLinkStatus | None = None
     epoch: int = -1
     """Number of the last epoch of our log; -1 when there is none, or none is kept."""

@@ -9,6 +9,7 @@ import pytest
 from haservice.broker.send.durability import Durability, PutStatus, Wait
 from haservice.replication.master.group_transfer import GroupTransferService
 from haservice.replication.master.progress import AckTable, LogRange, SlaveProgress
+from tests.support.proofs import Told
 
 OK, DISK, NO_SLAVE, SLAVE = (
     PutStatus.PUT_OK,
@@ -74,7 +75,7 @@ class Bench:
         self.settled: list[PutStatus] = []
 
     def put(self, end: int = 100) -> PutStatus | None:
-        return self.durability.put_status(end, self.settled.append)
+        return self.durability.put_status(end, Told(self.settled.append))
 
 
 def test_asynchronous_modes_are_ok_at_once() -> None:
@@ -242,15 +243,15 @@ def test_a_put_is_ok_when_as_many_slaves_have_it_as_are_needed(needed: int) -> N
     slaves.replicated = durability.replicated
     connected = []
     for number in range(needed):
-        assert durability.put_status(500, settled.append) is NO_SLAVE, "one more is needed"
+        assert durability.put_status(500, Told(settled.append)) is NO_SLAVE, "one more is needed"
         connected.append(slaves.connect(f"slave-{number}"))
-    assert durability.put_status(500, settled.append) is None
+    assert durability.put_status(500, Told(settled.append)) is None
     for slave in connected:
         assert settled == []
         slaves.group.reported(slave, [1000], Slaves.LOG)
         loop.run()
     assert settled == [OK]
-    assert durability.put_status(1000, settled.append) is OK
+    assert durability.put_status(1000, Told(settled.append)) is OK
 
 
 def test_a_proof_that_the_loop_saw_is_settled_there_and_then() -> None:

@@ -33,7 +33,6 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import UpdateConsumerOffsetHeader
-from haservice.service import Service
 from tests.support.brokers import addr_of, send
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
@@ -178,8 +177,9 @@ def test_slaves_are_asked_before_the_name_server_hears_of_the_master(tmp_path: P
             timeout_s=5,
             on_reachable=master.hand_back.run,
         )
-        service = Service("register", registration)
-        service.start()
+        client = BlockingClient()
+        task = client.task("register", registration.run)
+        task.start()
         try:
             assert registration.first_round.wait(10)
             assert side.asked == [106, 201, 43, 103]
@@ -187,8 +187,9 @@ def test_slaves_are_asked_before_the_name_server_hears_of_the_master(tmp_path: P
             registration.announce()
             wait_until(lambda: side.asked[4:] == [103], "registered again")
         finally:
-            assert service.stop(Deadline(10))
-        assert service.failed is None
+            assert task.stop(Deadline(10))
+            client.close()
+        assert task.failed is None
 
 
 def test_groups_go_on_at_a_master_that_returns_where_they_were_on_the_slave(

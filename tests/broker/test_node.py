@@ -211,8 +211,8 @@ def dies(*_: object) -> None:
 # What each of these threads calls in every turn, and what makes it take a turn.
 TURNS: dict[str, Callable[[BrokerNode], tuple[object, str, Callable[[], None]]]] = {
     "ha-group-transfer": lambda node: (node.ha._group, "_next_expired", node.ha._group.wake),
-    "ha-recorder": lambda node: (node.ha._recorder, "_record", node.ha._recorder.wake),  # type: ignore[union-attr]
-    "ha-accept": lambda node: (node.ha._accept, "_hang_up_on_silent", node.ha._accept.wake),  # type: ignore[union-attr]
+    "ha-recorder": lambda node: (node.ha._greeter.recorder, "_record", node.ha._greeter.recorder.wake),
+    "ha-accept": lambda node: (node.ha._accept, "_hang_up_on_silent", node.ha._accept.wake),
     "role-keeper": lambda node: (node.standing.executor, "drive", node.standing.executor.wake),
     "delay-delivery": lambda node: (node.delivery, "step", node.delivery.wake),
     "transaction-check": lambda node: (node.transaction_check, "_interval_s", node.transaction_check.wake),
@@ -579,3 +579,15 @@ def test_all_consumer_offsets_are_told(start: Callable[..., BrokerNode], client:
     node.offsets.commit("g", "T", 1, 5)
     answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.GET_ALL_CONSUMER_OFFSET))
     assert ConsumerOffsetWrapper.decode(answer.body).offset_table == {"T@g": {1: 5}}
+
+
+def test_all_that_a_broker_asks_others_goes_through_one_thread(
+    start: Callable[..., BrokerNode], namesrv: str
+) -> None:
+    before = set(threading.enumerate())
+    master = start(role=SYNC, broker={"namesrv_addrs": (namesrv,)})
+    slave = slave_of(start, master)
+    wait_until(lambda: slave.ha.connected)
+    names = [thread.name for thread in set(threading.enumerate()) - before]
+    assert names.count("remoting-client") == 2  # one each
+    assert not {"register", "slave-sync"} & set(names)

@@ -8,7 +8,7 @@ import pytest
 
 from haservice.broker.roles.peers import Peers
 from haservice.errors import AnswerError
-from haservice.remoting.client import RemotingClient
+from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
@@ -48,8 +48,9 @@ def peer() -> Iterator[Peer]:
 
 
 @pytest.fixture
-def peers() -> Peers:
-    return Peers("broker-a", "127.0.0.1:1", (), RemotingClient, lambda: ())
+def peers() -> Iterator[Peers]:
+    with BlockingClient() as client:
+        yield Peers("broker-a", "127.0.0.1:1", (), client, lambda: ())
 
 
 def test_a_pull_keeps_its_connection_from_the_first_piece_to_the_last(peer: Peer, peers: Peers) -> None:

@@ -28,7 +28,6 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import RegisterBrokerHeader, RouteHeader
 from haservice.remoting.server import Listener, RemotingServer
-from haservice.service import Service
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 
@@ -37,7 +36,7 @@ SLAVE = Identity("C", "broker-a", 1, "127.0.0.1:10921", "127.0.0.1:10922")
 
 
 class Registered:
-    """One registration in its thread."""
+    """One registration, with a client of its own."""
 
     def __init__(self, directory: Path, identity: Identity, addrs: list[str], **options: Any) -> None:
         self.topics = TopicTable(BrokerConfig(broker_name="broker-a"), PersistedFile(directory / "t.json"))
@@ -47,12 +46,14 @@ class Registered:
             identity, addrs, self.topics, on_master=self.masters.append, **settings
         )
         self.topics.on_change = self.registration.announce
-        self.service = Service("register", self.registration)
-        self.service.start()
+        self.client = BlockingClient()
+        self.task = self.client.task("register", self.registration.run)
+        self.task.start()
 
     def stop(self) -> None:
-        assert self.service.stop(Deadline(10))
-        assert self.service.failed is None
+        assert self.task.stop(Deadline(10))
+        assert self.task.failed is None
+        self.client.close()
 
 
 @pytest.fixture

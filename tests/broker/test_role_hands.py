@@ -61,7 +61,6 @@ def made(tmp_path: Path) -> Iterator[Callable[[Peers], RoleHands]]:
             LineageFile(config.log.root),
             store,
             peers,
-            None,
             copy_side_state=lambda _: False,
             set_master=lambda _, __: None,
             turn=lambda _: None,
@@ -82,7 +81,7 @@ def test_slaves_and_name_servers_are_told_of_a_new_epoch_at_once(made: Callable[
     ha = SimpleNamespace(take_list=lambda: told.append("list"), regreet=lambda: told.append("slaves"))
     hands = dataclasses.replace(
         made(Words()),
-        ha=ha,  # type: ignore[arg-type]  # as much of it as is used
+        master=ha,  # type: ignore[arg-type]  # as much of it as is used
         announce=lambda: told.append("name servers"),
     )
     hands.act(TakeList(regreet=False))

@@ -26,11 +26,11 @@ from haservice.remoting.bodies.clients import (
     SubscriptionGroupWrapper,
     TopicConfigWrapper,
 )
+from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
-from haservice.service import Service
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 
@@ -96,7 +96,8 @@ class Slave:
             on_synced=self.count,
             retry_s=0.05,
         )
-        self.service = Service("slave-sync", self.sync)
+        self.client = BlockingClient()
+        self.task = self.client.task("slave-sync", self.sync.run)
 
     def count(self) -> None:
         self.synced += 1
@@ -111,10 +112,11 @@ class Slave:
 @pytest.fixture
 def slave(tmp_path: Path) -> Iterator[Slave]:
     made = Slave(tmp_path)
-    made.service.start()
+    made.task.start()
     yield made
-    assert made.service.stop(Deadline(10))
-    assert made.service.failed is None
+    assert made.task.stop(Deadline(10))
+    assert made.task.failed is None
+    made.client.close()
 
 
 @contextlib.contextmanager
@@ -264,21 +266,6 @@ def test_a_topic_that_the_master_does_not_know_is_asked_for_once(slave: Slave) -
         assert master.asked == 3
 
 
-class _SilentClient:
-    """A call never comes to an end."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    async def invoke(self, *_: object) -> RemotingCommand:
-        self.asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def close(self) -> None:
-        pass
-
-
 async def _some_turns() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -286,12 +273,35 @@ async def _some_turns() -> None:
 
 def test_a_stop_ends_a_pass_that_an_arrival_has_woken_before(tmp_path: Path) -> None:
     """A broker that did not stop in time recovers its log at the next start."""
-    slave, client = Slave(tmp_path), _SilentClient()
-    slave.sync._make_client = lambda: client  # type: ignore[assignment,return-value]
-    slave.sync.set_master_addr("127.0.0.1:2")
-    slave.service.start()
-    assert client.asked.wait(10)
-    slave.sync.wake()
-    assert slave.sync._loop is not None
-    asyncio.run_coroutine_threadsafe(_some_turns(), slave.sync._loop).result(10)
-    assert slave.service.stop(Deadline(5))
+    slave, asked = Slave(tmp_path), threading.Event()
+
+    def never(_: Connection, __: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        asked.set()
+        return asyncio.get_running_loop().create_future()
+
+    with serving(dict.fromkeys(Master().handlers(), never)) as server, slave.client:
+        slave.sync.set_master_addr(f"127.0.0.1:{server.ports[0]}")
+        slave.task.start()
+        assert asked.wait(10)
+        slave.sync.wake()
+        slave.client.thread.wait_for(_some_turns(), 10)
+        assert slave.task.stop(Deadline(5))
+
+
+def test_a_large_table_of_offsets_keeps_nobody_from_the_loop(
+    slave: Slave, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merging, release = threading.Event(), threading.Event()
+
+    def merge(*_: object, **__: object) -> None:
+        merging.set()
+        assert release.wait(10)
+
+    monkeypatch.setattr(slave.offsets, "merge", merge)
+    with master_at() as (_, addr):
+        slave.sync.set_master_addr(addr)
+        assert merging.wait(10)
+        answer = slave.client.call(addr, RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG))
+        assert answer.code == ResponseCode.SUCCESS
+        release.set()
+        wait_until(lambda: slave.synced, "one pass")

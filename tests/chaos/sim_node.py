@@ -51,6 +51,7 @@ from tests.chaos.sim_ends import MasterEnd, SlaveEnd
 from tests.chaos.sim_link import Connection
 from tests.chaos.sim_roles import NAME, Answered, RoleDriver, SimLineageFile
 from tests.chaos.sim_timed import Timed
+from tests.support.proofs import Told
 
 if TYPE_CHECKING:
     from tests.chaos.sim_world import Record, World
@@ -452,7 +453,7 @@ class Node(Timed):
             self.world.answering(self, record, text)
             answer(text, record)
 
-        status = self.durability.put_status(appended.end, settled)
+        status = self.durability.put_status(appended.end, Told(settled))
         if status is not None:
             settled(status)
 

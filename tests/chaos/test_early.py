@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -64,6 +63,6 @@ def test_a_run_that_a_signal_ends_tells_how_many_rounds_it_has_played(
     page = (tmp_path / "report.html").read_text()
     assert f"from seed 1: {ran.done:,} of 5,000, ended early by {number.name}" in page
     assert "Ended early: 1 of 1 runs" in page
-    assert re.search("<h3>sim</h3>.*seeds", page)
+    assert "seeds" in page.partition("<h3>sim</h3>")[2].partition("</ul>")[0]
     assert "Traceback" not in (tmp_path / "errors").read_text()
     assert not list(tmp_path.glob("chaos-sim-*"))

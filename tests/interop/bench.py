@@ -49,8 +49,6 @@ FILL_BATCH = 512
 PATIENCE_SECONDS = 180.0
 LOOK_SECONDS = 0.005
 INSIDE_LAST_BODY = 512
-# More than a pair writes in one round of sends, both logs together.
-ROUND_BYTES = 12 << 30
 
 # RocketMQ's own, where the tests' brokers have small ones.
 DEFAULT_SIZES = {
@@ -159,7 +157,6 @@ class Bench:
     # Sends
 
     def sends(self) -> None:
-        touch_memory(self._directory, ROUND_BYTES)
         cells: dict[tuple[str, Cell], list[Load]] = defaultdict(list)
         memory: dict[tuple[str, str], list[float]] = defaultdict(list)
         kinds = KINDS if self._floor is None else (*KINDS, BARE)
@@ -243,8 +240,8 @@ class Bench:
             subprocess.run(["cp", "-a", "--reflink=never", filled, pair.master.root], check=True)
             pair.nameserver.start()
             pair.master.start()
-            touch_memory(directory, end)
             os.sync()  # what the disk still has to take would slow both down, at random
+            touch_memory(directory, end)
             pair.slave.launch()
             return catch_up_rate(pair.slave.root, end)
 
@@ -309,12 +306,12 @@ def fill(root: Path) -> int:
 
 
 def touch_memory(directory: Path, size: int) -> None:
-    """Has `size` bytes of free memory that this machine has used before, or all it has with a margin.
+    """Has `size` bytes of free memory that this machine has used before.
 
     A virtual machine gets its memory page by page from its host when it first touches it, at 0.3 to 0.4 GB/s
-    where this was measured: a new file would show that figure, whatever wrote it, and only to who comes first.
+    where this was measured: a slave's new file would show that figure, whatever wrote it.  Some give free
+    memory back within seconds, so what is measured has to begin at once.
     """
-    size = min(size, psutil.virtual_memory().available * 3 // 4)
     block = bytes(1 << 20)
     path = directory / "touched"
     with path.open("wb", buffering=0) as file:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
+from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingClosed, RemotingTimeout, RemotingUnreachable
 from haservice.remoting import client as client_module
 from haservice.remoting.client import BlockingClient, RemotingClient, expect, split_addr
 from haservice.remoting.command import RemotingCommand, decode, encode
 from haservice.remoting.connection import Connection
 from haservice.remoting.frame import FrameReader
+from haservice.remoting.loop_thread import LoopTask
 from haservice.remoting.server import RemotingServer
 from tests.support.remoting import serving
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -420,3 +422,61 @@ def test_closing_a_blocking_client_frees_the_threads_that_wait(addr: str) -> Non
     client.close()
     thread.join(PATIENCE_S)
     assert len(outcomes) == 1
+
+
+def test_a_task_on_the_loop_is_cancelled_by_its_stop_and_told_of_when_it_ends_otherwise(addr: str) -> None:
+    told: list[tuple[str, str]] = []
+    ended: list[str] = []
+
+    async def works(client: RemotingClient) -> None:
+        try:
+            await client.invoke(addr, request(NEVER), 600)
+        finally:
+            ended.append((await client.invoke(addr, request(ECHO))).remark or "said goodbye")
+
+    async def fails(_: RemotingClient) -> None:
+        raise ValueError("a mistake of ours")
+
+    async def returns(_: RemotingClient) -> None:
+        pass
+
+    with BlockingClient() as client:
+
+        def started(name: str, work: Callable[[RemotingClient], Coroutine[Any, Any, None]]) -> LoopTask:
+            task = client.task(name, work, lambda name, error: told.append((name, str(error))))
+            task.start()
+            return task
+
+        working = started("works", works)
+        wait_until(lambda: any(connection.calls for connection in client._client._connections.values()))
+        others = [started("fails", fails), started("returns", returns)]
+        wait_until(lambda: len(told) == 2, "both were told of")
+        assert client.task("never started", works).stop(Deadline(PATIENCE_S))
+        for task in (working, *others, working):
+            assert task.stop(Deadline(PATIENCE_S))
+    assert ended == ["said goodbye"]
+    assert working.failed is None
+    assert told == [("fails", "a mistake of ours"), ("returns", "it has ended by itself")]
+    assert working.stop(Deadline(PATIENCE_S))
+
+
+def test_a_client_apart_has_its_own_connections_and_no_thread(addr: str, served: Served) -> None:
+    with BlockingClient() as client:
+        client.call(addr, request(ECHO))
+        before = threading.active_count()
+        with client.apart() as other:
+            other.call(addr, request(ECHO))
+            assert threading.active_count() == before
+            ours, its = client.use(connection_to(addr)), other.use(connection_to(addr))
+            assert ours is not its
+        assert its is not None
+        assert its.closed
+        client.call(addr, request(ECHO))
+        assert client.use(connection_to(addr)) is ours
+
+
+def connection_to(addr: str) -> Callable[[RemotingClient], Coroutine[Any, Any, Connection | None]]:
+    async def connection(client: RemotingClient) -> Connection | None:
+        return client.connection(addr)
+
+    return connection

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from haservice.replication.master.accept import address_of, doors_of
-from haservice.replication.service import HAService
+from haservice.replication.master.service import MasterHAService
 from haservice.replication.wire.secure import SecureDoors
 from tests.support.replication import CONFIG, Acked, ScriptedSlave, fill_raw, master, open_log
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -199,9 +199,8 @@ def test_ten_thousand_probes_leave_nothing_behind(tmp_path: Path) -> None:
         assert slave.frame()[0] == 10
 
 
-def _until_the_loop_reads(ha: HAService[Any], slave: ScriptedSlave) -> None:
+def _until_the_loop_reads(ha: MasterHAService[Any], slave: ScriptedSlave) -> None:
     """Its first frame is there before the loop has a descriptor for the slave: only what the loop takes shows it."""
-    assert ha._accept is not None
     (connection,) = ha._accept.connections
     wait_until(lambda: connection.read_by_loop)
     slave.report(10)
@@ -216,7 +215,6 @@ def test_without_descriptors_the_port_rests_and_the_slave_at_work_goes_on(
     with master(log) as ha, ScriptedSlave(ha.port) as slave:
         slave.report(1)
         slave.frame()
-        assert ha._accept is not None
         ((listener, door),) = ha._accept._listeners
         scarce = Scarce(listener)
         monkeypatch.setattr(ha._accept, "_listeners", [(scarce, door)])
@@ -279,7 +277,7 @@ def test_a_start_that_fails_and_a_second_stop_are_harmless(tmp_path: Path) -> No
     from haservice.deadline import Deadline
 
     log = open_log(tmp_path)
-    service: HAService[Any] = HAService(
+    service: MasterHAService[Any] = MasterHAService(
         CONFIG, log, role=BrokerRole.ASYNC_MASTER, bind_address="203.0.113.1", on_acked=Acked()
     )
     with pytest.raises(OSError, match=r"203\.0\.113\.1"):

@@ -16,9 +16,9 @@ import pytest
 from commitlog.errors import LogNotWritable
 from commitlog.kernel.records import Message
 from commitlog.log.log import CommitLog
-from haservice.replication.service import HAService
 from haservice.replication.slave.client import HAClient
 from haservice.replication.slave.dial import parse_address
+from haservice.replication.slave.service import SlaveHAService
 from haservice.replication.status import MasterLinkStatus
 from haservice.replication.wire.protocol import BODY_BYTES_MAX
 from tests.support.replication import (
@@ -36,7 +36,7 @@ from tests.support.replication import slave as checking_slave
 from tests.support.waiting import wait_until
 
 
-def slave(log: CommitLog, port: int | None, **options: Any) -> AbstractContextManager[HAService[Any]]:
+def slave(log: CommitLog, port: int | None, **options: Any) -> AbstractContextManager[SlaveHAService]:
     """The bytes of most tests here are no records."""
     return checking_slave(log, port, check=AnyBytes(), **options)
 
@@ -47,7 +47,7 @@ def replica(root: Path, end: int = 0, start: int | None = None, **options: Any) 
     return log
 
 
-def link(service: HAService[Any]) -> MasterLinkStatus:
+def link(service: SlaveHAService) -> MasterLinkStatus:
     status = service.status().master
     assert status is not None
     return status

@@ -21,10 +21,13 @@ from haservice.replication import pace
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.master import recorder
-from haservice.replication.service import HAService
+from haservice.replication.master.greeter import Greets
+from haservice.replication.master.service import MasterHAService
 from haservice.replication.slave import client as client_module
 from haservice.replication.slave import session as slave_session
 from haservice.replication.slave.dial import dial
+from haservice.replication.slave.rejoin import Rejoin
+from haservice.replication.slave.service import SlaveHAService
 from haservice.replication.status import MasterLinkStatus
 from haservice.replication.wire.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
 from haservice.replication.wire.hello import (
@@ -96,21 +99,23 @@ class Broker:
         return b"".join(data)
 
     @contextmanager
-    def leads(self, **changes: Any) -> Iterator[HAService[Any]]:
-        options: dict[str, Any] = {
-            "lineage": self.lineage,
-            "facts": self.facts,
-            "on_ahead": self.ahead.append,
-            "on_heard": lambda _, outcome: self.heard.append(outcome),
-        }
-        with any_master(self.log, Acked(), options=options, **changes) as service:
+    def leads(self, **changes: Any) -> Iterator[MasterHAService[Any]]:
+        heartbeat_ms = changes.get("heartbeat_interval_ms", CONFIG.heartbeat_interval_ms)
+        greets = Greets(
+            self.lineage,
+            replace(self.facts, heartbeat_ms=heartbeat_ms),
+            self.ahead.append,
+            lambda _, outcome: self.heard.append(outcome),
+        )
+        with any_master(self.log, Acked(), options={"greets": greets}, **changes) as service:
             yield service
 
     @contextmanager
-    def follows(self, port: int | None, **options: Any) -> Iterator[HAService[Any]]:
-        with any_slave(
-            self.log, port, lineage=self.lineage, facts=self.facts, store=self.store, **options
-        ) as service:
+    def follows(self, port: int | None, **options: Any) -> Iterator[SlaveHAService]:
+        config = options.get("config", CONFIG)
+        facts = replace(self.facts, heartbeat_ms=config.heartbeat_interval_ms)
+        rejoin = Rejoin(facts, self.lineage, self.log, self.store)
+        with any_slave(self.log, port, rejoin=rejoin, **options) as service:
             yield service
 
 
@@ -135,7 +140,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 patient = pytest.mark.usefixtures("_patient")
 
 
-def link(service: HAService[Any]) -> MasterLinkStatus:
+def link(service: SlaveHAService) -> MasterLinkStatus:
     status = service.status().master
     assert status is not None
     return status
@@ -604,7 +609,9 @@ def test_a_slave_without_a_store_cuts_nothing(a: Broker, b: Broker) -> None:
     b.lineage.update(lineage=Lineage((first,)))
     with (
         ScriptedMaster() as master,
-        any_slave(b.log, master.port, lineage=b.lineage, facts=b.facts, check=AnyBytes()) as replica,
+        any_slave(
+            b.log, master.port, rejoin=Rejoin(b.facts, b.lineage, b.log, None), check=AnyBytes()
+        ) as replica,
         master.accept() as end,
     ):
         assert end.report() == -1

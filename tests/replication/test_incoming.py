@@ -13,7 +13,7 @@ import pytest
 
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.server import RemotingServer
-from haservice.replication.service import HAService
+from haservice.replication.master.service import MasterHAService
 from tests.support.messages import batch_body
 from tests.support.replication import Acked, ScriptedSlave, fill_raw, master, message, open_log
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -63,15 +63,17 @@ def loop_held(server: RemotingServer) -> Iterator[None]:
         let_go.set()
 
 
-def on_the_loop(ha: HAService[Any]) -> bool:
+def on_the_loop(ha: MasterHAService[Any]) -> bool:
     """Whether the thread of the only connection sleeps while the loop reads."""
-    return bool(ha._connections) and ha._connections[0].read_by_loop
+    return bool(ha._accept.connections) and ha._accept.connections[0].read_by_loop
 
 
 class Story:
     """A slave that follows to 1000, whose reports the loop reads then."""
 
-    def __init__(self, root: Path, ha: HAService[Any], log: Any, slave: ScriptedSlave, acked: Reader) -> None:
+    def __init__(
+        self, root: Path, ha: MasterHAService[Any], log: Any, slave: ScriptedSlave, acked: Reader
+    ) -> None:
         self.ha, self.log, self.slave, self.acked = ha, log, slave, acked
         slave.report(1000)
         wait_until(lambda: ha.is_slave_ok(1000))
@@ -247,10 +249,10 @@ def test_connections_end_in_time_though_the_loop_ended_first(tmp_path: Path) -> 
 def test_a_link_that_is_shut_down_while_the_loop_is_held_ends_at_once(tmp_path: Path) -> None:
     server = RemotingServer([])
     with story_on(server, tmp_path) as it:
-        (connection,) = it.ha._connections
+        (connection,) = it.ha._accept.connections
         with loop_held(server):
             connection.shut_down()
-            wait_until(lambda: not it.ha._connections)
+            wait_until(lambda: not it.ha._accept.connections)
         assert it.slave.closed()
 
 
@@ -276,7 +278,7 @@ def test_two_slaves_are_read_by_one_loop_and_one_goes(tmp_path: Path) -> None:
     with story(tmp_path) as it, ScriptedSlave(it.ha.port, source="127.0.0.2") as other:
         other.report(1000)
         wait_until(lambda: len(it.ha.status().slaves) == 2)
-        wait_until(lambda: all(one.read_by_loop for one in it.ha._connections))
+        wait_until(lambda: all(one.read_by_loop for one in it.ha._accept.connections))
         end = it.send()
         other.report(end)
         it.resolved(end)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from haservice.replication.service import HAService
+from haservice.replication.master.service import MasterHAService
 from haservice.replication.wire.protocol import BODY_BYTES_MAX, REPORT
 from tests.support.replication import (
     SEGMENT_BYTES,
@@ -36,7 +36,7 @@ def raw_log(root: Path, end: int, **options: Any) -> Any:
     return log
 
 
-def only_refusal(ha: HAService[Any]) -> str:
+def only_refusal(ha: MasterHAService[Any]) -> str:
     wait_until(lambda: ha.status().absent, "the refusal is in the status")
     (refused,) = ha.status().absent
     return refused.reason

@@ -14,7 +14,7 @@ from commitlog.options import LogOptions
 from haservice.deadline import Deadline
 from haservice.devtools.relay import Relay
 from haservice.replication.master import group_transfer
-from haservice.replication.service import HAService
+from haservice.replication.master.service import MasterHAService
 from tests.support.replication import (
     SEGMENT_BYTES,
     STORE_HOST,
@@ -51,7 +51,7 @@ def wait_level(one: CommitLog, other: CommitLog) -> None:
     assert bytes_of(one, other.start) == bytes_of(other)
 
 
-def connected(master_side: HAService[object]) -> None:
+def connected(master_side: MasterHAService[object]) -> None:
     wait_until(lambda: master_side.status().slaves and master_side.status().slaves[0].ack >= 0)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from haservice.configuration.settings import BrokerRole, ReadMark
 from haservice.replication.master.read_mark import HighWaterMark
+from haservice.replication.master.service import MasterHAService
 from haservice.replication.service import HAService
+from haservice.replication.slave.service import SlaveHAService
 from tests.support.replication import CONFIG, Acked, ScriptedSlave, master, message, open_log
 from tests.support.waiting import wait_until
 
@@ -78,14 +79,14 @@ def test_a_broker_that_flushes_at_once_shows_what_is_flushed(
     flushed = log.append(message()).end
     log.flush()
     end = log.append(message()).end
-    service: HAService[Any] = HAService(
-        replace(CONFIG, read_mark=mode),
-        log,
-        role=role,
-        bind_address="127.0.0.1",
-        on_acked=Acked(),
-        flush=log.flush if sync_flush else None,
-    )
+    config = replace(CONFIG, read_mark=mode)
+    service: HAService
+    if role is BrokerRole.SLAVE:
+        service = SlaveHAService(config, log, flush=log.flush if sync_flush else None)
+    else:
+        service = MasterHAService(
+            config, log, role=role, bind_address="127.0.0.1", on_acked=Acked(), flushes=sync_flush
+        )
     assert service.readable_end() == {"all": end, "flushed": flushed, "nothing": 0}[readable]
     log.flush()
     assert service.readable_end() == (0 if readable == "nothing" else end)
@@ -94,7 +95,7 @@ def test_a_broker_that_flushes_at_once_shows_what_is_flushed(
 def test_a_slave_that_is_ahead_of_the_flush_shows_nothing_before_it(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     with (
-        master(log, options={"flush": log.flush}) as service,
+        master(log, options={"flushes": True}) as service,
         ScriptedSlave(service.port) as slave,
     ):
         slave.report(0)

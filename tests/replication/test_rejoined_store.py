@@ -13,7 +13,9 @@ from commitlog.options import LogOptions
 from commitlog.store import Store
 from haservice.replication.lineage.epochs import Epoch, Lineage
 from haservice.replication.lineage.file import LineageFile
+from haservice.replication.master.greeter import Greets
 from haservice.replication.slave import session as slave_session
+from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.wire.greeting import Facts
 from tests.support.replication import SEGMENT_BYTES, STORE_HOST, Acked, master, message, slave
 from tests.support.waiting import wait_until
@@ -62,13 +64,11 @@ def begin(lineage: LineageFile, store: Store) -> None:
 def replicate(source: Store, source_lineage: LineageFile, copy: Store, copy_lineage: LineageFile) -> None:
     """Until both are level; the slave's queues are then what a dispatch makes of its log."""
     with (
-        master(source.log, Acked(), options={"lineage": source_lineage, "facts": FACTS}) as ha,
+        master(source.log, Acked(), options={"greets": Greets(source_lineage, FACTS)}) as ha,
         slave(
             copy.log,
             ha.port,
-            lineage=copy_lineage,
-            facts=FACTS,
-            store=copy,
+            rejoin=Rejoin(FACTS, copy_lineage, copy.log, copy),
             boundary=lambda: copy.dispatcher.position,
         ),
     ):

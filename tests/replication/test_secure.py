@@ -18,6 +18,7 @@ from haservice.configuration.properties import parse
 from haservice.errors import ConfigError
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from haservice.replication.lineage.file import LineageFile
+from haservice.replication.master.greeter import Greets
 from haservice.replication.wire.greeting import Facts, Outcome
 from haservice.replication.wire.hello import MasterHello, SlaveHello
 from haservice.replication.wire.protocol import slave_hello_block
@@ -162,9 +163,9 @@ def test_where_requests_are_guarded_no_stranger_names_whom_to_ask(tmp_path: Path
     heard: list[tuple[str, Outcome]] = []
     facts = Facts("C", "broker-a", "10.0.0.1:10911")
     options = {
-        "lineage": lineage,
-        "facts": facts,
-        "on_heard": lambda hello, outcome: heard.append((hello.broker_addr, outcome)),
+        "greets": Greets(
+            lineage, facts, on_heard=lambda hello, outcome: heard.append((hello.broker_addr, outcome))
+        ),
         "doors": SecureDoors(CONFIG, guarded=guarded),
     }
     named = "10.6.6.6:666"

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from haservice.broker.send.durability import Durability, Wait
+from haservice.broker.send.durability import Durability, PutStatus, Wait
+
+
+class Told(Wait):
+    """Tells what it was settled with."""
+
+    __slots__ = ("tell",)
+
+    def __init__(self, tell: Callable[[PutStatus], object]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def settled(self, status: PutStatus) -> None:
+        self.tell(status)
 
 
 class Slave:

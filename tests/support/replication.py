@@ -16,7 +16,8 @@ from commitlog.options import LogOptions
 from haservice.configuration.settings import BrokerRole, ReplicationConfig
 from haservice.deadline import Deadline
 from haservice.remoting.server import RemotingServer
-from haservice.replication.service import HAService
+from haservice.replication.master.service import MasterHAService
+from haservice.replication.slave.service import SlaveHAService
 from haservice.replication.wire.protocol import REPORT, REPORT_NOT_YET, TRANSFER_HEADER
 from tests.support.waiting import PATIENCE_S
 
@@ -138,11 +139,11 @@ def master(
     clock_ms: Callable[[], int] = wall_clock_ms,
     options: Mapping[str, Any] | None = None,
     **changes: Any,
-) -> Iterator[HAService[Any]]:
+) -> Iterator[MasterHAService[Any]]:
     """A SYNC_MASTER on loopback, on a port of its own; `changes` are fields of its configuration, `options`
     further parts of the service.  It has a loop, as a broker's has, which ends before it."""
     server = RemotingServer([])
-    service: HAService[Any] = HAService(
+    service: MasterHAService[Any] = MasterHAService(
         replace(CONFIG, **changes),
         log,
         bind_address="127.0.0.1",
@@ -162,15 +163,8 @@ def master(
 @contextmanager
 def slave(
     log: CommitLog, port: int | None, *, config: ReplicationConfig = CONFIG, **options: Any
-) -> Iterator[HAService[Any]]:
-    service: HAService[Any] = HAService(
-        config,
-        log,
-        role=BrokerRole.SLAVE,
-        bind_address="127.0.0.1",
-        on_acked=Acked(),
-        **options,
-    )
+) -> Iterator[SlaveHAService]:
+    service = SlaveHAService(config, log, **options)
     if port is not None:
         service.set_master_address(f"127.0.0.1:{port}")
     service.start()

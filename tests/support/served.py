@@ -68,12 +68,12 @@ class Served:
 
     def process_batch(
         self, connection: Connection, requests: list[RemotingCommand]
-    ) -> list[RemotingCommand | RequestError | None]:
+    ) -> list[RemotingCommand | None]:
         self.batches.append([request.opaque for request in requests])
         if any(request.remark == "raise" for request in requests):
             raise ZeroDivisionError
         return [
-            RequestError(ResponseCode.MESSAGE_ILLEGAL, "no")
+            request.answer(ResponseCode.MESSAGE_ILLEGAL, "no")
             if request.remark == "refuse"
             else request.answer(body=request.body)
             for request in requests

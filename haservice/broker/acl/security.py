@@ -2,7 +2,7 @@
 
     guard         before every request of both ports, when aclEnable=true
     tls           which connections these ports take
-    make_client   calls out: to name servers, and to the other brokers of the pair
+    make_client   calls out: to name servers, and to the other brokers of the pair; takes who hears of its end
     doors         how slaves come to us, and how we go to a master
 
 What is wrong there ends the start.
@@ -11,7 +11,6 @@ What is wrong there ends the start.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,10 @@ from haservice.broker.acl.rights import check
 from haservice.configuration.settings import NodeConfig
 from haservice.configuration.yaml_document import YamlDocument
 from haservice.errors import RequestError
-from haservice.remoting.client import RemotingClient, Sign
+from haservice.remoting.client import BlockingClient, Sign
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.dispatch import Guard
+from haservice.remoting.loop_thread import OnFailure
 from haservice.remoting.signature import sign
 from haservice.remoting.tls import ServerTls, client_tls, server_tls
 from haservice.replication.wire.secure import SecureDoors, secure_doors
@@ -38,7 +38,7 @@ class Security:
     acl: AclFiles | None
     guard: Guard | None
     tls: ServerTls | None
-    make_client: Callable[[], RemotingClient]
+    make_client: Callable[[OnFailure], BlockingClient]
     doors: SecureDoors
 
     def poll(self, offload: Callable[[Callable[[], None]], Any]) -> None:
@@ -58,18 +58,20 @@ class Security:
 def security_of(config: NodeConfig) -> Security:
     """Raises ConfigError for a file that cannot be used, naming it."""
     files = rules_files(config.acl, config.source)
-    credentials = config.acl.credentials_file
     return Security(
         files,
         None if files is None else AclGuard(lambda address, request: check(files.rules, address, request)),
         server_tls(config.tls, config.source),
-        functools.partial(
-            RemotingClient,
-            tls=client_tls(config.tls, config.source),
-            sign=None if credentials is None else signing(credentials),
-        ),
+        _client_maker(config),
         secure_doors(config),
     )
+
+
+def _client_maker(config: NodeConfig) -> Callable[[OnFailure], BlockingClient]:
+    tls = client_tls(config.tls, config.source)
+    credentials = config.acl.credentials_file
+    keys = None if credentials is None else signing(credentials)
+    return lambda on_failure: BlockingClient(on_failure=on_failure, tls=tls, sign=keys)
 
 
 def signing(path: Path) -> Sign:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.offset_merge import handed_back
@@ -45,7 +45,7 @@ SLAVES_MAX = 8
 
 
 class OffsetReclaim:
-    """Called by the thread `register`, each time before a name server is told of this broker anew."""
+    """Called by the registration, each time before a name server is told of this broker anew."""
 
     def __init__(
         self,
@@ -100,16 +100,17 @@ class OffsetReclaim:
             known = SubscriptionGroupWrapper.decode(
                 await self._ask(client, addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             ).subscription_group_table
-            table = ConsumerOffsetWrapper.decode(
-                await self._ask(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-            ).offset_table
+            body = await self._ask(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            # Half a million offsets take half a second, and others use the loop.
+            await asyncio.to_thread(self._take_further, addr, known, body)
         except (RemotingError, ValueError) as error:
             logger.warning("consumer offsets not taken back slave=%s reason=%s", addr, error)
-            return
 
+    def _take_further(self, addr: str, known: Container[str], body: Body) -> None:
         def is_group(name: str) -> bool:
             return name in known or self._groups.get(name) is not None
 
+        table = ConsumerOffsetWrapper.decode(body).offset_table
         moved = self._offsets.take_further(handed_back(table, is_group, self._end_of))
         logger.info(
             "consumer offsets compared slave=%s topics_at_groups=%d taken=%d", addr, len(table), moved

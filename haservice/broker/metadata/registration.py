@@ -1,6 +1,6 @@
 """Registration: telling every name server that this broker is here, and learning who its master is.
 
-One follower per name server, all on one event loop in the thread `register`, each at its own pace:
+One follower per name server, all on the loop of the broker's client, each at its own pace:
 
     at start                  at once
     answered                  again after the period (30 s)
@@ -84,7 +84,7 @@ NO_MASTER = MasterAddresses(None, None)
 
 
 class Registration:
-    """Task of the thread `register`."""
+    """Task on the loop of the broker's client."""
 
     def __init__(
         self,
@@ -100,7 +100,6 @@ class Registration:
         on_reachable: Callable[[RemotingClient, str], Awaitable[None]] | None = None,
         epoch: Callable[[], int | None] = lambda: None,
         on_newer: Callable[[int, str], None] = lambda epoch, addr: None,
-        make_client: Callable[[], RemotingClient] = RemotingClient,
     ) -> None:
         """`on_master` hears of a slave's master after each answer, and when a name server's silence makes
         another one's word count; `master_wanted` says that the master is missed.  `on_reachable` is awaited
@@ -115,7 +114,6 @@ class Registration:
         self._period_s = period_s
         self._timeout_s = timeout_s
         self._on_master = on_master
-        self._make_client = make_client
         self._master_wanted = master_wanted
         self._on_reachable = on_reachable
         self._epoch = epoch
@@ -131,9 +129,8 @@ class Registration:
         self._attempted: set[str] = set()
         # Set when every name server was asked once, with whatever outcome.
         self.first_round = threading.Event()
-        # The loop while the task runs, for wake and announce, which other threads call.
+        # From the start of the task on, for what other threads call.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
         self._announced: dict[str, asyncio.Event] = {}
         # Who waits until name servers know the topics of now: those still to be told, of each.
         self._untold: list[tuple[set[str], Future[None]]] = []
@@ -165,37 +162,20 @@ class Registration:
         """Which name servers do not have this broker as it is now, each with why; "" while all do."""
         return "; ".join(dict(self._failures).values())
 
-    def wake(self) -> None:
-        self._post(self._notice_stop)
+    # On the loop
 
-    # The thread `register`
-
-    def run(self, stop: threading.Event) -> None:
-        asyncio.run(self._run(stop))
-
-    async def _run(self, stop: threading.Event) -> None:
-        self._stopping = asyncio.Event()
+    async def run(self, client: RemotingClient) -> None:
+        """Until it is cancelled; unregisters then.  There is one name server at least."""
         self._announced = {addr: asyncio.Event() for addr in self._addrs}
         self._loop = asyncio.get_running_loop()
-        if stop.is_set():
-            return
-        if not self._addrs:
-            self.first_round.set()
-        client = self._make_client()
         followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
-        stopped = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait([stopped, *followers], return_when=asyncio.FIRST_COMPLETED)
-            for follower in followers:
-                if follower.done():
-                    follower.result()  # our own mistake: raises, and fails the service
+            await asyncio.gather(*followers)  # ends by our own mistake only
         finally:
-            stopped.cancel()
             for follower in followers:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
             await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
-            await client.close()
 
     async def _follow(self, client: RemotingClient, addr: str) -> None:
         """Keeps this broker registered at one name server, for as long as the task runs."""
@@ -367,14 +347,10 @@ class Registration:
         for event in self._announced.values():
             event.set()
 
-    def _notice_stop(self) -> None:
-        assert self._stopping is not None
-        self._stopping.set()
-
     def _post(self, callback: Callable[[], None]) -> None:
         loop = self._loop
         if loop is None:
-            return  # not running yet: `run` registers anyhow, and looks at `stop` first
+            return  # not running yet: `run` registers anyhow
         try:
             loop.call_soon_threadsafe(callback)
         except RuntimeError:

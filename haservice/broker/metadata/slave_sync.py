@@ -19,7 +19,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -66,7 +65,7 @@ class DelayTable(Protocol):
 
 
 class SlaveSync:
-    """Task of the thread `slave-sync`."""
+    """Task on the loop of the broker's client."""
 
     def __init__(
         self,
@@ -78,7 +77,6 @@ class SlaveSync:
         delays: DelayTable,
         on_synced: Callable[[], None] = lambda: None,
         retry_s: float = RETRY_S,
-        make_client: Callable[[], RemotingClient] = RemotingClient,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written."""
         self._own_addr = own_addr
@@ -88,10 +86,9 @@ class SlaveSync:
         self._groups = groups
         self._on_synced = on_synced
         self._retry_s = retry_s
-        self._make_client = make_client
         self._master_addr: str | None = None
-        self._asking: str | None = None  # of the thread: the address of its present or last pass
-        # Of the thread: the connection that the offsets came over last.  The same one leads to the same
+        self._asking: str | None = None  # of the task: the address of its present or last pass
+        # Of the task: the connection that the offsets came over last.  The same one leads to the same
         # run of the master; one that returns is on another.
         self._looked_over: Connection | None = None
         self._throttle = LogThrottle()
@@ -100,7 +97,7 @@ class SlaveSync:
         self._strangers: set[str] = set()  # of the dispatcher's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
-        self._client: RemotingClient | None = None  # while the task runs
+        self._client: RemotingClient | None = None  # from the start of the task on
 
     # For other threads
 
@@ -155,38 +152,32 @@ class SlaveSync:
             self._strangers |= strangers
             self.wake()
 
-    # The thread `slave-sync`
+    # On the loop
 
     def _notice(self) -> None:
         assert self._woken is not None
         self._woken.set()
 
     def _notice_addr(self) -> None:
-        """The thread may have seen the new address by itself, and one pass for it is enough."""
+        """The task may have seen the new address by itself, and one pass for it is enough."""
         if self._asking != self._master_addr:
             self._notice()
 
-    def run(self, stop: threading.Event) -> None:
-        asyncio.run(self._run(stop))
-
-    async def _run(self, stop: threading.Event) -> None:
+    async def run(self, client: RemotingClient) -> None:
+        """Until it is cancelled."""
         self._woken = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        client = self._client = self._make_client()
-        try:
-            while not stop.is_set():
-                self._woken.clear()
-                addr = self._asking = self._master_addr
-                copied = addr is None or await self._interruptible(client, addr, stop)
-                if stop.is_set() or addr != self._master_addr:
-                    continue
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), PERIOD_S if copied else self._retry_s)
-        finally:
-            await client.close()
+        self._client, self._loop = client, asyncio.get_running_loop()
+        while True:
+            self._woken.clear()
+            addr = self._asking = self._master_addr
+            copied = addr is None or await self._interruptible(client, addr)
+            if addr != self._master_addr:
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), PERIOD_S if copied else self._retry_s)
 
-    async def _interruptible(self, client: RemotingClient, addr: str, stop: threading.Event) -> bool:
-        """One pass, given up when the task is told to stop or to look elsewhere.
+    async def _interruptible(self, client: RemotingClient, addr: str) -> bool:
+        """One pass, given up when the task is told to look elsewhere.
 
         Woken for another reason, it ends this pass first, and then begins the next one at once.
         """
@@ -196,9 +187,11 @@ class SlaveSync:
         try:
             while not work.done():
                 woken = asyncio.ensure_future(self._woken.wait())
-                await asyncio.wait([work, woken], return_when=asyncio.FIRST_COMPLETED)
-                woken.cancel()
-                if not work.done() and (stop.is_set() or addr != self._master_addr):
+                try:
+                    await asyncio.wait([work, woken], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    woken.cancel()
+                if not work.done() and addr != self._master_addr:
                     return False
                 once_more = once_more or self._woken.is_set()
                 self._woken.clear()
@@ -232,8 +225,11 @@ class SlaveSync:
         before, self._looked_over = self._looked_over, None
         body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET, OFFSETS_TIMEOUT_S)
         now = client.connection(addr)
-        self._offsets.merge(
-            ConsumerOffsetWrapper.decode(body), continued=before is not None and now is before
+        # Half a million offsets take half a second, and others use the loop.
+        await asyncio.to_thread(
+            lambda: self._offsets.merge(
+                ConsumerOffsetWrapper.decode(body), continued=before is not None and now is before
+            )
         )
         self._looked_over = now
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from commitlog.store import Store
 from haservice.broker.roles.rules import RoleInForce
@@ -25,7 +24,7 @@ class Describe:
     config: NodeConfig
     lineage: LineageFile
     store: Store
-    ha: HAService[Any]
+    ha: HAService
     # Why a slave's master gave it no topics and offsets the last time; "" if it did.
     not_copied: Callable[[], str]
     # The address of a slave's master for clients, "" where it is not known.

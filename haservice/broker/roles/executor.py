@@ -9,6 +9,7 @@ before an action that needs it, and let go after everything else that a step wan
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -30,6 +31,8 @@ from haservice.broker.roles.machine import step, why_busy
 from haservice.broker.roles.state import Asked, Event, Hint, RoleState, SlaveAhead, Tick, View, refused
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.json_body import JSONBody
+from haservice.replication.wire.greeting import Outcome
+from haservice.replication.wire.hello import SlaveHello
 
 PERIOD_S = 5.0
 # While nothing is taken, every moment counts.
@@ -58,11 +61,41 @@ class Hands(Protocol):
     def body(self, answer: Answer, /) -> JSONBody: ...
 
 
+class RoleEvents:
+    """What was noticed and waits for role-keeper.  Made before it: those who notice are, too.  Any thread."""
+
+    def __init__(self) -> None:
+        self.queue: queue.Queue[Event] = queue.Queue(EVENTS_MAX)
+
+    def put(self, event: Hint | SlaveAhead | Tick) -> None:
+        with contextlib.suppress(queue.Full):  # there is enough to do; who has news says so again
+            self.queue.put_nowait(event)
+
+    def on_ahead(self, hello: SlaveHello) -> None:
+        """A slave holds what this master has lost."""
+        self.put(SlaveAhead(hello.replica_id, hello.broker_addr))
+
+    def on_heard(self, hello: SlaveHello, outcome: Outcome) -> None:
+        """A slave has greeted; one that knows a newer epoch is asked about it."""
+        if outcome is Outcome.OLD_MASTER:
+            self.put(Hint(hello.broker_addr))
+
+    def told_of(self, epoch: int, addr: str) -> None:
+        """A name server speaks of a newer epoch: who is there is asked, and nothing is done by its word."""
+        self.put(Hint(addr))
+
+
 class RoleExecutor:
     """Any thread may ask and tell; `drive` is for the thread, and for the start before there is one."""
 
     def __init__(
-        self, state: RoleState, hands: Hands, *, period_s: float = PERIOD_S, urgent_s: float = URGENT_PERIOD_S
+        self,
+        state: RoleState,
+        hands: Hands,
+        events: RoleEvents | None = None,
+        *,
+        period_s: float = PERIOD_S,
+        urgent_s: float = URGENT_PERIOD_S,
     ) -> None:
         self.state = state
         self._hands = hands
@@ -70,7 +103,8 @@ class RoleExecutor:
         self._urgent_s = urgent_s
         self._lock = threading.RLock()  # held while an event is dealt with; guards replacing `state`
         self._held = ""
-        self._events: queue.Queue[Event] = queue.Queue(EVENTS_MAX)
+        self._noticed = events if events is not None else RoleEvents()
+        self._events = self._noticed.queue
         self._tickets = itertools.count(1)
         self._answers_lock = threading.Lock()  # guards _answers and _stopped
         self._answers: dict[int, Future[JSONBody]] = {}
@@ -85,10 +119,7 @@ class RoleExecutor:
 
     def put(self, event: Hint | SlaveAhead | Tick) -> None:
         """Something was noticed."""
-        try:
-            self._events.put_nowait(event)
-        except queue.Full:
-            return  # there is enough to do; who is ahead, or knows of a newer epoch, says so again
+        self._noticed.put(event)
 
     def wake(self) -> None:
         self.put(Tick())

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from commitlog.errors import CommitLogError
 from commitlog.log.log import wall_clock_ms
@@ -61,7 +61,7 @@ from haservice.broker.roles.peer_repair import (
     pull_back,
     span_to_prove,
 )
-from haservice.broker.roles.peers import Heard, Peers, lineage_at, with_client
+from haservice.broker.roles.peers import Heard, Peers, lineage_at
 from haservice.broker.roles.state import View
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
@@ -73,7 +73,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.replication.lineage.epochs import LogSpan
 from haservice.replication.lineage.file import LineageFile
-from haservice.replication.service import HAService
+from haservice.replication.status import HAStatus
 from haservice.replication.wire.protocol import MasterState
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,24 @@ DOUBT_SECONDS = 5.0
 DOUBT_LOOK_SECONDS = 0.1
 
 
+class MasterReplication(Protocol):
+    """A master's HA service, as far as a change of role concerns it."""
+
+    def status(self) -> HAStatus: ...
+
+    def take_list(self) -> None: ...
+
+    def regreet(self) -> None: ...
+
+
+class SlaveReplication(Protocol):
+    """A slave's."""
+
+    def leave_master(self) -> None: ...
+
+    def stop(self, deadline: Deadline) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RoleHands:
     """`config` is as it is in force."""
@@ -107,8 +125,6 @@ class RoleHands:
     lineage: LineageFile
     store: Store
     peers: Peers
-    ha: HAService[Any] | None
-    """None in a start, before anything of the broker runs."""
     # A slave's last copy of what its master keeps beside the log, within so many seconds.
     copy_side_state: Callable[[float], bool]
     # A slave is told whom to follow: the master's address for clients, and for slaves.
@@ -117,6 +133,9 @@ class RoleHands:
     # Name servers are told of a new epoch at once.
     announce: Callable[[], None]
     describe: Callable[..., LineageBody]
+    # Replication in the role that is in force; neither in a start, before anything of the broker runs.
+    master: MasterReplication | None = None
+    slave: SlaveReplication | None = None
     throttle: LogThrottle = field(default_factory=LogThrottle)
 
     # -- what is so ---------------------------------------------------------------------------------
@@ -135,7 +154,7 @@ class RoleHands:
         )
 
     def _followers(self) -> frozenset[str]:
-        slaves = self.ha.status().slaves if self.ha is not None else ()
+        slaves = self.master.status().slaves if self.master is not None else ()
         following = MasterState.TRANSFER.value
         return frozenset(one.replica_id for one in slaves if one.replica_id and one.state == following)
 
@@ -154,14 +173,14 @@ class RoleHands:
             if not action.cause or self.throttle.ready(action.cause):
                 logger.log(action.level, "%s", action.text)
         elif isinstance(action, TakeList):
-            if self.ha is not None:
-                self.ha.take_list()
+            if self.master is not None:
+                self.master.take_list()
                 if action.regreet:
-                    self.ha.regreet()
+                    self.master.regreet()
                     self.announce()
         elif isinstance(action, LeaveMaster):
-            assert self.ha is not None
-            self.ha.leave_master()
+            assert self.slave is not None
+            self.slave.leave_master()
         elif isinstance(action, SetMaster):
             self.set_master(action.broker_addr, action.ha_addr)
         elif isinstance(action, TellFollow):
@@ -239,8 +258,8 @@ class RoleHands:
         return Failed(f"its master did not give it within {seconds:g} s")
 
     def _stop_link(self, action: StopLink) -> Result:
-        assert self.ha is not None
-        if not self.ha.stop(Deadline(LINK_STOP_SECONDS)):
+        assert self.slave is not None
+        if not self.slave.stop(Deadline(LINK_STOP_SECONDS)):
             return Failed(f"the link to the master does not end within {LINK_STOP_SECONDS:g} s")
         end = self._whole_end()
         self.store.log.flush()
@@ -288,7 +307,7 @@ class RoleHands:
         async def ask_all(client: RemotingClient) -> list[LineageBody | NoVote]:
             return list(await asyncio.gather(*(ask(client, addr) for addr in action.addrs)))
 
-        said = with_client(self.peers.make_client, ask_all)
+        said = self.peers.use(ask_all)
         name = self.config.broker.broker_name
         return Votes(
             [one for one in said if isinstance(one, LineageBody) and one.broker_name == name],
@@ -296,11 +315,11 @@ class RoleHands:
         )
 
     def _slaves(self, action: LookAtSlaves) -> Slaves:
-        assert self.ha is not None
-        return Slaves(self.ha.status().slaves)
+        assert self.master is not None
+        return Slaves(self.master.status().slaves)
 
     def _await_level(self, action: AwaitLevel) -> Result:
-        assert self.ha is not None
+        assert self.master is not None
         log, deadline = self.store.log, Deadline(action.seconds)
         try:
             log.flush()
@@ -308,7 +327,7 @@ class RoleHands:
             return Failed(f"the log cannot be flushed: {error}")
         end = log.end
         while True:
-            now = [one for one in self.ha.status().slaves if one.replica_id == action.replica_id]
+            now = [one for one in self.master.status().slaves if one.replica_id == action.replica_id]
             if any(one.ack >= end for one in now):
                 return End(end)
             if deadline.expired or not now:

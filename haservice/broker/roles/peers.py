@@ -5,6 +5,9 @@
 
 All at once, and no longer than `PATIENCE_S` together: who does not answer by then is not there.  A stock
 broker does not know the question, and is passed over.
+
+Each time over new connections, on the loop of the broker's client: after packets were lost an old one may
+wait seconds for its next try, and a new one does not.
 """
 
 from __future__ import annotations
@@ -12,16 +15,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from haservice.broker.roles.rules import lineage_of
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingError
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import ClusterInfo
-from haservice.remoting.client import RemotingClient, expect
+from haservice.remoting.client import BlockingClient, RemotingClient, expect
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.lineage import LineageBody, ReadLogHeader
@@ -48,21 +51,6 @@ class Heard(NamedTuple):
     taken_ids: dict[int, str] = {}  # noqa: RUF012 - never changed
 
 
-def with_client(
-    make_client: Callable[[], RemotingClient], work: Callable[[RemotingClient], Awaitable[T]]
-) -> T:
-    """Runs `work` with a client, on a loop that is made for it; in a thread that has none."""
-
-    async def run() -> T:
-        client = make_client()
-        try:
-            return await work(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(run())
-
-
 class Peers:
     """Any thread may ask, one at a time or several."""
 
@@ -71,32 +59,34 @@ class Peers:
         broker_name: str,
         own_addr: str,
         namesrv_addrs: Sequence[str],
-        make_client: Callable[[], RemotingClient],
+        client: BlockingClient,
         remembered: Callable[[], Iterable[str]],
     ) -> None:
         """`remembered` gives addresses to ask whatever the name servers say."""
         self._broker_name = broker_name
         self._own_addr = own_addr
         self._namesrv_addrs = tuple(namesrv_addrs)
-        self.make_client = make_client
+        self._client = client
         self._remembered = remembered
         self._throttle = LogThrottle()
 
     def ask(self, also: Iterable[str] = ()) -> Heard:
         """What everybody says who can be found, and those at `also`; never raises."""
-        return with_client(self.make_client, lambda client: self._ask_all(client, also))
+        return self.use(lambda client: self._ask_all(client, also))
 
     def ask_one(self, addr: str, timeout_s: float = PATIENCE_S) -> LineageBody:
         """What the broker at `addr` says.  Raises RemotingError; ValueError for an answer that is none."""
-        return with_client(self.make_client, lambda client: get_lineage(client, addr, timeout_s))
+        return self.use(lambda client: get_lineage(client, addr, timeout_s))
 
     def call(self, addr: str, request: RemotingCommand, timeout_s: float) -> RemotingCommand:
         """One request, and its answer if that is a success.  Raises RemotingError."""
+        with self._client.apart() as client:
+            return expect(addr, client.call(addr, request, timeout_s))
 
-        async def call(client: RemotingClient) -> RemotingCommand:
-            return expect(addr, await client.invoke(addr, request, timeout_s))
-
-        return with_client(self.make_client, call)
+    def use(self, work: Callable[[RemotingClient], Coroutine[Any, Any, T]]) -> T:
+        """What `work` gives, which runs on the loop."""
+        with self._client.apart() as client:
+            return client.use(work)
 
     def read_log(self, addr: str, offset: int, size: int) -> bytes:
         """Bytes of the log of the broker at `addr`, `size` at most.  Raises RemotingError."""
@@ -105,21 +95,14 @@ class Peers:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[ReadLog]:
-        """read_log() for many bytes: its connections stay until the end.  Of one thread that has no loop."""
+        """read_log() for many bytes: its connections stay until the end."""
+        with self._client.apart() as client:
 
-        async def made() -> RemotingClient:
-            return self.make_client()
+            def read(addr: str, offset: int, size: int) -> bytes:
+                request = RemotingCommand.request(RequestCode.READ_LOG, ReadLogHeader(offset, size).encode())
+                return bytes(expect(addr, client.call(addr, request, READ_TIMEOUT_S)).body)
 
-        async def read(addr: str, offset: int, size: int) -> bytes:
-            request = RemotingCommand.request(RequestCode.READ_LOG, ReadLogHeader(offset, size).encode())
-            return bytes(expect(addr, await client.invoke(addr, request, READ_TIMEOUT_S)).body)
-
-        with asyncio.Runner() as runner:
-            client = runner.run(made())
-            try:
-                yield lambda addr, offset, size: runner.run(read(addr, offset, size))
-            finally:
-                runner.run(client.close())
+            yield read
 
     async def _ask_all(self, client: RemotingClient, also: Iterable[str]) -> Heard:
         asked: dict[str, asyncio.Task[LineageBody | None]] = {}

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Roles(Protocol):
-    """What a broker is, and what changes it; see RoleStartup."""
+    """What a broker is, and what changes it; see RoleKeeper."""
 
     def describe(self) -> LineageBody: ...
 

@@ -42,16 +42,37 @@ class PutStatus(enum.IntEnum):
 
 
 class Wait:
-    """One or more messages that end at `end`, and the proofs they still lack."""
+    """One or more stored messages, and the proofs they still lack.
 
-    __slots__ = ("deadline_s", "flush_wanted", "replica_wanted", "settled", "status")
+    Who stored them makes it, as a subclass that says what settled() does, and it is the same object that the flusher
+    and the HA service keep until they have a proof.
+    """
 
-    def __init__(self, settled: Callable[[PutStatus], None]) -> None:
-        self.settled: Callable[[PutStatus], None] | None = settled
+    __slots__ = ("deadline_s", "flush_wanted", "replica_wanted", "status")
+
+    def __init__(self) -> None:
         self.status = PutStatus.PUT_OK
         self.flush_wanted = False
         self.replica_wanted = False
         self.deadline_s = 0.0
+
+    def settled(self, status: PutStatus) -> None:
+        """Called once, on the loop.  It lets go of what it holds: heaps keep a wait until its deadline."""
+        raise NotImplementedError
+
+
+class _Known(Wait):
+    """Somebody awaits the status."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[PutStatus]) -> None:
+        super().__init__()
+        self.future = future
+
+    def settled(self, status: PutStatus) -> None:
+        if not self.future.done():  # who waited may have been given up
+            self.future.set_result(status)
 
 
 class FlushProof(Protocol):
@@ -118,11 +139,10 @@ class Durability:
         """Whether any message has to wait for more than its append."""
         return self._flush is not None or self._replica is not None
 
-    def put_status(self, end: int, settled: Callable[[PutStatus], None]) -> PutStatus | None:
-        """The status of what ends at `end`, or None when `settled` is to be called with it later."""
+    def put_status(self, end: int, wait: Wait) -> PutStatus | None:
+        """The status of what ends at `end`, or None when `wait` is to be settled with it later."""
         if self._flush is None and self._replica is None:
             return PutStatus.PUT_OK
-        wait = Wait(settled)
         self._asking = True
         try:
             self._ask(wait, end)
@@ -150,14 +170,9 @@ class Durability:
 
     async def proof(self, end: int) -> PutStatus:
         """The status of what ends at `end`, when it is known: no later than a send would be answered."""
-        known: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
-
-        def settled(status: PutStatus) -> None:
-            if not known.done():  # who waited may have been given up
-                known.set_result(status)
-
-        status = self.put_status(end, settled)
-        return await known if status is None else status
+        known = _Known(asyncio.get_running_loop().create_future())
+        status = self.put_status(end, known)
+        return await known.future if status is None else status
 
     def await_ack(self) -> None:
         """For a lone send: settles it if its slave is near enough to ack within some 50 µs.
@@ -181,7 +196,7 @@ class Durability:
         Such are past their deadline at two calls in a row.  One does not tell: a process that stood still
         comes here before the services' threads have had their turn.
         """
-        forgotten = [wait for wait in self._overdue if wait.settled is not None]
+        forgotten = [wait for wait in self._overdue if wait in self._waits]
         if forgotten:
             logger.error("waits long past their deadline count=%d; answering without proof", len(forgotten))
             self._abandon(forgotten)
@@ -233,9 +248,6 @@ class Durability:
             self._settle(wait)
 
     def _settle(self, wait: Wait) -> None:
-        settled = wait.settled
-        if settled is None:
-            return  # abandoned before its proof came
-        wait.settled = None
-        del self._waits[wait]
-        settled(wait.status)
+        if wait in self._waits:  # else it was abandoned before its proof came
+            del self._waits[wait]
+            wait.settled(wait.status)

@@ -29,7 +29,8 @@ from commitlog.log.log import Appended, BatchAppended, wall_clock_ms
 from haservice.broker.delay.redirect import Redirected
 from haservice.broker.metadata.topics import HALF_TOPIC
 from haservice.broker.send.admission import Admission
-from haservice.broker.send.durability import Durability, PutStatus
+from haservice.broker.send.durability import Durability, PutStatus, Wait
+from haservice.broker.send.fast_sends import Answers as RunAnswers
 from haservice.broker.send.fast_sends import FastSends, Outcome
 from haservice.broker.stats.counters import Stats
 from haservice.errors import RequestError
@@ -273,15 +274,9 @@ class SendProcessor:
     def _answer_run(self, outcome: Outcome) -> None:
         """Answers at once what waits for no proof, and the others when theirs is there."""
         answers = outcome.answers
-
-        def settled(status: PutStatus) -> None:
-            self.pending -= answers.waiting
-            for connection, encoded in answers.render(status, False, True):
-                connection.send_encoded(encoded)
-
         status: PutStatus | None = PutStatus.PUT_OK
         if answers.waiting:
-            status = self._durability.put_status(answers.waiting_end, settled)
+            status = self._durability.put_status(answers.waiting_end, _RunWait(self, answers))
         if status is None:
             self.pending += answers.waiting
         if answers.prompt or status is not None:
@@ -386,14 +381,7 @@ class SendProcessor:
     def _seek_proofs(self, stored: _Stored, sends: Sequence[tuple[Connection, RemotingCommand]]) -> None:
         """One wait for all that were stored and want one: up to the end of the last of them."""
         waiting = [(sends[index][0], answer) for index, answer in stored.waiting]
-
-        def settled(status: PutStatus) -> None:
-            self.pending -= len(waiting)
-            for connection, answer in waiting:
-                answer.code = status
-                connection.send(answer)
-
-        status = self._durability.put_status(stored.end, settled)
+        status = self._durability.put_status(stored.end, _AnswersWait(self, waiting))
         if status is None:
             self.pending += len(waiting)
             return
@@ -404,6 +392,42 @@ class SendProcessor:
 
 def _asked_queue_id(message: Message) -> int:
     return message.asked_queue_id if isinstance(message, Redirected) else message.queue_id
+
+
+class _RunWait(Wait):
+    """What went the short way, and its answers."""
+
+    __slots__ = ("answers", "sends")
+
+    def __init__(self, sends: SendProcessor, answers: RunAnswers) -> None:
+        super().__init__()
+        self.sends = sends
+        self.answers: RunAnswers | None = answers
+
+    def settled(self, status: PutStatus) -> None:
+        answers, self.answers = self.answers, None
+        assert answers is not None
+        self.sends.pending -= answers.waiting
+        for connection, encoded in answers.render(status, False, True):
+            connection.send_encoded(encoded)
+
+
+class _AnswersWait(Wait):
+    """What went the long way: answers, and to whom."""
+
+    __slots__ = ("answers", "sends")
+
+    def __init__(self, sends: SendProcessor, answers: list[tuple[Connection, RemotingCommand]]) -> None:
+        super().__init__()
+        self.sends = sends
+        self.answers = answers
+
+    def settled(self, status: PutStatus) -> None:
+        answers, self.answers = self.answers, []
+        self.sends.pending -= len(answers)
+        for connection, answer in answers:
+            answer.code = status
+            connection.send(answer)
 
 
 class _Stored:

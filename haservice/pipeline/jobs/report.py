@@ -2,22 +2,23 @@
 
     exit code    0 nothing to find fault with | 1 findings        (2 usage, 3 could not run: the command's)
 
-The page is one HTML file without JavaScript that loads nothing: plots are SVG inside it, drawn by
-matplotlib.  Where matplotlib is missing the page has its tables and says so.
+The page, report.html.jinja beside this, is one HTML file without JavaScript that loads nothing: plots are SVG
+inside it, drawn by matplotlib.  Where matplotlib is missing the page has its tables and says so.
 """
 
 from __future__ import annotations
 
-import html
+import functools
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from matplotlib.figure import Figure
 
 try:
@@ -34,29 +35,6 @@ TEXT_NAMED_MAX = 10
 
 GOOD, BAD, QUIET, MARK = "#2c7a4b", "#b3261e", "#b9bec6", "#33588c"
 PALETTE = (MARK, "#c77d1e", "#5b8c5a", "#8c5a86", "#4a9aa5", "#7a6a4f")
-
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; max-width: 68rem; margin: 0 auto;
-  padding: 2.2rem 1.4rem 4rem; color: #1d2126; background: #fff; }
-h1 { font-size: 1.55rem; margin: 0 0 .2rem; } h2 { font-size: 1.12rem; margin: 2.4rem 0 .5rem; }
-p { margin: .5rem 0; max-width: 52rem; } p.made { color: #656c76; font-size: .87rem; margin: 0 0 1.2rem; }
-.verdict { display: flex; gap: .8rem; align-items: baseline; padding: .8rem 1.1rem; border-radius: 8px;
-  font-size: 1.08rem; font-weight: 600; border: 1px solid; }
-.verdict.good { color: #1b6b2f; background: #eef7f0; border-color: #c4e2cb; }
-.verdict.bad { color: #97201a; background: #fdf0ef; border-color: #f1c9c5; }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(12.5rem, 1fr)); gap: .7rem;
-  margin: 1.2rem 0; }
-dl div { border: 1px solid #e4e7eb; border-radius: 8px; padding: .55rem .85rem; }
-dt { color: #656c76; font-size: .8rem; } dd { margin: 0; font-size: 1.05rem; font-weight: 600;
-  font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; margin: .5rem 0; font-size: .9rem; }
-th { text-align: left; font-weight: 600; color: #4a515b; border-bottom: 2px solid #d7dbe0; }
-td { border-bottom: 1px solid #eceef1; } td, th { padding: .32rem .9rem .32rem 0; vertical-align: top; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; } td.bad { color: #97201a; font-weight: 600; }
-code { font: .88em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
-svg { max-width: 100%; height: auto; } .cut { color: #656c76; font-size: .85rem; }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,25 +103,12 @@ class Report:
 
     def as_html(self) -> str:
         """The page."""
-        made = datetime.fromtimestamp(self.made_ms / 1000, UTC)
-        title = html.escape(self.title)
-        parts = [
-            f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{title}</title>",
-            f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
-            f"<p class=made>mqpipeline {html.escape(self.job)} · {made:%Y-%m-%d %H:%M:%S} UTC</p>",
-            f'<div class="verdict {"bad" if self.findings else "good"}"><span>{"✗" if self.findings else "✓"}'
-            f"</span><span>{html.escape(self.verdict)}</span></div>",
-        ]
-        if self.figures:
-            cells = [
-                f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(_words(value))}</dd></div>"
-                for name, value in self.figures.items()
-            ]
-            parts.append(f"<dl>{''.join(cells)}</dl>")
-        for section in self.sections:
-            parts += _section_html(section)
-        parts.append("</body></html>\n")
-        return "\n".join(parts)
+        return _template().render(
+            report=self,
+            made=datetime.fromtimestamp(self.made_ms / 1000, UTC),
+            rows_max=PAGE_ROWS_MAX,
+            pictures=_figure is not None,
+        )
 
     def write(self, directory: Path) -> tuple[Path, Path]:
         """Writes report.json and report.html into `directory`, which is made; where they lie."""
@@ -154,36 +119,20 @@ class Report:
         return data, page
 
 
-def _section_html(section: Section) -> Iterator[str]:
-    yield f"<h2>{html.escape(section.heading)}</h2>"
-    for paragraph in section.text.split("\n\n") if section.text else ():
-        yield f"<p>{html.escape(paragraph)}</p>"
-    if section.table is not None:
-        yield _table_html(section.table)
-    yield from (plot for plot in section.plots if plot)
-    if _figure is None and section.plots:
-        yield '<p class="cut">No pictures: matplotlib is not installed (pip install matplotlib).</p>'
+@functools.cache
+def _template() -> Template:
+    # A worker of Spark imports this module too, and makes no pages.
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
 
-
-def _table_html(table: Table) -> str:
-    judged = [column in table.judged for column in table.columns]
-    heads = "".join(f"<th>{html.escape(str(column))}</th>" for column in table.columns)
-    rows = [
-        "<tr>" + "".join(_cell(value, bad) for value, bad in zip(row, judged, strict=True)) + "</tr>"
-        for row in table.rows[:PAGE_ROWS_MAX]
-    ]
-    more = len(table.rows) - PAGE_ROWS_MAX
-    note = f'<p class="cut">… and {more:,} more; report.json has them.</p>' if more > 0 else ""
-    return f'<div class="wide"><table><tr>{heads}</tr>{"".join(rows)}</table></div>{note}'
-
-
-def _cell(value: Any, judged: bool) -> str:
-    kinds = []
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        kinds.append("n")
-    if judged and value not in (None, "", 0):
-        kinds.append("bad")
-    return f'<td class="{" ".join(kinds)}">{html.escape(_words(value))}</td>'
+    pages = Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters["words"] = _words
+    return pages.get_template("report.html.jinja")
 
 
 def _words(value: Any) -> str:

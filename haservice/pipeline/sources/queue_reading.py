@@ -9,14 +9,22 @@ next one that has the queue is asked.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_exponential,
+    wait_random_exponential,
+)
 
 from haservice.admin.calls import TOOLS_GROUP, Admin, Pulled
 from haservice.admin.commands.messages.reading import PULL_COUNT, wanted_tags
@@ -152,20 +160,22 @@ class Pulls:
 
         Raises NotReadable when they may not for long, RemotingError when nobody answers for long.
         """
-        deadline = time.monotonic() + PATIENCE_S
-        wait_s = AGAIN_S
-        while True:
-            pulled = self._ask(offset, min(PULL_COUNT, end - offset))
-            if pulled.next_offset != offset:
-                return pulled
-            if time.monotonic() >= deadline:
-                raise NotReadable(
-                    f"{self.part} gives nobody the message at {offset} within {PATIENCE_S:g} s, though it "
-                    f"holds messages up to {pulled.max_offset}: no slave has it yet (mqadmin haStatus), or "
-                    "the slave that is read is behind (readFrom=master)"
-                )
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, AGAIN_MAX_S)
+        retrying = Retrying(
+            retry=retry_if_result(lambda pulled: pulled.next_offset == offset),
+            stop=stop_after_delay(PATIENCE_S),
+            wait=wait_exponential(AGAIN_S, AGAIN_MAX_S),
+            retry_error_callback=self._not_readable,
+        )
+        return retrying(self._ask, offset, min(PULL_COUNT, end - offset))
+
+    def _not_readable(self, state: RetryCallState) -> NoReturn:
+        assert state.outcome is not None
+        pulled: Pulled = state.outcome.result()
+        raise NotReadable(
+            f"{self.part} gives nobody the message at {pulled.next_offset} within {PATIENCE_S:g} s, though it "
+            f"holds messages up to {pulled.max_offset}: no slave has it yet (mqadmin haStatus), or "
+            "the slave that is read is behind (readFrom=master)"
+        )
 
     def _ask(self, offset: int, count: int) -> Pulled:
         retrying = Retrying(

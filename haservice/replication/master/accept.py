@@ -95,8 +95,10 @@ class AcceptSocketService:
         housekeeping_s: float = 20.0,
         identify: Identify = address_of,
     ) -> None:
-        """Opens the ports.  `housekeeping_s` is how long a slave that has spoken may take, all in all, to the
-        report from which bytes flow.  Raises OSError naming the port that is taken."""
+        """`housekeeping_s` is how long a slave that has spoken may take, all in all, to the report from which bytes
+        flow."""
+        self._host = host
+        self._doors = doors
         self._connect = connect
         self._refused = refused
         self._allowed = [ipaddress.ip_network(network, strict=False) for network in allowed]
@@ -109,18 +111,23 @@ class AcceptSocketService:
         self._throttle = LogThrottle(TELL_S)
         self._scarce = Backoff(SCARCE_PAUSE_S, SCARCE_PAUSE_S_MAX)
         self._listeners: list[tuple[socket.socket, Door]] = []
-        try:
-            for door in doors:
-                self._listeners.append((_listen(host, door), door))
-        except OSError:
-            self._close_listeners()
-            raise
+        self.ports: tuple[int, ...] = tuple(door.port for door in doors)
+        """Those that are open, or would be."""
         self._wakeup = Wakeup()
         # One descriptor to wait on for all of them.
         self._any = select.epoll()
+
+    def open(self) -> None:
+        """Opens the ports.  Raises OSError naming the one that is taken."""
+        try:
+            for door in self._doors:
+                self._listeners.append((_listen(self._host, door), door))
+        except OSError:
+            self._close_listeners()
+            raise
         for listener, _ in self._listeners:
             self._any.register(listener, select.EPOLLIN)
-        self.ports: tuple[int, ...] = tuple(one.getsockname()[1] for one, _ in self._listeners)
+        self.ports = tuple(one.getsockname()[1] for one, _ in self._listeners)
 
     @property
     def port(self) -> int:
@@ -146,7 +153,7 @@ class AcceptSocketService:
         self._wakeup.set()
 
     def close(self, deadline: Deadline) -> bool:
-        """Ends all connections and waits for them; call it when run() has ended."""
+        """Ends all connections and waits for them; call it when run() has ended.  May be called twice."""
         self._close_listeners()
         self._any.close()
         connections = self.connections

@@ -27,15 +27,6 @@ RECONNECT_S = 0.2
 EXPECTED_MAX = 16
 
 
-class _Wait(Generic[T]):
-    __slots__ = ("deadline_s", "end", "waiter")
-
-    def __init__(self, end: int, deadline_s: float, waiter: T) -> None:
-        self.end = end
-        self.deadline_s = deadline_s
-        self.waiter = waiter
-
-
 class _Expected(NamedTuple):
     """A slave that was cut off: what it had reported, and when it is given up."""
 
@@ -60,7 +51,7 @@ class GroupTransferService(Generic[T]):
         self.lock = threading.Lock()
         self._on_acked = on_acked
         self._on_mark = on_mark
-        self._waiters: OffsetWaiters[_Wait[T]] = OffsetWaiters()
+        self._waiters: OffsetWaiters[T] = OffsetWaiters()
         self._changed = threading.Condition(self.lock)
         self._wakes_at = float("inf")  # when the thread looks again by itself
         self._stopping = False
@@ -78,7 +69,7 @@ class GroupTransferService(Generic[T]):
             if end <= self.table.proven and self.table.is_proven(end):
                 return True
             if not self._stopping:
-                self._waiters.add(end, deadline_s, _Wait(end, deadline_s, waiter))
+                self._waiters.add(end, deadline_s, waiter)
                 if deadline_s < self._wakes_at:
                     self._changed.notify()
                 return False
@@ -144,11 +135,9 @@ class GroupTransferService(Generic[T]):
     def _resolve(self, advance: Advance, done: list[T]) -> None:
         assert self.lock.locked()
         unproven, proven = advance
-        for wait in self._waiters.advance(proven):
-            if wait.end > unproven or self.table.is_proven(wait.end):
-                done.append(wait.waiter)
-            else:  # this slave was never sent it; others may still say that they have it
-                self._waiters.add(wait.end, wait.deadline_s, wait)
+        is_proven = self.table.is_proven
+        # What this slave was never sent waits on: others may still say that they have it.
+        done += self._waiters.advance(proven, lambda end: end > unproven or is_proven(end))
 
     # -- the thread: deadlines ----------------------------------------------------------------------
 
@@ -159,7 +148,7 @@ class GroupTransferService(Generic[T]):
                 self._on_acked(expired, False)
         with self.lock:
             self._stopping = True
-            left = [wait.waiter for wait in self._waiters.drain()]
+            left = self._waiters.drain()
         if left:
             self._on_acked(left, False)
 
@@ -176,4 +165,4 @@ class GroupTransferService(Generic[T]):
                 self._wakes_at = float("inf") if deadline_s is None else deadline_s
                 self._changed.wait(None if deadline_s is None else deadline_s - now_s)
                 self._wakes_at = 0.0
-            return [wait.waiter for wait in self._waiters.expire(time.monotonic())]
+            return self._waiters.expire(time.monotonic())

@@ -1,6 +1,4 @@
-"""What is written down while a log is followed, in the thread `ha-recorder`.
-
-A master's ReplicaRecorder: which replicas follow it, and how far.
+"""ReplicaRecorder: a master writes down which replicas follow it, and how far, in its thread `ha-recorder`.
 
     greeted, and new or newly in sync     at once, before the slave is told that it may go on
     becomes in sync                       within a second
@@ -9,9 +7,6 @@ A master's ReplicaRecorder: which replicas follow it, and how far.
 
 A master that comes back with its tail lost waits for the replicas that were in sync, so none may be missing;
 one too many costs a question.  Nothing is written by a thread that acks wait for.
-
-A slave's MasterRecorder: up to where it has heard that its master's log goes, every 10 s while that moves,
-and when it ends.  Who is to be the master after a death is chosen by it, also after a restart of the slave.
 """
 
 from __future__ import annotations
@@ -23,7 +18,6 @@ from dataclasses import replace
 
 from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.file import LineageFile, Replica
-from haservice.replication.status import MasterHeard
 
 logger = logging.getLogger(__name__)
 
@@ -104,36 +98,6 @@ class ReplicaRecorder:
     def _tell(self, error: OSError) -> None:
         if self._throttle.ready():
             logger.error("replicas not written down, new ones are refused reason=%s", error)
-
-
-class MasterRecorder:
-    """The task of ha-recorder on a slave.  `heard` gives what its link knows of the master's log."""
-
-    def __init__(self, lineage: LineageFile, heard: Callable[[], MasterHeard]) -> None:
-        self._lineage = lineage
-        self._heard = heard
-        self._woken = threading.Event()
-        self._throttle = LogThrottle()
-
-    def run(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            self._woken.wait(WRITE_MS / 1000)
-            self._record(at_end=stop.is_set())
-
-    def wake(self) -> None:
-        self._woken.set()
-
-    def _record(self, *, at_end: bool) -> None:
-        lineage = self._lineage.state.lineage  # before what was heard in it: a newer one is not meant
-        heard, state = self._heard(), self._lineage.state
-        age_ms = heard.at_ms - state.master_heard_ms
-        if heard.end < 0 or (heard.end == state.master_end and age_ms < (1 if at_end else STILL_MS)):
-            return
-        try:
-            self._lineage.heard_master(lineage, heard.end, heard.at_ms)
-        except OSError as error:
-            if self._throttle.ready():
-                logger.error("the master's end is not written down reason=%s", error)
 
 
 def _is_due(known: Replica | None, now: Replica) -> bool:

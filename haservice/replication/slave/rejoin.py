@@ -75,14 +75,14 @@ class Rejoin:
         flushes: bool = False,
     ) -> None:
         self._facts = facts
-        self._lineage = lineage
+        self.lineage = lineage
         self._log = log
         self._store = store
         self._flushes = flushes
 
     def objection(self, master: MasterHello | None) -> str:
         """Why this master, None: a stock one, may not be followed: for what was promised; "" if it may."""
-        pledge = self._lineage.state.pledge
+        pledge = self.lineage.state.pledge
         if pledge is None:
             return ""
         last = master.lineage.last if master is not None else None
@@ -95,7 +95,7 @@ class Rejoin:
 
     def greeting(self) -> SlaveGreeting:
         """For a new connection."""
-        state = self._lineage.state
+        state = self.lineage.state
         return SlaveGreeting(self._facts, state.replica_id, self._log, state.lineage, flushes=self._flushes)
 
     def carry_out(self, greeting: SlaveGreeting) -> None:
@@ -114,7 +114,7 @@ class Rejoin:
         elif plan.step is Step.FROM_START and span_of(self._log) != LogSpan(plan.position, plan.position):
             self._restart(plan)
         assert self._log.end == plan.position, (self._log.end, plan)
-        self._lineage.followed(
+        self.lineage.followed(
             master.lineage,
             master_role=master.role,
             master_end=master.log.end,
@@ -129,8 +129,8 @@ class Rejoin:
         What it then gets counts to the last epoch it has, as nobody knows better; that two logs agree in such
         an epoch, the digest of the next greeting has to tell.  Raises OSError.
         """
-        lineage = self._lineage.state.lineage
-        self._lineage.update(
+        lineage = self.lineage.state.lineage
+        self.lineage.update(
             lineage=Lineage() if span_of(self._log).is_empty else lineage.up_to(self._log.end),
             master_end=-1,
             master_heard_ms=0,
@@ -140,7 +140,7 @@ class Rejoin:
         held = span_of(self._log)
         keep = None
         if plan.lost_bytes:
-            keep = self._lineage.root / "cut" / f"parted-{wall_clock_ms()}"
+            keep = self.lineage.root / "cut" / f"parted-{wall_clock_ms()}"
         self._store_for(plan).restart_at(plan.position, keep)
         if not held.is_empty:
             logger.warning(

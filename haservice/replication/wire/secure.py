@@ -121,7 +121,7 @@ class HACertificates:
 
 
 class SecureDoors:
-    """Which HA doors a broker has, and how its slave side goes out; ready-made for HAService."""
+    """Which HA doors a broker has, and how its slave side goes out; ready-made for either HA service."""
 
     def __init__(
         self, config: ReplicationConfig, certificates: HACertificates | None = None, guarded: bool = False

@@ -1,0 +1,191 @@
+"""Greeter: a master's part in the greetings of all its slaves, and what follows from them.
+
+    a slave calls       nobody else may be at work under its replica id; it is given the list of replicas, with
+                        itself on it
+    it was answered     it is written down, or said why the logs do not go together; the roles hear of both
+    it has joined       it has the list: those that the list adds may count
+    it is gone          written down, as far as it got
+
+Any thread may call it: mostly those of the connections.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from haservice.log_throttle import LogThrottle
+from haservice.replication.lineage.file import LineageFile, Replica
+from haservice.replication.lineage.member_list import MemberList
+from haservice.replication.lineage.membership import Members
+from haservice.replication.master.connection import HAConnection
+from haservice.replication.master.in_sync import InSync, Log
+from haservice.replication.master.recorder import ReplicaRecorder
+from haservice.replication.wire.greeting import Answer, Facts, MasterGreeting, Outcome
+from haservice.replication.wire.hello import SlaveHello
+from haservice.replication.wire.protocol import MasterState
+from haservice.replication.wire.secure import SecureDoors
+from haservice.replication.wire.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+# A greeting that ends the same way is told again after so long.
+REFUSED_AGAIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Greets:
+    """What it takes to greet slaves of ours.
+
+    `on_ahead(hello)` is told of a slave that holds what this master lost, up to hello.position, and
+    `on_heard(hello, outcome)` of every greeting; both by the slave's thread, before the slave is answered.
+    """
+
+    lineage: LineageFile
+    facts: Facts
+    on_ahead: Callable[[SlaveHello], None] = lambda _: None
+    on_heard: Callable[[SlaveHello, Outcome], None] = lambda _, __: None
+
+
+class Greeter:
+    """`connections` gives those that are there now, oldest first."""
+
+    def __init__(
+        self,
+        greets: Greets,
+        role: str,
+        log: Log,
+        listed: MemberList,
+        in_sync: InSync,
+        connections: Callable[[], Sequence[HAConnection]],
+        doors: SecureDoors | None,
+    ) -> None:
+        self._greets = greets
+        self._role = role
+        self._log = log
+        self._list = listed
+        self._in_sync = in_sync
+        self._connections = connections
+        self._doors = doors
+        self._refusals = LogThrottle(REFUSED_AGAIN_S)
+        self.recorder = ReplicaRecorder(greets.lineage, self._replicas)
+        """The task of ha-recorder."""
+
+    # -- one slave ----------------------------------------------------------------------------------
+
+    def greeting(self, transport: Transport, peer: str) -> MasterGreeting:
+        """For a new connection."""
+        lineage = self._greets.lineage
+        return MasterGreeting(
+            self._greets.facts,
+            lineage.state.replica_id,
+            self._role,
+            self._log,
+            lambda: lineage.state.lineage,
+            objection=lambda slave: self._why_taken(slave, peer),
+            members=lambda slave: self._list_with(self._believed(transport.secured, slave)),
+        )
+
+    def greeted(self, connection: HAConnection, answer: Answer) -> None:
+        """Before the slave is answered."""
+        slave = self._believed(connection.secured, answer.slave)
+        if answer.outcome is Outcome.ACCEPTED:
+            heard_ms = self._in_sync.heard_ms(connection)
+            self.recorder.greeted(slave.replica_id, self._replica(slave, slave.position, heard_ms))
+            for outcome in Outcome:
+                self._refusals.ended((slave.replica_id, outcome))
+        elif self._refusals.ready((slave.replica_id, answer.outcome)):
+            # A master that lost its end in a power cut takes it back by itself.
+            logger.log(
+                logging.WARNING if answer.outcome is Outcome.AHEAD else logging.ERROR,
+                "a slave's log and ours do not go together peer=%s broker=%s outcome=%s reason=%s",
+                connection.peer,
+                slave.broker_addr,
+                answer.outcome.name,
+                answer.verdict.reason,
+            )
+        if answer.outcome is Outcome.AHEAD:
+            self._greets.on_ahead(slave)
+        self._greets.on_heard(slave, answer.outcome)
+
+    def joined(self, connection: HAConnection) -> None:
+        """It has written down the list that it was given."""
+        if connection.slave is not None:
+            self._list.known_to(connection.slave.replica_id, connection.listed.version)
+            self._call_back()
+
+    def left(self, connection: HAConnection) -> None:
+        """Its connection has ended."""
+        if connection.slave is not None:
+            reported = connection.progress.reported
+            offset = reported if reported >= 0 else connection.slave.position
+            self.recorder.left(connection.slave.replica_id, offset, self._in_sync.heard_ms(connection))
+
+    # -- the list of replicas -----------------------------------------------------------------------
+
+    def take_list(self) -> None:
+        """Another list of replicas is in the file; an epoch began, or one was forgotten."""
+        self._list.take(
+            (one.slave.replica_id, one.listed.version)
+            for one in self._connections()
+            if one.slave is not None and one.progress.state is MasterState.TRANSFER
+        )
+        self._call_back()
+
+    def _list_with(self, slave: SlaveHello) -> Members:
+        """The list of replicas that the slave is given."""
+        listed = self._list.with_slave(slave)
+        self._call_back()
+        return listed
+
+    def _call_back(self) -> None:
+        """Slaves that have to be given the present list dial again within a moment."""
+        for one in self._connections():
+            if one.slave is not None and self._list.has_to_hear(one.slave.replica_id, one.listed.version):
+                one.shut_down()
+
+    # -- who it is ----------------------------------------------------------------------------------
+
+    def _believed(self, secured: bool, slave: SlaveHello) -> SlaveHello:
+        """What is acted upon: the address that a stranger names is not one to go to, or to write down."""
+        if self._doors is None or self._doors.believes(secured):
+            return slave
+        return replace(slave, broker_addr="")
+
+    def _why_taken(self, slave: SlaveHello, peer: str) -> str:
+        """A replica id is no secret: at work from one address, it is nobody else's at another."""
+        host = peer.rpartition(":")[0]
+        for other in self._connections():
+            taken = other.slave is not None and other.slave.replica_id == slave.replica_id
+            if (
+                taken
+                and other.progress.state is MasterState.TRANSFER
+                and other.peer.rpartition(":")[0] != host
+            ):
+                return f"replica {slave.replica_id} is connected from {other.peer}"
+        return ""
+
+    def _replica(self, slave: SlaveHello, offset: int, heard_ms: int) -> Replica:
+        return Replica(slave.broker_addr, offset, heard_ms, self._in_sync.near(offset))
+
+    def _replicas(self) -> dict[str, Replica]:
+        """Of ours, which follow now."""
+        now_s, end = time.monotonic(), self._log.end
+        replicas = {}
+        for connection in self._connections():
+            slave, progress = connection.slave, connection.progress
+            if slave is None:
+                continue
+            slave, heard_ms = (
+                self._believed(connection.secured, slave),
+                self._in_sync.heard_ms(connection),
+            )
+            if progress.state is MasterState.TRANSFER:
+                lack = self._in_sync.lack(connection, end, now_s)
+                one = replace(self._replica(slave, progress.reported, heard_ms), in_sync=not lack)
+            else:
+                one = self._replica(slave, slave.position, heard_ms)
+            replicas[slave.replica_id] = one
+        return replicas

@@ -1,0 +1,122 @@
+"""InSync: which slaves of a master are in sync and why the others are not, how far each lags, and what is told of it.
+
+Any thread may ask.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from commitlog.errors import CommitLogError
+from commitlog.kernel.layout import STORED_BYTES
+from commitlog.kernel.records import stored_at
+from haservice.configuration.settings import ReplicationConfig
+from haservice.replication.lineage.member_list import MemberList
+from haservice.replication.master.connection import HAConnection
+from haservice.replication.master.outgoing import SourceLog
+from haservice.replication.master.progress import AckTable
+from haservice.replication.pace import Growth
+from haservice.replication.status import SlaveStatus
+from haservice.replication.wire.greeting import GreetedLog
+from haservice.replication.wire.protocol import MasterState
+
+
+class Log(SourceLog, GreetedLog, Protocol):
+    """The log as a master uses it."""
+
+    flushed: int
+
+
+class InSync:
+    """`listed` is the list of replicas, if there is one; before a slave knows it, it may not count yet."""
+
+    def __init__(
+        self,
+        config: ReplicationConfig,
+        log: Log,
+        table: AckTable,
+        growth: Growth,
+        listed: MemberList | None,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._table = table
+        self._growth = growth
+        self._list = listed
+        self._clock_ms = clock_ms
+        self._fallbehind_max_bytes = config.fallbehind_max_bytes
+        self._slave_timeout_ms = config.slave_timeout_ms
+
+    def lack(self, connection: HAConnection, end: int, now_s: float) -> str:
+        """Why the slave is not in sync; empty when it is."""
+        progress = connection.progress
+        if progress.state is not MasterState.TRANSFER:
+            return "has not reported yet"
+        lag_bytes = end - progress.reported
+        if lag_bytes >= self._fallbehind_max_bytes:
+            return f"{lag_bytes} bytes behind, haSlaveFallbehindMax is {self._fallbehind_max_bytes}"
+        if not self._table.counts(progress):
+            return f"does not count yet: {self._waited_for()}"
+        behind_s = self._lag_s(progress.reported, end, now_s)
+        if behind_s * 1000 > self._slave_timeout_ms:
+            return f"{behind_s:.1f} s behind, slaveTimeout is {self._slave_timeout_ms} ms"
+        return ""
+
+    def near(self, offset: int) -> bool:
+        """Whether who holds the log up to there would be in sync, by bytes."""
+        return self._log.end - offset < self._fallbehind_max_bytes
+
+    def heard_ms(self, connection: HAConnection) -> int:
+        return self._clock_ms() - int((time.monotonic() - connection.heard_s) * 1000)
+
+    def status(self, connections: Iterable[HAConnection], end: int) -> tuple[int, tuple[SlaveStatus, ...]]:
+        """How many slaves are in sync, however many connections one holds; and what is told of each."""
+        now_s = time.monotonic()
+        lacks = {connection: self.lack(connection, end, now_s) for connection in connections}
+        in_sync = {one.progress.identity for one, lack in lacks.items() if not lack}
+        return len(in_sync), tuple(self._slave(one, end, now_s, lack) for one, lack in lacks.items())
+
+    def _slave(self, connection: HAConnection, end: int, now_s: float, lack: str) -> SlaveStatus:
+        progress = connection.progress
+        known = progress.state is MasterState.TRANSFER
+        return SlaveStatus(
+            addr=connection.peer,
+            state=progress.state.value,
+            position=progress.sent if known else -1,
+            ack=progress.reported,
+            proven=progress.acked if progress.acked is not None else -1,
+            sent_from=progress.sent_from if known else -1,
+            lag_bytes=max(0, end - max(progress.reported, 0)),
+            lag_seconds=self._lag_s(progress.reported, end, now_s) if known else 0.0,
+            bytes_per_second=connection.rate.rate(now_s),
+            in_sync=not lack,
+            reason=lack,
+            replica_id=connection.slave.replica_id if connection.slave is not None else "",
+            broker_addr=connection.slave.broker_addr if connection.slave is not None else "",
+            heard_ms=self.heard_ms(connection),
+        )
+
+    def _lag_s(self, position: int, end: int, now_s: float) -> float:
+        """Since when the slave lacks something: as it was watched, else by the record that it lacks first."""
+        if position < end and not self._growth.covers(position):
+            stored_ms = _stored_ms(self._log, max(position, self._log.start))
+            if stored_ms is not None:
+                return max(0.0, (self._clock_ms() - stored_ms) / 1000)
+        return self._growth.behind_s(position, end, now_s)
+
+    def _waited_for(self) -> str:
+        """Who has to know the present list of replicas before those that it adds count."""
+        if self._list is None or not self._list.missing:
+            return "the list of replicas is just being written"
+        named = ", ".join(map(self._list.name_of, self._list.missing))
+        return f"{named} may have acknowledged messages and does not know this slave: start {named}, or forget it"
+
+
+def _stored_ms(log: Log, position: int) -> int | None:
+    """When the record at `position` was stored, by the wall clock; None if none begins there."""
+    try:
+        return stored_at(log.read(position, STORED_BYTES), position)
+    except CommitLogError:
+        return None

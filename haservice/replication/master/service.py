@@ -1,0 +1,230 @@
+"""MasterHAService: replication of a master.
+
+    ha-accept             → ha-read, ha-write for each slave
+    ha-group-transfer     deadlines of a SYNC_MASTER's waits
+    ha-recorder           writes down who follows; only with a lineage file
+
+Without a lineage file it greets nobody, and all is as between stock brokers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+from commitlog.log.log import wall_clock_ms
+from haservice.configuration.settings import BrokerRole, ReadMark, ReplicationConfig
+from haservice.deadline import Deadline
+from haservice.replication.lineage.member_list import MemberList
+from haservice.replication.master.absent import AbsentSlaves
+from haservice.replication.master.accept import AcceptSocketService, doors_of
+from haservice.replication.master.connection import HAConnection
+from haservice.replication.master.greeter import Greeter, Greets
+from haservice.replication.master.group_transfer import GroupTransferService
+from haservice.replication.master.in_sync import InSync, Log
+from haservice.replication.master.incoming import Loop
+from haservice.replication.master.progress import AckTable, slaves_needed
+from haservice.replication.master.read_mark import HighWaterMark
+from haservice.replication.pace import Growth
+from haservice.replication.service import HAThreads
+from haservice.replication.status import HAStatus
+from haservice.replication.wire.protocol import MasterState
+from haservice.replication.wire.secure import SecureDoors
+from haservice.replication.wire.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Nobody waits for an ASYNC_MASTER's acks: what comes within this time after something was sent goes to a level
+# slave together, instead of a wake-up of four threads on two machines for each message.
+ASYNC_LINGER_S = 0.005
+
+
+class MasterHAService(Generic[T]):
+    """`on_acked(waiters, ok)` gets the waits of submit() back, in batches; `on_mark()` is called whenever a slave's
+    report may have moved readable_end().
+
+    `flushes`, with SYNC_FLUSH: consumers are shown flushed bytes only.  With `greets`, slaves of ours are greeted.
+    `doors` says which ports there are beside the plain one.  `loop` is where a SYNC_MASTER's sends are answered:
+    acks are read there, and on_acked is called there, too.  `on_failure(thread, error)` is told of a thread that
+    died.
+    """
+
+    def __init__(
+        self,
+        config: ReplicationConfig,
+        log: Log,
+        *,
+        role: BrokerRole,
+        bind_address: str,
+        on_acked: Callable[[list[T], bool], None],
+        on_mark: Callable[[], None] = lambda: None,
+        flushes: bool = False,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        greets: Greets | None = None,
+        doors: SecureDoors | None = None,
+        loop: Loop | None = None,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._role = role
+        self._bind_address = bind_address
+        self._loop = loop
+        self._table = AckTable(log.segment_bytes, log.end, slaves_needed(config.in_sync_replicas))
+        self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked, on_mark)
+        self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes)
+        self._shows_flushed = flushes and config.read_mark is not ReadMark.OFF
+        self._growth = Growth()
+        self._fallbehind_max_bytes = config.fallbehind_max_bytes
+        self._absent = AbsentSlaves(clock_ms)
+        self._accept = self._acceptor(doors)
+        self._lineage = greets.lineage if greets is not None else None
+        listed = MemberList(greets.lineage, self._group, lambda: log.end) if greets is not None else None
+        self._in_sync = InSync(config, log, self._table, self._growth, listed, clock_ms)
+        self._greeter: Greeter | None = None
+        if greets is not None and listed is not None:
+            self._greeter = Greeter(
+                greets, role.value, log, listed, self._in_sync, lambda: self._accept.connections, doors
+            )
+        self._threads, self._accepting = HAThreads(on_failure), HAThreads(on_failure)
+
+    def _acceptor(self, doors: SecureDoors | None) -> AcceptSocketService:
+        config = self._config
+        housekeeping_s, heartbeat_s = (
+            config.housekeeping_interval_ms / 1000,
+            config.heartbeat_interval_ms / 1000,
+        )
+        return AcceptSocketService(
+            self._bind_address,
+            doors_of(config.listen_port, heartbeat_s, housekeeping_s, doors),
+            connect=self._connection,
+            refused=self._absent.note,
+            allowed=config.allowed_slaves,
+            max_connections=config.max_connections,
+            max_per_address=config.max_connections_per_address,
+            housekeeping_s=housekeeping_s,
+        )
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Raises OSError naming the address if the HA port is taken."""
+        self._accept.open()
+        if self._greeter is not None:
+            self._greeter.take_list()
+            self._threads.run("ha-recorder", self._greeter.recorder)
+        self._threads.run("ha-group-transfer", self._group)
+        self._accepting.run("ha-accept", self._accept)
+        logger.info("ha port open addr=%s:%d role=%s", self._bind_address, self.port, self._role.value)
+
+    def stop(self, deadline: Deadline) -> bool:
+        """Ends every thread: the door first, then the connections, then what counts their acks and writes them down.
+
+        Waits that are left fail.  May be called twice.  False if something is left.
+        """
+        ended = self._accepting.stop(deadline)
+        ended &= self._accept.close(deadline)
+        return self._threads.stop(deadline) and ended
+
+    # -- what brokers ask ---------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        """The HA port: the one that is open, or would be."""
+        return self._accept.port
+
+    @property
+    def push2slave_max_offset(self) -> int:  # the furthest true ack of any slave in this life of the master
+        return self._table.proven
+
+    def is_slave_ok(self, end: int) -> bool:
+        """Whether a slave that has reported lags less than haSlaveFallbehindMax behind `end`.
+
+        It is connected, or was cut off less than a moment ago.
+        """
+        furthest = self._group.furthest()
+        return furthest >= 0 and end - furthest < self._fallbehind_max_bytes
+
+    def readable_end(self) -> int:
+        """What is stored, with SYNC_FLUSH what is flushed, and of it what lies below the high-water mark of a
+        SYNC_MASTER.  Of a flush the flusher tells."""
+        end = self._log.flushed if self._shows_flushed else self._log.end
+        if self._role is not BrokerRole.SYNC_MASTER:
+            return end
+        return self._mark.readable_end(self._group.furthest(), end)
+
+    def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
+        """True if a slave is known to hold `end`; else `waiter` comes back through on_acked, by `deadline_s`
+        (time.monotonic()) at the latest."""
+        return self._group.submit(end, deadline_s, waiter)
+
+    def await_ack(self) -> None:
+        """Takes an ack that comes within some 50 µs; for the loop, after a lone send was pushed to one slave."""
+        if len(links := self._accept.connections) == 1 and (incoming := links[0].incoming) is not None:
+            incoming.await_ack()
+
+    def take_list(self) -> None:
+        """Another list of replicas is in the file; an epoch began, or one was forgotten."""
+        assert self._greeter is not None, "without a lineage file there is no list"
+        self._greeter.take_list()
+
+    def regreet(self) -> None:
+        """After a new epoch began on a running master: its slaves come back, and take the epoch over."""
+        for connection in self._accept.connections:
+            if connection.called:
+                connection.shut_down()
+
+    def status(self) -> HAStatus:
+        end = self._log.end
+        last = self._lineage.state.lineage.up_to(end).last if self._lineage is not None else None
+        connections = self._accept.connections
+        back_s: dict[str, float] = {}
+        for connection in connections:
+            if connection.progress.state is MasterState.TRANSFER:
+                host = connection.peer.rpartition(":")[0]
+                back_s[host] = max(back_s.get(host, 0.0), connection.connected_s)
+        in_sync, slaves = self._in_sync.status(connections, end)
+        return HAStatus(
+            role=self._role.value,
+            log_start=self._log.start,
+            log_end=end,
+            push2slave_max_offset=self.push2slave_max_offset,
+            in_sync_slaves=in_sync,
+            waiting_sends=len(self._group),
+            slaves=slaves,
+            absent=self._absent.since(back_s),
+            epoch=last.number if last is not None else -1,
+        )
+
+    # -- connections --------------------------------------------------------------------------------
+
+    def _connection(self, transport: Transport, peer: str, identity: str) -> HAConnection:
+        greeter = self._greeter
+        connection = partial(
+            HAConnection,
+            transport,
+            peer,
+            identity,
+            config=self._config,
+            log=self._log,
+            group=self._group,
+            growth=self._growth,
+            on_closed=self._closed,
+            linger_s=0.0 if self._role is BrokerRole.SYNC_MASTER else ASYNC_LINGER_S,
+            loop=self._loop,
+        )
+        if greeter is None:
+            return connection()
+        return connection(
+            greeting=greeter.greeting(transport, peer), on_greeted=greeter.greeted, on_joined=greeter.joined
+        )
+
+    def _closed(self, connection: HAConnection, error: Exception | None) -> None:
+        self._accept.ended(connection)
+        if self._greeter is not None:
+            self._greeter.left(connection)
+        self._absent.ended(connection, error)

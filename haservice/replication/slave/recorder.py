@@ -1,0 +1,51 @@
+"""MasterRecorder: a slave writes down up to where its master's log goes, in its thread `ha-recorder`.
+
+Every 10 s while that moves, and when it ends.  Who is to be the master after a death is chosen by it, also after a
+restart of the slave.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from haservice.log_throttle import LogThrottle
+from haservice.replication.lineage.file import LineageFile
+from haservice.replication.status import MasterHeard
+
+logger = logging.getLogger(__name__)
+
+WRITE_S = 10.0
+# While only the time changes.
+STILL_MS = 60_000
+
+
+class MasterRecorder:
+    """The task of ha-recorder.  `heard` gives what its link knows of the master's log."""
+
+    def __init__(self, lineage: LineageFile, heard: Callable[[], MasterHeard]) -> None:
+        self._lineage = lineage
+        self._heard = heard
+        self._woken = threading.Event()
+        self._throttle = LogThrottle()
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._woken.wait(WRITE_S)
+            self._record(at_end=stop.is_set())
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def _record(self, *, at_end: bool) -> None:
+        lineage = self._lineage.state.lineage  # before what was heard in it: a newer one is not meant
+        heard, state = self._heard(), self._lineage.state
+        age_ms = heard.at_ms - state.master_heard_ms
+        if heard.end < 0 or (heard.end == state.master_end and age_ms < (1 if at_end else STILL_MS)):
+            return
+        try:
+            self._lineage.heard_master(lineage, heard.end, heard.at_ms)
+        except OSError as error:
+            if self._throttle.ready():
+                logger.error("the master's end is not written down reason=%s", error)

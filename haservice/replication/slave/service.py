@@ -1,0 +1,115 @@
+"""SlaveHAService: replication of a slave.
+
+ha-client      follows the master
+ha-recorder    writes down how far the master was; only with a lineage file
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from commitlog.log.log import wall_clock_ms
+from haservice.configuration.settings import BrokerRole, ReadMark, ReplicationConfig
+from haservice.deadline import Deadline
+from haservice.replication.service import HAThreads
+from haservice.replication.slave.client import HAClient
+from haservice.replication.slave.recorder import MasterRecorder
+from haservice.replication.slave.rejoin import Check, Rejoin, ReplicaLog
+from haservice.replication.status import HAStatus
+from haservice.replication.wire.secure import SecureDoors
+
+logger = logging.getLogger(__name__)
+
+
+class Log(ReplicaLog, Protocol):
+    """The log as a slave uses it."""
+
+    flushed: int
+
+
+class SlaveHAService:
+    """`damage`, `flush`, `boundary`, `rejoin` and `check` are HAClient's.
+
+    With `flush`, that is with SYNC_FLUSH, acks speak of flushed bytes, and consumers are shown flushed ones only.
+    `doors` says how it goes out.  `on_failure(thread, error)` is told of a thread that died.
+    """
+
+    def __init__(
+        self,
+        config: ReplicationConfig,
+        log: Log,
+        *,
+        damage: Callable[[], str | None] = lambda: None,
+        flush: Callable[[], object] | None = None,
+        boundary: Callable[[], int] | None = None,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        rejoin: Rejoin | None = None,
+        doors: SecureDoors | None = None,
+        check: Check | None = None,
+    ) -> None:
+        self._log = log
+        self._lineage = rejoin.lineage if rejoin is not None else None
+        self._shows_flushed = flush is not None and config.read_mark is not ReadMark.OFF
+        self._client = client = HAClient(
+            config,
+            log,
+            damage=damage,
+            flush=flush,
+            boundary=boundary,
+            clock_ms=clock_ms,
+            rejoin=rejoin,
+            doors=doors,
+            check=check,
+            objection=rejoin.objection if rejoin is not None else lambda _: "",
+        )
+        self._recorder: MasterRecorder | None = None
+        if self._lineage is not None:
+            self._recorder = MasterRecorder(self._lineage, lambda: client.heard)
+        self._threads = HAThreads(on_failure)
+        client.set_master_address(config.master_address)
+
+    def start(self) -> None:
+        if self._recorder is not None:
+            self._threads.run("ha-recorder", self._recorder)
+        self._threads.run("ha-client", self._client)
+
+    def stop(self, deadline: Deadline) -> bool:
+        """Ends every thread.  May be called twice.  False if one is left."""
+        return self._threads.stop(deadline)
+
+    @property
+    def connected(self) -> bool:  # whether the link to the master is up
+        return self._client.connected
+
+    @property
+    def greeted_by(self) -> str:  # the master of ours to which the link is up, "" if it is not
+        return self._client.greeted_by
+
+    def set_master_address(self, address: str | None) -> None:
+        """Whom to follow.  None, or an address that is none, changes nothing."""
+        try:
+            self._client.set_master_address(address)
+        except ValueError as error:
+            logger.warning("master address ignored reason=%s", error)
+
+    def leave_master(self) -> None:
+        """Leaves its link and dials again, for it may have promised something meanwhile."""
+        self._client.regreet()
+
+    def readable_end(self) -> int:
+        """What is stored, with SYNC_FLUSH what is flushed: a slave has no high-water mark."""
+        return self._log.flushed if self._shows_flushed else self._log.end
+
+    def status(self) -> HAStatus:
+        end = self._log.end
+        last = self._lineage.state.lineage.up_to(end).last if self._lineage is not None else None
+        return HAStatus(
+            role=BrokerRole.SLAVE.value,
+            log_start=self._log.start,
+            log_end=end,
+            master=self._client.status(),
+            epoch=last.number if last is not None else -1,
+        )
