@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from haservice import logs, printable
-from haservice.admin.output import Column, Table, echo, echo_line, show, show_pairs, to_json
 from haservice.errors import AnswerError
+from haservice.terminal.output import Column, Table, echo, echo_line, show, show_pairs, to_json
 
 RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ \S+ \S+ - ")
 FORGED = "2026-11-23 12:00:00,000 ERROR MainThread haservice.broker - disk on fire"

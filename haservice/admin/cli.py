@@ -23,10 +23,10 @@ from haservice.admin.commands.nodes import cluster, exports, housekeeping
 from haservice.admin.commands.nodes import config as config_commands
 from haservice.admin.commands.topics import topic_changes, topic_stats
 from haservice.admin.commands.topics import topic_list as topics
-from haservice.admin.explain import explain
-from haservice.admin.options import CONTEXT
-from haservice.admin.output import echo
 from haservice.errors import HAServiceError
+from haservice.terminal.explain import explain
+from haservice.terminal.options import CONTEXT
+from haservice.terminal.output import echo
 
 # As the help lists them.
 SECTIONS: dict[str, tuple[click.Command, ...]] = {
@@ -108,7 +108,7 @@ def main(tls: bool, tls_config: Path | None) -> None:
 
     `mqadmin COMMAND --help` explains a command; -f json, or --format json, is for programs.
     """
-    del tls, tls_config  # haservice.admin.access takes them from the context
+    del tls, tls_config  # haservice.terminal.access takes them from the context
 
 
 @main.command("help")

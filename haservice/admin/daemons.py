@@ -28,8 +28,6 @@ from commitlog.kernel.native import NOTICE
 from commitlog.keys import Mark
 from haservice import logs
 from haservice.admin.commands.nodes.in_force import in_force
-from haservice.admin.explain import explain, of_store_path, said_by_system
-from haservice.admin.options import CONTEXT, addresses_callback
 from haservice.binding import ValuesRefused, keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
@@ -39,6 +37,8 @@ from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
 from haservice.log_throttle import LogThrottle
 from haservice.nameserver.node import NameserverNode
+from haservice.terminal.explain import explain, of_store_path, said_by_system
+from haservice.terminal.options import CONTEXT, addresses_callback
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from haservice.admin.calls import Broker
-from haservice.admin.explain import explain
-from haservice.admin.output import echo, shown_addr, to_json
 from haservice.errors import RemotingError
+from haservice.terminal.explain import explain
+from haservice.terminal.output import echo, shown_addr, to_json
 
 T = TypeVar("T")
 

@@ -57,14 +57,12 @@ from haservice.broker.roles.executor import RoleEvents
 from haservice.broker.roles.peer_repair import Repairer
 from haservice.broker.roles.startup import Following, OpenedRole, RoleKeeper, RoleStartup
 from haservice.broker.send import native
-from haservice.broker.send.durability import Wait
 from haservice.broker.services import (
     durability_of,
     ha_samples_of,
-    master_of,
     registration_of,
+    replication_of,
     server_of,
-    slave_of,
     slave_sync_of,
 )
 from haservice.broker.stats.counters import Stats
@@ -75,7 +73,6 @@ from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.server import RemotingServer
-from haservice.replication.master.service import MasterHAService
 from haservice.replication.slave.service import SlaveHAService
 from haservice.service import Service, Task
 
@@ -226,6 +223,7 @@ class BrokerNode:
         self._take_tables()
         self._build_services(opened)
         self._build_processors()
+        self._hear_of_the_store()
         for name, task in self.store.tasks():
             self._run(name, task)
         self._started("replication", self.ha.stop)
@@ -283,29 +281,24 @@ class BrokerNode:
     def _build_services(self, opened: OpenedRole) -> None:
         """What has threads, and what they hand to each other; the ports' processors are filled in later."""
         config, store, lineage, events = self.config, self.store, opened.lineage, RoleEvents()
+        self.long_polling = LongPolling(on_awaited=store.dispatcher.hurry)
         self._processors: Processors = {}
         self._vip_processors: Processors = {}
         self.server: RemotingServer = server_of(config, self.security, self._processors, self._vip_processors)
-        self.ha: MasterHAService[Wait] | SlaveHAService
-        self._slave, master = None, None
-        if self._is_slave:
-            self.ha = self._slave = slave_of(
-                config, store, lineage, self.security, on_failure=self._thread_failed
-            )
-        else:
-            self.ha = master = master_of(
-                config,
-                store,
-                lineage,
-                self.security,
-                self.server,
-                on_acked=self._acked,
-                on_mark=lambda: self.long_polling.on_mark(),  # noqa: PLW0108  # made later
-                on_ahead=events.on_ahead,
-                on_heard=events.on_heard,
-                on_failure=self._thread_failed,
-            )
-        self.durability = durability_of(config, store, master, self.server)
+        self.ha = replication_of(
+            config,
+            store,
+            lineage,
+            self.security,
+            self.server,
+            on_acked=lambda waits, ok: self.durability.replicated(waits, ok),  # noqa: PLW0108  # built later
+            on_mark=self.long_polling.on_mark,
+            on_ahead=events.on_ahead,
+            on_heard=events.on_heard,
+            on_failure=self._thread_failed,
+        )
+        self._slave = self.ha if isinstance(self.ha, SlaveHAService) else None
+        self.durability = durability_of(config, store, self.ha, self.server)
         self.ha_samples = ha_samples_of(config, store, self.ha)
         self.slave_sync = slave_sync_of(config, self.tables)
         following = Following(config.replication, self._slave, self.slave_sync)
@@ -327,7 +320,6 @@ class BrokerNode:
             announce=self.registration.announce,
         )
         self.repairer = Repairer(store.log, self.standing.sources, self.standing.peers.reading)
-        store.log.on_fences = lambda _: self.repairer.wake()
         follow_settings(
             self.live,
             groups=self.groups,
@@ -344,7 +336,6 @@ class BrokerNode:
         self.clients = ClientTable(
             notify_members(self.groups, enabled=broker.notify_consumer_ids_changed_enable), self.filters
         )
-        self.long_polling = LongPolling(on_awaited=store.dispatcher.hurry)
         self.delivery = DelayDelivery(
             store.log,
             store.queues.get,
@@ -354,9 +345,6 @@ class BrokerNode:
             persist_s=broker.flush_delay_offset_interval_ms / 1000,
             mend=store.mender.mend,
         )
-        store.flusher.on_flushed = self.long_polling.on_mark
-        store.dispatcher.on_arrival = self._arrived
-        store.dispatcher.awaited = lambda: len(self.long_polling) > 0
         parts = Parts(
             config=config,
             store=store,
@@ -384,6 +372,15 @@ class BrokerNode:
         self._processors.update(processors_of(parts, self.sends))
         self._vip_processors.update(vip_processors_of(self._processors))
         self.transaction_check = transaction_check_of(parts, self.sends, self.persistence.soon)
+
+    def _hear_of_the_store(self) -> None:
+        """All that the store tells the parts which are built from it; its threads begin behind this."""
+        store = self.store
+        store.flusher.on_done = self.durability.flushed
+        store.flusher.on_flushed = self.long_polling.on_mark
+        store.dispatcher.on_arrival = self._arrived
+        store.dispatcher.awaited = lambda: len(self.long_polling) > 0
+        store.log.on_fences = lambda _: self.repairer.wake()
 
     # Running
 
@@ -432,10 +429,6 @@ class BrokerNode:
                 self.sends.refuse_all = f"thread {name} has failed: {reason}"
         if name in VITAL_THREADS:
             logger.error("sends are refused from now on thread=%s reason=%s", name, reason)
-
-    def _acked(self, waits: list[Wait], ok: bool) -> None:
-        """Replication is built first, and durability is what it hands to."""
-        self.durability.replicated(waits, ok)
 
     def _topics_changed(self) -> None:
         self.persistence.soon()

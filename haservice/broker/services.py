@@ -47,7 +47,7 @@ def server_of(
     )
 
 
-def master_of(
+def replication_of(
     config: NodeConfig,
     store: Store,
     lineage: LineageFile,
@@ -59,7 +59,20 @@ def master_of(
     on_ahead: Callable[[SlaveHello], None],
     on_heard: Callable[[SlaveHello, Outcome], None],
     on_failure: Callable[[str, BaseException], None],
-) -> MasterHAService[Wait]:
+) -> MasterHAService[Wait] | SlaveHAService:
+    """As the role is.  With SYNC_FLUSH a slave reports what is on its disk, and not only in its memory."""
+    flushes = flushes_at_once(config)
+    if config.broker.role.is_slave:
+        return SlaveHAService(
+            config.replication,
+            store.log,
+            damage=lambda: store.dispatcher.failed,
+            flush=store.log.flush if flushes else None,
+            boundary=lambda: store.dispatcher.position,
+            on_failure=on_failure,
+            rejoin=Rejoin(_facts(config), lineage, store.log, store, flushes=flushes),
+            doors=security.doors,
+        )
     return MasterHAService(
         config.replication,
         store.log,
@@ -67,33 +80,11 @@ def master_of(
         bind_address=config.remoting.bind_address,
         on_acked=on_acked,
         on_mark=on_mark,
-        flushes=flushes_at_once(config),
+        flushes=flushes,
         on_failure=on_failure,
         greets=Greets(lineage, _facts(config), on_ahead, on_heard),
         doors=security.doors,
         loop=server,
-    )
-
-
-def slave_of(
-    config: NodeConfig,
-    store: Store,
-    lineage: LineageFile,
-    security: Security,
-    *,
-    on_failure: Callable[[str, BaseException], None],
-) -> SlaveHAService:
-    """With SYNC_FLUSH it reports what is on its disk, and not only in its memory."""
-    flushes = flushes_at_once(config)
-    return SlaveHAService(
-        config.replication,
-        store.log,
-        damage=lambda: store.dispatcher.failed,
-        flush=store.log.flush if flushes else None,
-        boundary=lambda: store.dispatcher.position,
-        on_failure=on_failure,
-        rejoin=Rejoin(_facts(config), lineage, store.log, store, flushes=flushes),
-        doors=security.doors,
     )
 
 
@@ -108,19 +99,17 @@ def _facts(config: NodeConfig) -> Facts:
 
 
 def durability_of(
-    config: NodeConfig, store: Store, master: MasterHAService[Wait] | None, server: RemotingServer
+    config: NodeConfig, store: Store, ha: MasterHAService[Wait] | SlaveHAService, server: RemotingServer
 ) -> Durability:
-    """`master` is None on a slave."""
-    durability = Durability(
+    waits_for_slaves = config.broker.role is BrokerRole.SYNC_MASTER
+    return Durability(
         flush=store.flusher if flushes_at_once(config) else None,
-        replica=master if config.broker.role is BrokerRole.SYNC_MASTER else None,
+        replica=ha if waits_for_slaves and isinstance(ha, MasterHAService) else None,
         flush_timeout_s=config.log.sync_flush_timeout_ms / 1000,
         replica_timeout_s=config.replication.slave_timeout_ms / 1000,
         call_soon=server.call_soon,
         on_loop=server.is_here,
     )
-    store.flusher.on_done = durability.flushed
-    return durability
 
 
 def ha_samples_of(config: NodeConfig, store: Store, ha: HAService) -> HASamples | None:

@@ -28,16 +28,16 @@ from commitlog.kernel.records import decode_properties
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.commands.ha import ha_look, ha_status
-from haservice.admin.commands.messages.reading import from_queue
-from haservice.admin.commands.messages.sending import SEND_OK, Outgoing, Queue, Sent, Tally, send_all
-from haservice.admin.explain import explain
-from haservice.admin.interrupt import run
-from haservice.admin.options import CONTEXT
-from haservice.admin.output import human_bytes
+from haservice.client.raw_sends import SEND_OK, Outgoing, Queue, Sent, Tally, send_all
+from haservice.client.reading import from_queue
 from haservice.deadline import Deadline
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import HAServiceError, RemotingError
 from haservice.remoting.headers.clients import CreateTopicHeader
+from haservice.terminal.explain import explain
+from haservice.terminal.interrupt import run
+from haservice.terminal.options import CONTEXT
+from haservice.terminal.output import human_bytes
 
 TOPIC = "Quickstart"
 QUEUES = 4

@@ -22,13 +22,13 @@ from typing import Any
 import click
 
 from commitlog.errors import CommitLogError
-from haservice.admin.explain import explain
-from haservice.admin.options import CONTEXT
 from haservice.configuration.config import read_yaml
 from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline.java import Interrupted, was_interrupted
 from haservice.pipeline.jobs.job import COULD_NOT_RUN, USAGE, Job
 from haservice.pipeline.session import INSTALL
+from haservice.terminal.explain import explain
+from haservice.terminal.options import CONTEXT
 
 # The module of each job, which offers `command`, and its line in the help.
 JOBS: Mapping[str, tuple[str, str]] = {

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from haservice.admin.output import human_rate
 from haservice.deadline import Deadline
 from haservice.service import Service
+from haservice.terminal.output import human_rate
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -7,7 +7,6 @@ Whatever code an answer has, it is returned: `expect` turns the unwanted ones in
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
 import itertools
 import logging
@@ -20,10 +19,10 @@ from typing import Any, TypeVar
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.connection import Connection
+from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX, FrameReader
-from haservice.remoting.loop_thread import LoopTask, LoopThread, OnFailure
+from haservice.remoting.loop_thread import LoopClosed, LoopTask, LoopThread, OnFailure
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +108,12 @@ class RemotingClient:
         finally:
             timer.cancel()
             connection.forget(opaque)
+
+    def serve(self, code: int, processor: Processor) -> None:
+        """Requests of `code` that a peer sends over a connection of ours go to `processor`, which answers as
+        one of a server does; those of other codes are answered as not supported.
+        """
+        self._dispatch.singles[int(code)] = processor
 
     async def oneway(self, addr: str, command: RemotingCommand) -> None:
         """Hands `command` to the connection; whether it arrives is not known.  Raises RemotingUnreachable."""
@@ -242,7 +247,7 @@ class BlockingClient:
         )
         self._own = thread is None
         self.thread = thread or LoopThread(thread_name, on_failure)
-        self._client = self.thread.wait_for(_make_client(connect_timeout_s, tls, sign))
+        self._client = self._run(_make_client(connect_timeout_s, tls, sign))
 
     def call(self, addr: str, command: RemotingCommand, timeout_s: float = 3.0) -> RemotingCommand:
         """The answer, whatever its code; raises RemotingUnreachable or RemotingTimeout."""
@@ -274,9 +279,9 @@ class BlockingClient:
         False if the thread runs on at the deadline.
         """
         left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
-        if self.thread.running:
-            self.thread.wait_for(self._client.close(), left.remaining)
-        return not self._own or self.thread.stop(left)
+        if self.thread.open:
+            self.thread.submit(self._client.close()).result(left.remaining)
+        return not self._own or self.thread.close(left)
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -286,10 +291,8 @@ class BlockingClient:
 
     def _run(self, coroutine: Coroutine[Any, Any, T], addr: str = "") -> T:
         try:
-            return self.thread.wait_for(coroutine)
-        except (RuntimeError, concurrent.futures.CancelledError):
-            if self.thread.running:
-                raise
+            return self.thread.call(coroutine)
+        except LoopClosed:
             raise RemotingUnreachable(addr, "the client was closed") from None
 
 

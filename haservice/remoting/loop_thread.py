@@ -1,13 +1,14 @@
 """A thread that is an event loop, and tasks that run on it under names of their own.
 
 run_loop     the body of such a thread
-LoopThread   one for coroutines that other threads hand over
+LoopThread   one on which any number of other threads run coroutines
 LoopTask     one coroutine on it, started, stopped and watched like a Service
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -43,34 +44,46 @@ def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
         loop.close()
 
 
-class LoopThread:
-    """Runs from the start; `stop` ends what still runs on it."""
+class LoopClosed(RuntimeError):
+    """The loop has ended: nothing runs on it any more."""
 
-    def __init__(self, thread_name: str, on_failure: OnFailure | None = None) -> None:
+
+class LoopThread:
+    """Runs from the start; `close` ends what still runs on it.  `on_failure` hears of a death."""
+
+    def __init__(self, name: str, on_failure: OnFailure | None = None) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(
-            ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="remoting-client-work")
-        )
-        self._service = Service(thread_name, self, on_failure)
+        self.loop.set_default_executor(ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="loop-work"))
+        self._service = Service(name, self, on_failure)
         self._service.start()
 
     @property
-    def running(self) -> bool:
+    def open(self) -> bool:
+        """False once `close` has ended the loop."""
         return self._service.running and not self.loop.is_closed()
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """Its result, in any other thread.  Raises RuntimeError once the loop is closed, and TimeoutError."""
-        assert threading.current_thread().name != self._service.name, (
-            "a blocking call on the loop's own thread"
-        )
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What `coroutine` gives or raises, in any other thread.  Raises LoopClosed after `close`, or amid it."""
+        if threading.current_thread().name == self._service.name:
+            coroutine.close()
+            raise AssertionError("a blocking call on the loop's own thread")
         try:
-            result = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            return self.submit(coroutine).result()
+        except concurrent.futures.CancelledError:
+            if self.open:
+                raise
+            raise LoopClosed from None
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """A future of what `coroutine` gives.  Raises LoopClosed after `close`."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError:
             coroutine.close()
-            raise
-        return result.result(seconds)
+            raise LoopClosed from None
 
-    def stop(self, deadline: Deadline) -> bool:
+    def close(self, deadline: Deadline) -> bool:
+        """Ends what still runs, the loop and its thread.  May be called twice.  False if the thread runs on."""
         return self._service.stop(deadline)
 
     # The thread's task

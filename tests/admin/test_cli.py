@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from commitlog.kernel import records
 from haservice.admin import calls
 from haservice.admin.cli import main
-from haservice.admin.commands.messages import sending
-from haservice.admin.commands.messages.sending import Outgoing, Tally, send_all
+from haservice.client import raw_sends
+from haservice.client.raw_sends import Outgoing, Tally, send_all
 from haservice.devtools.pair import free_port_block
 from haservice.remoting.bodies.clients import (
     BrokerData,
@@ -391,7 +391,7 @@ def test_what_was_in_flight_at_an_interrupt_is_counted_as_unanswered() -> None:
 
     async def interrupted(addr: str) -> Tally:
         tally = Tally()
-        queues = [sending.Queue("broker-a", addr, 0)]
+        queues = [raw_sends.Queue("broker-a", addr, 0)]
         run = asyncio.create_task(send_all("T", queues, lines(), lambda _: None, in_flight=3, tally=tally))
         await asyncio.sleep(0.05)
         run.cancel()

@@ -19,7 +19,6 @@ from commitlog.keys import Mark
 from haservice.admin import daemons
 from haservice.admin.calls import Admin
 from haservice.admin.daemons import mqbroker, mqnamesrv
-from haservice.admin.explain import explain, of_store_path
 from haservice.binding import keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
@@ -29,6 +28,7 @@ from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.nameserver.node import NameserverNode
 from haservice.replication.lineage.file import LineageFile, RoleCommand
+from haservice.terminal.explain import explain, of_store_path
 from tests.support.brokers import node_config
 from tests.support.waiting import wait_until
 

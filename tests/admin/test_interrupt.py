@@ -1,4 +1,4 @@
-"""Ctrl-C at the moments asyncio.run has no answer to: see haservice.admin.interrupt."""
+"""Ctrl-C at the moments asyncio.run has no answer to: see haservice.terminal.interrupt."""
 
 import asyncio
 import gc
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from haservice.admin import interrupt
+from haservice.terminal import interrupt
 
 
 class CountedLoop(asyncio.SelectorEventLoop):

@@ -10,10 +10,10 @@ import pytest
 from commitlog.kernel import records
 from haservice.admin.commands.messages.printing import line_of
 from haservice.admin.commands.messages.queries import has_key
-from haservice.admin.commands.messages.reading import wanted_tags
-from haservice.admin.commands.messages.sending import Outgoing, Queue, Sent
 from haservice.admin.commands.messages.trace_entries import entries_of, sent_entry
 from haservice.admin.commands.messages.tracking import wanted
+from haservice.client.raw_sends import Outgoing, Queue, Sent
+from haservice.client.reading import wanted_tags
 from haservice.remoting.bodies.admin import ConsumeQueueBody, ConsumeQueueEntry, ConsumerConnection
 from haservice.remoting.bodies.clients import SubscriptionData
 from haservice.remoting.codes import RequestCode

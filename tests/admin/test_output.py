@@ -8,7 +8,7 @@ from datetime import datetime
 import click
 import pytest
 
-from haservice.admin import options, output
+from haservice.terminal import options, output
 
 
 def table() -> output.Table:

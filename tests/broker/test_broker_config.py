@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from commitlog.keys import Mark
 from haservice.admin.calls import Admin
 from haservice.admin.daemons import mqbroker
-from haservice.admin.explain import explain
 from haservice.binding import keys_of, kinds_of
 from haservice.broker.node import BrokerNode
 from haservice.configuration.config import BROKER_CLASSES, NAMESERVER_CLASSES, load_broker
@@ -29,6 +28,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
+from haservice.terminal.explain import explain
 from tests.admin.asking import run
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.waiting import wait_until

@@ -284,7 +284,7 @@ def test_a_stop_ends_a_pass_that_an_arrival_has_woken_before(tmp_path: Path) -> 
         slave.task.start()
         assert asked.wait(10)
         slave.sync.wake()
-        slave.client.thread.wait_for(_some_turns(), 10)
+        slave.client.thread.submit(_some_turns()).result(10)
         assert slave.task.stop(Deadline(5))
 
 

@@ -16,8 +16,8 @@ import zlib
 from collections.abc import Callable, Iterable
 
 from commitlog.kernel.records import decode, decode_properties, parse_message_id
-from haservice.admin.calls import PULL_WITH_SUBSCRIPTION
-from haservice.admin.commands.messages.sending import STATUS_BY_CODE, Outgoing, send_command
+from haservice.client.admin import PULL_WITH_SUBSCRIPTION
+from haservice.client.raw_sends import STATUS_BY_CODE, Outgoing, send_command
 from haservice.errors import ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo
 from haservice.remoting.client import RemotingClient

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from haservice.admin.commands.messages.sending import Outgoing, send_command
+from haservice.client.raw_sends import Outgoing, send_command
 from haservice.devtools.bench_replication import drive
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import ProtocolError, RemotingError

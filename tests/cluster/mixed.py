@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from commitlog.kernel.records import body_crc, encode_properties
-from haservice.admin.commands.messages.sending import GROUP, STATUS_BY_CODE, unique_key
+from haservice.client.raw_sends import GROUP, STATUS_BY_CODE, unique_key
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 from haservice.admin.calls import Admin
-from haservice.admin.commands.messages.reading import from_queue
-from haservice.admin.commands.messages.sending import Outgoing, Queue, Sent, send_all
+from haservice.client.raw_sends import Outgoing, Queue, Sent, send_all
+from haservice.client.reading import from_queue
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from haservice.remoting.headers.clients import CreateTopicHeader

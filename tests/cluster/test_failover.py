@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from haservice.admin.calls import Admin
 from haservice.admin.cli import main
-from haservice.admin.commands.messages.reading import from_queue
-from haservice.admin.commands.messages.sending import Queue
 from haservice.admin.commands.topics.routing import readable_queues
+from haservice.client.raw_sends import Queue
+from haservice.client.reading import from_queue
 from haservice.configuration.config import load_broker
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError

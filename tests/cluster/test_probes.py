@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.commands.messages.sending import Outgoing, send_command
+from haservice.client.raw_sends import Outgoing, send_command
 from haservice.devtools.pair import ScratchPair
 from haservice.remoting.command import encode
 from tests.cluster.support import TOPIC, is_level, numbered, read, send_ok, start_with_topic, wait_level

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from haservice.admin.calls import Admin
-from haservice.admin.commands.messages.sending import Outgoing, send_command
+from haservice.client.raw_sends import Outgoing, send_command
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.client import BlockingClient

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
-from haservice.admin.calls import PULL_WITH_SUBSCRIPTION
-from haservice.admin.commands.messages.reading import decode_all
-from haservice.admin.commands.messages.sending import Outgoing, Queue, send_all
+from haservice.client.admin import PULL_WITH_SUBSCRIPTION
+from haservice.client.message import decode_all
+from haservice.client.raw_sends import Outgoing, Queue, send_all
 from haservice.errors import HAServiceError
 from haservice.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData, TopicRouteData
 from haservice.remoting.client import RemotingClient, expect

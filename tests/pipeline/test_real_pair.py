@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
-from haservice.admin.commands.messages.sending import IN_FLIGHT, STORED, Outgoing, Queue, Sent, send_all
+from haservice.client.raw_sends import IN_FLIGHT, STORED, Outgoing, Queue, Sent, send_all
 from haservice.devtools.pair import ScratchPair
 from tests.cluster.support import QUEUES, TOPIC, start_with_topic, wait_level
 from tests.pipeline.filled import derived_files, flip

@@ -13,7 +13,9 @@ import pytest
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingClosed, RemotingTimeout, RemotingUnreachable
 from haservice.remoting import client as client_module
+from haservice.remoting.calls import call
 from haservice.remoting.client import BlockingClient, RemotingClient, expect, split_addr
+from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode
 from haservice.remoting.connection import Connection
 from haservice.remoting.frame import FrameReader
@@ -300,6 +302,32 @@ def test_answers_in_any_order_and_requests_of_the_server_in_between() -> None:
 
         run(scenario)
         assert [(one.code, one.is_response) for one in refused] == [(3, True)]
+
+
+def test_a_request_of_the_server_is_served_and_one_that_nobody_serves_is_refused() -> None:
+    asked: list[RemotingCommand] = []
+
+    async def ask_back(connection: Connection, code: int) -> None:
+        asked.append(await call(connection, RemotingCommand.request(code, {"n": "1"}), PATIENCE_S))
+
+    tasks: list[asyncio.Task[None]] = []
+
+    def on_echo(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        tasks.extend(asyncio.ensure_future(ask_back(connection, code)) for code in (SEEN, NEVER))
+        return command.answer()
+
+    async def scenario(client: RemotingClient) -> None:
+        client.serve(SEEN, lambda _, command: command.answer(ext={"seen": command.ext["n"]}))
+        await client.invoke(addr, request(ECHO))
+        await asyncio.to_thread(wait_until, lambda: len(asked) == 2)
+
+    with serving({ECHO: on_echo}) as server:
+        addr = f"127.0.0.1:{server.ports[0]}"
+        run(scenario)
+    assert {(answer.code, answer.ext.get("seen")) for answer in asked} == {
+        (0, "1"),
+        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, None),
+    }
 
 
 def test_an_idle_connection_is_closed_but_not_one_with_calls(addr: str, server: RemotingServer) -> None:

@@ -13,20 +13,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from haservice.access.credentials import signing
 from haservice.access.files import AclFiles, rules_files
 from haservice.access.guard import AclGuard
 from haservice.broker.acl.rights import check
 from haservice.configuration.settings import NodeConfig
-from haservice.configuration.yaml_document import YamlDocument
 from haservice.errors import RequestError
-from haservice.remoting.client import BlockingClient, Sign
-from haservice.remoting.command import RemotingCommand
+from haservice.remoting.client import BlockingClient
 from haservice.remoting.dispatch import Guard
 from haservice.remoting.loop_thread import OnFailure
-from haservice.remoting.signature import sign
 from haservice.remoting.tls import ServerTls, client_tls, server_tls
 from haservice.replication.wire.secure import SecureDoors, secure_doors
 
@@ -72,22 +69,3 @@ def _client_maker(config: NodeConfig) -> Callable[[OnFailure], BlockingClient]:
     credentials = config.acl.credentials_file
     keys = None if credentials is None else signing(credentials)
     return lambda on_failure: BlockingClient(on_failure=on_failure, tls=tls, sign=keys)
-
-
-def signing(path: Path) -> Sign:
-    """Adds the credentials that the file holds, as tools.yml does.  Raises ConfigError."""
-    document = YamlDocument(path)
-    fields = document.data if isinstance(document.data, dict) else {}
-    keys = []
-    for name in ("accessKey", "secretKey"):
-        key = fields.get(name)
-        if type(key) not in (str, int) or not str(key):
-            raise document.error(f"there is no {name}", name)
-        keys.append(str(key))
-    access_key, secret_key = keys
-    token = fields.get("securityToken")
-
-    def add(request: RemotingCommand) -> None:
-        sign(request, access_key, secret_key, None if token is None else str(token))
-
-    return add

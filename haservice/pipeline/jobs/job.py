@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from haservice.admin.output import echo, to_json
 from haservice.pipeline.java import LOG_LEVEL, OwnJava, kept_aside
 from haservice.pipeline.session import session
+from haservice.terminal.output import echo, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,10 +23,7 @@ import pyspark.sql.functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
-from haservice.admin.commands.messages.sending import SEND_OK, STORED
-from haservice.admin.commands.topics.routing import writable_queues
-from haservice.admin.options import addresses_callback, time_option
-from haservice.admin.output import Column, Table, human_bytes
+from haservice.client.raw_sends import SEND_OK, STORED, writable_queues
 from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline.java import Interrupted, was_interrupted
 from haservice.pipeline.jobs.job import Job, pass_job
@@ -35,6 +32,8 @@ from haservice.pipeline.sources import sink
 from haservice.pipeline.sources.brokers import admin_of
 from haservice.pipeline.sources.options import Mode
 from haservice.pipeline.sources.store_view import StoreView
+from haservice.terminal.options import addresses_callback, time_option
+from haservice.terminal.output import Column, Table, human_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,7 +176,7 @@ def outgoing(frame: DataFrame, asked: Asked) -> DataFrame:
 
 
 def check_target(frame: DataFrame, asked: Asked) -> None:
-    """Says now what every task would say.  Raises click.ClickException, or RemotingError."""
+    """Says now what every task would say.  Raises click.ClickException, RouteUnknown, or RemotingError."""
     last_ids: dict[str, int | None] = {}
     if asked.keep_queues:
         with damage_named(), progress(frame.sparkSession, "looking for queues"):

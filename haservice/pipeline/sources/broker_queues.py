@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
-from haservice.admin.calls import TOOLS_GROUP, Admin
 from haservice.broker.metadata.topics import PERM_READ
+from haservice.client.admin import TOOLS_GROUP, Admin
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.pipeline.sources.broker_options import BrokerOptions, ReadFrom
 from haservice.pipeline.sources.brokers import BrokerRefused

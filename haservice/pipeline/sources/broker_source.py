@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from haservice.admin.calls import Admin
+from haservice.client.admin import Admin
 from haservice.errors import ConfigError
 from haservice.pipeline.decode.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.decode.selection import Bounds, Selection

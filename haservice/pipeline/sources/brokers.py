@@ -1,6 +1,6 @@
 """How jobs reach brokers: the nameservers and keys that options say, the same on driver and workers.
 
-What a nameserver or broker is asked for, haservice.admin asks already; here is only with whose keys, and
+What a nameserver or broker is asked for, haservice.client asks already; here is only with whose keys, and
 what of its refusals a Spark job says.
 """
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import click
 
-from haservice.admin.access import Access, access
-from haservice.admin.calls import Admin
-from haservice.admin.options import addresses
-from haservice.broker.acl.security import signing
+from haservice.access.credentials import signing
+from haservice.client.admin import Admin
+from haservice.client.options import ClientOptions
 from haservice.errors import HAServiceError
+from haservice.terminal.access import Access, access
+from haservice.terminal.options import addresses
 
 
 class BrokerRefused(HAServiceError):
@@ -41,4 +42,5 @@ def way_to(credentials_file: str | None) -> Access:
 
 
 def admin_of(servers: tuple[str, ...], credentials_file: str | None) -> Admin:
-    return Admin(servers, way_to(credentials_file))
+    way = way_to(credentials_file)
+    return Admin(ClientOptions(";".join(servers), tls=way["tls"]), sign=way["sign"])

@@ -26,8 +26,8 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from haservice.admin.calls import TOOLS_GROUP, Admin, Pulled
-from haservice.admin.commands.messages.reading import PULL_COUNT, wanted_tags
+from haservice.client.admin import TOOLS_GROUP, Admin, Pulled
+from haservice.client.reading import PULL_COUNT, wanted_tags
 from haservice.errors import AnswerError, HAServiceError, RemotingTimeout, RemotingUnreachable
 from haservice.pipeline.decode.bulk import Records, Window, sound_run
 from haservice.pipeline.decode.columns import record_batch

@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
@@ -53,8 +52,9 @@ from tenacity import (
 )
 
 from commitlog.kernel.layout import SYS_COMPRESSED
-from haservice.admin.commands.messages.reading import SYS_COMPRESSION_MASK
-from haservice.admin.commands.messages.sending import (
+from haservice.client.errors import RouteUnknown
+from haservice.client.message import SYS_COMPRESSION_MASK
+from haservice.client.raw_sends import (
     NO_ANSWER,
     SEND_OK,
     STORED,
@@ -63,8 +63,8 @@ from haservice.admin.commands.messages.sending import (
     Queue,
     Sent,
     send_one,
+    writable_queues,
 )
-from haservice.admin.commands.topics.routing import writable_queues
 from haservice.errors import ConfigError, HAServiceError, RemotingError
 from haservice.pipeline.sources.brokers import BrokerRefused, admin_of, name_servers, way_to
 from haservice.pipeline.sources.options import names, option, text, whole
@@ -394,8 +394,8 @@ class Sender:
             if time.monotonic() - asked_s > ROUTE_S:
                 try:
                     queues = await asyncio.to_thread(writable_queues, self._admin, topic, None, None)
-                except click.ClickException as error:
-                    raise BrokerRefused(error.message) from None
+                except RouteUnknown as error:
+                    raise BrokerRefused(str(error)) from None
                 self._routes[topic] = time.monotonic(), queues
             return queues
 

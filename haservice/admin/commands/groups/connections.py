@@ -9,7 +9,10 @@ import click
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.commands.groups.group_calls import consumer_connection
 from haservice.admin.fanout import ask_each
-from haservice.admin.options import (
+from haservice.remoting.bodies.admin import ClientConnection, ProducerConnection, ProducerTableInfo
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.admin import ProducerGroupHeader
+from haservice.terminal.options import (
     broker_option,
     command,
     format_option,
@@ -18,10 +21,7 @@ from haservice.admin.options import (
     one_broker_option,
     topic_option,
 )
-from haservice.admin.output import Column, Table, echo, echo_line, local_time, show, to_json, version_text
-from haservice.remoting.bodies.admin import ClientConnection, ProducerConnection, ProducerTableInfo
-from haservice.remoting.codes import RequestCode
-from haservice.remoting.headers.admin import ProducerGroupHeader
+from haservice.terminal.output import Column, Table, echo, echo_line, local_time, show, to_json, version_text
 
 MEMBER_COLUMNS = (
     Column("#ClientId", "clientId"),

@@ -10,7 +10,11 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.commands.topics.topic_changes import delete_topic_everywhere
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
-from haservice.admin.options import (
+from haservice.broker.delay.redirect import dead_letter_topic, retry_topic
+from haservice.remoting.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.admin import DeleteSubscriptionGroupHeader
+from haservice.terminal.options import (
     broker_option,
     cluster_option,
     command,
@@ -19,11 +23,7 @@ from haservice.admin.options import (
     namesrv_option,
     truth_option,
 )
-from haservice.admin.output import echo, echo_line, plain, to_json
-from haservice.broker.delay.redirect import dead_letter_topic, retry_topic
-from haservice.remoting.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupWrapper
-from haservice.remoting.codes import RequestCode
-from haservice.remoting.headers.admin import DeleteSubscriptionGroupHeader
+from haservice.terminal.output import echo, echo_line, plain, to_json
 
 
 @command("updateSubGroup")

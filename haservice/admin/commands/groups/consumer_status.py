@@ -12,10 +12,10 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.commands.groups.group_calls import consumer_connection, group_addrs, running_info
 from haservice.admin.fanout import ask_each
-from haservice.admin.options import broker_option, command, format_option, group_option, namesrv_option
-from haservice.admin.output import Column, Table, echo, number, to_json, version_text
 from haservice.printable import escaped
 from haservice.remoting.bodies.admin import ConsumerRunningInfo
+from haservice.terminal.options import broker_option, command, format_option, group_option, namesrv_option
+from haservice.terminal.output import Column, Table, echo, number, to_json, version_text
 
 # Properties of a member.
 CONSUME_TYPE = "PROP_CONSUME_TYPE"

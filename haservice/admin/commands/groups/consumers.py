@@ -11,7 +11,13 @@ import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.commands.groups.group_calls import consume_stats, consumer_connection, queue_owners
-from haservice.admin.options import (
+from haservice.broker.metadata.topics import RETRY_PREFIX
+from haservice.errors import RemotingError
+from haservice.remoting.bodies.admin import ConsumerConnection, ConsumeStats, ConsumeStatsList, QueueProgress
+from haservice.remoting.bodies.clients import MessageQueue
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.admin import BrokerConsumeStatsHeader
+from haservice.terminal.options import (
     command,
     format_option,
     group_option,
@@ -19,13 +25,7 @@ from haservice.admin.options import (
     one_broker_option,
     truth_option,
 )
-from haservice.admin.output import Column, Table, echo, local_second, number, show, version_text
-from haservice.broker.metadata.topics import RETRY_PREFIX
-from haservice.errors import RemotingError
-from haservice.remoting.bodies.admin import ConsumerConnection, ConsumeStats, ConsumeStatsList, QueueProgress
-from haservice.remoting.bodies.clients import MessageQueue
-from haservice.remoting.codes import RequestCode
-from haservice.remoting.headers.admin import BrokerConsumeStatsHeader
+from haservice.terminal.output import Column, Table, echo, local_second, number, show, version_text
 
 BROKER_STATS_TIMEOUT_MS = 50_000
 MONITOR_INTERVAL_S = 60.0

@@ -8,7 +8,13 @@ import click
 
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.commands.groups.group_calls import STATS_TIMEOUT_S, consume_stats
-from haservice.admin.options import (
+from haservice.errors import AnswerError
+from haservice.remoting.bodies.admin import ConsumeStats, QueueProgress, ResetOffsetBody
+from haservice.remoting.bodies.clients import MessageQueue
+from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from haservice.remoting.headers.admin import ConsumeStatsHeader, ResetOffsetHeader
+from haservice.remoting.headers.clients import QueueHeader, SearchOffsetHeader, UpdateConsumerOffsetHeader
+from haservice.terminal.options import (
     command,
     format_option,
     group_option,
@@ -18,13 +24,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import Column, Table, echo, show
-from haservice.errors import AnswerError
-from haservice.remoting.bodies.admin import ConsumeStats, QueueProgress, ResetOffsetBody
-from haservice.remoting.bodies.clients import MessageQueue
-from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
-from haservice.remoting.headers.admin import ConsumeStatsHeader, ResetOffsetHeader
-from haservice.remoting.headers.clients import QueueHeader, SearchOffsetHeader, UpdateConsumerOffsetHeader
+from haservice.terminal.output import Column, Table, echo, show
 
 # Stands for the end of a queue.
 END = -1

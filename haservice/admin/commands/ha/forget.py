@@ -23,11 +23,11 @@ from haservice.admin.commands.ha.role_steps import (
 )
 from haservice.admin.commands.ha.roll_call import gather
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology, last_seen_text
-from haservice.admin.options import command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, human_seconds, shown_addr
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import ForgetHeader
+from haservice.terminal.options import command, format_option, namesrv_option
+from haservice.terminal.output import Column, Table, human_seconds, shown_addr
 
 # The master gives its slaves the new list at once: they dial again for it.
 KNOWN_S = 3.0

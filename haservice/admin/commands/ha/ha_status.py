@@ -23,8 +23,16 @@ from haservice.admin.calls import Admin
 from haservice.admin.commands.ha.ha_look import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
 from haservice.admin.fanout import say_failures
-from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
-from haservice.admin.output import (
+from haservice.broker.roles.rules import last_heard
+from haservice.errors import RemotingError
+from haservice.remoting.bodies.clients import (
+    HAAbsentInfo,
+    HAClientRuntimeInfo,
+    HAConnectionRuntimeInfo,
+)
+from haservice.remoting.headers.lineage import LineageBody
+from haservice.terminal.options import broker_option, cluster_option, command, format_option, namesrv_option
+from haservice.terminal.output import (
     Column,
     Table,
     and_text,
@@ -35,14 +43,6 @@ from haservice.admin.output import (
     show,
     shown_addr,
 )
-from haservice.broker.roles.rules import last_heard
-from haservice.errors import RemotingError
-from haservice.remoting.bodies.clients import (
-    HAAbsentInfo,
-    HAClientRuntimeInfo,
-    HAConnectionRuntimeInfo,
-)
-from haservice.remoting.headers.lineage import LineageBody
 
 COLUMNS = (
     Column("#Broker Name", "brokerName"),

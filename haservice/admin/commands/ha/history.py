@@ -10,9 +10,9 @@ from haservice.admin.calls import Admin
 from haservice.admin.commands.ha.role_steps import name_option, refuse
 from haservice.admin.commands.ha.roll_call import gather
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology
-from haservice.admin.options import address, command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, echo, human_bytes, local_second, show, shown_addr
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, Epoch
+from haservice.terminal.options import address, command, format_option, namesrv_option
+from haservice.terminal.output import Column, Table, echo, human_bytes, local_second, show, shown_addr
 
 BEFORE_LINEAGE = "before lineage was kept"
 UNWRITTEN = "nothing was written in it"

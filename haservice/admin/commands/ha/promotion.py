@@ -46,14 +46,6 @@ from haservice.admin.commands.ha.role_steps import (
 from haservice.admin.commands.ha.roll_call import count, fetcher, gather, member_of
 from haservice.admin.commands.ha.topology import Count, Loss, Member, Topology, damage_text
 from haservice.admin.commands.ha.topology_text import bound_text, loss_text
-from haservice.admin.explain import explain
-from haservice.admin.options import (
-    address_callback,
-    command,
-    format_option,
-    namesrv_option,
-)
-from haservice.admin.output import and_text, human_bytes, human_seconds, shown_addr
 from haservice.broker.roles.rules import next_number
 from haservice.deadline import Deadline
 from haservice.errors import RemotingError
@@ -66,6 +58,14 @@ from haservice.remoting.headers.lineage import (
     SwitchoverHeader,
 )
 from haservice.replication.lineage.epochs import of_one_promotion
+from haservice.terminal.explain import explain
+from haservice.terminal.options import (
+    address_callback,
+    command,
+    format_option,
+    namesrv_option,
+)
+from haservice.terminal.output import and_text, human_bytes, human_seconds, shown_addr
 
 # Beyond the time that a switchover may take: until its answer is here.
 ANSWER_S = 5.0

@@ -20,14 +20,14 @@ from haservice.admin.commands.ha.role_steps import (
 )
 from haservice.admin.commands.ha.roll_call import ask, fetcher, gather
 from haservice.admin.commands.ha.topology import Member, Topology
-from haservice.admin.options import command, format_option, namesrv_option, one_broker_option
-from haservice.admin.output import human_bytes, human_seconds, shown_addr
 from haservice.broker.roles.peer_repair import NoRecord, whole_records
 from haservice.deadline import Deadline
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import ReinitHeader
 from haservice.replication.lineage.epochs import common_point
+from haservice.terminal.options import command, format_option, namesrv_option, one_broker_option
+from haservice.terminal.output import human_bytes, human_seconds, shown_addr
 
 # A slave that was told to begin anew has begun by then, if nobody has seen it empty.
 BEGUN_S = 2.0

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Loss, Member, Topology
-from haservice.admin.options import address
-from haservice.admin.output import and_text, human_bytes, shown_addr
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.replication.lineage.membership import (
     Members,
@@ -24,6 +22,8 @@ from haservice.replication.lineage.membership import (
     why_no_candidate,
     why_unsafe,
 )
+from haservice.terminal.options import address
+from haservice.terminal.output import and_text, human_bytes, shown_addr
 
 
 def with_listed(topology: Topology) -> Topology:

@@ -15,11 +15,11 @@ from haservice.admin.calls import Admin
 from haservice.admin.commands.ha.roll_call import ask, gather, table_at
 from haservice.admin.commands.ha.topology import Member, Topology
 from haservice.admin.commands.ha.topology_text import table_of
-from haservice.admin.explain import explain
-from haservice.admin.output import Table, and_text, echo, shown_addr, to_json
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, HAServiceError, ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo
+from haservice.terminal.explain import explain
+from haservice.terminal.output import Table, and_text, echo, shown_addr, to_json
 
 LOOK_AGAIN_S = 0.1
 # A broker that is told flushes, writes its lineage, and then answers.

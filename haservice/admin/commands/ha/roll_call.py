@@ -19,9 +19,6 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.commands.ha.replicas import with_listed
 from haservice.admin.commands.ha.topology import SILENT, Count, Loss, Member, Registered, Topology
-from haservice.admin.explain import advise, explain
-from haservice.admin.options import address
-from haservice.admin.output import and_text, echo, echo_line, shown_addr
 from haservice.broker.roles.peer_repair import Fetch, edge_at_or_below, whole_records
 from haservice.broker.roles.rules import given_of, last_heard, lineage_of, members_of
 from haservice.errors import AnswerError, ProtocolError, RemotingClosed, RemotingError, RemotingTimeout
@@ -31,6 +28,9 @@ from haservice.remoting.headers.clients import BrokerNameHeader
 from haservice.remoting.headers.lineage import LineageBody, NewestEpochBody, ReadLogHeader
 from haservice.replication.lineage.epochs import Epoch, LogSpan
 from haservice.replication.lineage.membership import REPLICAS_MAX
+from haservice.terminal.explain import advise, explain
+from haservice.terminal.options import address
+from haservice.terminal.output import and_text, echo, echo_line, shown_addr
 
 # A broker that is there answers in milliseconds.
 ASK_S = 2.0

@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from haservice.admin.output import local_second, shown_addr
 from haservice.bounds import EPOCH_JUMP_MAX
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, common_point, of_one_promotion
 from haservice.replication.lineage.membership import Members
+from haservice.terminal.output import local_second, shown_addr
 
 SHORT_ID = 8
 STOCK = "stock peer: keeps no lineage"

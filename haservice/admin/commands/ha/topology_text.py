@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Count, Loss, Topology
-from haservice.admin.output import Column, Table, human_bytes, local_second, shown_addr
+from haservice.terminal.output import Column, Table, human_bytes, local_second, shown_addr
 
 
 def lost_text(size: int | None) -> str:

@@ -23,8 +23,8 @@ import click
 from commitlog.errors import CorruptRecord
 from commitlog.kernel import layout, records
 from haservice.admin.commands.messages.reading import message_fields
-from haservice.admin.options import CONTEXT, format_option
-from haservice.admin.output import echo, echo_line, human_bytes, local_time, preview, to_json_line
+from haservice.terminal.options import CONTEXT, format_option
+from haservice.terminal.output import echo, echo_line, human_bytes, local_time, preview, to_json_line
 
 # A segment is named by its first offset in 20 digits.
 NAME_DIGITS = 20

@@ -9,17 +9,13 @@ from collections import Counter
 import click
 
 from commitlog.kernel.records import StoredMessage
-from haservice.admin.calls import TOOLS_GROUP, Admin
-from haservice.admin.commands.messages.reading import (
-    as_far_as_sound,
-    body_of,
-    from_queue,
-    message_fields,
-    tag_of,
-)
-from haservice.admin.commands.messages.sending import Queue
+from haservice.admin.calls import Admin
+from haservice.admin.commands.messages.reading import as_far_as_sound, message_fields
 from haservice.admin.commands.topics.routing import readable_queues
-from haservice.admin.options import (
+from haservice.client.admin import TOOLS_GROUP
+from haservice.client.raw_sends import Queue
+from haservice.client.reading import body_of, from_queue, tag_of
+from haservice.terminal.options import (
     command,
     format_option,
     long_format_option,
@@ -28,7 +24,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import Column, Table, echo_line, plain, show, to_json_line
+from haservice.terminal.output import Column, Table, echo_line, plain, show, to_json_line
 
 TAG_COLUMNS = (Column("#Tag", "tag"), Column("#Count", "count", right=True))
 

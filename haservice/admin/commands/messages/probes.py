@@ -9,15 +9,15 @@ from contextlib import suppress
 
 import click
 
-from haservice.admin.access import access
 from haservice.admin.calls import Admin
-from haservice.admin.commands.messages.sending import SEND_OK, Outgoing, Queue, Sent, send_one
 from haservice.admin.commands.topics.routing import writable_queues
-from haservice.admin.interrupt import run
-from haservice.admin.options import command, format_option, namesrv_option, topic_option, truth_option
-from haservice.admin.output import Column, Table, echo, echo_line, number, show, to_json_line
+from haservice.client.raw_sends import SEND_OK, Outgoing, Queue, Sent, send_one
 from haservice.errors import RemotingError
 from haservice.remoting.client import RemotingClient
+from haservice.terminal.access import access
+from haservice.terminal.interrupt import run
+from haservice.terminal.options import command, format_option, namesrv_option, topic_option, truth_option
+from haservice.terminal.output import Column, Table, echo, echo_line, number, show, to_json_line
 
 PROBES = 100
 STATUS_PROBES = 50

@@ -13,13 +13,22 @@ import click
 
 from commitlog.kernel import records
 from commitlog.kernel.records import StoredMessage
-from haservice.admin.calls import TOOLS_GROUP, Admin, readable_addr
-from haservice.admin.commands.messages.reading import body_of, decode_all, message_fields
+from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.commands.messages.reading import message_fields
 from haservice.admin.commands.messages.send_and_consume import resend
 from haservice.admin.commands.messages.tracking import tracks
-from haservice.admin.explain import said_by_system
 from haservice.admin.fanout import ask_each
-from haservice.admin.options import (
+from haservice.client.admin import TOOLS_GROUP
+from haservice.client.message import decode_all
+from haservice.client.reading import body_of
+from haservice.errors import RemotingError
+from haservice.printable import escaped
+from haservice.remoting.bodies.admin import ConsumeDirectlyResult
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.headers.admin import ConsumeDirectlyHeader, ResumeHalfMessageHeader
+from haservice.remoting.headers.clients import QueryMessageHeader
+from haservice.terminal.explain import said_by_system
+from haservice.terminal.options import (
     command,
     format_option,
     group_option,
@@ -28,7 +37,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import (
+from haservice.terminal.output import (
     Column,
     Table,
     echo,
@@ -41,12 +50,6 @@ from haservice.admin.output import (
     shown_addr,
     to_json,
 )
-from haservice.errors import RemotingError
-from haservice.printable import escaped
-from haservice.remoting.bodies.admin import ConsumeDirectlyResult
-from haservice.remoting.codes import RequestCode, ResponseCode
-from haservice.remoting.headers.admin import ConsumeDirectlyHeader, ResumeHalfMessageHeader
-from haservice.remoting.headers.clients import QueryMessageHeader
 
 # As stock mqadmin asks; a broker gives 32 of a unique key at most.
 MATCHES_MAX = 64

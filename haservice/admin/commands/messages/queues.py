@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from haservice.admin.calls import Admin, readable_addr
-from haservice.admin.options import command, format_option, namesrv_option, one_broker_option, topic_option
-from haservice.admin.output import Column, Table, show
 from haservice.remoting.bodies.admin import ConsumeQueueBody
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.admin import ConsumeQueueHeader
+from haservice.terminal.options import command, format_option, namesrv_option, one_broker_option, topic_option
+from haservice.terminal.output import Column, Table, show
 
 COLUMNS = (
     Column("#idx", "index", right=True),

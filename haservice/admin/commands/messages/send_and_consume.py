@@ -13,9 +13,14 @@ import click
 
 from commitlog.kernel import layout, records
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import TOOLS_GROUP, Admin
-from haservice.admin.commands.messages.reading import as_far_as_sound, body_of, from_queue, message_fields
-from haservice.admin.commands.messages.sending import (
+from haservice.admin.calls import Admin
+from haservice.admin.commands.messages.lines import lines_of
+from haservice.admin.commands.messages.reading import as_far_as_sound, message_fields
+from haservice.admin.commands.messages.trace_entries import sent_entry
+from haservice.admin.commands.topics.routing import readable_queues, writable_queues
+from haservice.broker.metadata.topics import TRACE_TOPIC
+from haservice.client.admin import TOOLS_GROUP
+from haservice.client.raw_sends import (
     IN_FLIGHT,
     SEND_OK,
     STORED,
@@ -24,15 +29,16 @@ from haservice.admin.commands.messages.sending import (
     Queue,
     Sent,
     Tally,
-    lines_of,
     send_all,
     unique_key,
 )
-from haservice.admin.commands.messages.trace_entries import sent_entry
-from haservice.admin.commands.topics.routing import readable_queues, writable_queues
-from haservice.admin.explain import ACL_REFUSAL, advise
-from haservice.admin.interrupt import run
-from haservice.admin.options import (
+from haservice.client.reading import body_of, from_queue
+from haservice.errors import AnswerError, RemotingUnreachable
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.terminal.access import access
+from haservice.terminal.explain import ACL_REFUSAL, advise
+from haservice.terminal.interrupt import run
+from haservice.terminal.options import (
     command,
     format_option,
     namesrv_option,
@@ -40,10 +46,7 @@ from haservice.admin.options import (
     topic_option,
     truth_option,
 )
-from haservice.admin.output import counted, echo, echo_line, human_bytes, local_time, preview, to_json_line
-from haservice.broker.metadata.topics import TRACE_TOPIC
-from haservice.errors import AnswerError, RemotingUnreachable
-from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.terminal.output import counted, echo, echo_line, human_bytes, local_time, preview, to_json_line
 
 INTERRUPTED = 130  # as shells count an end by SIGINT
 
@@ -144,12 +147,12 @@ def _send_body(
 ) -> Tally:
     sent: list[Sent] = []
     message.properties.setdefault("UNIQ_KEY", unique_key(wall_clock_ms()))
-    tally = run(send_all(topic, queues, _one(message), sent.append, in_flight=1))
+    tally = run(send_all(topic, queues, _one(message), sent.append, in_flight=1, **access()))
     (one,) = sent
     if trace_queues:
         key = message.properties["UNIQ_KEY"]
         trace = Outgoing(sent_entry(topic, message, one, tally.seconds).encode(), {"KEYS": key})
-        run(send_all(TRACE_TOPIC, trace_queues, _one(trace), lambda _: None, in_flight=1))
+        run(send_all(TRACE_TOPIC, trace_queues, _one(trace), lambda _: None, in_flight=1, **access()))
     if output_format == "json":
         echo(to_json_line(_sent_object(one)))
     else:
@@ -247,6 +250,7 @@ def _send_stream(
             lambda one: bar.update(len(one.body) + 1, next(sent)),
             in_flight=in_flight,
             tally=tally,
+            **access(),
         )
         try:
             run(sending)

@@ -10,11 +10,12 @@ from commitlog.kernel.records import StoredMessage
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.commands.messages.queries import MATCHES_MAX, query
-from haservice.admin.commands.messages.reading import body_of, host_text
 from haservice.admin.commands.messages.trace_entries import Entry, entries_of
-from haservice.admin.options import command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, local_second, show
 from haservice.broker.metadata.topics import TRACE_TOPIC
+from haservice.client.message import host_text
+from haservice.client.reading import body_of
+from haservice.terminal.options import command, format_option, namesrv_option
+from haservice.terminal.output import Column, Table, local_second, show
 
 COLUMNS = (
     Column("#Type", "type"),

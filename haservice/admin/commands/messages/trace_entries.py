@@ -17,12 +17,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.commands.messages.sending import GROUP, SEND_OK, Outgoing, Sent
-
-REGION = "DefaultRegion"
-ENTRY_END = "\x02"
-FIELD_END = "\x01"
-NORMAL_MESSAGE = "0"
+from haservice.client.raw_sends import GROUP, SEND_OK, Outgoing, Sent
+from haservice.client.traces import ENTRY_END, FIELD_END, NORMAL_MESSAGE, REGION, Pub
 
 
 class Entry(NamedTuple):
@@ -62,9 +58,9 @@ def _status(ok: bool) -> str:
 
 def sent_entry(topic: str, message: Outgoing, sent: Sent, seconds: float) -> str:
     """The entry of a message that was just sent."""
-    fields = (
-        "Pub",
-        str(wall_clock_ms() - int(seconds * 1000)),
+    cost_ms = int(seconds * 1000)
+    return Pub(
+        wall_clock_ms() - cost_ms,
         REGION,
         GROUP,
         topic,
@@ -72,11 +68,10 @@ def sent_entry(topic: str, message: Outgoing, sent: Sent, seconds: float) -> str
         message.properties.get("TAGS", ""),
         message.properties.get("KEYS", ""),
         sent.queue.addr,
-        str(len(message.body)),
-        str(int(seconds * 1000)),
+        len(message.body),
+        cost_ms,
         NORMAL_MESSAGE,
         sent.message_id or "",
-        "true" if sent.status == SEND_OK else "false",
+        sent.status == SEND_OK,
         "127.0.0.1",
-    )
-    return FIELD_END.join(fields) + ENTRY_END
+    ).encode()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from commitlog.kernel.records import StoredMessage, decode_properties
 from haservice.admin.calls import Admin
 from haservice.admin.commands.groups.group_calls import consume_stats, consumer_connection
-from haservice.admin.commands.messages.reading import host_text
 from haservice.admin.commands.topics.topic_list import topic_groups
+from haservice.client.message import host_text
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.admin import ConsumerConnection
 from haservice.remoting.bodies.clients import MASTER_ID, TopicRouteData

@@ -12,15 +12,6 @@ import click
 
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
-from haservice.admin.options import (
-    broker_option,
-    cluster_option,
-    command,
-    format_option,
-    namesrv_option,
-    truth_option,
-)
-from haservice.admin.output import Column, Table, local_second, show, shown_addr
 from haservice.remoting.bodies.clients import DataVersion
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.fastjson import loads
@@ -30,6 +21,15 @@ from haservice.remoting.headers.acl import (
     GlobalWhiteAddressesHeader,
     PutAclAccountHeader,
 )
+from haservice.terminal.options import (
+    broker_option,
+    cluster_option,
+    command,
+    format_option,
+    namesrv_option,
+    truth_option,
+)
+from haservice.terminal.output import Column, Table, local_second, show, shown_addr
 
 # The key of the file that every broker has, where a broker tells of no others.
 PLAIN_FILE = "plain_acl.yml"

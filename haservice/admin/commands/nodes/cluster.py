@@ -14,8 +14,9 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.commands.ha.ha_status import ha_status
 from haservice.admin.fanout import say_failures
-from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
-from haservice.admin.output import (
+from haservice.errors import RemotingError
+from haservice.terminal.options import broker_option, cluster_option, command, format_option, namesrv_option
+from haservice.terminal.output import (
     Column,
     Table,
     echo,
@@ -26,7 +27,6 @@ from haservice.admin.output import (
     shown_addr,
     to_json,
 )
-from haservice.errors import RemotingError
 
 MS_PER_HOUR = 3_600_000
 # Stands in place of a broker's own entries, none of which is called so.

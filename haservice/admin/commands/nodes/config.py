@@ -12,8 +12,6 @@ import click
 
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
-from haservice.admin.options import broker_option, cluster_option, command, format_option, namesrv_option
-from haservice.admin.output import echo, echo_line, shown_addr, to_json
 from haservice.configuration.properties import parse
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
@@ -25,6 +23,8 @@ from haservice.remoting.headers.clients import (
     PutKVConfigHeader,
     WipeWritePermResponseHeader,
 )
+from haservice.terminal.options import broker_option, cluster_option, command, format_option, namesrv_option
+from haservice.terminal.output import echo, echo_line, shown_addr, to_json
 
 _key_option = click.option("-k", "--key", required=True, help="The key, as in the properties file.")
 _value_option = click.option("-v", "--value", required=True, help="Its value.")

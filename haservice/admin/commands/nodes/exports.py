@@ -16,14 +16,20 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.commands.groups.group_calls import consumer_connection
 from haservice.admin.commands.topics.topic_stats import TOPIC_PUT_NUMS, traffic
-from haservice.admin.options import broker_option, cluster_option, command, long_format_option, namesrv_option
-from haservice.admin.output import echo, show_pairs, to_json, version_text
 from haservice.broker.delay.redirect import DLQ_PREFIX
 from haservice.broker.metadata.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.clients import SubscriptionGroupWrapper, TopicConfigWrapper, TopicList
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import VERSION
+from haservice.terminal.options import (
+    broker_option,
+    cluster_option,
+    command,
+    long_format_option,
+    namesrv_option,
+)
+from haservice.terminal.output import echo, show_pairs, to_json, version_text
 
 DEFAULT_DIRECTORY = "/tmp/rocketmq/export"
 

@@ -6,8 +6,8 @@ import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.fanout import addrs_of, tell_each
-from haservice.admin.options import Command, broker_option, command, format_option, namesrv_option
 from haservice.remoting.codes import RequestCode
+from haservice.terminal.options import Command, broker_option, command, format_option, namesrv_option
 
 
 def _command(name: str, code: RequestCode, what: str) -> Command:

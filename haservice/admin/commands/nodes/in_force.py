@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from commitlog.disk.store_lock import is_locked
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
-from haservice.admin.explain import said_by_system
 from haservice.broker.roles.rules import command_that_counts, in_role, role_in_force
 from haservice.configuration import config
 from haservice.configuration.settings import NodeConfig
 from haservice.errors import HAServiceError
 from haservice.persisted_file import PersistedFile
 from haservice.replication.lineage.file import decode_state
+from haservice.terminal.explain import said_by_system
 
 # Where a running broker is asked that listens on every address.
 EVERY_ADDRESS: Mapping[str, str] = {"0.0.0.0": "127.0.0.1", "::": "::1"}

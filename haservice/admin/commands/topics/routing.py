@@ -5,18 +5,15 @@ from __future__ import annotations
 import click
 
 from haservice.admin.calls import Admin
-from haservice.admin.commands.messages.sending import Queue
-from haservice.admin.options import address
-from haservice.admin.output import echo_line
-from haservice.broker.metadata.topics import PERM_WRITE
-from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
-from haservice.remoting.bodies.clients import MASTER_ID, BrokerData, TopicRouteData
-from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.client import raw_sends
+from haservice.client.raw_sends import Queue
+from haservice.errors import RemotingTimeout, RemotingUnreachable
+from haservice.remoting.bodies.clients import BrokerData
+from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.clients import QueueHeader
+from haservice.terminal.options import address
+from haservice.terminal.output import echo_line
 
-# The topic that new topics are made after; its route says which brokers would make one.
-TEMPLATE_TOPIC = "TBW102"
-AUTO_CREATED_QUEUES = 4
 BROKER_CHOOSES = -1
 
 
@@ -24,43 +21,7 @@ def writable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int 
     """Where messages may go: at the masters of the route, or at the broker that the user named."""
     if broker is not None and ":" in broker:
         return [Queue(broker, address(broker), BROKER_CHOOSES if queue_id is None else queue_id)]
-    route, created = _route_or_template(admin, topic)
-    masters = {
-        data.broker_name: data.broker_addrs[MASTER_ID]
-        for data in route.broker_datas
-        if MASTER_ID in data.broker_addrs and broker in (None, data.broker_name)
-    }
-    queues = [
-        Queue(data.broker_name, masters[data.broker_name], number)
-        for data in route.queue_datas
-        if data.broker_name in masters and data.perm & PERM_WRITE
-        for number in range(
-            min(data.write_queue_nums, AUTO_CREATED_QUEUES) if created else data.write_queue_nums
-        )
-        if queue_id in (None, number)
-    ]
-    if not queues:
-        wanted = " ".join(
-            [f"on {broker}" if broker else "", f"with number {queue_id}" if queue_id is not None else ""]
-        ).strip()
-        raise click.ClickException(
-            f"topic {topic} has no queue {wanted or 'on any master that is up'} to write to\n"
-            f"  mqadmin topicRoute -t {topic} shows where it is"
-        )
-    return queues
-
-
-def _route_or_template(admin: Admin, topic: str) -> tuple[TopicRouteData, bool]:
-    """The topic's route; for an unknown topic that of the brokers which would create it, as clients do."""
-    try:
-        return admin.route(topic), False
-    except AnswerError as error:
-        if error.code != ResponseCode.TOPIC_NOT_EXIST:
-            raise
-        try:
-            return admin.route(TEMPLATE_TOPIC), True
-        except AnswerError:
-            raise error from None
+    return raw_sends.writable_queues(admin, topic, broker, queue_id)
 
 
 def readable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int | None) -> list[Queue]:

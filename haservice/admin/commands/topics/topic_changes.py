@@ -10,16 +10,6 @@ import click
 
 from haservice.admin.calls import Admin
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
-from haservice.admin.options import (
-    broker_option,
-    cluster_option,
-    command,
-    format_option,
-    namesrv_option,
-    topic_option,
-    truth_option,
-)
-from haservice.admin.output import echo, perm_text, show_pairs, shown_addr
 from haservice.errors import AnswerError
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -31,6 +21,16 @@ from haservice.remoting.headers.clients import (
     PutKVConfigHeader,
     TopicHeader,
 )
+from haservice.terminal.options import (
+    broker_option,
+    cluster_option,
+    command,
+    format_option,
+    namesrv_option,
+    topic_option,
+    truth_option,
+)
+from haservice.terminal.output import echo, perm_text, show_pairs, shown_addr
 
 TEMPLATE_TOPIC = "TBW102"
 # In the nameservers' tables: an order topic's brokers and queues, "broker-a:4;broker-b:4".

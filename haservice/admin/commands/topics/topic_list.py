@@ -11,8 +11,6 @@ import click
 
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.fanout import ask_each
-from haservice.admin.options import broker_option, command, format_option, namesrv_option, topic_option
-from haservice.admin.output import Column, Table, echo, echo_line, java_map, local_time, show, to_json
 from haservice.broker.delay.redirect import DLQ_PREFIX
 from haservice.broker.metadata.topics import PERM_READ, RETRY_PREFIX
 from haservice.errors import RemotingError
@@ -20,6 +18,8 @@ from haservice.remoting.bodies.admin import GroupList
 from haservice.remoting.bodies.clients import MessageQueue, TopicRouteData
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.clients import TopicHeader
+from haservice.terminal.options import broker_option, command, format_option, namesrv_option, topic_option
+from haservice.terminal.output import Column, Table, echo, echo_line, java_map, local_time, show, to_json
 
 # What -c without a name stands for.
 ALL_CLUSTERS = "*"

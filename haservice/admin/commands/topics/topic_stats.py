@@ -11,8 +11,6 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.commands.groups.group_calls import consume_stats
 from haservice.admin.commands.topics.topic_list import topic_groups
-from haservice.admin.options import command, format_option, namesrv_option
-from haservice.admin.output import Column, Table, number, show
 from haservice.broker.delay.redirect import DLQ_PREFIX
 from haservice.broker.metadata.topics import RETRY_PREFIX
 from haservice.errors import RemotingError
@@ -20,6 +18,8 @@ from haservice.remoting.bodies.admin import BrokerStatsData
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.admin import BrokerStatsHeader
+from haservice.terminal.options import command, format_option, namesrv_option
+from haservice.terminal.output import Column, Table, number, show
 
 # Of topic, and of topic@group.
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"

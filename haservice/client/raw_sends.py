@@ -1,5 +1,6 @@
-"""Sending many messages, with many in flight, and what became of each.
+"""Sending messages as they lie in a log, properties, flags and all, to queues that are named: for tools and jobs.
 
+An application has haservice.client.producer; here nothing is chosen, checked or sent again.
 A fixed number of workers share one source of messages; each sends one, waits for its answer, and takes
 the next.  A message is never sent twice: whatever its answer, it is counted and told, and the caller
 decides.  The first connection that fails ends the run, for the rest would only fail alike.
@@ -9,52 +10,39 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import select
-import struct
-import threading
+import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from commitlog.kernel.records import encode_properties
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.access import access
-from haservice.errors import HAServiceError, RemotingError, RemotingTimeout
-from haservice.remoting.client import RemotingClient
-from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.client.admin import Admin
+from haservice.client.errors import RouteUnknown
+from haservice.client.identity import UniqueKeys
+from haservice.client.message import UNIQUE_KEY, WAIT
+from haservice.client.routes import TEMPLATE_TOPIC, TopicRoute
+from haservice.client.sends import Prepared, SendStatus
+from haservice.errors import AnswerError, RemotingError, RemotingTimeout
+from haservice.remoting.client import RemotingClient, Sign
+from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers.clients import SendMessageHeader, SendMessageResponseHeader
+from haservice.remoting.headers.clients import SendMessageResponseHeader
 
 GROUP = "TOOLS_PRODUCER"
 IN_FLIGHT = 128
 TIMEOUT_S = 10.0  # above slaveTimeout and syncFlushTimeout, so that the broker's own verdict arrives
-READ_BYTES = 64 * 1024
-LOOK_S = 0.2  # how long after an interrupt a silent pipe is let go of, at most
 
-# What stock clients call these answers; the first four mean that the message is stored.
-STATUS_BY_CODE = {
-    int(ResponseCode.SUCCESS): "SEND_OK",
-    int(ResponseCode.FLUSH_DISK_TIMEOUT): "FLUSH_DISK_TIMEOUT",
-    int(ResponseCode.SLAVE_NOT_AVAILABLE): "SLAVE_NOT_AVAILABLE",
-    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): "FLUSH_SLAVE_TIMEOUT",
-}
-SEND_OK = "SEND_OK"
+# What stock clients call these answers; they mean that the message is stored.
+STATUS_BY_CODE = {status.value: status.name for status in SendStatus}
+SEND_OK = SendStatus.SEND_OK.name
 STORED = tuple(STATUS_BY_CODE.values())
 NO_ANSWER = "NO_ANSWER"
 UNREACHABLE = "UNREACHABLE"
 
-# Beyond every maxMessageSize that fits a frame; a file without line ends is not read into memory whole.
-LINE_BYTES_MAX = 16 * 1024 * 1024
-
-_counter = itertools.count()
-
-
-class LineTooLong(HAServiceError):
-    """Input that is no text of lines."""
+_keys = UniqueKeys()
 
 
 class Queue(NamedTuple):
@@ -117,42 +105,15 @@ class Tally:
 
 def send_command(topic: str, queue_id: int, message: Outgoing) -> RemotingCommand:
     """SEND_MESSAGE_V2 as a stock producer makes it, UNIQ_KEY included."""
-    now_ms = wall_clock_ms()
-    properties = {"UNIQ_KEY": unique_key(now_ms), "WAIT": "true", **message.properties}
-    header = SendMessageHeader(
-        producer_group=GROUP,
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=queue_id,
-        sys_flag=message.sys_flag,
-        born_timestamp_ms=now_ms,
-        flag=message.flag,
-        properties=encode_properties(properties).decode(),
-    )
-    return RemotingCommand.request(
-        RequestCode.SEND_MESSAGE_V2, header.encode(RequestCode.SEND_MESSAGE_V2), message.body
-    )
+    key = unique_key(wall_clock_ms())
+    properties = encode_properties({UNIQUE_KEY: key, WAIT: "true", **message.properties}).decode()
+    sent = Prepared(topic, message.body, properties, key, message.flag, message.sys_flag)
+    return sent.command(GROUP, queue_id)
 
 
 def unique_key(now_ms: int) -> str:
-    """32 hex digits as stock clients make them: ip 4, pid 2, loader 4, ms of the month 4, counter 2."""
-    start = time.localtime(now_ms / 1000)
-    month_ms = int(time.mktime((start.tm_year, start.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
-    return (
-        _UNIQUE_KEY.pack(
-            _LOOPBACK, os.getpid() & 0xFFFF, _START & 0xFFFFFFFF, now_ms - month_ms, next(_counter) & 0xFFFF
-        )
-        .hex()
-        .upper()
-    )
-
-
-_UNIQUE_KEY = struct.Struct(">4sHIIH")
-_LOOPBACK = b"\x7f\0\0\1"
-
-# Tells two processes of one pid apart, as the class loader's hash does for Java.
-_START = time.time_ns() >> 10
+    """As stock clients make it; of this machine's loopback."""
+    return _keys.make(now_ms)
 
 
 async def send_one(client: RemotingClient, topic: str, queue: Queue, message: Outgoing) -> Sent:
@@ -192,6 +153,9 @@ async def send_all(
     on_sent: Callable[[Sent], None],
     in_flight: int = IN_FLIGHT,
     tally: Tally | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    sign: Sign | None = None,
 ) -> Tally:
     """Sends every message, over the queues in turn.  `on_sent` is called on the loop, once for each.
 
@@ -202,7 +166,7 @@ async def send_all(
     turn = itertools.cycle(queues)
     lock = asyncio.Lock()  # an async generator serves one caller at a time
     over = asyncio.Event()
-    client = RemotingClient(**access())
+    client = RemotingClient(tls=tls, sign=sign)
 
     async def worker() -> None:
         while not over.is_set():
@@ -235,38 +199,40 @@ async def send_all(
     return tally
 
 
-async def lines_of(source: BinaryIO, keep_ends: bool = False) -> AsyncIterator[bytes]:
-    """The lines of a file or of standard input, read aside so that a slow pipe does not hold answers up.
+def writable_queues(
+    admin: Admin, topic: str, broker: str | None = None, queue_id: int | None = None
+) -> list[Queue]:
+    """Where messages may go: at the masters of the route; `broker` is a broker's name.
 
-    `\\n` ends a line; without `keep_ends` it goes, and a `\\r` before it.  The last line may lack it.
+    Raises RouteUnknown when there is none, AnswerError 17 for a topic that nobody knows or would make.
     """
-    loop = asyncio.get_running_loop()
-    over = threading.Event()
-    rest = b""
+    route = _route_or_template(admin, topic)
+    queues = [
+        Queue(queue.broker_name, addr, queue.queue_id)
+        for queue in route.write_queues
+        if broker in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
+        if (addr := route.master(queue.broker_name)) is not None
+    ]
+    if not queues:
+        wanted = " ".join(
+            [f"on {broker}" if broker else "", f"with number {queue_id}" if queue_id is not None else ""]
+        ).strip()
+        raise RouteUnknown(
+            topic,
+            f"has no queue {wanted or 'on any master that is up'} to write to\n"
+            f"  mqadmin topicRoute -t {topic} shows where it is",
+        )
+    return queues
+
+
+def _route_or_template(admin: Admin, topic: str) -> TopicRoute:
+    """The topic's route; for an unknown topic that of the brokers which would create it, as clients do."""
     try:
-        while chunk := await loop.run_in_executor(None, _read_some, source, over):
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                yield line + b"\n" if keep_ends else line.removesuffix(b"\r")
-            if len(rest) > LINE_BYTES_MAX:
-                raise LineTooLong(
-                    f"a line of more than {LINE_BYTES_MAX} bytes: every broker refuses such a message"
-                )
-    finally:
-        over.set()
-    if rest:
-        yield rest
-
-
-def _read_some(source: BinaryIO, over: threading.Event) -> bytes:
-    """What there is, up to READ_BYTES; b"" at the end.
-
-    A silent pipe is left when `over` is set, for asyncio waits for this thread before it ends.
-    """
-    with suppress(OSError, ValueError):  # bytes in memory have no descriptor, and never block
-        while not select.select([source.fileno()], [], [], LOOK_S)[0]:
-            if over.is_set():
-                return b""
-    read1 = getattr(source, "read1", source.read)
-    data: bytes = read1(READ_BYTES)
-    return data
+        return TopicRoute.of(topic, admin.route(topic))
+    except AnswerError as error:
+        if error.code != ResponseCode.TOPIC_NOT_EXIST:
+            raise
+        try:
+            return TopicRoute.of(topic, admin.route(TEMPLATE_TOPIC), template=True)
+        except AnswerError:
+            raise error from None

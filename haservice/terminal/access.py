@@ -16,7 +16,7 @@ from typing import TypedDict
 
 import click
 
-from haservice.broker.acl.security import signing
+from haservice.access.credentials import signing
 from haservice.configuration.config import load_tls
 from haservice.remoting.client import Sign
 from haservice.remoting.tls import client_tls

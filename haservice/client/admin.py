@@ -1,0 +1,448 @@
+"""Admin: what nameservers and brokers are asked for, and told to do.
+
+`topics`, `create_topic`, `progress` and their like are for applications.  Below them are calls by code, for tools:
+`ask` for a body, `tell` where success is all there is to know, `call` for the answer itself.  An answer of any code
+but those expected is an AnswerError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+from commitlog.kernel.records import parse_message_id
+from haservice.client.errors import ClientError
+from haservice.client.message import Received, decode_all
+from haservice.client.options import ClientOptions
+from haservice.client.routes import TopicRoute
+from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
+from haservice.remoting.bodies.admin import ConsumeStats, QueueProgress
+from haservice.remoting.bodies.clients import (
+    MASTER_ID,
+    BrokerData,
+    ClusterInfo,
+    HARuntimeInfo,
+    KVTable,
+    MessageQueue,
+    SubscriptionGroupConfig,
+    TopicList,
+    TopicRouteData,
+    TopicStatsTable,
+)
+from haservice.remoting.client import BlockingClient, Sign, expect
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.admin import (
+    ConsumeStatsHeader,
+    DeleteSubscriptionGroupHeader,
+    ResetOffsetHeader,
+)
+from haservice.remoting.headers.clients import (
+    ClusterHeader,
+    CreateTopicHeader,
+    DeleteTopicInNamesrvHeader,
+    ExtHeader,
+    OffsetResponseHeader,
+    PullMessageHeader,
+    PullMessageResponseHeader,
+    QueryMessageHeader,
+    QueueHeader,
+    RouteHeader,
+    SearchOffsetHeader,
+    TopicHeader,
+    UpdateConsumerOffsetHeader,
+    ViewMessageHeader,
+)
+from haservice.remoting.json_body import JSONBody
+
+TIMEOUT_S = 5.0  # as RocketMQ's tools
+TOOLS_GROUP = "TOOLS_CONSUMER"
+
+QUERY_TIMEOUT_S = 18.0  # as RocketMQ's clients wait for the index
+STATS_TIMEOUT_S = 15.0
+# For reset_offsets: the end of each queue.
+END = -1
+_FOREVER_MS = (1 << 63) - 1
+
+# sysFlag of a pull: the subscription is in the request; nothing is held back, nothing is committed.
+PULL_WITH_SUBSCRIPTION = 4
+
+Body = TypeVar("Body", bound=JSONBody)
+
+
+class Broker(NamedTuple):
+    """One broker of a cluster, as the nameserver lists it."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    addr: str
+
+    @property
+    def is_master(self) -> bool:
+        return self.broker_id == MASTER_ID
+
+
+class Pulled(NamedTuple):
+    """What one pull brought: encoded records, and where to go on."""
+
+    code: int
+    records: bytes | memoryview
+    next_offset: int
+    max_offset: int
+
+
+class Admin:
+    """For threads: any number of them may use one.  One connection per address, made when first used."""
+
+    def __init__(self, options: ClientOptions | None = None, *, sign: Sign | None = None) -> None:
+        """`sign` stands for what adds other credentials than those of the options."""
+        self._options = options or ClientOptions()
+        credentials = self._options.credentials
+        self._client = BlockingClient(
+            connect_timeout_s=self._options.connect_timeout_s,
+            tls=self._options.tls,
+            sign=sign or (None if credentials is None else credentials.signer()),
+        )
+
+    def close(self) -> None:
+        """Ends the connections.  May be called twice."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- topics ------------------------------------------------------------------------------------
+
+    def create_topic(
+        self, topic: str, queues: int = 8, *, cluster: str | None = None, perm: int = 6, order: bool = False
+    ) -> None:
+        """Makes the topic, or changes it, at every master of the cluster, or of all of them."""
+        header = CreateTopicHeader(topic, "TBW102", queues, queues, perm, order=order)
+        for broker in self.masters(cluster):
+            self.update_topic(broker.addr, header)
+
+    def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
+        """Takes the topic and its messages from every master, and from every nameserver."""
+        for broker in self.masters(cluster):
+            self.tell(broker.addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
+        for addr in self.nameservers:
+            self.tell(addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvHeader(topic, cluster))
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Those that may be read.  AnswerError 17 when the topic is unknown."""
+        return TopicRoute.of(topic, self.route(topic)).read_queues
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """Of the first message that the queue still holds."""
+        header = QueueHeader(queue.topic, queue.queue_id)
+        return self.offset(self._addr_of(queue), RequestCode.GET_MIN_OFFSET, header)
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """That the next message will have."""
+        header = QueueHeader(queue.topic, queue.queue_id)
+        return self.offset(self._addr_of(queue), RequestCode.GET_MAX_OFFSET, header)
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Of the message that was stored at this time or next to it; of the last one where all are older."""
+        header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms)
+        return self.offset(self._addr_of(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def message(self, topic: str, offset_msg_id: str) -> Received:
+        """The message that is stored there.  AnswerError when nothing is, ClientError for what is no such id."""
+        try:
+            ip, port, offset = parse_message_id(offset_msg_id)
+        except ValueError as error:
+            raise ClientError(f"{error}; a UNIQ_KEY is found by `find`") from None
+        addr = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        (record,) = decode_all(self.view(addr, offset))
+        return Received.of(record, self._broker_name(topic, addr))
+
+    def find(self, topic: str, key: str, *, count: int = 64) -> list[Received]:
+        """The messages that have `key` among their keys, or as their msg_id; the oldest first."""
+        found: dict[str, Received] = {}
+        for unique in (True, False):
+            header = QueryMessageHeader(topic, key, count, 0, _FOREVER_MS)
+            ext = header.encode() | {"_UNIQUE_KEY_QUERY": str(unique).lower()}
+            for data in self.route(topic).broker_datas:
+                answer = self.call(
+                    readable_addr(data),
+                    RequestCode.QUERY_MESSAGE,
+                    ext,
+                    (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
+                    timeout_s=QUERY_TIMEOUT_S,
+                )
+                for record in decode_all(answer.body):
+                    message = Received.of(record, data.broker_name)
+                    # The index holds hashes: it may give others, too.
+                    if record.topic == topic and key in (message.msg_id, *message.keys):
+                        found[message.offset_msg_id] = message
+        return sorted(found.values(), key=lambda one: one.store_timestamp_ms)
+
+    # -- consumer groups ---------------------------------------------------------------------------
+
+    def create_group(self, group: str, *, retry_max_times: int = 16, cluster: str | None = None) -> None:
+        """Makes the consumer group, or changes it, at every master."""
+        body = SubscriptionGroupConfig(group, retry_max_times=retry_max_times)
+        for broker in self.masters(cluster):
+            self.tell(broker.addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+
+    def delete_group(self, group: str, *, cluster: str | None = None) -> None:
+        """Takes the group and its offsets from every master."""
+        for broker in self.masters(cluster):
+            header = DeleteSubscriptionGroupHeader(group, True)
+            self.tell(broker.addr, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+    def progress(self, group: str, topic: str) -> dict[MessageQueue, QueueProgress]:
+        """How far the group has come in each queue of the topic, and where the queue ends."""
+        found: dict[MessageQueue, QueueProgress] = {}
+        for data in self.route(topic).broker_datas:
+            header = ConsumeStatsHeader(group, topic)
+            stats = self.ask(
+                readable_addr(data),
+                RequestCode.GET_CONSUME_STATS,
+                header,
+                into=ConsumeStats,
+                timeout_s=STATS_TIMEOUT_S,
+            )
+            found.update(stats.offset_table)
+        return found
+
+    def lag(self, group: str, topic: str) -> int:
+        """How many messages of the topic the group has not consumed yet."""
+        known = self.progress(group, topic)
+        return sum(max(0, one.broker_offset - max(0, one.consumer_offset)) for one in known.values())
+
+    def reset_offsets(self, group: str, topic: str, timestamp_ms: int = END) -> None:
+        """Sends the group to the messages that were stored at this time or later; END skips all there are.
+
+        Members that are online are told by their brokers; of a group that is offline the offsets are changed.
+        """
+        for data in self.route(topic).broker_datas:
+            header = ResetOffsetHeader(topic, group, timestamp_ms, True)
+            addr = readable_addr(data)
+            try:
+                self.tell(addr, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            except AnswerError as error:
+                # So brokers answer, too, where the group has no offset yet in some queue.
+                if error.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
+                    raise
+                self._reset_offline(data, group, topic, timestamp_ms)
+                if error.code == ResponseCode.SYSTEM_ERROR:
+                    self._tell_members(addr, header)
+
+    def _tell_members(self, addr: str, header: ResetOffsetHeader) -> None:
+        try:
+            self.tell(addr, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        except AnswerError as error:
+            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
+
+    def _reset_offline(self, data: BrokerData, group: str, topic: str, timestamp_ms: int) -> None:
+        for queue in self.queues(topic):
+            if queue.broker_name == data.broker_name:
+                at_end = timestamp_ms == END
+                offset = self.max_offset(queue) if at_end else self.search_offset(queue, timestamp_ms)
+                header = UpdateConsumerOffsetHeader(group, topic, queue.queue_id, offset)
+                self.tell(readable_addr(data), RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    # -- the nameserver ----------------------------------------------------------------------------
+
+    @property
+    def nameservers(self) -> tuple[str, ...]:
+        """All of them, for what must be told to each; raises NameserverUnknown when none is known."""
+        return self._options.nameservers
+
+    def brokers(self, cluster: str | None = None) -> list[Broker]:
+        """Every broker, or those of one cluster: by name, the master first."""
+        info = self._decode(ClusterInfo, *self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO))
+        found = [
+            Broker(data.cluster, data.broker_name, broker_id, addr)
+            for data in info.broker_addr_table.values()
+            for broker_id, addr in data.broker_addrs.items()
+            if cluster is None or data.cluster == cluster
+        ]
+        if not found and cluster is not None:
+            known = ", ".join(sorted(info.cluster_addr_table)) or "none: no broker has registered yet"
+            raise ClientError(f"no cluster {cluster!r} at {';'.join(self.nameservers)}; it knows {known}")
+        return sorted(found)
+
+    def masters(self, cluster: str | None = None) -> list[Broker]:
+        """Raises ClientError where there is none."""
+        masters = [broker for broker in self.brokers(cluster) if broker.is_master]
+        if not masters:
+            where = (
+                "no broker is a master now" if cluster is None else f"cluster {cluster!r} has no master now"
+            )
+            raise ClientError(f"{where}; mqadmin clusterList shows it")
+        return masters
+
+    def route(self, topic: str) -> TopicRouteData:
+        """Where the topic's queues are; AnswerError 17 when it is unknown."""
+        header = RouteHeader(topic, accept_standard_json_only=True)
+        return self._decode(
+            TopicRouteData, *self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, header.encode())
+        )
+
+    def topics(self, cluster: str | None = None) -> list[str]:
+        if cluster is None:
+            answer = self._ask_namesrv(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        else:
+            answer = self._ask_namesrv(RequestCode.GET_TOPICS_BY_CLUSTER, ClusterHeader(cluster).encode())
+        return sorted(self._decode(TopicList, *answer).topic_list)
+
+    # -- a broker ----------------------------------------------------------------------------------
+
+    def runtime_info(self, addr: str) -> dict[str, str]:
+        """28: names and values, all text."""
+        answer = self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return dict(self._decode(KVTable, addr, answer).table)
+
+    def broker_config(self, addr: str) -> dict[str, str]:
+        """26: every key the broker runs with."""
+        answer = self.call(addr, RequestCode.GET_BROKER_CONFIG)
+        lines = bytes(answer.body).decode(errors="replace").splitlines()
+        return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+    def ha_status(self, addr: str) -> HARuntimeInfo | None:
+        """907; None from a broker that does not know the request, as no 4.9 broker does."""
+        try:
+            answer = self.call(addr, RequestCode.GET_BROKER_HA_STATUS)
+        except AnswerError as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return None
+            raise
+        return self._decode(HARuntimeInfo, addr, answer)
+
+    def topic_stats(self, addr: str, topic: str) -> TopicStatsTable:
+        return self.ask(addr, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic), into=TopicStatsTable)
+
+    def update_topic(self, addr: str, header: CreateTopicHeader) -> None:
+        self.tell(addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    def offset(self, addr: str, code: RequestCode, header: QueueHeader | SearchOffsetHeader) -> int:
+        """30, 31 or 29: a queue offset."""
+        return OffsetResponseHeader.decode(self.call(addr, code, header.encode()).ext).offset
+
+    def pull(
+        self,
+        addr: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        count: int,
+        group: str,
+        expression: str = "*",
+    ) -> Pulled:
+        """11, without waiting for messages that are not there yet."""
+        header = PullMessageHeader(
+            consumer_group=group,
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            max_msg_nums=count,
+            sys_flag=PULL_WITH_SUBSCRIPTION,
+            subscription=expression,
+            expression_type="TAG",
+        )
+        answer = self.call(
+            addr,
+            RequestCode.PULL_MESSAGE,
+            header.encode(),
+            expected=(
+                ResponseCode.SUCCESS,
+                ResponseCode.PULL_NOT_FOUND,
+                ResponseCode.PULL_RETRY_IMMEDIATELY,
+                ResponseCode.PULL_OFFSET_MOVED,
+            ),
+        )
+        found = PullMessageResponseHeader.decode(answer.ext)
+        return Pulled(answer.code, answer.body, found.next_begin_offset, found.max_offset)
+
+    def view(self, addr: str, physical_offset: int) -> bytes:
+        """33: the record at a physical offset."""
+        header = ViewMessageHeader(physical_offset)
+        return bytes(self.call(addr, RequestCode.VIEW_MESSAGE_BY_ID, header.encode()).body)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        addr: str,
+        code: RequestCode,
+        header: ExtHeader | None = None,
+        *,
+        into: type[Body],
+        timeout_s: float = TIMEOUT_S,
+    ) -> Body:
+        """The answer's body.  Raises AnswerError and the other RemotingErrors, or BodyUnreadable."""
+        answer = self.call(addr, code, None if header is None else header.encode(), timeout_s=timeout_s)
+        return into.decode(answer.body)
+
+    def tell(
+        self, addr: str, code: RequestCode, header: ExtHeader | None = None, body: JSONBody | bytes = b""
+    ) -> None:
+        """A request whose success says all.  Raises AnswerError and the other RemotingErrors."""
+        data = body if isinstance(body, bytes) else body.encode()
+        self.call(addr, code, None if header is None else header.encode(), body=data)
+
+    def call(
+        self,
+        addr: str,
+        code: RequestCode,
+        ext: dict[str, str] | None = None,
+        expected: Sequence[int] = (ResponseCode.SUCCESS,),
+        *,
+        body: bytes = b"",
+        timeout_s: float = TIMEOUT_S,
+        language: int | None = None,
+    ) -> RemotingCommand:
+        """The answer when its code is one of `expected`.  Raises AnswerError and the other RemotingErrors."""
+        command = RemotingCommand.request(code, ext, body)
+        if language is not None:
+            command.language = language
+        return expect(addr, self._client.call(addr, command, timeout_s), *expected, request=code)
+
+    def call_namesrv(self, code: RequestCode, header: ExtHeader | None = None) -> RemotingCommand:
+        """As `call`, of the first nameserver that answers."""
+        return self._ask_namesrv(code, None if header is None else header.encode())[1]
+
+    def _ask_namesrv(
+        self, code: RequestCode, ext: dict[str, str] | None = None
+    ) -> tuple[str, RemotingCommand]:
+        """The first nameserver that answers; so one that is down or frozen does no harm."""
+        failures: list[RemotingUnreachable | RemotingTimeout] = []
+        for addr in self.nameservers:
+            try:
+                return addr, self.call(addr, code, ext)
+            except (RemotingUnreachable, RemotingTimeout) as error:
+                failures.append(error)
+        raise failures[0]
+
+    @staticmethod
+    def _decode(body: type[Body], addr: str, answer: RemotingCommand) -> Body:
+        return body.decode(answer.body)
+
+    def _addr_of(self, queue: MessageQueue) -> str:
+        """Who has the queue: its master, or the first slave while there is none."""
+        addr = TopicRoute.of(queue.topic, self.route(queue.topic)).readable_addr(queue.broker_name)
+        if addr is None:
+            raise ClientError(f"topic {queue.topic} has no broker {queue.broker_name} that is up")
+        return addr
+
+    def _broker_name(self, topic: str, addr: str) -> str:
+        datas = self.route(topic).broker_datas
+        return next((data.broker_name for data in datas if addr in data.broker_addrs.values()), "")
+
+
+def readable_addr(data: BrokerData) -> str:
+    """Who of a broker's addresses to read from: the master, or the first slave while there is none."""
+    return data.broker_addrs[min(data.broker_addrs)]

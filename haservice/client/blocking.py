@@ -1,0 +1,87 @@
+"""What the faces for threads stand on: an asyncio client on a loop thread of its own.
+
+The thread is called `client-loop`.  Callbacks do not run there: an `async def` runs on the loop and must not
+block, a plain function runs in a work thread (`client-work-N`) and may.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from haservice.client.errors import ClientClosed
+from haservice.deadline import Deadline
+from haservice.remoting.loop_thread import LoopClosed, LoopThread
+
+T = TypeVar("T")
+
+CLOSE_S = 10.0
+
+
+class AsyncClient(Protocol):
+    """What a face stands before."""
+
+    async def start(self) -> object: ...
+
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=AsyncClient)
+
+
+class BlockingFace(Generic[C]):
+    """A client of asyncio for threads: `_call` runs one of its coroutines to the end.
+
+    Any number of threads may use one face.  `with` starts and closes it.
+    """
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        """`make` is called on the loop; what it raises is raised."""
+        self._thread = LoopThread("client-loop")
+        try:
+            self._inner = self._thread.call(_made(make))
+        except BaseException:
+            self._thread.close(Deadline(CLOSE_S))
+            raise
+
+    def start(self) -> Self:
+        """Connects; may be called again."""
+        self._call(self._inner.start())
+        return self
+
+    def close(self) -> None:
+        """Ends what is under way, the connections and the thread.  May be called twice."""
+        deadline = Deadline(CLOSE_S)
+        if self._thread.open:
+            self._thread.submit(self._inner.close()).result(deadline.remaining)
+        self._thread.close(deadline)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._thread.call(coroutine)
+        except (LoopClosed, concurrent.futures.CancelledError):
+            raise ClientClosed(f"this {type(self).__name__}") from None
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        try:
+            return self._thread.submit(coroutine)
+        except LoopClosed:
+            raise ClientClosed(f"this {type(self).__name__}") from None
+
+
+async def _made(make: Callable[[], C]) -> C:
+    return make()

@@ -1,0 +1,99 @@
+"""Every error of the client library's own; what the wire itself raises is in haservice.errors.
+
+    HAServiceError
+    ├── RemotingError              one call to one server: unreachable, no answer in time, or refused
+    └── ClientError                what an application asked of the library did not happen
+        ├── MessageIllegal             a message that no broker takes: nothing was sent
+        ├── ClientClosed               the producer, consumer or session was closed
+        ├── NameserverUnknown          no nameserver was named
+        ├── RouteUnknown               the nameservers know no broker for this topic, or none that is a master now
+        ├── SendFailed                 a message was not acknowledged, after all tries
+        └── ReplyTimeout               a request was sent, and its reply did not come in time
+
+The text says what happened, where, and what to do; the attributes carry the same for a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from haservice.errors import AnswerError, HAServiceError, RemotingClosed, RemotingError, RemotingTimeout
+
+
+class ClientError(HAServiceError):
+    """Root of the client library's errors."""
+
+
+class MessageIllegal(ClientError):
+    """A message that breaks a rule of the broker's; it was not sent."""
+
+
+class ClientClosed(ClientError):
+    """Used after `close`, or closed while the call was under way."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} was closed: make a new one")
+
+
+class NameserverUnknown(ClientError):
+    """Neither the options nor the environment name a nameserver."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "which nameserver?  Give ClientOptions(namesrv_addr='host:9876'), or set NAMESRV_ADDR"
+        )
+
+
+class RouteUnknown(ClientError):
+    """`topic` has no queue that can be written to, or read from, now; `reason` says why, behind its name."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"topic {topic} {reason}")
+        self.topic = topic
+        self.reason = reason
+
+
+class Try(NamedTuple):
+    """One attempt to send: where it went, and why that was not the end."""
+
+    broker_name: str
+    addr: str
+    error: RemotingError
+
+    @property
+    def maybe_stored(self) -> bool:
+        """Whether the broker may have the message all the same: it had the bytes, and did not refuse them."""
+        return isinstance(self.error, RemotingTimeout | RemotingClosed)
+
+
+class SendFailed(ClientError):
+    """No try got an acknowledgement.  `tries` says what became of each, in their order.
+
+    With `maybe_stored` a broker may have the message all the same: who sends it again may double it.  `code` is
+    that of the broker's last answer (a ResponseCode), None where the last try got none.
+    """
+
+    def __init__(self, topic: str, tries: Sequence[Try], reason: str = "") -> None:
+        said = "; ".join(dict.fromkeys([*([reason] if reason else []), *(str(one.error) for one in tries)]))
+        self.topic = topic
+        self.tries = tuple(tries)
+        self.reason = reason
+        self.maybe_stored = any(one.maybe_stored for one in tries)
+        last = tries[-1].error if tries else None
+        self.code = last.code if isinstance(last, AnswerError) else None
+        state = "may be stored" if self.maybe_stored else "is not stored"
+        super().__init__(f"a message to topic {topic} {state} after {len(tries)} tries: {said}")
+
+
+class ReplyTimeout(ClientError):
+    """No reply to a request within the time given."""
+
+    def __init__(self, topic: str, correlation_id: str, seconds: float) -> None:
+        super().__init__(
+            f"no reply to request {correlation_id} on topic {topic} within {seconds:g} s: "
+            "does a consumer of that topic run, and reply?"
+        )
+        self.topic = topic
+        self.correlation_id = correlation_id
+        self.seconds = seconds

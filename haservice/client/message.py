@@ -1,0 +1,236 @@
+"""Messages as applications see them: Message before it is sent, Received when it was read.  Pure.
+
+Message   → checked and encoded for the wire: properties, a compressed body, an element of a batch
+Received  ← a record as a pull brings it: its body as the producer had it, its properties as values
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from commitlog.kernel import layout, records
+from haservice.client.errors import MessageIllegal
+from haservice.remoting.bodies.clients import MessageQueue
+
+TAGS = "TAGS"
+KEYS = "KEYS"
+WAIT = "WAIT"
+DELAY = "DELAY"
+UNIQUE_KEY = "UNIQ_KEY"
+RETRY_TOPIC = "RETRY_TOPIC"
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+
+# What brokers take with their defaults.
+BODY_BYTES_MAX = 4 * 1024 * 1024
+TOPIC_CHARS_MAX = 127
+# Bodies from here on are compressed, as by Java's clients, which mark it as 4.9.4 and later do.
+COMPRESS_ABOVE_BYTES = 4096
+ZLIB_LEVEL = 5
+SYS_COMPRESSION_MASK = 0x700
+SYS_ZLIB = 0x300
+_ZLIB_KINDS = (0x000, SYS_ZLIB)
+# No client may send a larger body, compressed or not (maxMessageSize's default, many times over).
+INFLATED_BYTES_MAX = 64 * 1024 * 1024
+
+# The library gives them their values.
+RESERVED = frozenset(
+    {TAGS, KEYS, WAIT, DELAY, UNIQUE_KEY, RETRY_TOPIC, "TRAN_MSG", "PGROUP", "REAL_TOPIC", "REAL_QID"}
+)
+_ELEMENT = struct.Struct(">iiiii")
+_SHORT = struct.Struct(">h")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What an application sends.
+
+    `tags`              one tag, by which consumers choose (RocketMQ's name for it)
+    `keys`              by which a message is found again; a text, or several
+    `properties`        the application's own, which SQL92 expressions may ask for
+    `delay_level`       1 to 18: delivered after messageDelayLevel's time (1s 5s 10s 30s 1m … 2h); 0 at once
+    `order_key`         messages of one order key go to one queue, in the order in which they are sent
+    `wait_store_msg_ok` False: a SYNC_MASTER answers without waiting for flush and slave
+    `flag`              a number of the application's own
+    """
+
+    topic: str
+    body: bytes
+    tags: str = ""
+    keys: str | Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    delay_level: int = 0
+    order_key: str | int | None = None
+    wait_store_msg_ok: bool = True
+    flag: int = 0
+
+    def check(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        """Raises MessageIllegal for what a broker would refuse, or a reader could not read."""
+        _check_topic(self.topic)
+        if not self.body:
+            raise MessageIllegal(f"a message to topic {self.topic} has no body: brokers take none without")
+        if len(self.body) > body_bytes_max:
+            raise MessageIllegal(
+                f"a body of {len(self.body)} bytes to topic {self.topic} is above {body_bytes_max}: split it, "
+                "or raise the broker's maxMessageSize and the producer's max_message_bytes"
+            )
+        if self.delay_level < 0:
+            raise MessageIllegal(
+                f"delay_level {self.delay_level}: 0 is none, 1 the first of messageDelayLevel"
+            )
+        for name, value in self.properties.items():
+            if name in RESERVED:
+                raise MessageIllegal(
+                    f"property {name} is RocketMQ's own: a field of Message sets it, or none"
+                )
+            if not name or not value:
+                raise MessageIllegal(f"property {name!r}={value!r}: neither name nor value may be empty")
+
+    @property
+    def key_list(self) -> list[str]:
+        """The keys one by one; a text may hold several, parted by blanks."""
+        return (self.keys if isinstance(self.keys, str) else " ".join(self.keys)).split()
+
+    def wire_properties(self) -> dict[str, str]:
+        """All but UNIQ_KEY.  Raises MessageIllegal for text that would end a property early."""
+        found = dict(self.properties)
+        keys = self.key_list
+        if keys:
+            found[KEYS] = " ".join(keys)
+        if self.tags:
+            found[TAGS] = self.tags
+        if self.delay_level:
+            found[DELAY] = str(self.delay_level)
+        found[WAIT] = "true" if self.wait_store_msg_ok else "false"
+        return found
+
+
+def _check_topic(topic: str) -> None:
+    name = topic.encode(errors="replace")
+    if not records.is_topic(name) or len(name) > TOPIC_CHARS_MAX:
+        raise MessageIllegal(
+            f"topic {topic[:140]!r}: a name has 1 to {TOPIC_CHARS_MAX} of the letters a-z A-Z 0-9 _ - % |"
+        )
+
+
+def encode_properties(properties: Mapping[str, str]) -> str:
+    """Raises MessageIllegal when they cannot be told apart again, or are too long for a record."""
+    text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
+    if text.count("\x01") != len(properties) or text.count("\x02") > len(properties) - 1:
+        bad = [name for name, value in properties.items() if not {"\x01", "\x02"}.isdisjoint(name + value)]
+        raise MessageIllegal(
+            f"properties {bad}: the characters U+0001 and U+0002 part them on the wire and cannot be in them"
+        )
+    if len(text) > layout.PROPERTIES_BYTES_MAX // 4:
+        size = len(text.encode())
+        if size > layout.PROPERTIES_BYTES_MAX:
+            raise MessageIllegal(
+                f"properties of {size} bytes are above {layout.PROPERTIES_BYTES_MAX}: move some into the body"
+            )
+    return text
+
+
+def compressed(body: bytes, above_bytes: int = COMPRESS_ABOVE_BYTES) -> tuple[bytes, int]:
+    """The body as it is sent, and what its sysFlag says of that; what would not shrink stays as it is."""
+    if len(body) < above_bytes:
+        return body, 0
+    packed = zlib.compress(body, ZLIB_LEVEL)
+    return (packed, layout.SYS_COMPRESSED | SYS_ZLIB) if len(packed) < len(body) else (body, 0)
+
+
+def uncompressed(body: bytes, sys_flag: int) -> bytes:
+    """The body as its producer had it where it can be told: zlib is opened, other kinds are left."""
+    if not sys_flag & layout.SYS_COMPRESSED or sys_flag & SYS_COMPRESSION_MASK not in _ZLIB_KINDS:
+        return body
+    try:
+        return zlib.decompressobj().decompress(body, INFLATED_BYTES_MAX)
+    except zlib.error:
+        return body
+
+
+def batch_element(message: Message, properties: str) -> bytes:
+    """One message inside the body of a batch."""
+    texts = properties.encode()
+    size = _ELEMENT.size + len(message.body) + _SHORT.size + len(texts)
+    head = _ELEMENT.pack(size, 0, 0, message.flag, len(message.body))
+    return b"".join((head, message.body, _SHORT.pack(len(texts)), texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message as a consumer gets it; times in milliseconds since 1970, hosts as `ip:port`.
+
+    `msg_id` is what producers and Java's clients call the message (UNIQ_KEY), `offset_msg_id` where it is
+    stored.  `topic` is the one it was sent to, even where it comes from a group's retry topic, which `queue`
+    then names.
+    """
+
+    topic: str
+    body: bytes
+    msg_id: str
+    offset_msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    physical_offset: int
+    store_bytes: int
+    born_timestamp_ms: int
+    born_host: str
+    store_timestamp_ms: int
+    store_host: str
+    reconsume_times: int
+    properties: Mapping[str, str]
+    sys_flag: int = 0
+    flag: int = 0
+
+    @property
+    def tags(self) -> str:
+        return self.properties.get(TAGS, "")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.properties.get(KEYS, "").split())
+
+    @classmethod
+    def of(cls, record: records.StoredMessage, broker_name: str) -> Self:
+        """What a record says."""
+        properties = records.decode_properties(record.properties)
+        offset_msg_id = record.message_id
+        topic = record.topic
+        if topic.startswith(RETRY_PREFIX):
+            topic = properties.get(RETRY_TOPIC, topic)
+        return cls(
+            topic=topic,
+            body=uncompressed(record.body, record.sys_flag),
+            msg_id=properties.get(UNIQUE_KEY, offset_msg_id),
+            offset_msg_id=offset_msg_id,
+            queue=MessageQueue(record.topic, broker_name, record.queue_id),
+            queue_offset=record.queue_offset,
+            physical_offset=record.physical_offset,
+            store_bytes=record.size,
+            born_timestamp_ms=record.born_timestamp_ms,
+            born_host=host_text(record.born_host),
+            store_timestamp_ms=record.store_timestamp_ms,
+            store_host=host_text(record.store_host),
+            reconsume_times=record.reconsume_times,
+            properties=properties,
+            sys_flag=record.sys_flag,
+            flag=record.flag,
+        )
+
+
+def decode_all(body: bytes | memoryview) -> Iterator[records.StoredMessage]:
+    """The messages of a pull's body, one behind the other.  Raises CorruptRecord."""
+    position = 0
+    while position < len(body):
+        message = records.decode(body, position)
+        yield message
+        position += message.size
+
+
+def host_text(host: bytes) -> str:
+    ip, port = records.decode_host(host)
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

@@ -1,0 +1,99 @@
+"""What every client of the library is made with: where the nameservers are, as whom it comes, its patience."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from haservice.certificates import load_chain, load_roots
+from haservice.client.errors import NameserverUnknown
+from haservice.remoting.client import Sign
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.signature import sign
+
+NAMESRV_ENV = "NAMESRV_ADDR"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """An account of plain_acl.yml; requests are signed with it."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    security_token: str | None = field(default=None, repr=False)
+
+    def signer(self) -> Sign:
+        """What adds the signature to a request."""
+
+        def add(request: RemotingCommand) -> None:
+            sign(request, self.access_key, self.secret_key, self.security_token)
+
+        return add
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Everything has a default but the nameserver, which the environment (NAMESRV_ADDR) may name as well.
+
+    `namesrv_addr`         host:port, several parted by `;`
+    `credentials`          the account to sign requests with; None: they are not signed
+    `tls`                  see `tls_context`; None: plain connections
+    `instance_name`        the second half of the client id; a unique one is made up where it is empty
+    `trace`                whether what is sent and consumed is written to `trace_topic`
+    `send_timeout_s`       a send, its retries included
+    `request_timeout_s`    a question to a nameserver or broker
+    `connect_timeout_s`    a new connection
+    `heartbeat_interval_s` brokers forget a client after 120 s without one
+    `route_interval_s`     how often routes are asked for while all is well
+    `master_poll_s`        how often while a broker name has no master that answers
+    """
+
+    namesrv_addr: str = ""
+    credentials: Credentials | None = None
+    tls: ssl.SSLContext | None = None
+    instance_name: str = ""
+    trace: bool = False
+    trace_topic: str = TRACE_TOPIC
+    send_timeout_s: float = 3.0
+    request_timeout_s: float = 3.0
+    connect_timeout_s: float = 3.0
+    heartbeat_interval_s: float = 30.0
+    route_interval_s: float = 30.0
+    master_poll_s: float = 0.1
+
+    @property
+    def nameservers(self) -> tuple[str, ...]:
+        """The addresses.  Raises NameserverUnknown where there is none."""
+        named = self.namesrv_addr or os.environ.get(NAMESRV_ENV, "")
+        found = tuple(addr.strip() for addr in named.replace(",", ";").split(";") if addr.strip())
+        if not found:
+            raise NameserverUnknown
+        return found
+
+
+def tls_context(
+    *,
+    roots: Path | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    key_password: str | None = None,
+    check_server: bool = True,
+) -> ssl.SSLContext:
+    """TLS for `ClientOptions.tls`.  All files are PEM; raises ConfigError for one that cannot be used.
+
+    `roots` are what servers' certificates are checked against, the system's where it is None; their host
+    names are not checked, for brokers are known by their addresses.  `check_server=False` takes any
+    certificate.  `certificate` and `key` are shown to a server that asks for one.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    if check_server:
+        load_roots(context, ssl.Purpose.SERVER_AUTH, "roots", roots, "tls_context")
+    else:
+        context.verify_mode = ssl.CERT_NONE
+    if certificate is not None and key is not None:
+        load_chain(context, ("certificate", "key"), certificate, key, key_password, "tls_context")
+    return context

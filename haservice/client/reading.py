@@ -1,0 +1,67 @@
+"""Reading what is in a queue, as it lies there: for tools and jobs.  Consumers are haservice.client.consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from commitlog.kernel import records
+from haservice.client.admin import Admin
+from haservice.client.message import decode_all, uncompressed
+from haservice.client.raw_sends import Queue
+from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.headers.clients import QueueHeader, SearchOffsetHeader
+
+PULL_COUNT = 32
+
+
+def from_queue(
+    admin: Admin,
+    topic: str,
+    queue: Queue,
+    group: str,
+    offset: int | None = None,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    expression: str = "*",
+) -> Iterator[records.StoredMessage]:
+    """The messages of one queue, from `offset` (or a time, or the first) to its end as it is now, or a time.
+
+    Of a tag expression the broker sends what may match; what comes from here does.
+    """
+    where = QueueHeader(topic, queue.queue_id)
+    end = admin.offset(queue.addr, RequestCode.GET_MAX_OFFSET, where)
+    tags = wanted_tags(expression)
+    if end_ms is not None:
+        search = SearchOffsetHeader(topic, queue.queue_id, end_ms)
+        end = min(end, admin.offset(queue.addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search))
+    if offset is None and begin_ms is not None:
+        search = SearchOffsetHeader(topic, queue.queue_id, begin_ms)
+        offset = admin.offset(queue.addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+    if offset is None:
+        offset = admin.offset(queue.addr, RequestCode.GET_MIN_OFFSET, where)
+    while offset < end:
+        count = min(PULL_COUNT, end - offset)
+        pulled = admin.pull(queue.addr, topic, queue.queue_id, offset, count, group, expression)
+        if pulled.code == ResponseCode.SUCCESS:
+            for message in decode_all(pulled.records):
+                if message.queue_offset < end and (not tags or tag_of(message) in tags):
+                    yield message
+        if pulled.next_offset <= offset:
+            return  # nothing further is to be had: retention took it, or the broker holds less now
+        offset = pulled.next_offset
+
+
+def wanted_tags(expression: str) -> frozenset[str]:
+    """`TagA || TagB` → both; empty for `*`, which wants all."""
+    if expression.strip() in ("", "*"):
+        return frozenset()
+    return frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
+
+
+def tag_of(message: records.StoredMessage) -> str | None:
+    return records.decode_properties(message.properties).get("TAGS")
+
+
+def body_of(message: records.StoredMessage) -> bytes:
+    """The body as its producer had it, where it can be told."""
+    return uncompressed(message.body, message.sys_flag)

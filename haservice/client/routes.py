@@ -1,0 +1,232 @@
+"""Where topics are: queues, brokers and their addresses; and when to ask the nameservers again.  Pure.
+
+A route is asked for every `interval_s`.  In between a broker name may fall into *doubt*: its master cannot be
+reached, lost the connection, does not answer, or says that it is none; or the name has gone from the route, as
+while a broker starts again.  While there is a name in doubt, or one without a master, one route that holds it is
+asked for every `poll_s`; doubt ends when the route shows another master, or the one doubted acknowledges
+something.  So a new master is found by the first poll that sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from commitlog.kernel.records import java_hash
+from haservice.client.errors import RouteUnknown
+from haservice.remoting.bodies.clients import MASTER_ID, MessageQueue, TopicRouteData
+
+PERM_READ = 4
+PERM_WRITE = 2
+# The topic that new topics are made after; its route says which brokers would make one.
+TEMPLATE_TOPIC = "TBW102"
+AUTO_CREATED_QUEUES = 4
+
+# A name that stays without a master is asked for this much more seldom after a while.
+PATIENCE_S = 60.0
+PATIENT_FACTOR = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """One topic's queues, in the order of Java's clients: by broker name, then by number.
+
+    `write_queues` includes those of brokers without a master now, so that an order key keeps its queue.
+    With `template` the topic does not exist yet: these are the queues that it would have.
+    """
+
+    topic: str
+    brokers: Mapping[str, Mapping[int, str]]
+    write_queues: tuple[MessageQueue, ...]
+    read_queues: tuple[MessageQueue, ...]
+    order_conf: str | None = None
+    template: bool = False
+
+    @classmethod
+    def of(cls, topic: str, data: TopicRouteData, *, template: bool = False) -> TopicRoute:
+        brokers = {one.broker_name: dict(one.broker_addrs) for one in data.broker_datas if one.broker_addrs}
+        write: list[MessageQueue] = []
+        read: list[MessageQueue] = []
+        for found in sorted(data.queue_datas, key=lambda one: one.broker_name):
+            if found.broker_name not in brokers:
+                continue
+            count = min(found.write_queue_nums, AUTO_CREATED_QUEUES) if template else found.write_queue_nums
+            if found.perm & PERM_WRITE:
+                write += [MessageQueue(topic, found.broker_name, number) for number in range(count)]
+            if found.perm & PERM_READ and not template:
+                read += [
+                    MessageQueue(topic, found.broker_name, number) for number in range(found.read_queue_nums)
+                ]
+        return cls(topic, brokers, tuple(write), tuple(read), data.order_topic_conf, template)
+
+    def master(self, broker_name: str) -> str | None:
+        return self.brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def readable_addr(self, broker_name: str) -> str | None:
+        """The master, or the slave with the lowest id while there is none."""
+        addrs = self.brokers.get(broker_name)
+        return addrs[min(addrs)] if addrs else None
+
+    def queue_for(self, order_key: str | int) -> MessageQueue:
+        """As Java's SelectMessageQueueByHash chooses.  Raises RouteUnknown when there is no queue."""
+        if not self.write_queues:
+            raise RouteUnknown(
+                self.topic, "has no queue that may be written to; mqadmin topicRoute shows them"
+            )
+        number = java_hash(order_key) if isinstance(order_key, str) else _long_hash(order_key)
+        return self.write_queues[abs(number) % len(self.write_queues)]
+
+
+def _long_hash(number: int) -> int:
+    """Java's hashCode of an Integer, or of a Long where it does not fit one."""
+    if -(1 << 31) <= number < 1 << 31:
+        return number
+    bits = number & 0xFFFFFFFFFFFFFFFF
+    folded = (bits ^ bits >> 32) & 0xFFFFFFFF
+    return folded - (1 << 32) if folded >= 1 << 31 else folded
+
+
+@dataclass(slots=True)
+class _Known:
+    """A topic's route, and when it was last asked for."""
+
+    route: TopicRoute
+    asked_s: float
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A broker name whose master `addr` is doubted ("" where there is none), since when; `topic` is the one by
+    whose route the name is watched.
+    """
+
+    addr: str
+    since_s: float
+    topic: str
+
+
+# Before any clock's time: what was asked for then is due at once.
+_NEVER_S = float("-inf")
+
+
+@dataclass(slots=True)
+class RouteTable:
+    """The routes of one client.  Times are those of its loop's clock."""
+
+    interval_s: float = 30.0
+    poll_s: float = 0.1
+    _known: dict[str, _Known] = field(default_factory=dict)
+    _doubts: dict[str, _Doubt] = field(default_factory=dict)
+    _masters: dict[str, str | None] = field(default_factory=dict)
+
+    def get(self, topic: str) -> TopicRoute | None:
+        known = self._known.get(topic)
+        return None if known is None else known.route
+
+    def topics(self) -> list[str]:
+        return list(self._known)
+
+    def put(self, route: TopicRoute, now_s: float) -> bool:
+        """What a nameserver answered; True when it is not what was known."""
+        before = self.get(route.topic)
+        self._known[route.topic] = _Known(route, now_s)
+        for name in route.brokers:
+            self._see(name, route, now_s)
+        if before is not None:
+            for name in before.brokers.keys() - route.brokers.keys():
+                self._miss(name, route, now_s)
+        self._give_up(now_s)
+        return before != route
+
+    def _see(self, name: str, route: TopicRoute, now_s: float) -> None:
+        """What a route says of a broker name; a new master is one for the other topics as well."""
+        master = self._masters[name] = route.master(name)
+        doubt = self._doubts.get(name)
+        if master is None:
+            if doubt is None:
+                self._doubts[name] = _Doubt("", now_s, route.topic)
+        elif doubt is not None and doubt.addr != master:
+            del self._doubts[name]
+
+    def _miss(self, name: str, route: TopicRoute, now_s: float) -> None:
+        """A broker name is in the route no more: it may be away for a moment, or no longer have the topic."""
+        other = next(self._with(name), None)
+        if other is None:
+            self._masters[name] = None
+        watched = route if other is None else other.route
+        self._doubts.setdefault(name, _Doubt("", now_s, watched.topic))
+
+    def _give_up(self, now_s: float) -> None:
+        """A name that no route has had for a while is gone for good."""
+        for name, doubt in list(self._doubts.items()):
+            if now_s - doubt.since_s > PATIENCE_S and not any(self._with(name)):
+                del self._doubts[name]
+                self._masters.pop(name, None)
+
+    def asked(self, topic: str, now_s: float) -> None:
+        """The nameservers were asked and said nothing: what was known stays."""
+        known = self._known.get(topic)
+        if known is not None:
+            known.asked_s = now_s
+
+    def forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+
+    def doubt(self, broker_name: str, addr: str, now_s: float) -> bool:
+        """`addr` did not behave as the master of `broker_name`; True when that is new."""
+        if broker_name in self._doubts or self.master(broker_name) not in (addr, None):
+            return False
+        witness = next(self._with(broker_name), None)
+        if witness is None:
+            return False
+        self._doubts[broker_name] = _Doubt(addr, now_s, witness.route.topic)
+        witness.asked_s = _NEVER_S
+        return True
+
+    def trust(self, broker_name: str, addr: str) -> None:
+        """`addr` has just done what only a master does."""
+        doubt = self._doubts.get(broker_name)
+        if doubt is not None and doubt.addr == addr:
+            del self._doubts[broker_name]
+
+    def doubted(self, broker_name: str) -> bool:
+        return broker_name in self._doubts
+
+    def master(self, broker_name: str) -> str | None:
+        """The master's address by the newest route that names the broker."""
+        return self._masters.get(broker_name)
+
+    def addrs(self) -> dict[str, dict[int, str]]:
+        """Every broker that a route names, with all its addresses."""
+        found: dict[str, dict[int, str]] = {}
+        for known in sorted(self._known.values(), key=lambda known: known.asked_s):
+            found |= {name: dict(addrs) for name, addrs in known.route.brokers.items()}
+        return found
+
+    def next_s(self) -> float | None:
+        """When to ask again; None while no route is known."""
+        doubts = self._polled()
+        return min((self._due_s(known, doubts) for known in self._known.values()), default=None)
+
+    def due(self, now_s: float) -> list[str]:
+        """The topics whose routes are to be asked for now."""
+        doubts = self._polled()
+        return [topic for topic, known in self._known.items() if self._due_s(known, doubts) <= now_s]
+
+    def _due_s(self, known: _Known, polled: Mapping[str, float]) -> float:
+        return known.asked_s + min(polled.get(known.route.topic, self.interval_s), self.interval_s)
+
+    def _polled(self) -> dict[str, float]:
+        """The topics by which names in doubt are watched, one for each name, and their pauses."""
+        pauses: dict[str, float] = {}
+        for name, doubt in self._doubts.items():
+            watched = self._known.get(doubt.topic) or next(self._with(name), None)
+            if watched is not None:
+                patient = watched.asked_s - doubt.since_s > PATIENCE_S
+                pause = self.poll_s * PATIENT_FACTOR if patient else self.poll_s
+                topic = watched.route.topic
+                pauses[topic] = min(pause, pauses.get(topic, pause))
+        return pauses
+
+    def _with(self, broker_name: str) -> Iterator[_Known]:
+        return (known for known in self._known.values() if broker_name in known.route.brokers)
