@@ -216,7 +216,7 @@ class LongPolling:
         try:
             self._timers.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            logger.debug("the loop is closed; waiting pulls stay unanswered")
+            logger.debug("the loop is closed; held pulls stay unanswered")
 
     # Keeping
 

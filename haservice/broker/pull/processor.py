@@ -327,7 +327,7 @@ class PullProcessor:
         except RequestError as error:
             answer = command.answer(error.code, error.remark)
         except Exception as error:
-            logger.exception("waiting pull failed topic=%s queue=%d", header.topic, header.queue_id)
+            logger.exception("held pull failed topic=%s queue=%d", header.topic, header.queue_id)
             answer = command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if isinstance(answer, RemotingCommand):
             future.set_result(answer)
