@@ -11,7 +11,7 @@ CommitLogError
 ├── NotDamaged            bytes to repair where nothing is fenced as damaged
 ├── OffsetNotFound        an offset outside of what the log holds
 ├── MessageIllegal        a message that must not be stored; answered with code 13
-├── LogNotWritable        the log takes nothing now; answered with code 14
+├── LogNotWritable        the log refuses writes now; answered with code 14
 ├── OffsetGap             replicated bytes that do not continue the log
 └── SegmentCrossed        replicated bytes that would span two segments
 """

@@ -1,7 +1,7 @@
 """Bounds of numbers that come from outside: beyond them is a mistake or a lie, refused where it is read.
 
 Honest numbers are far below.  A promotion takes the next multiple of 1000 (haservice.broker.roles.rules), so that
-TERM_MAX is a thousand million promotions of one name, and TERM_JUMP_MAX a thousand that somebody missed.
+EPOCH_MAX is a thousand million promotions of one name, and EPOCH_JUMP_MAX a thousand that somebody missed.
 OFFSET_MAX is four exbibytes of messages; the sum of two such offsets still fits the wire.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, get_args, get_origin
 
-TERM_MAX = 10**12
-TERM_JUMP_MAX = 10**6
+EPOCH_MAX = 10**12
+EPOCH_JUMP_MAX = 10**6
 OFFSET_MAX = 1 << 62
 # Of one topic on one broker: there each is a directory with a file of its own, and an object at every client.
 QUEUES_MAX = 65536
@@ -39,8 +39,8 @@ class Bounds:
 
 
 # For annotations of headers and bodies, whose readers hold a number against them; -1 is "unknown" or "any".
-Term = Annotated[int, Bounds(0, TERM_MAX)]
-TermOrNone = Annotated[int, Bounds(-1, TERM_MAX)]
+EpochNumber = Annotated[int, Bounds(0, EPOCH_MAX)]
+EpochOrNone = Annotated[int, Bounds(-1, EPOCH_MAX)]
 Offset = Annotated[int, Bounds(0, OFFSET_MAX)]
 OffsetOrNone = Annotated[int, Bounds(-1, OFFSET_MAX)]
 BrokerId = Annotated[int, Bounds(0, LONG_MAX)]

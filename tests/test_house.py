@@ -344,6 +344,15 @@ GIVEN_UP = {
     "heed": "on_hello",
     "refill": "peer_repair",
     "live_keys": "reloadable_keys",
+    "term": "epoch",
+    "terms": "epochs",
+    "Term": "Epoch",
+    "Terms": "KnownEpochs",
+    "NewTerm": "NewEpoch",
+    "new_term": "new_epoch",
+    "last_term": "last_epoch",
+    "ForgetTerms": "ForgetEpochs",
+    "TERM_MAX": "EPOCH_MAX",
 }
 
 
@@ -371,6 +380,45 @@ def test_what_the_glossary_names_is_there() -> None:
         if not (ROOT / name).exists() and name.removeprefix("mqadmin ") not in code
     ]
     assert not missing, missing
+
+
+# What people read, and its suffixes; what Cython writes is not read.
+PROSE = ("README.md", "CHANGELOG.md", "docs", "conf", "commitlog", "haservice", "tests", "scripts")
+SUFFIXES = {".md", ".py", ".pyx", ".pxd", ".h", ".c", ".sh", ".properties", ""}
+LINE_MAX = 120
+# Their tables may be wider: one is generated from the code, the other has a row of figures for each run.
+WIDE_TABLES = ("docs/configuration.md", "docs/performance.md")
+# A row of a table as a command prints it, in a fenced block: columns are two blanks apart.
+PRINTED_ROW = re.compile(r"\S {2,}\S.* {2,}\S.* {2,}\S")
+PRAGMA = re.compile(r"  # (type: ignore|noqa|pragma).*$")
+
+
+def written() -> Iterator[Path]:
+    for name in PROSE:
+        place = ROOT / name
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if (
+                path.is_file()
+                and path.suffix in SUFFIXES
+                and not (path.suffix == ".c" and path.name.startswith("_"))
+            ):
+                yield path
+
+
+def test_no_line_is_wider_than_a_page() -> None:
+    wide = []
+    for path in written():
+        name, fenced = str(path.relative_to(ROOT)), False
+        for line, text in enumerate(path.read_text().splitlines(), 1):
+            if path.suffix == ".md":
+                fenced ^= text.lstrip().startswith("```")
+                if fenced and PRINTED_ROW.search(text):
+                    continue
+                if name in WIDE_TABLES and text.startswith("|"):
+                    continue
+            if len(PRAGMA.sub("", text)) > LINE_MAX:
+                wide.append(f"{name}:{line}: {len(text)} characters")
+    assert not wide, "\n".join(wide)
 
 
 def test_every_package_is_typed_and_found() -> None:

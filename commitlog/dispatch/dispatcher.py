@@ -41,7 +41,7 @@ _PASS_BYTES = 32 << 20
 # And at a start, when nobody waits yet: 1,024 queues with 1 KiB messages get 100 entries in a write, not 7.  What is
 # gathered of the smallest records takes 30 MB.
 _CATCH_UP_BYTES = 128 << 20
-# Once level, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
+# Once caught up, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
 # every millisecond, too.  While nobody waits for arrivals or asks, they gather longer: a pass over many
 # messages costs less than half for each, and it is the interpreter that sends need, too.
 _LINGER_S = 0.001
@@ -49,7 +49,7 @@ _UNAWAITED_LINGER_S = 0.05
 # And longer where a pass writes to many queues, for each of them costs a write of some 5 µs, however much comes.
 _MANY_QUEUES = 256
 _MANY_LINGER_S = 0.5
-# Less than this is level; while nobody waits, less than what comes during a long pass.
+# Less than this is caught up; while nobody waits, less than what comes during a long pass.
 _LEVEL_BYTES = 64 << 10
 _UNAWAITED_LEVEL_BYTES = 4 << 20
 _EXPECTED_MAX = 10_000
@@ -58,7 +58,7 @@ _REST_AFTER_S = 5.0
 _WAIT_MAX_S = 3600.0
 # A replica that catches up takes in far more than can be dispatched meanwhile, and the two would only take
 # the interpreter from each other: replication goes first while so much arrives in one look.  After that long,
-# in all since dispatch was level, it dispatches until it is level again.
+# in all since dispatch had caught up, it dispatches until it has caught up again.
 _FLOOD_LOOK_S = 0.02
 _FLOOD_BYTES = 4 << 20
 _FLOOD_MAX_S = 30.0

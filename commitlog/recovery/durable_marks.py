@@ -4,7 +4,7 @@
     | number 8 | log 8 | queues 8 | index 8 | CRC-32 of these 4 |    the sound slot of the highest number
 
 The checkpoint says the same in store timestamps, as RocketMQ does, and that is true only while they rise.
-They fall when a clock is set back, or when the master of the next term has a slower one; and a replica has
+They fall when a clock is set back, or when the master of the next epoch has a slower one; and a replica has
 the bytes on its disk before it looks at their timestamps, so nothing could be lowered in time.  Offsets only
 rise, and where they do not (a log that is cut) they are lowered here first, durably.
 

@@ -58,7 +58,7 @@ class Audit:
             self._look_over(stop)
         except (CommitLogError, OSError) as error:
             # Damage that the scrub found, and retention, are why: the next pass goes further.
-            logger.warning("queues and index not held against all of the log reason=%s", error)
+            logger.warning("queues and index not compared with all of the log reason=%s", error)
 
     def _look_over(self, stop: threading.Event) -> None:
         end = self._dispatcher.position

@@ -93,7 +93,7 @@ class _Reader:
             account = self._account(fields, (ACCOUNTS, at))
             if account.access_key in accounts:
                 self._warn(
-                    f"accessKey {account.access_key} stands here twice, the first counts", ACCOUNTS, at
+                    f"accessKey {account.access_key} appears here twice, the first counts", ACCOUNTS, at
                 )
             accounts.setdefault(account.access_key, account)
         counter, timestamp = self._version(data)
@@ -145,7 +145,7 @@ class _Reader:
             raise self._document.error(f"the account has no {name}", *place)
         text = self._text(fields[name], (*place, name))
         if len(text) < KEY_CHARACTERS_MIN:
-            reason = f"{name} has {len(text)} characters, it wants {KEY_CHARACTERS_MIN} or more"
+            reason = f"{name} has {len(text)} characters, at least {KEY_CHARACTERS_MIN} are needed"
             raise self._document.error(reason, *place, name)
         return text
 

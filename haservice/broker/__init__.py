@@ -1,1 +1,1 @@
-"""A broker: takes messages, serves them, and keeps a slave level with its master."""
+"""A broker: accepts messages, serves them, and keeps a slave in sync with its master."""

@@ -51,7 +51,7 @@ class DispatchBarrier:
             await asyncio.wait_for(reached.wait(), PATIENCE_S)
 
     def before(self, processor: Processor) -> Processor:
-        """`processor`, which is asked once queues and index are level with the log."""
+        """`processor`, which is asked once queues and index have caught up with the log."""
 
         async def later(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             await self.reach()

@@ -3,7 +3,7 @@
     part            thread                       needs
     client          remoting-client              keys and certificates; all that calls out uses it
     store           –                            its lock; recovers, refuses to open what it cannot trust
-    lineage         –                            the store; asks the peers, a master begins its term
+    lineage         –                            the store; asks the peers, a master begins its epoch
     tables          –                            topics.json, consumerOffset.json, subscriptionGroup.json
     log services    log-flush, log-dispatch, …   the store
     replication     ha-…                         the log
@@ -116,7 +116,7 @@ class BrokerNode:
 
     def __init__(self, config: NodeConfig, *, heard: int = -1, trusted_end: int | None = None) -> None:
         """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
-        of a term; `trusted_end`, where it closed the log, all in order.
+        of an epoch; `trusted_end`, where it closed the log, all in order.
         """
         self.file_config = config
         # As it is in force: the role may be another one by command.

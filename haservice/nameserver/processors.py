@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from haservice.configuration.texts import check_address
 from haservice.errors import RequestError
 from haservice.log_throttle import LogThrottle
+from haservice.nameserver.epochs import KnownEpoch
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
 from haservice.nameserver.routes import Queues, Registration, RouteTable
-from haservice.nameserver.terms import Term
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
     DataVersion,
@@ -45,7 +45,7 @@ from haservice.remoting.headers.clients import (
     RouteHeader,
     WipeWritePermResponseHeader,
 )
-from haservice.remoting.headers.lineage import NewerMasterHeader, TermBody
+from haservice.remoting.headers.lineage import NewerMasterHeader, NewestEpochBody
 from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ Answer = RemotingCommand | asyncio.Future[RemotingCommand]
 
 class BrokerProcessors:
     """103, 104, 322: what brokers tell; and what the end of their connections tells.  40001, of ours: the
-    newest term that they told of.
+    newest epoch that they told of.
     """
 
     def __init__(self, table: RouteTable, kv: KvConfig) -> None:
@@ -81,7 +81,7 @@ class BrokerProcessors:
             RequestCode.REGISTER_BROKER: self.register,
             RequestCode.UNREGISTER_BROKER: self.unregister,
             RequestCode.QUERY_DATA_VERSION: self.query_data_version,
-            RequestCode.GET_LINEAGE: self.newest_term,
+            RequestCode.GET_LINEAGE: self.newest_epoch,
         }
 
     def register(self, connection: Connection, request: RemotingCommand) -> Answer:
@@ -139,10 +139,10 @@ class BrokerProcessors:
             body=known.encode() if known is not None else b"",
         )
 
-    def newest_term(self, connection: Connection, request: RemotingCommand) -> Answer:
+    def newest_epoch(self, connection: Connection, request: RemotingCommand) -> Answer:
         name = BrokerNameHeader.decode(request.ext).broker_name
-        term = self._table.newest_term(name)
-        body = TermBody(name) if term is None else TermBody(name, term.epoch, term.addr)
+        epoch = self._table.newest_epoch(name)
+        body = NewestEpochBody(name) if epoch is None else NewestEpochBody(name, epoch.epoch, epoch.addr)
         return request.answer(body=body.encode())
 
     def connection_closed(self, connection: Connection) -> None:
@@ -156,7 +156,7 @@ class BrokerProcessors:
             if isinstance(channel, Connection):
                 channel.close("the broker said nothing for too long")
 
-    def _warn_old(self, told: Registration, newer: Term) -> None:
+    def _warn_old(self, told: Registration, newer: KnownEpoch) -> None:
         if self._throttle.ready((told.broker_name, told.addr)):
             logger.warning(
                 "old master refused name=%s addr=%s epoch=%s newer=%s newer_epoch=%d",
@@ -168,7 +168,9 @@ class BrokerProcessors:
             )
 
     def _say_restored(self, name: str, addr: str) -> None:
-        logger.warning("master back in the route, who took its place is gone name=%s addr=%s", name, addr)
+        logger.warning(
+            "master back in the route, the one that took its place is gone name=%s addr=%s", name, addr
+        )
 
     def _warn_moved(self, told: Registration, replaced: str) -> None:
         if self._throttle.ready():

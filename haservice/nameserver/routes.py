@@ -8,7 +8,7 @@
 Brokers tell; nobody is asked.  A broker is forgotten when it unregisters, when the connection of its latest
 registration ends, or after 120 s of silence; with the last id of a name go the name's queues.  Topics are
 learnt from id 0 only, and never forgotten while their broker lives.  The rules are those of RocketMQ 4.9's
-RouteInfoManager, with a few of our own, each noted where it stands; which term counts is in terms.py.
+RouteInfoManager, with a few of our own, each noted where it stands; which epoch counts is in epochs.py.
 
 Pure: the clock is handed in, a channel is any hashable object.  One thread owns a table.
 """
@@ -19,9 +19,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from haservice.bounds import QUEUES_MAX, TERM_JUMP_MAX
+from haservice.bounds import EPOCH_JUMP_MAX, QUEUES_MAX
 from haservice.errors import RequestError
-from haservice.nameserver.terms import Term, Terms
+from haservice.nameserver.epochs import KnownEpoch, KnownEpochs
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
     BrokerData,
@@ -63,7 +63,7 @@ class Registration(NamedTuple):
     topics: Mapping[str, Queues] | None
     filter_servers: Sequence[str] | None = None
     epoch: int | None = None
-    """The last term in its log; None for a stock broker."""
+    """The last epoch in its log; None for a stock broker."""
 
 
 class Master(NamedTuple):
@@ -76,13 +76,13 @@ class Master(NamedTuple):
 class Registered(NamedTuple):
     """The outcome of a registration: what to answer, and what to log.
 
-    `newer` is a newer term than the one that was told of; a master was then refused, and nothing changed.
+    `newer` is a newer epoch than the one that was told of; a master was then refused, and nothing changed.
     """
 
     master: Master
     new: bool
     replaced_addr: str | None = None
-    newer: Term | None = None
+    newer: KnownEpoch | None = None
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class RouteTable:
         self._channels: dict[Hashable, set[str]] = {}
         self._queue_entries = 0
         # In the order of the last word.
-        self._terms: dict[str, Terms] = {}
+        self._epochs: dict[str, KnownEpochs] = {}
         # Called with the name and address of a master that has its place in the route back.
         self.on_restored: Callable[[str, str], None] = lambda _, __: None
 
@@ -134,13 +134,13 @@ class RouteTable:
     def register(self, told: Registration, channel: Hashable) -> Registered:
         """103.  Raises RequestError, with nothing changed, for what cannot be or would burst the table.
 
-        Ours: a master whose term is over does not get its route back, however often it asks.
+        Ours: a master whose epoch is over does not get its route back, however often it asks.
         """
         self._check(told)
-        terms = self._terms.get(told.broker_name, Terms())
-        newer = self._newer_term(terms, told)
+        epochs = self._epochs.get(told.broker_name, KnownEpochs())
+        newer = self._newer_epoch(epochs, told)
         if newer is not None:
-            terms.opposed(told.addr, self._clock())
+            epochs.opposed(told.addr, self._clock())
         if newer is not None and told.broker_id == MASTER_ID:
             return Registered(Master(), new=False, newer=newer)
         before = self._live.get(told.addr)
@@ -165,7 +165,7 @@ class RouteTable:
         if told.broker_id == MASTER_ID and told.topics is not None and changed:
             self._learn(told.broker_name, told.topics)
         self._hear(told, channel, before)
-        self._remember(terms, told, elsewhere=before is not None and before.channel != channel)
+        self._remember(epochs, told, elsewhere=before is not None and before.channel != channel)
         self._claim_ends(told.broker_name, broker)
         return Registered(
             self._master_for(told, broker), replaced is None, replaced if moved else None, newer
@@ -246,9 +246,9 @@ class RouteTable:
             cluster_addr_table=self.clusters(),
         )
 
-    def newest_term(self, broker_name: str) -> Term | None:
-        """40001: the term with the highest number that counts, and who told of it."""
-        return self._terms.get(broker_name, Terms()).newest
+    def newest_epoch(self, broker_name: str) -> KnownEpoch | None:
+        """40001: the epoch with the highest number that counts, and who told of it."""
+        return self._epochs.get(broker_name, KnownEpochs()).newest
 
     def clusters(self) -> dict[str, list[str]]:
         clusters: dict[str, list[str]] = {}
@@ -311,15 +311,15 @@ class RouteTable:
             )
         if told.addr not in self._live and len(self._live) >= self._brokers_max:
             raise _refused(
-                f"the name server is full: it knows {len(self._live)} brokers, {told.addr} is not taken"
+                f"the name server is full: it knows {len(self._live)} brokers, {told.addr} is refused"
             )
         if told.broker_id != MASTER_ID:
             return
-        known = self._terms.get(told.broker_name, Terms()).last
-        if known is not None and (told.epoch or 0) > known.epoch + TERM_JUMP_MAX:
+        known = self._epochs.get(told.broker_name, KnownEpochs()).last
+        if known is not None and (told.epoch or 0) > known.epoch + EPOCH_JUMP_MAX:
             raise _refused(
-                f"epoch {told.epoch} of {told.addr} is beyond belief: the last one that {told.broker_name} "
-                f"told of is {known.epoch}, of {known.addr}, and {TERM_JUMP_MAX} more are believed at most"
+                f"epoch {told.epoch} of {told.addr} is not plausible: the last one that {told.broker_name} "
+                f"told of is {known.epoch}, of {known.addr}, and {EPOCH_JUMP_MAX} more are accepted at most"
             )
         if told.topics is None:
             return
@@ -333,15 +333,15 @@ class RouteTable:
         if self._queue_entries + new > self._queue_entries_max:
             raise _refused(
                 f"the name server is full: it knows {self._queue_entries} topics of brokers, "
-                f"{new} more of {told.broker_name} are not taken, the limit is {self._queue_entries_max}"
+                f"{new} more of {told.broker_name} are refused, the limit is {self._queue_entries_max}"
             )
 
-    def _newer_term(self, terms: Terms, told: Registration) -> Term | None:
-        """The term that makes the one that was told of an old one."""
+    def _newer_epoch(self, epochs: KnownEpochs, told: Registration) -> KnownEpoch | None:
+        """The epoch that makes the one that was told of an old one."""
         if told.epoch is None:
             return None
         leader = self._leader(told.broker_name)
-        return terms.newer_than(told.addr, told.epoch, is_master=told.broker_id == MASTER_ID, leader=leader)
+        return epochs.newer_than(told.addr, told.epoch, is_master=told.broker_id == MASTER_ID, leader=leader)
 
     def _leader(self, broker_name: str) -> str | None:
         """The address of the live master in the route."""
@@ -349,38 +349,38 @@ class RouteTable:
         addr = broker.addrs.get(MASTER_ID) if broker is not None else None
         return addr if addr in self._live else None
 
-    def _remember(self, terms: Terms, told: Registration, *, elsewhere: bool) -> None:
-        self._terms.pop(told.broker_name, None)
-        self._terms[told.broker_name] = terms
-        if len(self._terms) > self._brokers_max:
-            del self._terms[next(iter(self._terms))]
+    def _remember(self, epochs: KnownEpochs, told: Registration, *, elsewhere: bool) -> None:
+        self._epochs.pop(told.broker_name, None)
+        self._epochs[told.broker_name] = epochs
+        if len(self._epochs) > self._brokers_max:
+            del self._epochs[next(iter(self._epochs))]
         if told.broker_id == MASTER_ID:
-            terms.master_told(told.addr, told.epoch, self._clock(), elsewhere=elsewhere)
+            epochs.master_told(told.addr, told.epoch, self._clock(), elsewhere=elsewhere)
         else:
-            terms.slave_told(told.addr, told.epoch)
+            epochs.slave_told(told.addr, told.epoch)
 
     def _claim_ends(self, broker_name: str, broker: _Broker) -> None:
         """Unless somebody who is registered tells of it; then a master that it kept out has its place back.
 
         Ours: RocketMQ's has it with its next registration, which brings its topics here, too.
         """
-        terms = self._terms.get(broker_name)
-        if terms is None or terms.claim is None:
+        epochs = self._epochs.get(broker_name)
+        if epochs is None or epochs.claim is None:
             return
-        claim = terms.claim
+        claim = epochs.claim
         live = [one for addr in broker.addrs.values() if (one := self._live.get(addr)) is not None]
         stays = self._leader(broker_name) == claim.addr
         told = stays or (claim.epoch is not None and any(one.epoch == claim.epoch for one in live))
         if not told:
-            terms.ended()
+            epochs.ended()
         if told or MASTER_ID in broker.addrs:
             return
         waiting = [(self._live[addr], addr) for addr in broker.displaced if addr in self._live]
         for one, addr in sorted(waiting, key=lambda pair: pair[0].epoch or 0, reverse=True):
-            if one.epoch is None or terms.newer_than(addr, one.epoch, is_master=True, leader=None) is None:
+            if one.epoch is None or epochs.newer_than(addr, one.epoch, is_master=True, leader=None) is None:
                 broker.addrs[MASTER_ID], broker.cluster = addr, broker.displaced.pop(addr)
                 one.data_version = None
-                terms.master_told(addr, one.epoch, self._clock(), elsewhere=False)
+                epochs.master_told(addr, one.epoch, self._clock(), elsewhere=False)
                 self.on_restored(broker_name, addr)
                 return
 

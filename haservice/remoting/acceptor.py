@@ -125,7 +125,7 @@ class Acceptor:
         elif first == HANDSHAKE:
             self._spawn(self._open_tls(sock, tls.context))
         elif tls.enforcing:
-            self._complain(sock, "a plain connection, and tls.server.mode=enforcing takes none")
+            self._complain(sock, "a plain connection, and tls.server.mode=enforcing refuses it")
             sock.close()
         else:
             self._spawn(self._open(sock))

@@ -1,7 +1,7 @@
 """JSONBody: dataclass ⇄ JSON tree, by the dataclass's own annotations.
 
     int float bool str        numbers may come as strings and the other way round; Go sends such
-    Term, Offset, …           an int within its bounds, see haservice.bounds
+    Epoch, Offset, …           an int within its bounds, see haservice.bounds
     X | None                  left out when None
     Sequence[X]               written as an array, read as a tuple
     Mapping[str|int|B, X]     read as a dict; int keys and keys that are bodies are fastjson's dialect

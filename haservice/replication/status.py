@@ -95,4 +95,4 @@ class HAStatus:
     """Newest last; one for each slave address, until a slave of that address is connected again."""
     master: MasterLinkStatus | None = None
     epoch: int = -1
-    """Number of the last term of our log; -1 when there is none, or none is kept."""
+    """Number of the last epoch of our log; -1 when there is none, or none is kept."""

@@ -32,7 +32,7 @@ ADVICE_BY_CODE = {
     10: "stored, but not yet flushed to disk within syncFlushTimeout",
     11: "stored on the master only: no slave is connected and near enough; mqadmin haStatus says why",
     12: "stored on the master, but no slave confirmed within slaveTimeout; mqadmin haStatus says why",
-    14: "a slave takes no writes, nor does a broker that stops or has no disk space left",
+    14: "a slave refuses writes, and so does a broker that stops or has no disk space left",
     16: "brokerPermission or the topic's perm forbids it; mqadmin updateTopic -p 6 allows both ways",
     17: "mqadmin topicList shows what there is, mqadmin updateTopic makes a topic",
     22: "nothing of that name or id is stored there",

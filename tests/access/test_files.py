@@ -116,11 +116,11 @@ def test_rocketmqs_example_is_read(main: Path) -> None:
         ("accounts:\n  - secretKey: secret-key\n", ":2: the account has no accessKey"),
         (
             "accounts:\n  - accessKey: k\n    secretKey: secret-key\n",
-            ":2: accessKey has 1 characters, it wants 7 or more",
+            ":2: accessKey has 1 characters, at least 7 are needed",
         ),
         (
             "accounts:\n  - accessKey: accounts-key\n    secretKey: 123456\n",
-            ":3: secretKey has 6 characters, it wants 7 or more",
+            ":3: secretKey has 6 characters, at least 7 are needed",
         ),
         (ONE + "    admin: perhaps\n", ":3: "),
         (

@@ -17,11 +17,11 @@ from haservice.remoting.headers.lineage import (
     ForgetHeader,
     LineageBody,
     MembersBody,
+    NewestEpochBody,
     PromoteHeader,
     ReadLogHeader,
     ReadLogResponseHeader,
     SwitchoverBody,
-    TermBody,
 )
 from tests.admin.asking import Serve, body
 from tests.admin.conftest import Answers
@@ -140,7 +140,7 @@ class Names:
         serve: Serve,
         *fakes: Fake,
         listed: dict[int, str] | None = None,
-        term: tuple[int, str] | None = None,
+        epoch: tuple[int, str] | None = None,
     ) -> None:
         self.fakes = fakes
         self.on_asked: Callable[[], object] = lambda: None
@@ -151,8 +151,8 @@ class Names:
             if fake.said.members == fake.own_list:
                 fake.say(members=MembersBody(1, 1, A, 1, 0, replicas))
         handlers = {RequestCode.GET_BROKER_CLUSTER_INFO: self.table}
-        if term is not None:  # a stock one knows no such request
-            handlers[RequestCode.GET_LINEAGE] = body(TermBody(NAME, *term).encode())
+        if epoch is not None:  # a stock one knows no such request
+            handlers[RequestCode.GET_LINEAGE] = body(NewestEpochBody(NAME, *epoch).encode())
         self.addr = serve(handlers)
 
     def table(self, request: RemotingCommand) -> RemotingCommand:

@@ -140,7 +140,7 @@ def test_what_a_master_lacks_is_told_below_the_lines() -> None:
         damaged="100 to 200",
     )
     short, damaged = table_of([seen], NOW_MS).notes
-    assert "SLAVE_NOT_AVAILABLE: inSyncReplicas=3 wants 2 slaves in sync, 1 of them is" in short
+    assert "SLAVE_NOT_AVAILABLE: inSyncReplicas=3 asks for 2 slaves in sync, 1 of them is" in short
     assert "damaged from 100 to 200" in damaged
     assert table_of([replace(seen, in_sync_replicas=2, damaged="")], NOW_MS).notes == []
 
@@ -155,15 +155,15 @@ def test_where_a_broker_is_not_registered_and_that_its_log_cannot_go_on_is_told_
     first, second = table.notes
     assert "not registered" in first
     assert refused in first
-    assert "messages are refused once its log's last file is full" in second
+    assert "refuses writes once the last one is full" in second
     assert no_room in second
 
 
 def test_a_slave_says_how_its_log_was_found_to_be_its_masters() -> None:
-    _, row = rows(master(), slave(lineage="one log with term 3@0 up to 4000", master_end=4800))
-    assert row["lineage"] == "one log with term 3@0 up to 4000"
+    _, row = rows(master(), slave(lineage="one log with epoch 3@0 up to 4000", master_end=4800))
+    assert row["lineage"] == "one log with epoch 3@0 up to 4000"
     refused = slave(lineage="refused: another log", last_error="another log, whatever one does")
-    for one, short in ((refused, "refused"), (slave(lineage="one log with term 3 up to 4000"), "one log")):
+    for one, short in ((refused, "refused"), (slave(lineage="one log with epoch 3 up to 4000"), "one log")):
         shown = table_of([one], NOW_MS).text()
         assert short in shown
         assert shown.count("another log") == (1 if one is refused else 0)
@@ -187,7 +187,7 @@ def test_a_slave_shows_its_master_and_its_lag_behind_the_masters_log() -> None:
     _, row = rows(master(), slave(state="TRANSFER", last_read_timestamp=NOW_MS - 400))
     assert row["peer"] == "10.0.0.1:10912"
     assert row["lagBytes"] == 1000
-    assert row["state"] == "TRANSFER, master last heard 0.4 s ago"
+    assert row["state"] == "TRANSFER, last contact with the master 0.4 s ago"
 
 
 def test_what_was_the_matter_before_is_not_told_as_the_state_of_a_link_that_stands() -> None:
@@ -243,7 +243,7 @@ def test_a_thread_that_has_failed_is_told_below_the_lines() -> None:
     (row,) = table.objects()
     assert row["failedThreads"] == "ha-client: ValueError: none"
     (note,) = table.notes
-    assert "has to be started again" in note
+    assert "must be restarted" in note
     assert "ha-client: ValueError: none" in note
 
 
@@ -295,7 +295,7 @@ def test_where_no_master_answers_nobody_knows_when_a_slave_was_seen_last() -> No
     alone = replace(alone, lineage=replace(alone.lineage, replicas=()))
     gone = Seen(Broker("C", "broker-a", 1 << 31, LOST), "SLAVE", failure=RemotingUnreachable(LOST, "refused"))
     (note,) = (one for one in silent_notes([alone, gone]) if LOST in one)
-    assert "not there, last seen: only its master knows: it may hold" in note
+    assert "unreachable, last seen: only its master knows: it may have" in note
 
 
 def test_who_is_on_the_list_and_not_there_is_told_until_it_is_forgotten() -> None:
@@ -303,7 +303,7 @@ def test_who_is_on_the_list_and_not_there_is_told_until_it_is_forgotten() -> Non
     gone = Seen(Broker("C", "broker-a", 1 << 31, LOST), "SLAVE", failure=RemotingUnreachable(LOST, "refused"))
     for seen in ([*there, gone], there[:1]):  # all of a cluster, or the master alone
         (note,) = silent_notes(seen)
-        assert f"{LOST} ({C[:8]}) is on the list of replicas and not there, last seen 2023-11-1" in note
+        assert f"{LOST} ({C[:8]}) is on the list of replicas and unreachable, last seen 2023-11-1" in note
         assert f"mqadmin forget -b broker-a --replica {LOST}" in note
         row = rows(*seen)[0]
         assert row["replicaId"] == A
@@ -323,15 +323,15 @@ def test_who_is_missing_is_told_once_below_what_the_brokers_say_and_not_all_are_
     asked = replace(with_list(master(greeted(B)), A), failed_threads="ha-client: ValueError: none")
     assert not show_seen([asked], "table")
     below = capsys.readouterr().out.partition("\n\n")[2].splitlines()
-    assert [("a thread of it has failed" in line, "not there" in line) for line in below] == [
+    assert [("one of its threads has failed" in line, "unreachable" in line) for line in below] == [
         (True, False),
         (False, True),
     ]
     assert show_seen([replace(asked, status=master(greeted(B), greeted(C)).status)], "table")
 
 
-def test_a_term_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> None:
-    doubt = "10.0.0.9:10911 speaks of term 5000 and does not prove it: it has no byte of ours"
+def test_an_epoch_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> None:
+    doubt = "10.0.0.9:10911 claims epoch 5000 without proof: it has no byte of ours"
     seen = replace(master(), lineage=lineage_of("SYNC_MASTER", unproven=doubt))
     table = table_of([seen], NOW_MS)
     assert table.objects()[0]["unproven"] == doubt
@@ -341,6 +341,6 @@ def test_a_term_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> No
     table = table_of([seen], NOW_MS)
     assert [table.objects()[0][key] for key in ("pledged", "pledgedTo")] == [4000, LOST]
     (note,) = table.notes
-    assert f"has pledged itself to {LOST}, which is to be the master of term 4000" in note
+    assert f"has pledged to {LOST}, the next master, for epoch 4000" in note
     seen = replace(slave(), lineage=lineage_of("SLAVE", pledged=3, pledged_to=LOST))
     assert table_of([seen], NOW_MS).notes == []

@@ -41,14 +41,14 @@ from tests.support.messages import SEGMENT_BYTES, message, open_log
 # -- what would be lost, without a network ---------------------------------------------------------
 
 
-def lineage(*terms: tuple[int, int, str]) -> Lineage:
-    return Lineage(tuple(Epoch(*term) for term in terms))
+def lineage(*epochs: tuple[int, int, str]) -> Lineage:
+    return Lineage(tuple(Epoch(*epoch) for epoch in epochs))
 
 
-def member(addr: str, replica_id: str, end: int, *terms: tuple[int, int, str], **fields: Any) -> Member:
+def member(addr: str, replica_id: str, end: int, *epochs: tuple[int, int, str], **fields: Any) -> Member:
     fields = {"name": NAME, "role": "SLAVE", "segment_bytes": SEGMENT_BYTES, "broker_addr": addr, **fields}
     log = LogSpan(fields.pop("start", 0), end)
-    return Member(addr, 1, replica_id=replica_id, log=log, lineage=lineage(*terms), **fields)
+    return Member(addr, 1, replica_id=replica_id, log=log, lineage=lineage(*epochs), **fields)
 
 
 def silent(addr: str) -> Member:
@@ -59,24 +59,24 @@ def topology(*members: Member) -> Topology:
     return Topology(NAME, members)
 
 
-ONE_TERM = ((1, 0, A),)
+ONE_EPOCH = ((1, 0, A),)
 
 
 def test_a_level_slave_of_a_dead_master_loses_nothing_that_is_known_of() -> None:
-    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_TERM, master_end=500))
+    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_EPOCH, master_end=500))
     assert seen.loss("b:1").size == 0
 
 
 def test_what_the_dead_master_was_heard_to_have_beyond_is_lost_and_nobody_can_count_it() -> None:
-    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_TERM, master_end=720))
+    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_EPOCH, master_end=720))
     loss = seen.loss("b:1")
     assert (loss.begin, loss.end, loss.size, loss.holder) == (500, 720, 220, None)
     assert count(lambda *_: pytest.fail("nobody is asked"), loss).messages is None
 
 
 def test_of_two_slaves_the_shorter_one_loses_what_the_other_holds() -> None:
-    longer = member("c:1", C, 700, *ONE_TERM, master_end=700)
-    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_TERM, master_end=600), longer)
+    longer = member("c:1", C, 700, *ONE_EPOCH, master_end=700)
+    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_EPOCH, master_end=600), longer)
     assert seen.furthest is longer
     loss = seen.loss("b:1")
     assert (loss.begin, loss.end, loss.holder) == (500, 700, longer)
@@ -93,7 +93,7 @@ def test_a_newer_epoch_is_ahead_of_a_longer_log() -> None:
     assert seen.loss("b:1").size == 0
 
 
-def test_a_term_of_which_a_slave_has_only_heard_counts_too() -> None:
+def test_an_epoch_of_which_a_slave_has_only_heard_counts_too() -> None:
     """It adopted epoch 2 in the handshake, and its log had not come to where that begins."""
     old = member("a:1", A, 1000, (1, 0, A))
     seen = topology(old, member("c:1", C, 900, (1, 0, A), (2, 1000, B), master_end=1200), silent("b:1"))
@@ -101,7 +101,7 @@ def test_a_term_of_which_a_slave_has_only_heard_counts_too() -> None:
 
 
 def test_without_anybody_who_heard_the_last_master_the_loss_is_not_known() -> None:
-    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_TERM))
+    seen = topology(silent("a:1"), member("b:1", B, 500, *ONE_EPOCH))
     loss = seen.loss("b:1")
     assert loss.size is None
     assert "a:1" in loss.unknown
@@ -109,20 +109,20 @@ def test_without_anybody_who_heard_the_last_master_the_loss_is_not_known() -> No
 
 
 def test_a_held_master_may_have_lost_what_a_silent_replica_holds() -> None:
-    held = member("a:1", A, 500, *ONE_TERM, role="SYNC_MASTER", held="b has more", named={B: "b:1"})
+    held = member("a:1", A, 500, *ONE_EPOCH, role="SYNC_MASTER", held="b has more", named={B: "b:1"})
     assert topology(held, silent("b:1")).loss("a:1").size is None
-    back = member("b:1", B, 700, *ONE_TERM)
+    back = member("b:1", B, 700, *ONE_EPOCH)
     loss = topology(held, back).loss("a:1")
     assert (loss.size, loss.holder) == (200, back)
 
 
-def test_logs_without_a_common_term_have_nothing_in_common() -> None:
+def test_logs_without_a_common_epoch_have_nothing_in_common() -> None:
     seen = topology(member("a:1", A, 900, (1, 100, A), start=100), member("b:1", B, 600, (2, 0, B)))
     assert seen.loss("a:1").size == 600
 
 
-def test_a_term_of_which_only_the_nameserver_has_heard_makes_the_loss_unknown() -> None:
-    alone = member("b:1", B, 500, *ONE_TERM, master_end=500)
+def test_an_epoch_of_which_only_the_nameserver_has_heard_makes_the_loss_unknown() -> None:
+    alone = member("b:1", B, 500, *ONE_EPOCH, master_end=500)
     for said in (Registered(2, "c:1"), Registered(7, "a:1")):
         seen = Topology(NAME, (silent("a:1"), alone), said)
         loss = seen.loss("b:1")
@@ -133,7 +133,7 @@ def test_a_term_of_which_only_the_nameserver_has_heard_makes_the_loss_unknown() 
         assert Topology(NAME, (silent("a:1"), alone), said).loss("b:1").size == 0
 
 
-def test_one_number_of_two_masters_is_not_one_term() -> None:
+def test_one_number_of_two_masters_is_not_one_epoch() -> None:
     """The nameserver's is the first one's, who is gone; the other began it because nobody answered."""
     blank = member("c:1", C, 0, (1, 0, C), role="SYNC_MASTER")
     assert Topology(NAME, (blank,), Registered(1, "a:1")).loss("c:1").size is None
@@ -143,12 +143,12 @@ def test_one_number_of_two_masters_is_not_one_term() -> None:
     assert (seen.loss("b:1").size, seen.loss("c:1").size) == (0, 500)
 
 
-@pytest.mark.parametrize("terms", [(), ((0, 0, ""),), ((1, 0, A),), ((4, 0, A),)])
-def test_an_empty_broker_that_began_a_term_by_itself_is_ahead_of_nobody(
-    terms: tuple[tuple[int, int, str], ...],
+@pytest.mark.parametrize("epochs", [(), ((0, 0, ""),), ((1, 0, A),), ((4, 0, A),)])
+def test_an_empty_broker_that_began_an_epoch_by_itself_is_ahead_of_nobody(
+    epochs: tuple[tuple[int, int, str], ...],
 ) -> None:
     blank = member("c:1", C, 0, (1, 0, C), role="SYNC_MASTER")
-    slave = member("b:1", B, 500, *terms, master_end=700)
+    slave = member("b:1", B, 500, *epochs, master_end=700)
     seen = topology(blank, slave)
     assert seen.furthest is slave
     loss = seen.loss("c:1")
@@ -167,15 +167,15 @@ def test_of_two_masters_with_one_number_neither_has_what_the_other_took() -> Non
 
 
 def test_of_two_masters_promoted_beside_each_other_neither_has_what_the_other_took() -> None:
-    """One of them lost power, and began a term by itself; its slave has not heard of that one yet."""
+    """One of them lost power, and began an epoch by itself; its slave has not heard of that one yet."""
     one = member("a:1", A, 900, (1, 0, A), (2000, 500, A), (2001, 800, A), role="SYNC_MASTER")
     slave = member("c:1", C, 850, (1, 0, A), (2000, 500, A))
     other = member("b:1", B, 700, (1, 0, A), (2000, 600, B), role="SYNC_MASTER")
     seen = topology(one, slave, other)
     assert (seen.loss("a:1").begin, seen.loss("a:1").end) == (500, 700)
     assert (seen.loss("b:1").begin, seen.loss("b:1").end) == (500, 900)
-    assert seen.needs_further_term(one)
-    assert seen.needs_further_term(other)
+    assert seen.needs_further_epoch(one)
+    assert seen.needs_further_epoch(other)
     assert not seen.gives_way(other)
     # The nameserver's word: of a rival who is gone nobody knows what he took.
     assert "epoch 2000, of z:1" in Topology(NAME, (one, slave), Registered(2000, "z:1")).loss("a:1").unknown
@@ -183,7 +183,7 @@ def test_of_two_masters_promoted_beside_each_other_neither_has_what_the_other_to
 
 def test_what_was_heard_before_a_restart_is_the_least_that_a_sync_master_had() -> None:
     kept = {"master_end": 720, "master_end_kept": True, "master_heard_ms": 1_700_000_000_000}
-    slave = member("b:1", B, 500, *ONE_TERM, master_role="SYNC_MASTER", **kept)
+    slave = member("b:1", B, 500, *ONE_EPOCH, master_role="SYNC_MASTER", **kept)
     loss = topology(silent("a:1"), slave).loss("b:1")
     assert (loss.size, loss.heard_by) == (220, slave)
     assert "before it was started again" in bound_text(loss)
@@ -193,7 +193,7 @@ def test_what_was_heard_before_a_restart_is_the_least_that_a_sync_master_had() -
     assert loss.size is None
     assert "720" in loss.unknown
     # Another one was there to the end.
-    there = member("c:1", C, 720, *ONE_TERM, master_role="ASYNC_MASTER", master_end=720)
+    there = member("c:1", C, 720, *ONE_EPOCH, master_role="ASYNC_MASTER", master_end=720)
     loss = topology(silent("a:1"), slave, there).loss("b:1")
     assert (loss.size, loss.heard_by) == (220, there)
     assert "before" not in bound_text(loss)
@@ -365,7 +365,7 @@ def test_failover_begins_an_epoch_above_the_nameservers_and_wants_force_if_nobod
 ) -> None:
     gone = dead()
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
-    names = Names(serve, slave, listed={0: gone}, term=(6, gone))
+    names = Names(serve, slave, listed={0: gone}, epoch=(6, gone))
     arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes")
     refused = run(*arguments)
     assert refused.exit_code == 1
@@ -380,7 +380,7 @@ def test_failover_counts_on_from_no_number_beyond_belief(serve: Serve) -> None:
     """A stranger's registration at a nameserver would leave none for the next promotions."""
     gone = dead()
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone)
-    names = Names(serve, slave, listed={0: gone}, term=(10**12, "10.6.6.6:10911"))
+    names = Names(serve, slave, listed={0: gone}, epoch=(10**12, "10.6.6.6:10911"))
     assert (
         run("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "--force").exit_code == 0
     )
@@ -504,7 +504,7 @@ def test_failover_asks_again_when_the_cost_has_changed_meanwhile(serve: Serve) -
     assert result.exit_code == 1
     assert result.output.count("Go on? [y/N]") == 2
     assert "Meanwhile" in result.output
-    assert "the furthest log ends at 520" in result.output
+    assert "the longest log ends at 520" in result.output
     assert slave.told == []
 
 
@@ -537,7 +537,7 @@ def test_whether_a_held_master_can_hand_over_is_its_own_word(serve: Serve) -> No
     """A full disk is no obstacle, and what is one its broker knows."""
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), held="disk is 100.0% used")
-    master.refuses[RequestCode.SWITCHOVER] = "this master takes nothing itself: b has more"
+    master.refuses[RequestCode.SWITCHOVER] = "this master refuses writes itself: b has more"
     result = run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME, "--yes")
     assert master.codes == [RequestCode.SWITCHOVER]
     assert "b has more" in result.stderr
@@ -559,7 +559,7 @@ def test_a_lost_answer_is_not_taken_for_a_refusal(serve: Serve, monkeypatch: pyt
     result = run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME, "--yes")
     assert result.exit_code == 1
     assert "nothing was changed" not in result.stderr
-    assert f"{master.addr}: takes messages" in result.stderr
+    assert f"{master.addr}: accepts writes" in result.stderr
     assert f"mqadmin history -b {NAME}" in result.stderr
 
 
@@ -602,7 +602,7 @@ def test_a_slave_waits_for_a_master_that_does_not_answer(serve: Serve) -> None:
     slave = Fake(
         serve, B, "SLAVE", 500, (3, 0, A), master_end=500, master_addr=gone, not_copied="No accessKey"
     )
-    shown = table_of(topology(silent(gone), member("b:1", B, 500, *ONE_TERM, master_addr=gone))).text()
+    shown = table_of(topology(silent(gone), member("b:1", B, 500, *ONE_EPOCH, master_addr=gone))).text()
     assert f"waits for {gone}" in shown
     assert "follows" not in shown
     names = Names(serve, slave, listed={0: gone})
@@ -630,7 +630,7 @@ def test_reinit_of_a_broker_that_is_away_does_not_ask_for_its_name() -> None:
     assert "-b NAME" not in result.stderr
 
 
-def test_a_master_whose_term_is_over_keeps_nobody_from_being_promoted(serve: Serve) -> None:
+def test_a_master_whose_epoch_is_over_keeps_nobody_from_being_promoted(serve: Serve) -> None:
     """It has not heard yet that there was another one, which died."""
     old = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
     slave = Fake(serve, C, "SLAVE", 620, (3, 0, A), (4, 500, B), master_end=620)
@@ -655,16 +655,16 @@ def test_a_master_whose_term_is_over_keeps_nobody_from_being_promoted(serve: Ser
 
 
 def test_a_master_that_no_nameserver_takes_can_be_chosen_by_force(serve: Serve) -> None:
-    """A nameserver knows of a newer term than its own; nobody proves that one, so it does not step down."""
+    """A nameserver knows of a newer epoch than its own; nobody proves that one, so it does not step down."""
     gone = dead()
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
-    names = Names(serve, master, term=(1000, gone))
+    names = Names(serve, master, epoch=(1000, gone))
     arguments = ("failover", "-n", names.addr, "-b", NAME, "--to", master.addr, "--yes")
     refused = run(*arguments)
     assert refused.exit_code == 1
     assert f"the nameserver knows of epoch 1000, of {gone}" in refused.stderr
     assert f"start {gone} if it is a broker of {NAME}" in refused.stderr
-    assert "--force begins an epoch above 1000; of what those hold who answer, that loses nothing" in (
+    assert "--force begins an epoch above 1000; of what the answering brokers have, that loses nothing" in (
         refused.stderr
     )
     assert master.told == []
@@ -689,7 +689,7 @@ def test_a_switchover_below_an_epoch_of_which_only_a_nameserver_has_heard_names_
     gone = dead()
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
-    names = Names(serve, master, slave, term=(1000, gone))
+    names = Names(serve, master, slave, epoch=(1000, gone))
     refused = run("switchover", "-n", names.addr, "-b", NAME, "--yes")
     assert refused.exit_code == 1
     assert f"refused: the nameserver knows of epoch 1000, of {gone}" in refused.stderr
@@ -699,7 +699,7 @@ def test_a_switchover_below_an_epoch_of_which_only_a_nameserver_has_heard_names_
     assert "Nothing is lost" not in refused.output
     assert master.told == slave.told == []
     # A lower one is no obstacle; but what whoever began it may have taken, the table says is unknown.
-    names = Names(serve, master, slave, term=(999, gone))
+    names = Names(serve, master, slave, epoch=(999, gone))
     asked = run("switchover", "-n", names.addr, "-b", NAME)
     assert "unknown" in asked.output
     assert f"Nothing is lost that {master.addr} has; what it lacks itself is not known." in asked.output
@@ -717,7 +717,7 @@ def test_of_two_masters_of_one_epoch_the_chosen_one_begins_a_further_one(serve: 
 
 
 @pytest.mark.parametrize(
-    ("terms", "pledge"),
+    ("epochs", "pledge"),
     [
         # It has followed another master of that epoch, who is a slave by now.
         (((3, 0, A), (1000, 400, C)), {}),
@@ -727,10 +727,10 @@ def test_of_two_masters_of_one_epoch_the_chosen_one_begins_a_further_one(serve: 
     ],
 )
 def test_a_master_whom_a_slave_follows_in_a_further_epoch_only_can_begin_that(
-    serve: Serve, terms: tuple[tuple[int, int, str], ...], pledge: dict[str, Any]
+    serve: Serve, epochs: tuple[tuple[int, int, str], ...], pledge: dict[str, Any]
 ) -> None:
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), (1000, 400, A))
-    slave = Fake(serve, B, "SLAVE", 400, *terms, master_addr=master.addr, **pledge)
+    slave = Fake(serve, B, "SLAVE", 400, *epochs, master_addr=master.addr, **pledge)
     names = Names(serve, master, slave)
     arguments = ("failover", "-n", names.addr, "-b", NAME, "--yes", "--to")
     refused = run(*arguments, slave.addr, "--force")
@@ -871,7 +871,7 @@ def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
     strict, lax = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2", "flushDiskType=ASYNC_FLUSH, inSyncReplicas=1"
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), promise=strict)
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500, promise=lax)
-    names = Names(serve, master, slave, term=(8, master.addr))
+    names = Names(serve, master, slave, epoch=(8, master.addr))
 
     def turn(fake: Fake, request: RemotingCommand) -> None:
         master.say(role="SLAVE", master_addr=slave.addr)
@@ -907,8 +907,8 @@ def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
 @pytest.mark.parametrize("promise", ["flushDiskType=SYNC_FLUSH, inSyncReplicas=2", ""])
 def test_no_note_where_send_ok_goes_on_to_mean_the_same_or_nobody_says(promise: str) -> None:
     same = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2"
-    master = member("a:1", A, 500, *ONE_TERM, role="SYNC_MASTER", promise=same)
-    slave = member("b:1", B, 500, *ONE_TERM, promise=promise)
+    master = member("a:1", A, 500, *ONE_EPOCH, role="SYNC_MASTER", promise=same)
+    slave = member("b:1", B, 500, *ONE_EPOCH, promise=promise)
     assert promotion.other_promises(topology(master, slave), master, None) == []
 
 
@@ -976,7 +976,7 @@ def test_a_name_that_nobody_knows_is_an_error_with_those_that_are_known(serve: S
     assert NAME in result.output
 
 
-def test_history_tells_each_term_once_and_who_has_it(serve: Serve) -> None:
+def test_history_tells_each_epoch_once_and_who_has_it(serve: Serve) -> None:
     master = Fake(serve, B, "SYNC_MASTER", 900, (1, 0, A), (2, 500, B))
     behind = Fake(serve, C, "SLAVE", 400, (1, 0, A), (2, 500, B), master_end=900)
     parted = Fake(serve, A, "SLAVE", 700, (1, 0, A))
@@ -1021,7 +1021,7 @@ def test_reinit_tells_the_slave_and_waits_until_it_holds_what_its_master_has(ser
 def test_reinit_of_a_stock_masters_slave_reads_nothing_through(serve: Serve) -> None:
     slave = Fake(serve, B, "SLAVE", 480, (2, 0, B), master_addr=stock_broker(serve, "SYNC_MASTER", 500))
     result = run("reinit", "-b", slave.addr, "--yes", "--timeout", "0.3")
-    assert "is not level" in result.stdout
+    assert "has not caught up" in result.stdout
     assert slave.codes == [RequestCode.REINIT]
 
 

@@ -79,7 +79,7 @@ def test_a_failover_while_a_slave_is_silent_that_may_hold_an_ok_alone_wants_forc
     refused = three.failover()
     assert refused.exit_code == 1
     assert f"{three.c_addr} may have acknowledged messages that no other broker has" in refused.stderr
-    assert f"start {three.c_addr}, and say this again" in refused.stderr
+    assert f"start {three.c_addr}, and repeat the command" in refused.stderr
     assert f"mqadmin forget -b {NAME} --replica {three.c_addr}" in refused.stderr
     assert "--force does it all the same" in refused.stderr
     assert three.b.told == []
@@ -100,7 +100,7 @@ def test_who_is_silent_cannot_hold_an_ok_alone_where_two_slaves_have_to_hold_it(
     three = Three(serve, needed=2)
     done = three.failover()
     assert done.exit_code == 0, done.output
-    assert "1 of 2 slaves is heard, and 1 is enough" in done.stderr
+    assert "1 of 2 slaves answers, and 1 is enough" in done.stderr
     assert not PromoteHeader.decode(three.b.ext(RequestCode.PROMOTE)).force
     assert json.loads(done.stdout)["unsafe"] is None
 
@@ -131,7 +131,7 @@ def test_all_slaves_that_speak_for_themselves_are_enough(serve: Serve) -> None:
     three = Three(serve, c_end=500)
     done = three.failover()
     assert done.exit_code == 0, done.output
-    assert "2 of 2 slaves are heard" in done.stderr
+    assert "2 of 2 slaves answer" in done.stderr
 
 
 def test_whom_a_slave_was_told_to_forget_is_promoted_where_that_slave_lets_it_back(serve: Serve) -> None:
@@ -142,7 +142,7 @@ def test_whom_a_slave_was_told_to_forget_is_promoted_where_that_slave_lets_it_ba
     three.c.say(members=listed({A: three.gone, C: three.c_addr}), given=given)
     done = three.failover()
     assert done.exit_code == 0, done.output
-    assert "2 of 2 slaves are heard" in done.stderr
+    assert "2 of 2 slaves answer" in done.stderr
     assert not PromoteHeader.decode(three.b.ext(RequestCode.PROMOTE)).force
 
 
@@ -160,9 +160,9 @@ def test_what_a_slave_will_refuse_is_foreseen_with_its_reason_and_every_way_out(
     assert why in refused.stderr
     assert f"{three.c_addr} may have acknowledged" not in refused.stderr
     assert f"start {three.c_addr}" not in refused.stderr
-    assert f"start {three.gone}, the last master, again: it has all that it took" in refused.stderr
+    assert f"start {three.gone}, the last master, again: it has all that it accepted" in refused.stderr
     assert f"--to {three.c_addr} needs no --force" in refused.stderr
-    assert "--force does it all the same, and loses nothing that is known of" in refused.stderr
+    assert "--force does it all the same, and loses no known message" in refused.stderr
     assert three.b.told == []
     assert three.failover(to=three.c_addr).exit_code == 0
 
@@ -177,7 +177,7 @@ def test_a_broker_that_refuses_though_nothing_spoke_against_it_is_shown_with_eve
     assert "one of them does not agree; --force does it all the same" in refused.stderr
     assert f"start {three.gone}, the last master, again" in refused.stderr
     assert f"--to {three.c_addr} needs no --force" in refused.stderr
-    assert "by what was known before, nothing that is known of would be lost" in refused.stderr
+    assert "by what was known before, no known message would be lost" in refused.stderr
 
 
 def test_the_new_epoch_is_above_what_anybody_has_pledged_or_ever_began(serve: Serve) -> None:
@@ -246,11 +246,12 @@ def told(result: Any) -> str:
 
 
 def test_what_a_sync_master_acknowledged_is_said_to_be_there_where_it_is(serve: Serve) -> None:
-    there = "All that the last master, a SYNC_MASTER, acknowledged is there.  "
+    there = "It has all that the last master, a SYNC_MASTER, acknowledged.\n"
     three = Three(serve, c_end=500)
     said = told(three.failover())
-    assert there + f"{three.b.addr} heard of it" in said or there + f"{three.c_addr} heard of it" in said
-    assert "what it took after that, without an OK, is not known." in said
+    heard = " last heard from that master"
+    assert there + three.b.addr + heard in said or there + three.c_addr + heard in said
+    assert "what came later, without an OK, is not known." in said
     assert "That is the least" not in said
 
 
@@ -316,7 +317,7 @@ def test_to_forget_who_may_hold_acknowledged_messages_alone_says_so_and_what_hel
     assert (
         f"NOTE: {three.c_addr} (replica cccccccc) may have acknowledged messages that no other" in done.stderr
     )
-    assert "SEND_OK takes 1 of 2 slaves, so 2 of them have to be heard, and 1 is." in done.stderr
+    assert "SEND_OK takes 1 of 2 slaves, so 2 of them must answer, and 1 does." in done.stderr
     assert "wants no --force for want of it" in done.stderr
     assert f"Or start {three.gone}, the last master, again" in done.stderr
 
@@ -407,7 +408,7 @@ def test_a_replica_without_a_known_address_is_shown_and_waited_for_too(serve: Se
 # -- history ---------------------------------------------------------------------------------------
 
 
-def test_history_tells_terms_that_left_no_byte_and_marks_them(serve: Serve) -> None:
+def test_history_tells_epochs_that_left_no_byte_and_marks_them(serve: Serve) -> None:
     three = Three(serve, c_end=500)
     assert three.c is not None
     past = EpochBody(2, 400, C, why="switchover from b")
@@ -432,7 +433,7 @@ def test_history_tells_terms_that_left_no_byte_and_marks_them(serve: Serve) -> N
         "nothing was written in it",
         "switchover from b; no byte of it is left",
     ]
-    # What one broker has bytes of is no empty term because another one cut it.
+    # What one broker has bytes of is no empty epoch because another one cut it.
     three.b.say(past=(EpochBody(3, 0, A),))
     rows = json.loads(run("history", "-n", three.names.addr, "-b", NAME, "-f", "json").stdout)
     assert [(row["epoch"], row["empty"]) for row in rows] == [(1, True), (2, True), (3, False)]

@@ -190,7 +190,7 @@ ONE, TWO = (1, 0, roles.ME), (2, 500, roles.OTHER)
         # No further than either of the two goes.
         (LogSpan(0, 800), roles.peer("s", ONE, TWO, end=700), LogSpan(0, 700)),
         (LogSpan(0, 800), roles.peer("s", ONE, TWO, end=900), LogSpan(0, 800)),
-        # Nor beyond the last term that both have.
+        # Nor beyond the last epoch that both have.
         (LogSpan(0, 800), roles.peer("s", ONE, (3, 600, "s"), end=900), LogSpan(0, 500)),
         (LogSpan(0, 800), roles.peer("s", ONE, (3, 400, "s"), end=900), LogSpan(0, 400)),
         # From where the later of the two begins.
@@ -198,7 +198,7 @@ ONE, TWO = (1, 0, roles.ME), (2, 500, roles.OTHER)
         (LogSpan(100, 800), roles.peer("s", ONE, TWO, end=800, log_start=300), LogSpan(300, 800)),
     ],
 )
-def test_a_peer_proves_what_both_logs_hold_of_the_terms_of_both(
+def test_a_peer_proves_what_both_logs_hold_of_the_epochs_of_both(
     log: LogSpan, peer: LineageBody, span: LogSpan
 ) -> None:
     assert span_to_prove(OURS, log, peer) == span
@@ -207,8 +207,8 @@ def test_a_peer_proves_what_both_logs_hold_of_the_terms_of_both(
 @pytest.mark.parametrize(
     ("log", "peer", "reason"),
     [
-        (LogSpan(0, 800), roles.peer("s", (3, 0, "s"), end=900), "no term of ours is in its log"),
-        (LogSpan(0, 800), roles.peer("s", end=0), "no term of ours is in its log"),
+        (LogSpan(0, 800), roles.peer("s", (3, 0, "s"), end=900), "no epoch of ours is in its log"),
+        (LogSpan(0, 800), roles.peer("s", end=0), "no epoch of ours is in its log"),
         (LogSpan(0, 800), roles.peer("s", ONE, end=0), "it has no byte of ours"),
         (LogSpan(500, 800), roles.peer("s", ONE, (3, 500, "s"), end=900), "it has no byte of ours"),
         (LogSpan(0, 800), roles.peer("s", ONE, TWO, end=900, log_start=800), "it has no byte of ours"),

@@ -335,7 +335,7 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     wait_until(lambda: "is not a printable name" in registered.registration.trouble, "refused")
 
 
-def test_a_master_hears_from_a_name_server_that_its_term_is_over(
+def test_a_master_hears_from_a_name_server_that_its_epoch_is_over(
     register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
 ) -> None:
     addr = addr_of(start_namesrv())
@@ -368,7 +368,7 @@ def test_a_stranger_who_registers_and_leaves_leaves_no_trace(
         told: list[int] = []
         real = register(MASTER, [addr], epoch=lambda: 1_005_000, on_newer=lambda epoch, _: told.append(epoch))
         wait_until(lambda: len(told) > 1, "it is refused, and asks again soon")
-        assert "term 2000000" in real.registration.trouble
+        assert "epoch 2000000" in real.registration.trouble
     wait_until(lambda: brokers(client, addr) == ours, "the real one is in the route")
     wait_until(lambda: real.registration.trouble == "", "and nothing is wrong with it")
     # Again, while it is there: nobody asks it to register before its place is its own again.

@@ -93,7 +93,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def test_appends_are_held_before_a_term_begins_and_let_go_before_its_answer() -> None:
+def test_appends_are_held_before_an_epoch_begins_and_let_go_before_its_answer() -> None:
     hands = Hands()
     executor = RoleExecutor(master(), hands)
     executor.drive(Tick())

@@ -45,10 +45,10 @@ from haservice.broker.roles.actions import (
     Write,
 )
 from haservice.broker.roles.machine import step, why_busy
+from haservice.broker.roles.new_epoch import NewEpoch
 from haservice.broker.roles.peers import Heard
 from haservice.broker.roles.rules import NewerMaster, StartOfMaster
 from haservice.broker.roles.state import Asked, Begin, Event, Hint, RoleState, SlaveAhead, Tick, View
-from haservice.broker.roles.terms import NewTerm
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import (
     FollowHeader,
@@ -191,10 +191,10 @@ def check(before: Place, event: Event, found: Place, actions: tuple[Action, ...]
 def check_holds(before: Place, event: Event, state: RoleState, story: tuple[str, ...]) -> None:
     """A reason to hold ends for its own cause, and for no other."""
     was = before.state
-    term_began = (
-        isinstance(event, Done) and isinstance(was.change, NewTerm) and isinstance(before.waited_for, Write)
+    epoch_began = (
+        isinstance(event, Done) and isinstance(was.change, NewEpoch) and isinstance(before.waited_for, Write)
     )
-    if term_began:
+    if epoch_began:
         return
     assert was.waiting.keys() <= state.waiting.keys(), story
     assert not was.undecided or state.undecided == was.undecided, story

@@ -27,7 +27,7 @@ CHANGING = dataclasses.replace(SLAVE, changing=True)
 PROMOTED = peer("s", (1, 0, ME), (1000, 5000, "s"), role="SYNC_MASTER")
 SILENT = RemotingTimeout("s:10911", 40001, PATIENCE_S)
 DOWN = RemotingUnreachable("s:10911", "Connection refused")
-TERMS_FALL = ValueError("epochs do not rise")
+EPOCHS_FALL = ValueError("epochs do not rise")
 
 
 class Words(Peers):
@@ -72,11 +72,11 @@ def made(tmp_path: Path) -> Iterator[Callable[[Peers], RoleHands]]:
     store.close()
 
 
-# -- a new term of a master that runs ----------------------------------------------------------------
+# -- a new epoch of a master that runs ----------------------------------------------------------------
 
 
-def test_slaves_and_name_servers_are_told_of_a_new_term_at_once(made: Callable[[Peers], RoleHands]) -> None:
-    """Who takes over if this master dies now numbers its term above all that name servers have heard of."""
+def test_slaves_and_name_servers_are_told_of_a_new_epoch_at_once(made: Callable[[Peers], RoleHands]) -> None:
+    """Who takes over if this master dies now numbers its epoch above all that name servers have heard of."""
     told: list[str] = []
     ha = SimpleNamespace(take_list=lambda: told.append("list"), regreet=lambda: told.append("slaves"))
     hands = dataclasses.replace(
@@ -97,7 +97,7 @@ def test_slaves_and_name_servers_are_told_of_a_new_term_at_once(made: Callable[[
 def find_out(
     made: Callable[[Peers], RoleHands], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Words], Result]:
-    """Asks after a term from 1000 on, of the replica s; checks how patiently."""
+    """Asks after an epoch from 1000 on, of the replica s; checks how patiently."""
 
     def find_out(words: Words) -> Result:
         given: list[float] = []
@@ -115,7 +115,7 @@ def find_out(
 
 
 def test_a_slave_is_asked_until_it_says_that_it_was_promoted(find_out: Callable[[Words], Result]) -> None:
-    words = Words(SILENT, DOWN, TERMS_FALL, CHANGING, PROMOTED, SLAVE)
+    words = Words(SILENT, DOWN, EPOCHS_FALL, CHANGING, PROMOTED, SLAVE)
     assert find_out(words) is PROMOTED
     assert words.asked == ["s:10911"] * 5
 
@@ -124,13 +124,13 @@ def test_a_slave_is_asked_until_it_says_that_it_was_promoted(find_out: Callable[
     "word",
     [
         SLAVE,
-        # A term of its own, but an older one than it was told to begin.
+        # An epoch of its own, but an older one than it was told to begin.
         dataclasses.replace(PROMOTED, epochs=(EpochBody(1, 0, ME), EpochBody(999, 5000, "s"))),
         # It follows another one by now.
         dataclasses.replace(SLAVE, epochs=(EpochBody(1, 0, ME), EpochBody(1000, 5000, OTHER))),
     ],
 )
-def test_a_slave_that_changes_nothing_and_has_no_such_term_says_no(
+def test_a_slave_that_changes_nothing_and_has_no_such_epoch_says_no(
     find_out: Callable[[Words], Result], word: LineageBody
 ) -> None:
     words = Words(DOWN, CHANGING, word, PROMOTED)
@@ -165,7 +165,7 @@ def test_what_another_replica_says_at_its_address_is_not_its_word(
 def test_a_full_disk_and_roles_themselves_do_not_make_a_broker_unwritable(
     made: Callable[[Peers], RoleHands],
 ) -> None:
-    """A master whose disk is full can hand over: the term begins in the slave's log."""
+    """A master whose disk is full can hand over: the epoch begins in the slave's log."""
     hands = made(Words())
     assert hands.view().unwritable == ""
     hands.store.log.hold_appends("disk is 96.0% used", DISK_HOLDER)

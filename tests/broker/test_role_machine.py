@@ -67,7 +67,7 @@ NEWER = peer(OTHER, (1, 0, ME), (1000, 800, OTHER), role="SYNC_MASTER")
 
 
 def follower(end: int, **changes: Any) -> LineageBody:
-    """The slave s of our term 1."""
+    """The slave s of our epoch 1."""
     return peer("s", (1, 0, ME), end=end, **changes)
 
 
@@ -76,7 +76,7 @@ def reason(answer: object) -> str:
     return answer.reason
 
 
-# -- a newer term -----------------------------------------------------------------------------------
+# -- a newer epoch -----------------------------------------------------------------------------------
 
 
 def test_nothing_happens_while_peers_follow() -> None:
@@ -90,7 +90,7 @@ def test_a_newer_master_that_proves_it_is_given_way_to() -> None:
     assert [one.peer for one in world.did(Prove)] == [NEWER]
     ((written),) = world.wrote
     assert written["command"].role == "SLAVE"
-    assert (world.turned, "term 1000" in world.state.turning) == (True, True)
+    assert (world.turned, "epoch 1000" in world.state.turning) == (True, True)
     assert world.state.held
 
 
@@ -103,25 +103,25 @@ def test_a_known_replica_at_another_port_than_its_own_has_to_prove_it() -> None:
     moved = dataclasses.replace(NEWER, broker_addr="127.0.0.1:6666")
     world = Driver(master(), Ask=Heard([moved])).keep(members=listed("s", OTHER)).tell(Tick())
     assert (len(world.did(Prove)), world.turned, world.state.held) == (1, False, "")
-    assert "127.0.0.1:6666 speaks of term 1000" in world.state.unproven
+    assert "127.0.0.1:6666 claims epoch 1000" in world.state.unproven
     assert world.state.heard == -1
 
 
-def test_a_strangers_claim_of_a_newer_term_deposes_nobody() -> None:
+def test_a_strangers_claim_of_a_newer_epoch_deposes_nobody() -> None:
     """By a name server's word, or by a hello that names another port: who is there is asked, no more."""
     world = Driver(master(), Ask=Heard([NEWER])).tell(Hint(f"{OTHER}:10911"), Tick())
     assert world.did(Ask)[0].also == (f"{OTHER}:10911",)
     assert (world.turned, world.wrote, world.state.held) == (False, [], "")
-    assert f"{OTHER}:10911 speaks of term 1000 and does not prove it" in world.state.unproven
+    assert f"{OTHER}:10911 claims epoch 1000 without proof" in world.state.unproven
     world.said["Ask"] = Heard()
     assert world.tell(Tick()).state.unproven == ""
 
 
-def test_the_next_of_two_who_claim_a_newer_term_is_asked_when_one_cannot_prove_it() -> None:
+def test_the_next_of_two_who_claim_a_newer_epoch_is_asked_when_one_cannot_prove_it() -> None:
     liar = peer("liar", (2000, 0, "liar"), role="SYNC_MASTER")
     world = Driver(master(), Ask=Heard([liar, NEWER]), Prove=[Failed("other bytes"), Done()]).tell(Tick())
     assert [one.peer.replica_id for one in world.did(Prove)] == ["liar", OTHER]
-    assert "term 1000" in world.state.turning
+    assert "epoch 1000" in world.state.turning
 
 
 def test_whom_a_name_server_names_is_asked_once_and_the_word_alone_is_nothing() -> None:
@@ -130,7 +130,7 @@ def test_whom_a_name_server_names_is_asked_once_and_the_word_alone_is_nothing() 
     assert (world.turned, world.state.held) == (False, "")
 
 
-def test_what_was_newer_yesterday_is_not_in_a_newer_term_of_our_own() -> None:
+def test_what_was_newer_yesterday_is_not_in_a_newer_epoch_of_our_own() -> None:
     world = Driver(master(), Epoch(1, 0, ME), Epoch(2000, 500, ME), Ask=Heard([NEWER]), Prove=Done())
     assert world.tell(Tick()).turned is False
 
@@ -145,7 +145,7 @@ def test_a_role_that_cannot_be_written_is_tried_again_and_nothing_is_taken_meanw
 
 
 def test_a_master_that_gives_way_follows_no_older_master_than_that_one() -> None:
-    """Its own last term may have left no byte, and then counts for nothing."""
+    """Its own last epoch may have left no byte, and then counts for nothing."""
     world = Driver(master(), Ask=Heard([NEWER]), Prove=Done()).tell(Tick())
     assert world.kept.pledge == Pledge(1000, OTHER, f"{OTHER}:10911")
 
@@ -153,7 +153,7 @@ def test_a_master_that_gives_way_follows_no_older_master_than_that_one() -> None
 def test_two_masters_of_one_number_are_told_of() -> None:
     rival = peer(OTHER, (1, 0, OTHER), role="SYNC_MASTER")
     world = Driver(master(), Ask=Heard([rival])).tell(Tick())
-    assert any("two masters have one term" in one.text for one in world.did(Say))
+    assert any("two masters have one epoch" in one.text for one in world.did(Say))
     assert (world.turned, world.state.held) == (False, "")
 
 
@@ -163,7 +163,7 @@ OWN_PROMOTION = Lineage((Epoch(1, 0, OTHER), Epoch(2000, 500, ME)))
 
 def test_a_master_gives_way_to_no_rival_that_started_oftener() -> None:
     world = Driver(master(), Ask=Heard([RIVAL])).keep(lineage=OWN_PROMOTION).tell(Tick())
-    assert any("two masters have one term" in one.text for one in world.did(Say))
+    assert any("two masters have one epoch" in one.text for one in world.did(Say))
     assert (world.turned, world.state.held) == (False, "")
     assert "2003 is no newer one" in reason(world.ask(FollowHeader(f"{OTHER}:10911", "", 2003)))
 
@@ -189,7 +189,7 @@ def test_slaves_that_follow_another_one_are_told_who_the_master_is() -> None:
 # -- what a master has lost -------------------------------------------------------------------------
 
 
-def test_a_held_master_takes_back_what_a_replica_has_and_then_begins_its_term() -> None:
+def test_a_held_master_takes_back_what_a_replica_has_and_then_begins_its_epoch() -> None:
     world = Driver(master(waiting=WAITING))
     assert "s:10911" in world.state.held
     world.tell(Tick())
@@ -237,14 +237,14 @@ def test_a_long_pull_goes_on_piece_by_piece_and_lets_a_request_in_between() -> N
     world.asked = True
     world.tell(Tick())
     assert (len(world.did(Pull)), world.state.again, world.state.change) == (1, True, None)
-    assert "not heard yet" in world.state.held
+    assert "no answer yet" in world.state.held
     world.asked = False
     world.tell(Tick())
     assert [(one.begin, one.end) for one in world.did(Pull)] == [(1000, 1500), (1100, 1500), (1200, 1500)]
     assert (len(world.wrote), world.state.held) == (1, "")
 
 
-def test_a_term_that_cannot_begin_is_tried_again_and_nothing_is_taken_meanwhile() -> None:
+def test_an_epoch_that_cannot_begin_is_tried_again_and_nothing_is_taken_meanwhile() -> None:
     world = Driver(master(waiting=WAITING), Write=NO_ROOM)
     world.followers = frozenset({"s"})
     world.tell(Tick())
@@ -265,7 +265,7 @@ def test_a_held_master_gives_way_like_any_other() -> None:
 
 def test_a_slave_ahead_of_a_master_that_lost_nothing_it_knows_of_is_pulled_from_too() -> None:
     world = Driver(master(), Ask=Heard([follower(1200)])).tell(SlaveAhead("s", "s:10911"))
-    assert "taken back" in world.state.held
+    assert "copied back" in world.state.held
     world.tell(Tick())
     assert [(one.begin, one.end) for one in world.did(Pull)] == [(1000, 1200)]
     assert (world.state.held, world.wrote) == ("", [])
@@ -309,12 +309,12 @@ def test_a_doubt_that_is_over_ends_though_that_cannot_be_written() -> None:
 def test_another_broker_at_the_slaves_address_does_not_end_a_doubt() -> None:
     world = in_doubt(peer("new", (1, 0, ME), end=1000, broker_addr="s:10911")).tell(Tick())
     assert (world.state.held, world.kept.handing_over) == (DOUBT, IN_DOUBT)
-    # An operator can: a further term of ours is above whatever that one had.
+    # An operator can: a further epoch of ours is above whatever that one had.
     assert isinstance(world.ask(PromoteHeader(min_epoch=2, force=True)), Answer)
     assert (world.state.held, world.kept.handing_over) == ("", None)
 
 
-def test_no_term_begins_in_doubt_whether_another_one_is_the_master() -> None:
+def test_no_epoch_begins_in_doubt_whether_another_one_is_the_master() -> None:
     world = in_doubt(waiting=WAITING).keep(handing_over=HandingOver("t:10911", "t"))
     world.followers = frozenset({"s"})
     world.tell(Tick())
@@ -332,7 +332,7 @@ def test_a_doubt_ends_when_the_slave_is_the_master() -> None:
 
 
 def test_a_hold_belongs_to_who_asked_for_it() -> None:
-    """In doubt after a switchover, its disk full for a moment: the term that cannot begin lets nothing go."""
+    """In doubt after a switchover, its disk full for a moment: the epoch that cannot begin lets nothing go."""
     world = in_doubt()
     world.said["Write"] = NO_ROOM
     assert "cannot be written" in reason(world.ask(PromoteHeader(min_epoch=2, force=True)))
@@ -341,7 +341,7 @@ def test_a_hold_belongs_to_who_asked_for_it() -> None:
     assert world.state.held
 
 
-def test_a_master_without_a_number_for_its_term_waits_for_an_operator() -> None:
+def test_a_master_without_a_number_for_its_epoch_waits_for_an_operator() -> None:
     world = Driver(master(undecided="no number is left"), Ask=Heard([follower(1000)])).tell(Tick())
     assert (world.wrote, world.state.held, world.state.must_begin_anew) == ([], "no number is left", True)
     assert isinstance(world.ask(PromoteHeader(min_epoch=1000, force=True)), Answer)
@@ -356,7 +356,7 @@ def start(**changes: Any) -> StartOfMaster:
     return StartOfMaster(LogSpan(0, 1000), **{**known, **changes})
 
 
-def test_a_master_goes_on_in_its_term() -> None:
+def test_a_master_goes_on_in_its_epoch() -> None:
     world = Driver(master()).tell(Begin(Heard(), start()))
     assert (world.state.held, world.kept.lineage.epochs) == ("", (Epoch(1, 0, ME),))
     assert world.kept.boot_id == "boot"
@@ -368,7 +368,7 @@ def test_a_master_whose_machine_went_down_waits_and_writes_nothing_of_it() -> No
     assert (world.wrote, set(world.state.waiting)) == ([], {"s"})
 
 
-def test_a_master_that_cannot_write_its_term_does_not_start() -> None:
+def test_a_master_that_cannot_write_its_epoch_does_not_start() -> None:
     world = Driver(master(), Write=NO_ROOM).tell(Begin(Heard(), start()))
     assert "No space left" in world.state.broken
 
@@ -384,7 +384,7 @@ def test_a_master_that_lost_what_it_was_does_not_follow_itself() -> None:
     """Its lineage file is gone, and a slave names the master at its own address, who was another replica."""
     before = peer("s", (7, 0, "who it was"), end=1000, master_addr=ADDR)
     world = Driver(master()).keep(members=listed(ME, "s")).tell(Begin(Heard([before]), start()))
-    assert "what it knew of its terms and replicas is lost" in world.state.held
+    assert "what it knew of epochs and replicas is lost" in world.state.held
     assert (world.turned, world.wrote) == (False, [])
 
 
@@ -487,7 +487,7 @@ def test_what_else_holds_appends_is_an_obstacle() -> None:
     assert world.did(SendPromote) == []
 
 
-def test_the_term_of_a_switchover_begins_on_the_other_side_alone() -> None:
+def test_the_epoch_of_a_switchover_begins_on_the_other_side_alone() -> None:
     world = switching()
     before = world.kept.lineage
     switch(world)
@@ -552,11 +552,11 @@ def test_a_switchover_that_cannot_be_written_is_none() -> None:
     assert (world.did(SendPromote), world.state.held, world.state.token) == ([], "", "")
 
 
-def test_a_master_hands_over_in_no_term_above_one_that_is_pledged_or_has_begun_elsewhere() -> None:
-    """A candidate that others have pledged themselves to may be late, and gives OK in its term all the same."""
+def test_a_master_hands_over_in_no_epoch_above_one_that_is_pledged_or_has_begun_elsewhere() -> None:
+    """A candidate that others have pledged to may be late, and gives OK in its epoch all the same."""
     world = switching()
     said = reason(switch(world, min_epoch=1001))
-    assert "term 1000 has begun or is pledged" in said
+    assert "epoch 1000 has begun or is pledged" in said
     assert f"mqadmin failover --to {ADDR}" in said
     assert (world.did(AwaitLevel), world.wrote, world.state.change) == ([], [], None)
     assert isinstance(switch(world, min_epoch=1000), AnswerWith)
@@ -610,7 +610,7 @@ def test_a_slave_that_lost_its_end_in_a_power_cut_is_no_safe_choice() -> None:
 def test_nobody_is_promoted_beside_a_master_that_lives() -> None:
     lives = peer("m", (1, 0, "m"), end=1000, role="SYNC_MASTER")
     world = candidate("s", GatherPledges=Votes([voter("s"), lives]))
-    assert "takes messages: mqadmin switchover loses nothing" in reason(
+    assert "accepts writes: mqadmin switchover loses nothing" in reason(
         world.ask(PromoteHeader("SYNC_MASTER"))
     )
 
@@ -634,7 +634,7 @@ def test_a_master_that_is_to_go_on_asks_whether_there_is_a_newer_one() -> None:
 
 
 def test_a_master_goes_on_over_what_another_one_of_its_number_wrote_by_force_alone() -> None:
-    """Two sides of a cut network have each begun term 1000.  What t holds of the other one's may be OK."""
+    """Two sides of a cut network have each begun epoch 1000.  What t holds of the other one's may be OK."""
     ours, others = Epoch(1000, 500, ME), (1000, 500, OTHER)
     for end, lost in ((500, False), (900, True)):
         votes = [
@@ -647,7 +647,7 @@ def test_a_master_goes_on_over_what_another_one_of_its_number_wrote_by_force_alo
         assert isinstance(said, Refuse if lost else Answer), said
         assert (world.wrote == []) == lost
         if lost:
-            assert "two masters had term 1000" in reason(said)
+            assert "two masters had epoch 1000" in reason(said)
             assert isinstance(world.ask(PromoteHeader(min_epoch=1001, force=True)), Answer)
         assert world.kept.lineage.epochs[-1].number == 2000
 
@@ -671,7 +671,7 @@ def test_nobody_is_handed_over_to_who_has_pledged_itself_to_another_slave_meanwh
     """That one may count on it, and be the master by now."""
     world = candidate("s", OTHER).keep(pledge=PROMISE)
     said = reason(world.ask(PromoteHeader("SYNC_MASTER", 1000, 2, confirm_addr="m:10911", token="t")))
-    assert f"has pledged itself to {PROMISE.broker_addr} for term 1000" in said
+    assert f"has pledged to {PROMISE.broker_addr} for epoch 1000" in said
     assert (world.kept.pledge, world.wrote, world.did(StopLink), world.turned) == (PROMISE, [], [], False)
 
 
@@ -826,7 +826,7 @@ def test_a_master_pledges_nothing_but_says_that_it_lives() -> None:
     assert (world.wrote, world.kept.pledge) == ([], None)
     living = peer("m", (1, 0, "m"), role="SYNC_MASTER")
     asking = candidate("s", GatherPledges=Votes([voter("s"), living]))
-    assert "takes messages" in reason(asking.ask(PromoteHeader("SYNC_MASTER")))
+    assert "accepts writes" in reason(asking.ask(PromoteHeader("SYNC_MASTER")))
 
 
 def pledged(word: object) -> Driver:
@@ -896,7 +896,7 @@ def test_a_master_that_is_told_to_follow_takes_a_free_id_and_turns() -> None:
     assert "is no newer one" in reason(Driver(master()).ask(FollowHeader("x:1", "x:2", 1)))
 
 
-def test_a_slave_notes_where_its_master_is_but_of_no_older_term_than_it_knows_of() -> None:
+def test_a_slave_notes_where_its_master_is_but_of_no_older_epoch_than_it_knows_of() -> None:
     world = candidate()
     assert isinstance(world.ask(FollowHeader("n:10911", "n:10912", 1)), Answer)
     assert world.did(SetMaster) == [SetMaster("n:10911", "n:10912")]
@@ -930,7 +930,7 @@ def test_a_slave_begins_anew_after_its_answer_and_a_master_does_not() -> None:
     assert "would lose" in reason(Driver(master()).ask(ReinitHeader()))
 
 
-def test_a_store_that_cannot_be_emptied_keeps_its_terms() -> None:
+def test_a_store_that_cannot_be_emptied_keeps_its_epochs() -> None:
     world = candidate(Empty=NO_ROOM)
     world.ask(ReinitHeader())
     assert (world.kept.lineage.epochs[-1].number, world.turned) == (1, True)
@@ -938,10 +938,10 @@ def test_a_store_that_cannot_be_emptied_keeps_its_terms() -> None:
 
 def test_while_a_broker_turns_nothing_else_is_begun() -> None:
     state: RoleState = master(turning="it follows")
-    assert "turning: it follows" in why_busy(state)
+    assert "changing its role: it follows" in why_busy(state)
     world = Driver(state).tell(Tick(), Hint("x:1"), SlaveAhead("s", "s:1"))
     assert world.done == []
-    assert "stops and starts again" in world.state.held
+    assert "restarts to change its role" in world.state.held
 
 
 def test_a_newer_master_is_remembered_over_all_else() -> None:
@@ -951,8 +951,8 @@ def test_a_newer_master_is_remembered_over_all_else() -> None:
 
 def test_a_slave_looks_for_a_rival_of_its_master_too_and_the_greeting_tells_what_is_wrong() -> None:
     """Its own master, of 2003, may be gone: refused here, it would never find out what an operator can do."""
-    terms = Lineage((Epoch(1, 0, OTHER), Epoch(2003, 500, OTHER)))
-    world = Driver(slave()).keep(lineage=terms)
+    epochs = Lineage((Epoch(1, 0, OTHER), Epoch(2003, 500, OTHER)))
+    world = Driver(slave()).keep(lineage=epochs)
     world.ask(FollowHeader("n:10911", "n:10912", 2000))
     assert world.did(SetMaster) == [SetMaster("n:10911", "n:10912")]
     assert "older than 2003" in reason(world.ask(FollowHeader("o:10911", "o:10912", 1000)))

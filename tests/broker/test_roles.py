@@ -1,4 +1,4 @@
-"""What a broker is, when its term begins, and whom it gives way to: tables of cases."""
+"""What a broker is, when its epoch begins, and whom it gives way to: tables of cases."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from haservice.broker.roles.rules import (
     newer_masters,
     next_number,
     none_in_sync,
-    reason_for_new_term,
+    reason_for_new_epoch,
     replicas_to_hear,
     rival,
     role_in_force,
     slave_id,
     takes_over,
     was_not_promoted,
-    with_new_term,
+    with_new_epoch,
 )
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.remoting.headers.lineage import EpochBody, LineageBody
@@ -104,7 +104,7 @@ def test_no_command_is_kept_for_what_the_file_says_anyway(tmp_path: Path) -> Non
     assert command_for(SLAVE, 1, now, "back", 5, "10.0.0.2:1") is not None
 
 
-# ---- terms
+# ---- epochs
 
 ME, OTHER = "me", "other"
 
@@ -140,20 +140,20 @@ CRASHED = {"stopped_cleanly": False, "booted_anew": True}
         ((Epoch(1, 0, ME),), start(**CRASHED, flushes_at_once=True), True),
     ],
 )
-def test_when_a_term_begins(epochs: tuple[Epoch, ...], began: StartOfMaster, begins: bool) -> None:
-    assert bool(reason_for_new_term(state(*epochs), began)) is begins
+def test_when_an_epoch_begins(epochs: tuple[Epoch, ...], began: StartOfMaster, begins: bool) -> None:
+    assert bool(reason_for_new_epoch(state(*epochs), began)) is begins
 
 
-def test_a_log_older_than_its_lineage_gets_a_term_for_what_it_held() -> None:
-    lineage = with_new_term(state(), LogSpan(4096, 9000), "first", 7, promoted=False)
+def test_a_log_older_than_its_lineage_gets_an_epoch_for_what_it_held() -> None:
+    lineage = with_new_epoch(state(), LogSpan(4096, 9000), "first", 7, promoted=False)
     assert [(one.number, one.start, one.master) for one in lineage.epochs] == [(0, 4096, ""), (1, 9000, ME)]
-    empty = with_new_term(state(), LogSpan(0, 0), "first", 7, promoted=False)
+    empty = with_new_epoch(state(), LogSpan(0, 0), "first", 7, promoted=False)
     assert [(one.number, one.start, one.master) for one in empty.epochs] == [(1, 0, ME)]
 
 
-def test_a_term_counts_though_nothing_of_it_is_left() -> None:
+def test_an_epoch_counts_though_nothing_of_it_is_left() -> None:
     had = state(Epoch(1, 0, ME), Epoch(1000, 2000, OTHER))
-    assert with_new_term(had, LogSpan(0, 1500), "again", 7, promoted=True).epochs == (
+    assert with_new_epoch(had, LogSpan(0, 1500), "again", 7, promoted=True).epochs == (
         Epoch(1, 0, ME),
         Epoch(2000, 1500, ME, 7, "again"),
     )
@@ -170,7 +170,7 @@ STEP = PROMOTION_STEP
         (0, -1, 1, STEP),
         (1, -1, 2, STEP),
         (1, 1, 2, STEP),
-        # Nobody but itself begins terms between two promotions: it has forgotten one of its own.
+        # Nobody but itself begins epochs between two promotions: it has forgotten one of its own.
         (1, 5, 6, STEP),
         (STEP - 2, -1, STEP - 1, STEP),
         (STEP - 1, -1, None, STEP),
@@ -197,20 +197,20 @@ def test_a_restart_never_outranks_a_promotion(
 
 
 def test_a_master_that_starts_again_and_again_alone_gives_way_to_its_successor() -> None:
-    """Cut off, and power cut each time: its successor was promoted after its first term."""
+    """Cut off, and power cut each time: its successor was promoted after its first epoch."""
     lineage = Lineage((Epoch(1, 0, ME),))
-    successor = with_new_term(
+    successor = with_new_epoch(
         LineageState(OTHER, lineage=lineage), LogSpan(0, 500), "failover", 7, promoted=True
     )
     for end in range(600, 660):
         alone = LineageState(ME, lineage=lineage)
-        lineage = with_new_term(alone, LogSpan(0, end), "the machine went down", 7, promoted=False)
+        lineage = with_new_epoch(alone, LogSpan(0, end), "the machine went down", 7, promoted=False)
     number = successor.epochs[-1].number
     running = peer(OTHER, (1, 0, ME), (number, 500, OTHER), role="SYNC_MASTER")
     found = newer_master(ME, lineage, [running])
     assert found is not None
     assert found.epoch == number
-    assert newer_master(OTHER, successor, [peer(ME, *(one.term for one in lineage.epochs))]) is None
+    assert newer_master(OTHER, successor, [peer(ME, *(one.identity for one in lineage.epochs))]) is None
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ HIS_LAST = (*MINE_LAST, Epoch(2000, 700, OTHER))
         (ASYNC, command("SYNC_MASTER", "ASYNC_MASTER"), HIS_LAST, SLAVE, False),
         (SYNC, command("SLAVE", "SYNC_MASTER", 3), HIS_LAST, SLAVE, False),
         (SYNC, command("SLAVE", "SYNC_MASTER", 3), MINE_LAST, SLAVE, False),
-        # The file was changed since: an operator's word, and newer than any term.
+        # The file was changed since: an operator's word, and newer than any epoch.
         (ASYNC, command("SYNC_MASTER", "SLAVE"), HIS_LAST, ASYNC, True),
         (SYNC, None, HIS_LAST, SYNC, False),
     ],
 )
-def test_a_command_to_be_the_master_is_over_with_its_term(
+def test_a_command_to_be_the_master_is_over_with_its_epoch(
     tmp_path: Path,
     file_role: BrokerRole,
     told: RoleCommand | None,
@@ -272,7 +272,7 @@ def test_a_master_that_lost_its_end_waits_for_those_that_were_in_sync() -> None:
     assert replicas_to_hear(state(mine, replicas=replicas), flushed) == ("a",)
     flushed = start(**CRASHED, flushes_at_once=True, sync_master=False)
     assert replicas_to_hear(state(mine, replicas=replicas), flushed) == ()
-    # What somebody else wrote last this broker lost as a slave: it begins a term, and waits for nobody.
+    # What somebody else wrote last this broker lost as a slave: it begins an epoch, and waits for nobody.
     assert replicas_to_hear(state(mine, his, replicas=replicas), start(**CRASHED)) == ()
 
 
@@ -318,9 +318,9 @@ MINE = Lineage((Epoch(1, 0, OTHER), Epoch(2, 500, ME)))
         ([peer(OTHER, (1, 0, OTHER), role="SYNC_MASTER")], None),
         # One number, two masters: neither is the newer one.
         ([peer(OTHER, (1, 0, OTHER), (2, 600, OTHER), role="SYNC_MASTER")], None),
-        # A term of ours that we forgot is no other master's.
+        # An epoch of ours that we forgot is no other master's.
         ([peer("s", (5, 700, ME))], None),
-        # A slave gave its own term up, and left nothing in it.
+        # A slave gave its own epoch up, and left nothing in it.
         ([peer("s", (1, 0, OTHER), (7, 5000, "s"))], None),
         ([peer("s", (1, 0, OTHER), (7, 4000, "s"))], (7, "")),
         # Just promoted, and nothing written yet.
@@ -332,7 +332,7 @@ def test_whom_a_master_gives_way_to(peers: list[LineageBody], expected: tuple[in
     assert (found and (found.epoch, found.broker_addr)) == expected
 
 
-def test_a_master_that_starts_does_not_overrule_the_one_whose_term_its_log_is_in() -> None:
+def test_a_master_that_starts_does_not_overrule_the_one_whose_epoch_its_log_is_in() -> None:
     followed = Lineage((Epoch(1, 0, ME), Epoch(2, 500, OTHER)))
     running = peer(OTHER, (1, 0, ME), (2, 500, OTHER), role="SYNC_MASTER")
     stopped = peer(OTHER, (1, 0, ME), (2, 500, OTHER))
@@ -343,7 +343,7 @@ def test_a_master_that_starts_does_not_overrule_the_one_whose_term_its_log_is_in
     assert newer_master(ME, followed, [stopped], starting=True) is None
 
 
-def test_a_master_that_starts_follows_one_that_runs_in_a_term_of_its_number() -> None:
+def test_a_master_that_starts_follows_one_that_runs_in_an_epoch_of_its_number() -> None:
     """It was promoted by somebody who did not know of ours."""
     running = peer(OTHER, (1, 0, OTHER), (2, 600, OTHER), role="SYNC_MASTER")
     found = newer_master(ME, MINE, [running], starting=True)
@@ -365,7 +365,7 @@ def test_when_it_is_known_that_a_slave_was_not_promoted(said: LineageBody, settl
     assert was_not_promoted(HandingOver("s:10911", "s"), said) is settled
 
 
-def test_nobody_has_anything_of_a_term_that_begins() -> None:
+def test_nobody_has_anything_of_an_epoch_that_begins() -> None:
     had = state(Epoch(1, 0, ME), replicas={"a": Replica("a:1", 900, 1, True)})
     assert none_in_sync(had) == {"a": Replica("a:1", 900, 1, False)}
 

@@ -30,7 +30,7 @@ def stopped(start: Start, client: BlockingClient) -> LineageFile:
     return LineageFile(node.config.log.root)
 
 
-def test_a_master_without_a_number_for_its_term_is_held_until_an_operator_says_so(
+def test_a_master_without_a_number_for_its_epoch_is_held_until_an_operator_says_so(
     start: Start, client: BlockingClient
 ) -> None:
     file = stopped(start, client)

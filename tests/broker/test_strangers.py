@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.bounds import TERM_MAX
+from haservice.bounds import EPOCH_MAX
 from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
@@ -30,7 +30,7 @@ def client() -> Iterator[BlockingClient]:
         yield made
 
 
-@pytest.mark.parametrize("number", [TERM_MAX + 1, 2**63 - 1, -1])
+@pytest.mark.parametrize("number", [EPOCH_MAX + 1, 2**63 - 1, -1])
 @pytest.mark.parametrize(
     ("code", "field", "ext"),
     [

@@ -35,7 +35,7 @@ KEPT = ROOT / "cut" / "parted"
 
 
 class MastersLog:
-    """The bytes that a master has, record by record; another term of it may go on from anywhere."""
+    """The bytes that a master has, record by record; another epoch of it may go on from anywhere."""
 
     def __init__(self, chance: random.Random) -> None:
         self.start = 0
@@ -66,7 +66,7 @@ class MastersLog:
         self._numbers.append((self.end, key))
 
     def cut(self, offset: int) -> None:
-        """Another term begins there."""
+        """Another epoch begins there."""
         del self.data[offset - self.start :]
         self.edges = [edge for edge in self.edges if edge <= offset]
         self._numbers = [one for one in self._numbers if one[0] <= offset]

@@ -232,20 +232,20 @@ _FOUR = struct.Struct(">BBBB")
 
 
 def _plans(data: bytes) -> object:
-    """Two lineages with ends, four bytes for each term: whose, number, start, master."""
+    """Two lineages with ends, four bytes for each epoch: whose, number, start, master."""
     if len(data) < 4:
         return None
     ends = data[0] * 8 + data[1] % 8, data[2] * 8 + data[3] % 8
     starts = data[1] // 8 * 8, data[3] // 8 * 8
-    terms: tuple[list[Epoch], list[Epoch]] = ([], [])
+    lists: tuple[list[Epoch], list[Epoch]] = ([], [])
     for whose, number, start, master in _FOUR.iter_unpack(data[4 : len(data) - len(data) % 4]):
-        mine = terms[whose % 2]
+        mine = lists[whose % 2]
         least = mine[-1].number + 1 if mine else 0
         lowest = mine[-1].start + 1 if mine else 0
         mine.append(Epoch(least + number % 3, lowest + start % 64, "abc"[master % 3]))
     own_log = LogSpan(min(starts[0], ends[0]), ends[0])
     their_log = LogSpan(min(starts[1], ends[1]), ends[1])
-    own, theirs = (Lineage(tuple(epochs)) for epochs in terms)
+    own, theirs = (Lineage(tuple(epochs)) for epochs in lists)
     decided = plan(own, own_log, theirs, their_log)
     position = decided.position
     if decided.step is Step.CONTINUE:

@@ -136,7 +136,7 @@ class Healed:
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """`node` is now `role`: "master", "slave" or "down"; a master's term is `epoch`, from `start` on."""
+    """`node` is now `role`: "master", "slave" or "down"; a master's epoch is `epoch`, from `start` on."""
 
     kind: ClassVar[str] = "role"
     at_s: float

@@ -479,9 +479,9 @@ class Cluster:
             body = await self.lineage(node)
             state = "runs" if node.running else "ended"
             if body is not None:
-                terms = " ".join(f"{one.epoch}@{one.start}" for one in body.epochs)
+                epochs = " ".join(f"{one.epoch}@{one.start}" for one in body.epochs)
                 state = (
-                    f"{body.role} ({body.role_from}) log {body.log_start}..{body.log_end} epochs {terms}"
+                    f"{body.role} ({body.role_from}) log {body.log_start}..{body.log_end} epochs {epochs}"
                     f" held={body.held!r} changing={body.changing} master={body.master_addr}"
                 )
             lines.append(f"{node.name} {node.addr}{' frozen' if node.frozen else ''}: {state}")

@@ -317,13 +317,13 @@ async def failover_frozen(scene: Scene) -> None:
 
 
 async def _all_follow(cluster: Cluster, master: Node) -> None:
-    """Returns once each slave has the master's term: one that has not yet is rightly not promoted."""
+    """Returns once each slave has the master's epoch: one that has not yet is rightly not promoted."""
 
-    async def in_its_term() -> bool:
+    async def in_its_epoch() -> bool:
         bodies = [await cluster.lineage(node) for node in cluster.nodes]
         return len({body.epoch if body is not None else -1 for body in bodies}) == 1
 
-    await cluster.until(in_its_term, f"all follow {master.name}", PROMOTE_S)
+    await cluster.until(in_its_epoch, f"all follow {master.name}", PROMOTE_S)
 
 
 async def promote_furthest(scene: Scene, old: Node, span: Span) -> LineageBody:

@@ -43,10 +43,10 @@ TIMELINES = 1
 _SEEDS_PER_TASK = 10
 # A slave has promised itself to a broker that is no more, which nobody can know but a person.
 PLEDGED = "has promised"
-# It follows the other one of two masters that began one number, and only a further term is above both.
-TWO_MASTERS = "two masters have term"
-# Two logs that have no term in common are for a person; two that differ in one they share never are.
-NOT_ONE_LOG = "no term of a master is in both logs"
+# It follows the other one of two masters that began one number, and only a further epoch is above both.
+TWO_MASTERS = "two masters have epoch"
+# Two logs that have no epoch in common are for a person; two that differ in one they share never are.
+NOT_ONE_LOG = "no epoch of a master is in both logs"
 
 
 @dataclass(slots=True)
@@ -216,7 +216,7 @@ class Simulation:
             return f"{len(masters)} masters: {masters}"
         (master,) = masters
         if master.roles.state.held or master.store.log.writable is not None:
-            return f"{master} takes nothing: {master.roles.state.held or master.store.log.writable}"
+            return f"{master} refuses writes: {master.roles.state.held or master.store.log.writable}"
         for node in world.nodes.values():
             if node.link is not None and (
                 not node.link.transfers or node.store.log.end < master.store.log.end - 64 * 1024
@@ -248,8 +248,8 @@ class Simulation:
             return
         whys = [one.link.refused for one in refused if one.link is not None]
         if any(PLEDGED in why or TWO_MASTERS in why for why in whys):
-            world.note("an operator makes {} begin a term that all may follow", masters[0])
-            self._count("decided by an operator: a term that all may follow")
+            world.note("an operator makes {} begin an epoch that all may follow", masters[0])
+            self._count("decided by an operator: an epoch that all may follow")
             self.operator.fail_over(may_force=True, to=masters[0].name)
         for node in refused:
             if node.link is not None and NOT_ONE_LOG in node.link.refused:

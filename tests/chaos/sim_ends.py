@@ -34,7 +34,7 @@ from haservice.replication.slave.actions import (
     Dial,
     EndAt,
     Flush,
-    ForgetTerms,
+    ForgetEpochs,
     Send,
     Store,
     Tell,
@@ -451,7 +451,7 @@ class SlaveEnd:
                 return session.stored(self._now_s)
             case EndAt(offset, run):
                 self._end_at(offset, run)
-            case ForgetTerms():
+            case ForgetEpochs():
                 self._rejoin.follow_stock()
             case Flush():
                 node.store.log.flush()

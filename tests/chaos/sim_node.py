@@ -1,6 +1,6 @@
 """Node: one broker of a simulation.  Its store, its lineage and its decisions are the product's own.
 
-    boot       Store.open over the simulated disk, then the role: roles/rules.py says which term, and what is held
+    boot       Store.open over the simulated disk, then the role: roles/rules.py says which epoch, and what is held
     master     append → Durability → answers; MasterEnd per slave; looks at its role every second or five
     slave      SlaveEnd to the master that it knows of
 
@@ -116,8 +116,8 @@ class Node(Timed):
         return self.flush_type is FlushDiskType.SYNC_FLUSH
 
     @property
-    def last_term(self) -> int:
-        """The number of the newest term in its file."""
+    def last_epoch(self) -> int:
+        """The number of the newest epoch in its file."""
         last = self.lineage.state.lineage.last
         return last.number if last is not None else -1
 
@@ -181,9 +181,9 @@ class Node(Timed):
             raise
 
     def _begin_as_master(self, heard: Heard) -> None:
-        """It gives way, or begins its term, or waits.  Raises OSError when it cannot begin."""
+        """It gives way, or begins its epoch, or waits.  Raises OSError when it cannot begin."""
         log = self.store.log
-        self.group = self._make_group()  # a term that begins now counts by its list
+        self.group = self._make_group()  # an epoch that begins now counts by its list
         start = StartOfMaster(
             log=LogSpan(log.start, log.end),
             stopped_cleanly=self.store.recovery.clean,

@@ -198,7 +198,7 @@ class RoleDriver:
             self._held = reason
             self.node.store.log.hold_appends(reason or None, HOLDER)
             self.node.world.note(
-                "{} {}", self.node, f"takes nothing: {reason}" if reason else "takes messages"
+                "{} {}", self.node, f"refuses writes: {reason}" if reason else "accepts writes"
             )
 
     # -- without a result ---------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class RoleDriver:
             node.world.note("{} says: {}", node, action.text)
         elif isinstance(action, TakeList):
             node.take_list(regreet=action.regreet)
-            if action.regreet:  # name servers are told of a new term at once
+            if action.regreet:  # name servers are told of a new epoch at once
                 node.after(GATHER_S, node.world.announce, node)
         elif isinstance(action, SetMaster | LeaveMaster):
             if node.link is not None:
@@ -304,7 +304,7 @@ class RoleDriver:
         node, changes = self.node, action.changes
         node.lineage.update(listed=action.listed, **changes)
         if "lineage" in changes and (last := changes["lineage"].last) is not None:
-            node.world.note("{} begins term {} at {}: {}", node, last.number, last.start, last.why)
+            node.world.note("{} begins epoch {} at {}: {}", node, last.number, last.start, last.why)
             if last.number % 1000 == 0 and last.master == node.lineage.state.replica_id:
                 node.world.promoted(node, forced=self._forced, sight=self._sight)
         return Done()

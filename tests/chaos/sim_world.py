@@ -4,7 +4,7 @@
     World      time, truth, history; every node tells it what it did, and is checked at once
 
 Checked as it happens:
-- within a term a slave's bytes are its master's, and no two records of one term lie at one offset (I2);
+- within an epoch a slave's bytes are its master's, and no two records of one epoch lie at one offset (I2);
 - a restart loses no record that was flushed (I4);
 - the ack table's invariants hold after every report;
 - a consumer is shown nothing below its level while a slave is in sync (I6).
@@ -90,7 +90,7 @@ class Record:
             "place",
             "promised",
             "replaced",
-            "term",
+            "epoch",
             "told",
         ),
     )
@@ -102,14 +102,14 @@ class Record:
         offset: int,
         end: int,
         data: bytes,
-        term: tuple[int, int, str],
+        epoch: tuple[int, int, str],
     ) -> None:
         self.place = place
         self.key = key
         self.offset = offset
         self.end = end
         self.data = data
-        self.term = term
+        self.epoch = epoch
         self.held: dict[str, float] = {}
         """Machines that ever held it, and since when."""
         self.flushed: dict[str, None] = {}
@@ -137,7 +137,7 @@ class World:
         self.registered = ""
         """The master by the name server's word."""
         self.registered_epoch = -1
-        # Who told of that term first.
+        # Who told of that epoch first.
         self.registered_by = ""
         self.nodes: dict[str, Node] = {}
         self.clients: list[str] = []
@@ -146,7 +146,7 @@ class World:
         self._directory = str(directory)
         self._steps: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=STEPS_KEPT)
         self._digest = 0
-        self._terms: dict[tuple[tuple[int, int, str], int], Record] = {}
+        self._epochs: dict[tuple[tuple[int, int, str], int], Record] = {}
         self._promises: dict[Record, None] = {}
         self.strikes: list[Callable[[Node], None]] = []
         """Faults that wait for a step of a change of role."""
@@ -227,7 +227,7 @@ class World:
         )
 
     def master_started(self, node: Node) -> None:
-        """It registers if it can; the name server keeps the newest term's master."""
+        """It registers if it can; the name server keeps the newest epoch's master."""
         self.put(self.level_of(node))
         last = node.lineage.state.lineage.last
         epoch = last.number if last is not None else -1
@@ -236,17 +236,17 @@ class World:
                 self.now_s, node.name, "master", epoch, last.start if last is not None else -1
             )
         )
-        self.note("{} is master, term {}, log {}..{}", node, epoch, node.store.log.start, node.store.log.end)
+        self.note("{} is master, epoch {}, log {}..{}", node, epoch, node.store.log.start, node.store.log.end)
         if not self.isolated(node):
             self.register(node)
 
     def register(self, node: Node) -> None:
-        """As the name server takes it: a master of an older term is told of the newer one.
+        """As the name server takes it: a master of an older epoch is told of the newer one.
 
-        Each term is settled at once there, for all are known to it: it counts while its master is away, too.  Of
+        Each epoch is settled at once there, for all are known to it: it counts while its master is away, too.  Of
         two of which neither is the newer one, the first keeps the route while it lives.
         """
-        epoch = node.last_term
+        epoch = node.last_epoch
         first = self.nodes.get(self.registered, node)
         lives = first.awake and not first.role.is_slave and not self.isolated(first)
         is_rival = of_one_promotion(epoch, self.registered_epoch)
@@ -306,18 +306,18 @@ class World:
     def appended(self, node: Node, key: str, place: tuple[str, int, int], offset: int, end: int) -> Record:
         """A master has a new record."""
         last = node.lineage.state.lineage.last
-        term = last.term if last is not None else (0, 0, "")
-        record = Record(key, place, offset, end, node.store.log.read_record(offset), term)
-        other = self._terms.get((term, offset))
+        epoch = last.identity if last is not None else (0, 0, "")
+        record = Record(key, place, offset, end, node.store.log.read_record(offset), epoch)
+        other = self._epochs.get((epoch, offset))
         if other is not None and other.key != key:
             holders = [one.name for one in self.nodes.values() if one is not node and one.holds(other)]
             if holders:
                 self.broken(
                     Violation.DIVERGED,
-                    f"{node} wrote {key} at {offset} of term {term[0]}, where {', '.join(holders)}"
+                    f"{node} wrote {key} at {offset} of epoch {epoch[0]}, where {', '.join(holders)}"
                     f" holds {other.key}",
                 )
-        self._terms[term, offset] = record
+        self._epochs[epoch, offset] = record
         self._hold(node, record)
         return record
 
@@ -480,11 +480,11 @@ class World:
         nobody whom the operator saw when he asked for it: a master that was back after all while he was at it
         has shown it, or has sent it on, since.
 
-        One that was held up after it was pledged may begin its term below one that has begun meanwhile.  That one
+        One that was held up after it was pledged may begin its epoch below one that has begun meanwhile.  That one
         stays the rightful master, and what the other answers OK for is wrong.
         """
         if not forced and (newer := self._overtaken_by(candidate)):
-            self.note("{} begins its term too late: {} knows of a newer one", candidate, newer)
+            self.note("{} begins its epoch too late: {} knows of a newer one", candidate, newer)
             return
         before, self.rightful = self.rightful, candidate.name
         self._rightful_machine = candidate.machine
@@ -515,7 +515,7 @@ class World:
         return bool(had & gone) and not any(one.holds(record) for one in others)
 
     def gave_way(self, node: Node, to: str) -> None:
-        """A master is a slave from now on: of two of one term, the one that goes on is the rightful one."""
+        """A master is a slave from now on: of two of one epoch, the one that goes on is the rightful one."""
         if self.rightful == node.name and to in self.nodes:
             self.rightful, self._rightful_machine = to, self.nodes[to].machine
 
@@ -526,10 +526,10 @@ class World:
         self.void([one for one in lacked if not any(n.holds(one) for n in others)], "replica forgotten")
 
     def _overtaken_by(self, candidate: Node) -> Node | None:
-        """Who has a newer term in its file."""
-        began = candidate.last_term
-        newer = (one for one in self.nodes.values() if one.last_term > began)
-        return next((one for one in newer if not of_one_promotion(one.last_term, began)), None)
+        """Who has a newer epoch in its file."""
+        began = candidate.last_epoch
+        newer = (one for one in self.nodes.values() if one.last_epoch > began)
+        return next((one for one in newer if not of_one_promotion(one.last_epoch, began)), None)
 
     # -- faults at a step of a change of role -----------------------------------------------------------
 

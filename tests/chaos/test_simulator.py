@@ -219,19 +219,19 @@ def test_a_promotion_that_counts_nobody_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_candidate_that_is_late_is_not_the_master_whose_log_counts(tmp_path: Path) -> None:
-    """It stands still once others have pledged themselves to it; a newer term begins, to which it gives way."""
+    """It stands still once others have pledged to it; a newer epoch begins, to which it gives way."""
     outcome = simulate(9933, tmp_path)
     assert outcome.ok, outcome.text()
 
 
-def test_of_two_masters_the_one_of_the_newer_term_is_the_rightful_one(tmp_path: Path) -> None:
+def test_of_two_masters_the_one_of_the_newer_epoch_is_the_rightful_one(tmp_path: Path) -> None:
     world = Simulation(1, tmp_path).world
     with virtual(world.clock):
         for node in world.nodes.values():
             node.boot()
-        for name, term in (("b", 2000), ("a", 1000)):
+        for name, epoch in (("b", 2000), ("a", 1000)):
             node = world.nodes[name]
-            lineage = Lineage((Epoch(term, 0, node.lineage.state.replica_id),))
+            lineage = Lineage((Epoch(epoch, 0, node.lineage.state.replica_id),))
             node.lineage.update(lineage=lineage)
             world.promoted(node, forced=False, sight=world.sight())
         assert (world.rightful, world.verdicts) == ("b", [])
@@ -239,7 +239,7 @@ def test_of_two_masters_the_one_of_the_newer_term_is_the_rightful_one(tmp_path: 
         assert world.rightful == "a"
 
 
-def test_of_two_masters_of_one_term_the_one_that_goes_on_is_the_rightful_one(tmp_path: Path) -> None:
+def test_of_two_masters_of_one_epoch_the_one_that_goes_on_is_the_rightful_one(tmp_path: Path) -> None:
     world = Simulation(1, tmp_path).world
     with virtual(world.clock):
         for node in world.nodes.values():
@@ -282,8 +282,8 @@ def begun(directory: Path, slaves: int) -> Simulation:
     return simulation
 
 
-def test_a_failover_is_numbered_above_a_term_that_only_the_name_server_has_heard_of(tmp_path: Path) -> None:
-    """As in the product a master that runs tells them of its new term at once.  It told them with its next
+def test_a_failover_is_numbered_above_an_epoch_that_only_the_name_server_has_heard_of(tmp_path: Path) -> None:
+    """As in the product a master that runs tells them of its new epoch at once.  It told them with its next
     registration: where it died before, its successor took the same number.
     """
     simulation = begun(tmp_path, slaves=1)
@@ -292,7 +292,7 @@ def test_a_failover_is_numbered_above_a_term_that_only_the_name_server_has_heard
     with virtual(world.clock):
         for pair in (("a", "b"), ("b", "a")):
             world.network.block(*pair)
-        master.requested(PromoteHeader(min_epoch=1000, why="a further term", force=True), lambda _: None)
+        master.requested(PromoteHeader(min_epoch=1000, why="a further epoch", force=True), lambda _: None)
         world.clock.run_until(BEGIN_S + 1.3)
         assert epoch_of(master) == 1000
         master.power_cut()

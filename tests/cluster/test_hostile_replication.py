@@ -394,13 +394,13 @@ def epochs(*rising: tuple[int, int]) -> list[dict[str, object]]:
 
 # What a stranger may say when our slave calls, and the slave's log and files stay as they are.
 BAD_HELLOS: dict[str, dict[str, object]] = {
-    "terms that fall": {"epochs": epochs((2, 0), (1, 100))},
-    "terms that are a text": {"epochs": "1@0"},
+    "epochs that fall": {"epochs": epochs((2, 0), (1, 100))},
+    "epochs that are a text": {"epochs": "1@0"},
     "a negative end": {"end": -1},
     "an end that is a text": {"end": "12"},
     "no id": {"replicaId": None},
     "another broker's name": {"brokerName": "broker-b"},
-    "a term from the far future": {"epochs": epochs((2**62, 0))},
+    "an epoch from the far future": {"epochs": epochs((2**62, 0))},
 }
 
 

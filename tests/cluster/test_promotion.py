@@ -261,7 +261,7 @@ def test_an_old_master_that_runs_on_is_told_and_gives_way(make_pair: MakePair, a
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
     wait_level(ask, pair.master_addr, pair.slave_addr)
-    with pytest.raises(AnswerError, match="takes messages: mqadmin switchover loses nothing"):
+    with pytest.raises(AnswerError, match="accepts writes: mqadmin switchover loses nothing"):
         promote(ask, pair.slave_addr, why="behind its back")
     wait_until(lambda: is_level(ask, pair.master_addr, pair.slave_addr), "the slave follows again")
     promote(ask, pair.slave_addr, why="behind its back", force=True)
@@ -273,7 +273,7 @@ def test_an_old_master_that_runs_on_is_told_and_gives_way(make_pair: MakePair, a
     assert_equal_logs(pair, ask, pair.slave_addr)
 
 
-def test_a_slave_that_its_file_makes_a_master_begins_a_term(make_pair: MakePair, admin: Ask) -> None:
+def test_a_slave_that_its_file_makes_a_master_begins_an_epoch(make_pair: MakePair, admin: Ask) -> None:
     pair = make_pair()
     ask = admin(pair)
     start_with_topic(pair, ask)
@@ -407,7 +407,7 @@ def test_a_promotion_is_refused_when_the_log_ends_elsewhere(make_pair: MakePair,
     wait_level(ask, pair.master_addr, pair.slave_addr)
 
 
-def test_a_master_is_told_to_go_on_in_a_further_term(make_pair: MakePair, admin: Ask) -> None:
+def test_a_master_is_told_to_go_on_in_a_further_epoch(make_pair: MakePair, admin: Ask) -> None:
     pair = make_pair("SYNC_MASTER")
     ask = admin(pair)
     start_with_topic(pair, ask)
@@ -417,7 +417,7 @@ def test_a_master_is_told_to_go_on_in_a_further_term(make_pair: MakePair, admin:
     assert [(one.epoch, one.start) for one in body.epochs] == [(1, 0), (2000, end)]
     wait_until(
         lambda: (found := lineage(ask, pair.slave_addr)) is not None and found.epoch == 2000,
-        "the slave has taken the term over",
+        "the slave has taken the epoch over",
     )
     wait_level(ask, pair.master_addr, pair.slave_addr)
     send_ok(pair.master_addr, numbered(10, 20))
@@ -440,7 +440,7 @@ def test_a_promotion_of_a_switchover_that_was_given_up_comes_to_nothing(
 
 def test_an_old_master_stays_out_though_the_newer_one_is_gone(make_pair: MakePair, admin: Ask) -> None:
     """The name server remembers, and names it to nobody; nobody proves that it is old, so it stays what it is.
-    An operator may choose it, in a term above all that were.
+    An operator may choose it, in an epoch above all that were.
     """
     pair = make_pair("ASYNC_MASTER")
     ask = admin(pair)
@@ -616,7 +616,7 @@ def test_a_master_whose_disk_was_mounted_again_after_an_error_waits_for_its_slav
     found = lineage(ask, pair.master_addr)
     assert found is not None
     assert pair.slave_addr in found.held
-    assert "not heard yet" in found.held
+    assert "no answer yet" in found.held
     pair.start_slave()
     wait_level(ask, pair.master_addr, pair.slave_addr)
     assert_equal_logs(pair, ask, pair.master_addr)
@@ -649,7 +649,7 @@ def test_a_slave_begins_anew(make_pair: MakePair, admin: Ask, keep: bool) -> Non
         ask.tell(pair.master_addr, RequestCode.REINIT, ReinitHeader(keep))
     ask.tell(pair.slave_addr, RequestCode.REINIT, ReinitHeader(keep))
     wait_until(
-        lambda: "everything is taken anew" in pair.processes["broker-a-s"].output(), "the slave begins anew"
+        lambda: "everything is copied again" in pair.processes["broker-a-s"].output(), "the slave begins anew"
     )
     wait_level(ask, pair.master_addr, pair.slave_addr)
     assert_equal_logs(pair, ask, pair.master_addr)

@@ -193,7 +193,7 @@ def registered(ask: Admin) -> set[str]:
 
 
 def test_a_switchover_tells_the_third_and_refuses_nobody_aloud(make_pair: MakePair, admin: Ask) -> None:
-    """Planned work is quiet: no line says that a connection was refused, and no term is left out of the history."""
+    """Planned work is quiet: no line says that a connection was refused, and no epoch is left out of the history."""
     pair = make_pair("SYNC_MASTER")
     ask = admin(pair)
     third = start_three(pair, ask)
@@ -238,8 +238,8 @@ def test_a_frozen_slave_is_stopped_first_and_a_dead_master_was_seen_when_it_was_
         assert {row["epoch"] for row in done["after"]} == {done["epoch"]}
         other = ({pair.slave_addr, pair.master_addr} - {addr}).pop()
         wait_until(lambda at=addr, of=other: in_sync(ask, at) == {of}, "the other one follows")
-    terms = {row["epoch"]: row["why"] for row in typed(pair, "history", "-b", "broker-a")}
-    assert terms[1000].endswith("nothing was written in it")
+    epochs = {row["epoch"]: row["why"] for row in typed(pair, "history", "-b", "broker-a")}
+    assert epochs[1000].endswith("nothing was written in it")
     before_ms = wall_clock_ms()
     send_ok(pair.master_addr, numbered(0, 20))
     wait_level(pair, ask)

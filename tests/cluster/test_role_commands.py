@@ -184,7 +184,9 @@ def test_a_slave_that_was_started_again_still_knows_how_far_its_sync_master_was(
     assert read(ask, pair.slave_addr) == numbered(0, 100)
 
 
-def test_a_nameserver_knows_of_a_term_that_nobody_else_has_heard_of(make_pair: MakePair, admin: Ask) -> None:
+def test_a_nameserver_knows_of_an_epoch_that_nobody_else_has_heard_of(
+    make_pair: MakePair, admin: Ask
+) -> None:
     """The slave was away when its master began it."""
     pair = make_pair("SYNC_MASTER")
     ask = admin(pair)

@@ -25,7 +25,8 @@ enum { CONNECTIONS_MAX = 1024, TURNS_MAX = 4096 };
 
 static const char ANSWER[] =
     "{\"code\":0,\"extFields\":{\"msgId\":\"7F00000100002A9F0000000000000000\",\"queueId\":\"0\","
-    "\"queueOffset\":\"0\"},\"flag\":1,\"language\":\"OTHER\",\"opaque\":%d,\"serializeTypeCurrentRPC\":\"JSON\",\"version\":399}";
+    "\"queueOffset\":\"0\"},\"flag\":1,\"language\":\"OTHER\",\"opaque\":%d,"
+    "\"serializeTypeCurrentRPC\":\"JSON\",\"version\":399}";
 
 typedef struct {
     int fd;

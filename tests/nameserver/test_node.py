@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.bounds import TERM_MAX
+from haservice.bounds import EPOCH_MAX
 from haservice.configuration.settings import NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, RemotingUnreachable
@@ -31,7 +31,7 @@ from haservice.remoting.bodies.clients import (
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers.lineage import TermBody
+from haservice.remoting.headers.lineage import NewestEpochBody
 from haservice.remoting.server import Listener, RemotingServer
 from tests.support.waiting import wait_until
 
@@ -128,11 +128,11 @@ def test_an_old_master_is_told_who_the_newer_one_is(peer: Peer) -> None:
     answer = peer.register(epoch="1")
     assert (answer.ext["newerEpoch"], answer.ext["newerMaster"]) == ("2", SLAVE)
     assert route(peer).broker_datas[0].broker_addrs == {0: SLAVE}
-    # A stock broker says nothing of terms, and is told nothing.
+    # A stock broker says nothing of epochs, and is told nothing.
     assert "newerEpoch" not in peer.register().ext
 
 
-@pytest.mark.parametrize("epoch", ["9223372036854775807", str(TERM_MAX + 1), str(10**7), "-2", "x"])
+@pytest.mark.parametrize("epoch", ["9223372036854775807", str(EPOCH_MAX + 1), str(10**7), "-2", "x"])
 def test_a_stranger_with_a_number_beyond_belief_deposes_nobody(
     peer: Peer, connect: Callable[[], Peer], epoch: str
 ) -> None:
@@ -145,11 +145,11 @@ def test_a_stranger_with_a_number_beyond_belief_deposes_nobody(
     assert "newerEpoch" not in peer.register(epoch="1000").ext
 
 
-def test_the_newest_term_of_a_name_is_told(peer: Peer) -> None:
-    def asked() -> TermBody:
-        return TermBody.decode(peer.ok(RequestCode.GET_LINEAGE, {"brokerName": "broker-a"}).body)
+def test_the_newest_epoch_of_a_name_is_told(peer: Peer) -> None:
+    def asked() -> NewestEpochBody:
+        return NewestEpochBody.decode(peer.ok(RequestCode.GET_LINEAGE, {"brokerName": "broker-a"}).body)
 
-    assert asked() == TermBody("broker-a")
+    assert asked() == NewestEpochBody("broker-a")
     peer.register(epoch="4")
     assert asked().epoch == 4
     assert asked().master_addr == route_master(peer)

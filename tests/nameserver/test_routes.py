@@ -3,8 +3,8 @@
 import pytest
 
 from haservice.errors import RequestError
+from haservice.nameserver.epochs import SETTLED_S, KnownEpoch
 from haservice.nameserver.routes import Master, Queues, Registered, Registration, RouteTable
-from haservice.nameserver.terms import SETTLED_S, Term
 from haservice.remoting.bodies.clients import DataVersion
 
 V1 = DataVersion(timestamp=1_700_000_000_000, counter=1)
@@ -52,7 +52,7 @@ def slave(
 
 
 def settle(table: RouteTable, clock: Clock, told: Registration, channel: str) -> None:
-    """The master of a term that stands for a minute, and that nobody speaks against."""
+    """The master of an epoch that stands for a minute, and that nobody speaks against."""
     table.register(told, channel)
     clock.now += SETTLED_S
     table.register(told, channel)
@@ -293,7 +293,7 @@ def test_a_topic_is_deleted_everywhere_or_on_one_cluster(table: RouteTable) -> N
 def test_a_hostile_registrar_is_bounded(clock: Clock) -> None:
     table = RouteTable(clock, brokers_max=2, queue_entries_max=3)
     table.register(master(T=FOUR, U=FOUR), "m")
-    with pytest.raises(RequestError, match="it knows 2 topics of brokers, 2 more of broker-b are not taken"):
+    with pytest.raises(RequestError, match="it knows 2 topics of brokers, 2 more of broker-b are refused"):
         table.register(master(addr="10.0.0.9:1", name="broker-b", T=FOUR, U=FOUR), "x")
     assert addrs(table) == {"broker-a": {0: MASTER}}
     table.register(slave(), "s")
@@ -327,7 +327,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(table: RouteTable, told: 
     assert table.topics() == []
 
 
-# ---- terms: which of two masters is the newer one
+# ---- epochs: which of two masters is the newer one
 
 NEW_MASTER = SLAVE
 
@@ -336,7 +336,7 @@ def test_an_old_master_does_not_get_its_route_back(table: RouteTable) -> None:
     table.register(master()._replace(epoch=1), "a")
     table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b")
     refused = table.register(master()._replace(epoch=1), "a")
-    assert refused.newer == Term(2, NEW_MASTER)
+    assert refused.newer == KnownEpoch(2, NEW_MASTER)
     assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
     # As a slave it is welcome, and finds the newer one.
     welcome = table.register(slave(addr=MASTER)._replace(epoch=2), "a")
@@ -350,16 +350,16 @@ def test_a_newer_master_that_is_gone_is_remembered(table: RouteTable) -> None:
     table.channel_closed("s")
     table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b")
     table.channel_closed("b")
-    assert table.register(master()._replace(epoch=1), "a").newer == Term(2, NEW_MASTER)
+    assert table.register(master()._replace(epoch=1), "a").newer == KnownEpoch(2, NEW_MASTER)
     assert addrs(table) == {}
-    # The next term is newer than what is remembered.
+    # The next epoch is newer than what is remembered.
     assert table.register(master()._replace(epoch=3), "a").newer is None
     assert addrs(table) == {"broker-a": {0: MASTER}}
 
 
 def test_of_two_masters_with_one_number_the_first_keeps_the_route_while_it_lives(table: RouteTable) -> None:
     table.register(master()._replace(epoch=2), "a")
-    assert table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b").newer == Term(2, MASTER)
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b").newer == KnownEpoch(2, MASTER)
     assert addrs(table) == {"broker-a": {0: MASTER}}
     table.channel_closed("a")
     assert table.register(master(addr=NEW_MASTER)._replace(epoch=2), "b").newer is None
@@ -372,7 +372,9 @@ def test_of_two_masters_promoted_beside_each_other_the_first_keeps_the_route_whi
 ) -> None:
     """A restart in between makes neither the newer one."""
     table.register(master()._replace(epoch=first), "a")
-    assert table.register(master(addr=NEW_MASTER)._replace(epoch=second), "b").newer == Term(first, MASTER)
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=second), "b").newer == KnownEpoch(
+        first, MASTER
+    )
     assert addrs(table) == {"broker-a": {0: MASTER}}
     table.channel_closed("a")
     assert table.register(master(addr=NEW_MASTER)._replace(epoch=second), "b").newer is None
@@ -387,47 +389,47 @@ def test_the_newest_master_may_come_back_with_another_store(table: RouteTable) -
     assert addrs(table) == {"broker-a": {0: MASTER}}
 
 
-def test_stock_brokers_know_no_terms_and_are_treated_as_ever(table: RouteTable) -> None:
+def test_stock_brokers_know_no_epochs_and_are_treated_as_ever(table: RouteTable) -> None:
     table.register(master(), "a")
     assert table.register(master(addr=NEW_MASTER), "b") == Registered(
         Master(), new=False, replaced_addr=MASTER
     )
     table.register(master()._replace(epoch=2), "a")
-    # A stock broker that takes over does so, and what was known of terms is of another time.
+    # A stock broker that takes over does so, and what was known of epochs is of another time.
     assert table.register(master(addr=NEW_MASTER), "b").newer is None
     assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
     assert table.register(master()._replace(epoch=1), "a").newer is None
 
 
-def test_a_slave_is_told_of_the_newest_term_that_was_heard_of(table: RouteTable) -> None:
+def test_a_slave_is_told_of_the_newest_epoch_that_was_heard_of(table: RouteTable) -> None:
     table.register(master()._replace(epoch=4), "a")
     told = table.register(slave()._replace(epoch=3), "s")
-    assert (told.newer, told.master.addr) == (Term(4, MASTER), MASTER)
+    assert (told.newer, told.master.addr) == (KnownEpoch(4, MASTER), MASTER)
     assert addrs(table) == {"broker-a": {0: MASTER, 1: SLAVE}}
 
 
-def test_the_newest_term_is_told_whoever_has_taken_its_place(table: RouteTable, clock: Clock) -> None:
-    assert table.newest_term("broker-a") is None
+def test_the_newest_epoch_is_told_whoever_has_taken_its_place(table: RouteTable, clock: Clock) -> None:
+    assert table.newest_epoch("broker-a") is None
     settle(table, clock, master()._replace(epoch=5), "a")
     table.channel_closed("a")
-    assert table.newest_term("broker-a") == Term(5, MASTER)
+    assert table.newest_epoch("broker-a") == KnownEpoch(5, MASTER)
     # With an empty store, or because it could ask nobody.
     table.register(master()._replace(epoch=1), "a")
-    assert table.newest_term("broker-a") == Term(5, MASTER)
+    assert table.newest_epoch("broker-a") == KnownEpoch(5, MASTER)
     table.channel_closed("a")
     table.register(master(addr=NEW_MASTER)._replace(epoch=5), "b")
-    assert table.newest_term("broker-a") == Term(5, MASTER)
+    assert table.newest_epoch("broker-a") == KnownEpoch(5, MASTER)
     table.register(master(addr=NEW_MASTER)._replace(epoch=6), "b")
-    assert table.newest_term("broker-a") == Term(6, NEW_MASTER)
+    assert table.newest_epoch("broker-a") == KnownEpoch(6, NEW_MASTER)
     settle(table, clock, master(), "a")  # a stock broker
-    assert table.newest_term("broker-a") is None
+    assert table.newest_epoch("broker-a") is None
 
 
 def test_a_number_beyond_belief_takes_no_route_from_a_master(table: RouteTable, clock: Clock) -> None:
     settle(table, clock, master()._replace(epoch=3), "a")
     for lives in (True, False):
         with pytest.raises(
-            RequestError, match=r"epoch 10000000 .* beyond belief: .* is 3, of 10.0.0.1:10911"
+            RequestError, match=r"epoch 10000000 .* not plausible: .* is 3, of 10.0.0.1:10911"
         ):
             table.register(master(addr=NEW_MASTER)._replace(epoch=10**7), "b")
         assert addrs(table) == ({"broker-a": {0: MASTER}} if lives else {})
@@ -444,19 +446,19 @@ def test_a_topic_of_more_queues_than_a_client_can_hold_is_refused(table: RouteTa
 
 def test_a_number_beyond_belief_is_forgotten_with_the_stranger_who_came_first(table: RouteTable) -> None:
     table.register(master(addr=NEW_MASTER)._replace(epoch=10**12), "b")
-    assert table.register(master()._replace(epoch=3), "a").newer == Term(10**12, NEW_MASTER)
+    assert table.register(master()._replace(epoch=3), "a").newer == KnownEpoch(10**12, NEW_MASTER)
     table.channel_closed("b")
     assert table.register(master()._replace(epoch=3), "a").newer is None
-    assert table.newest_term("broker-a") == Term(3, MASTER)
+    assert table.newest_epoch("broker-a") == KnownEpoch(3, MASTER)
 
 
-def test_terms_are_remembered_of_a_bounded_number_of_names(clock: Clock) -> None:
+def test_epochs_are_remembered_of_a_bounded_number_of_names(clock: Clock) -> None:
     table = RouteTable(clock, brokers_max=2)
     for number in range(4):
         settle(table, clock, master(addr=f"10.0.0.{number}:1", name=f"b{number}")._replace(epoch=9), "x")
         table.channel_closed("x")
-    assert table.newest_term("b0") is None
-    assert table.newest_term("b3") == Term(9, "10.0.0.3:1")
+    assert table.newest_epoch("b0") is None
+    assert table.newest_epoch("b3") == KnownEpoch(9, "10.0.0.3:1")
     assert table.register(master(addr="10.0.9.9:1", name="b0")._replace(epoch=1), "y").newer is None
     table.channel_closed("y")
     assert table.register(master(addr="10.0.9.9:1", name="b3")._replace(epoch=1), "y").newer is not None
@@ -483,7 +485,7 @@ def test_a_stranger_who_leaves_gives_the_route_back_at_once(table: RouteTable, e
     assert addrs(table) == {"broker-a": {0: MASTER, 1: SLAVE}}
     assert restored == [("broker-a", MASTER)]
     assert table.clusters() == {"C": ["broker-a"]}
-    assert table.newest_term("broker-a") == Term(1000, MASTER)
+    assert table.newest_epoch("broker-a") == KnownEpoch(1000, MASTER)
     assert table.register(slave()._replace(epoch=1000), "s") == Registered(
         Master(MASTER, "10.0.0.1:10912"), new=False
     )
@@ -497,7 +499,7 @@ def test_a_strangers_number_goes_however_his_registration_ends(
 ) -> None:
     table.register(a_stranger(), "x")
     for _ in range(20):  # the real one speaks against him all the time
-        assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, STRANGER)
+        assert table.register(master()._replace(epoch=1000), "a").newer == KnownEpoch(2000, STRANGER)
         clock.now += 5
         table.register(a_stranger(), "x")
     if end == "unregistered":
@@ -507,7 +509,7 @@ def test_a_strangers_number_goes_however_his_registration_ends(
         table.expire()
     else:
         table.register(slave(STRANGER, 7)._replace(epoch=1999), "x")
-    assert table.newest_term("broker-a") is None
+    assert table.newest_epoch("broker-a") is None
     assert table.register(master()._replace(epoch=1000), "a").newer is None
     assert addrs(table)["broker-a"][0] == MASTER
 
@@ -529,7 +531,7 @@ def test_a_slave_of_the_strangers_upholds_his_number_only_while_it_is_there(
     theirs = slave("10.6.6.7:1", 7)._replace(epoch=2000)
     table.register(theirs, "y")
     table.channel_closed("x")
-    assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, STRANGER)
+    assert table.register(master()._replace(epoch=1000), "a").newer == KnownEpoch(2000, STRANGER)
     table.channel_closed("y")
     assert addrs(table) == {"broker-a": {0: MASTER}}
     # Nor is it known by that: promoted over there, it leaves no trace either.
@@ -547,7 +549,7 @@ def test_who_registers_by_the_address_of_another_is_a_stranger(
     for _ in range(3):
         table.register(a_stranger(addr=taken), "x")
     table.channel_closed("x")
-    assert table.newest_term("broker-a") != Term(2000, taken)
+    assert table.newest_epoch("broker-a") != KnownEpoch(2000, taken)
     assert table.register(master()._replace(epoch=1000), "a").newer is None
     assert addrs(table)["broker-a"][0] == MASTER
 
@@ -567,7 +569,7 @@ def test_a_deposed_master_stays_out_while_a_stranger_comes_and_goes(table: Route
     for told in (a_stranger(3000), a_stranger(None), a_stranger(1, NEW_MASTER), a_stranger(None, NEW_MASTER)):
         table.register(told, "x")
         table.channel_closed("x")
-        assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, NEW_MASTER)
+        assert table.register(master()._replace(epoch=1000), "a").newer == KnownEpoch(2000, NEW_MASTER)
     assert table.register(master(addr=NEW_MASTER)._replace(epoch=2000), "b").newer is None
 
 
@@ -576,14 +578,14 @@ def test_a_nameserver_that_was_started_later_remembers_who_stood_for_a_minute(
 ) -> None:
     settle(table, clock, master(addr=NEW_MASTER)._replace(epoch=2000), "b")
     table.channel_closed("b")
-    assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, NEW_MASTER)
+    assert table.register(master()._replace(epoch=1000), "a").newer == KnownEpoch(2000, NEW_MASTER)
 
 
-def test_a_term_counts_while_a_slave_tells_of_it(table: RouteTable) -> None:
+def test_an_epoch_counts_while_a_slave_tells_of_it(table: RouteTable) -> None:
     table.register(master(addr=NEW_MASTER)._replace(epoch=2000), "b")
     table.register(slave("10.0.0.3:10911")._replace(epoch=2000), "c")
     table.channel_closed("b")
-    assert table.register(master()._replace(epoch=1000), "a").newer == Term(2000, NEW_MASTER)
+    assert table.register(master()._replace(epoch=1000), "a").newer == KnownEpoch(2000, NEW_MASTER)
     table.channel_closed("c")
     assert table.register(master()._replace(epoch=1000), "a").newer is None
 

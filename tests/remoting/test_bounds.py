@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from haservice.bounds import OFFSET_MAX, TERM_MAX
+from haservice.bounds import EPOCH_MAX, OFFSET_MAX
 from haservice.errors import RequestError
 from haservice.remoting.fastjson import BodyUnreadable
 from haservice.remoting.headers.clients import ExtHeader, RegisterBrokerHeader
@@ -17,13 +17,13 @@ from haservice.remoting.headers.lineage import (
     FollowHeader,
     LineageBody,
     NewerMasterHeader,
+    NewestEpochBody,
     PromoteHeader,
     ReadLogHeader,
     ReadLogResponseHeader,
     ReplicaBody,
     SwitchoverBody,
     SwitchoverHeader,
-    TermBody,
 )
 
 LONG_MAX = 2**63 - 1
@@ -33,7 +33,7 @@ LINEAGE = LineageBody(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [TERM_MAX + 1, LONG_MAX, LONG_MAX + 1, -1])
+@pytest.mark.parametrize("number", [EPOCH_MAX + 1, LONG_MAX, LONG_MAX + 1, -1])
 @pytest.mark.parametrize(
     ("header", "field"),
     [
@@ -43,19 +43,21 @@ LINEAGE = LineageBody(
         (NewerMasterHeader(3, "h:1"), "newerEpoch"),
     ],
 )
-def test_the_number_of_a_term(header: ExtHeader, field: str, number: int) -> None:
+def test_the_number_of_an_epoch(header: ExtHeader, field: str, number: int) -> None:
     ext = header.encode()
-    assert type(header).decode({**ext, field: str(TERM_MAX)})
-    with pytest.raises(RequestError, match=f"field {field} .* not a whole number in range: 0 ... {TERM_MAX}"):
+    assert type(header).decode({**ext, field: str(EPOCH_MAX)})
+    with pytest.raises(
+        RequestError, match=f"field {field} .* not a whole number in range: 0 ... {EPOCH_MAX}"
+    ):
         type(header).decode({**ext, field: str(number)})
 
 
-@pytest.mark.parametrize("number", [TERM_MAX + 1, LONG_MAX, LONG_MAX + 1, -2])
+@pytest.mark.parametrize("number", [EPOCH_MAX + 1, LONG_MAX, LONG_MAX + 1, -2])
 def test_the_number_of_a_registration(number: int) -> None:
     ext = RegisterBrokerHeader("b", "h:1", "c", "h:2", 0, epoch=3).encode()
-    for known in (-1, 0, TERM_MAX):  # -1: a slave that has nothing yet
+    for known in (-1, 0, EPOCH_MAX):  # -1: a slave that has nothing yet
         assert RegisterBrokerHeader.decode({**ext, "epoch": str(known)}).epoch == known
-    with pytest.raises(RequestError, match=f"field epoch .* in range: -1 ... {TERM_MAX}"):
+    with pytest.raises(RequestError, match=f"field epoch .* in range: -1 ... {EPOCH_MAX}"):
         RegisterBrokerHeader.decode({**ext, "epoch": str(number)})
 
 
@@ -80,7 +82,7 @@ def changed(body: LineageBody, **members: Any) -> bytes:
 @pytest.mark.parametrize(
     "members",
     [
-        {"epochs": [{"epoch": TERM_MAX + 1, "start": 0, "master": "id"}]},
+        {"epochs": [{"epoch": EPOCH_MAX + 1, "start": 0, "master": "id"}]},
         {"epochs": [{"epoch": -1, "start": 0, "master": "id"}]},
         {"epochs": [{"epoch": 1, "start": OFFSET_MAX + 1, "master": "id"}]},
         {"logEnd": OFFSET_MAX + 1},
@@ -100,15 +102,15 @@ def test_what_a_peer_says_of_itself(members: dict[str, Any]) -> None:
 
 
 def test_what_a_name_server_says_of_a_name() -> None:
-    assert TermBody.decode(TermBody("b").encode()).epoch == -1
-    for body in (TermBody("b", TERM_MAX + 1, "h:1"), SwitchoverBody("h:1", TERM_MAX + 1, 5)):
-        with pytest.raises(BodyUnreadable, match=f"epoch: {TERM_MAX + 1} is not within"):
+    assert NewestEpochBody.decode(NewestEpochBody("b").encode()).epoch == -1
+    for body in (NewestEpochBody("b", EPOCH_MAX + 1, "h:1"), SwitchoverBody("h:1", EPOCH_MAX + 1, 5)):
+        with pytest.raises(BodyUnreadable, match=f"epoch: {EPOCH_MAX + 1} is not within"):
             type(body).decode(body.encode())
 
 
 def test_every_number_of_a_lineage_is_bounded() -> None:
     free = {"beganMs", "seenMs", "masterHeardMs"}
-    for body in (LineageBody, EpochBody, ReplicaBody, TermBody, SwitchoverBody):
+    for body in (LineageBody, EpochBody, ReplicaBody, NewestEpochBody, SwitchoverBody):
         for field in dataclasses.fields(body):
             name = "".join(part.capitalize() for part in field.name.split("_"))
             assert field.type != "int" or name[0].lower() + name[1:] in free, f"{body.__name__}.{field.name}"

@@ -51,7 +51,7 @@ SENT = SendMessageHeader("g", "T", "TBW102", 4, -1, 769, 1700000000000, 5, "WAIT
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_what_is_written_is_read(kind: type[Any]) -> None:
-    samples = {"str": "text", "I32": -7, "I64": 2**40, "bool": True, "TermOrNone": 10**12, "BrokerId": 3}
+    samples = {"str": "text", "I32": -7, "I64": 2**40, "bool": True, "EpochOrNone": 10**12, "BrokerId": 3}
     values = [samples[str(field.type).removesuffix(" | None")] for field in dataclasses.fields(kind)]
     header = kind(*values)
     ext = header.encode()

@@ -199,7 +199,7 @@ def test_a_plain_connection_to_an_enforcing_port_is_closed_with_a_line(
     with serving(server_tls(config(certs, TlsMode.enforcing))) as server, Peer(server.ports[0]) as peer:
         peer.send(RemotingCommand.request(ECHO))
         assert peer.closed_by_server()
-        wait_until(lambda: "tls.server.mode=enforcing takes none" in caplog.text)
+        wait_until(lambda: "tls.server.mode=enforcing refuses it" in caplog.text)
         assert peer.socket.getsockname()[1] == int(caplog.text.split("peer=127.0.0.1:")[1].split(":")[0])
 
 

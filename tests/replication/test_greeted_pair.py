@@ -173,7 +173,7 @@ def test_an_empty_slave_gets_the_log_from_its_first_byte(a: Broker, b: Broker) -
         assert ha.status().epoch == 1
         assert replica.status().epoch == 1
         assert link(replica).master_end == a.log.end
-        assert link(replica).lineage == "one log with term 1 up to 0"
+        assert link(replica).lineage == "one log with epoch 1 up to 0"
     assert b.lineage.state.lineage == a.lineage.state.lineage
     assert b.lineage.state.master_role == "SYNC_MASTER"
 
@@ -308,7 +308,7 @@ def test_a_master_that_lost_its_tail_hears_of_it_before_a_byte_flows(
             wait_until(lambda: "master wrote and has lost" in link(replica).last_error)
             assert (a.ahead[0].replica_id, a.ahead[0].position) == (b.id, b.log.end)
             wait_until(lambda: len(a.ahead) > 2, "it asks again")
-            assert "greeting: you hold" in ha.status().absent[0].reason
+            assert "greeting: this slave has" in ha.status().absent[0].reason
             assert not ha.status().in_sync_slaves
         assert b.log.end > a.log.end
     told = [record.levelname for record in caplog.records if "do not go together" in record.getMessage()]
@@ -346,7 +346,7 @@ def test_segment_sizes_that_differ_are_refused_with_the_way_out(tmp_path: Path, 
 
 
 @patient
-def test_a_slave_that_knows_a_newer_term_does_not_follow_and_the_master_hears_it(
+def test_a_slave_that_knows_a_newer_epoch_does_not_follow_and_the_master_hears_it(
     a: Broker, b: Broker
 ) -> None:
     a.write(100)
@@ -356,13 +356,13 @@ def test_a_slave_that_knows_a_newer_term_does_not_follow_and_the_master_hears_it
     a.write(100)
     with a.leads() as ha, b.follows(ha.port) as replica:
         wait_until(lambda: Outcome.OLD_MASTER in a.heard)
-        wait_until(lambda: "term 5" in link(replica).last_error)
+        wait_until(lambda: "epoch 5" in link(replica).last_error)
         assert not ha.status().in_sync_slaves
     assert b.log.end < a.log.end
 
 
 @patient
-def test_a_new_term_on_a_running_master_reaches_its_slaves(a: Broker, b: Broker) -> None:
+def test_a_new_epoch_on_a_running_master_reaches_its_slaves(a: Broker, b: Broker) -> None:
     a.write(100)
     with a.leads() as ha, b.follows(ha.port):
         level(a, b)
@@ -373,7 +373,7 @@ def test_a_new_term_on_a_running_master_reaches_its_slaves(a: Broker, b: Broker)
         level(a, b)
 
 
-def test_a_new_term_ends_greetings_that_are_under_way(a: Broker, b: Broker) -> None:
+def test_a_new_epoch_ends_greetings_that_are_under_way(a: Broker, b: Broker) -> None:
     a.write(100)
     with a.leads() as ha, ScriptedSlave(ha.port) as slave:
         call(slave)
@@ -770,7 +770,7 @@ def test_two_connections_of_one_slave_count_once_and_the_older_one_ends(a: Broke
 
 
 def test_a_replica_id_is_not_taken_from_the_slave_that_works_with_it(a: Broker, b: Broker) -> None:
-    """It stands in every table of terms, so a stranger may know it; from 127.0.0.2 he is another host."""
+    """It stands in every table of epochs, so a stranger may know it; from 127.0.0.2 he is another host."""
     a.write(100)
     with a.leads() as ha, ScriptedSlave(ha.port) as slave, ScriptedSlave(ha.port, "127.0.0.2") as thief:
         slave.send(block_of(b, call(slave)))

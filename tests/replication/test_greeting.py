@@ -63,11 +63,11 @@ def bytes_of(size: int, mark: int = 1) -> bytes:
     return bytes((number * 31 + mark) % 251 for number in range(size))
 
 
-def terms(*said: tuple[int, int, str]) -> Lineage:
+def epochs(*said: tuple[int, int, str]) -> Lineage:
     return Lineage(tuple(Epoch(*one) for one in said))
 
 
-A = terms((1, 0, "a"))
+A = epochs((1, 0, "a"))
 
 
 def master_of(log: Log, lineage: Lineage = A, facts: Facts = FACTS) -> MasterGreeting:
@@ -105,14 +105,14 @@ def greet(master: MasterGreeting, slave: SlaveGreeting) -> Answer:
 # -- what it comes to -------------------------------------------------------------------------------
 
 
-def test_a_term_that_begins_amid_a_greeting_is_not_missed() -> None:
+def test_an_epoch_that_begins_amid_a_greeting_is_not_missed() -> None:
     log, said = Log(bytes_of(100)), [A]
     master, slave = MasterGreeting(FACTS, "a", "SYNC_MASTER", log, lambda: said[-1]), slave_of(log)
     hello = hello_in(slave.on_hello(body_of(master.hello())))
-    said.append(terms((1, 0, "a"), (2, 100, "a")))
+    said.append(epochs((1, 0, "a"), (2, 100, "a")))
     answer = master.answer(hello)
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, True)
-    assert "new term" in answer.verdict.reason
+    assert "new epoch" in answer.verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_slave_that_is_behind_goes_on(size: int, step: Step) -> None:
 def test_a_slave_that_was_master_goes_back_to_where_the_logs_part() -> None:
     log = Log(bytes_of(1000) + bytes_of(500, 2))
     slave = slave_of(Log(bytes_of(1000) + bytes_of(300, 3)))
-    answer = greet(master_of(log, terms((1, 0, "a"), (2, 1000, "b"))), slave)
+    answer = greet(master_of(log, epochs((1, 0, "a"), (2, 1000, "b"))), slave)
     plan = slave.on_verdict(body_of(answer.frame))
     assert (plan.step, plan.position, plan.lost_bytes) == (Step.TRUNCATE, 1000, 300)
 
@@ -150,7 +150,7 @@ def test_a_slave_behind_retention_takes_everything_that_is_left(size: int) -> No
 def test_logs_that_are_older_than_lineage_are_compared_by_their_bytes() -> None:
     log = Log(bytes_of(9000))
     alike, other = slave_of(Log(bytes_of(7000)), Lineage()), slave_of(Log(bytes_of(7000, 2)), Lineage())
-    lineage = terms((0, 0, ""), (1, 9000, "a"))
+    lineage = epochs((0, 0, ""), (1, 9000, "a"))
     assert greet(master_of(log, lineage), alike).outcome is Outcome.ACCEPTED
     answer = greet(master_of(log, lineage), other)
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
@@ -174,11 +174,11 @@ def test_nothing_is_taken_back_from_a_slave_whose_bytes_differ_below() -> None:
 
 
 def test_a_slave_does_not_follow_a_master_that_was_replaced_and_tells_it() -> None:
-    slave = slave_of(Log(bytes_of(1200)), terms((1, 0, "a"), (2, 1000, "b")))
+    slave = slave_of(Log(bytes_of(1200)), epochs((1, 0, "a"), (2, 1000, "b")))
     answer = greet(master_of(Log(bytes_of(1100))), slave)
     assert answer.outcome is Outcome.OLD_MASTER
     assert answer.slave.lineage.last == Epoch(2, 1000, "b")
-    with pytest.raises(GreetingRefused, match="term 2"):
+    with pytest.raises(GreetingRefused, match="epoch 2"):
         slave.on_verdict(body_of(answer.frame))
 
 
@@ -189,8 +189,8 @@ def test_a_master_that_accepts_what_a_slave_refuses_changes_nothing() -> None:
         slave.on_verdict(Verdict(True).encode())
 
 
-def test_logs_without_a_common_term_are_given_up_by_the_slave() -> None:
-    slave = slave_of(Log(bytes_of(1000)), terms((1, 0, "x")))
+def test_logs_without_a_common_epoch_are_given_up_by_the_slave() -> None:
+    slave = slave_of(Log(bytes_of(1000)), epochs((1, 0, "x")))
     with pytest.raises(GreetingRefused, match="ours has 1@0, the master's 1@0") as refused:
         slave.on_hello(body_of(master_of(Log(bytes_of(1000))).hello()))
     assert (refused.value.again, refused.value.cause) == (False, "REFUSE")
@@ -235,7 +235,7 @@ def test_a_segments_empty_end_is_no_proof() -> None:
     """Behind a blank's first bytes come zeros, megabytes of them if a large message did not fit."""
     zeros = bytes(5 * MIB)
     log, same, other = (Log(bytes_of(100_000, mark) + zeros) for mark in (1, 1, 2))
-    lineage = terms((0, 0, ""), (1, log.end, "a"))
+    lineage = epochs((0, 0, ""), (1, log.end, "a"))
     accepted = greet(master_of(log, lineage), slave_of(same, Lineage()))
     assert accepted.outcome is Outcome.ACCEPTED
     assert accepted.slave.digest_bytes > 5 * MIB
@@ -269,7 +269,7 @@ def test_only_bytes_that_both_hold_are_compared() -> None:
         {"position": 1001},
         {"position": 1200},
         {"position": 1 << 60},
-        {"lineage": terms((7, 0, "x"))},
+        {"lineage": epochs((7, 0, "x"))},
     ],
 )
 def test_a_slave_that_lies_is_not_accepted(changes: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from haservice.bounds import OFFSET_MAX, TERM_MAX
+from haservice.bounds import EPOCH_MAX, OFFSET_MAX
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import EPOCHS_MAX, Epoch, Lineage, LogSpan
 from haservice.replication.wire.hello import (
@@ -24,19 +24,19 @@ from haservice.replication.wire.hello import (
     encode_epochs,
 )
 
-TERMS = Lineage((Epoch(1, 0, "one", 1700000000000, "first start"), Epoch(4, 900, "two", 5, "failover")))
+EPOCHS = Lineage((Epoch(1, 0, "one", 1700000000000, "first start"), Epoch(4, 900, "two", 5, "failover")))
 MASTER = MasterHello(
-    "id-m", "Cluster", "broker-a", "10.0.0.1:10911", "SYNC_MASTER", 1 << 30, LogSpan(0, 999), TERMS
+    "id-m", "Cluster", "broker-a", "10.0.0.1:10911", "SYNC_MASTER", 1 << 30, LogSpan(0, 999), EPOCHS
 )
 SLAVE = SlaveHello(
-    "id-s", "broker-a", "10.0.0.2:10911", 1 << 30, LogSpan(64, 950), 900, 800, "ab" * 32, True, TERMS
+    "id-s", "broker-a", "10.0.0.2:10911", 1 << 30, LogSpan(64, 950), 900, 800, "ab" * 32, True, EPOCHS
 )
 
 
 def test_what_was_said_is_what_was_heard() -> None:
     heard = MasterHello.decode(MASTER.encode())
     assert (heard.replica_id, heard.role, heard.log) == ("id-m", "SYNC_MASTER", LogSpan(0, 999))
-    assert heard.lineage.epochs[0] == TERMS.epochs[0]
+    assert heard.lineage.epochs[0] == EPOCHS.epochs[0]
     assert SlaveHello.decode(SLAVE.encode()).position == 900
     assert SlaveHello.decode(SLAVE.encode()).flushes
     for kind in (MASTER, SLAVE):
@@ -86,7 +86,7 @@ def test_what_is_no_hello(body: bytes) -> None:
         {"epochs": {}},
         {"epochs": [3]},
         {"epochs": [{"epoch": 1, "start": 0}]},
-        {"epochs": [{"epoch": TERM_MAX + 1, "start": 0, "master": ""}]},
+        {"epochs": [{"epoch": EPOCH_MAX + 1, "start": 0, "master": ""}]},
         {"epochs": [{"epoch": 1, "start": OFFSET_MAX + 1, "master": ""}]},
         {"epochs": [{"epoch": at, "start": at, "master": ""} for at in range(EPOCHS_MAX + 1)]},
         {"segmentBytes": 2**31},

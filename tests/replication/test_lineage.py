@@ -1,4 +1,4 @@
-"""Terms, and up to where two logs are one: by the examples of the book, and against the bytes themselves."""
+"""Epochs, and up to where two logs are one: by the examples of the book, and against the bytes themselves."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from haservice.replication.lineage.epochs import (
     Plan,
     Step,
     common_point,
+    epochs_text,
     plan,
-    terms,
 )
 
 
 def lineage(*said: str) -> Lineage:
-    """`2@300B` is term 2, from offset 300, of master B."""
+    """`2@300B` is epoch 2, from offset 300, of master B."""
     epochs = []
     for one in said:
         number, _, rest = one.partition("@")
@@ -57,22 +57,22 @@ def test_the_examples_that_are_published(
     assert (mirrored.point if mirrored is not None else None) == point
 
 
-def test_a_term_that_wrote_nothing_does_not_hide_the_next_one() -> None:
-    """A was master of term 2 and wrote 500 bytes that nobody got; B wrote 700 others from the same offset."""
+def test_an_epoch_that_wrote_nothing_does_not_hide_the_next_one() -> None:
+    """A was master of epoch 2 and wrote 500 bytes that nobody got; B wrote 700 others from the same offset."""
     a = lineage("1@0A", "2@1000A")
     b = lineage("1@0A", "2@1000A").begun(Epoch(3, 1000, "B"))
-    assert terms(b) == "1@0, 3@1000"
+    assert epochs_text(b) == "1@0, 3@1000"
     assert common_point(a, 1500, b, 1700) == Common(1000, False)
 
 
-def test_one_number_in_two_logs_is_one_term_only_from_one_start_and_of_one_master() -> None:
+def test_one_number_in_two_logs_is_one_epoch_only_from_one_start_and_of_one_master() -> None:
     own = lineage("1@0A", "2@100A")
     assert common_point(own, 300, lineage("1@0A", "2@100B"), 300) == Common(100, False)
     assert common_point(own, 300, lineage("1@0A", "2@90A"), 300) == Common(90, False)
     assert common_point(own, 300, lineage("1@0B", "2@100B"), 300) is None
 
 
-def test_terms_that_a_log_has_not_reached_do_not_count() -> None:
+def test_epochs_that_a_log_has_not_reached_do_not_count() -> None:
     own = lineage("1@0A", "2@1000B")
     assert own.up_to(999) == lineage("1@0A")
     assert own.up_to(1000) == own
@@ -94,23 +94,23 @@ def test_a_table_that_does_not_rise_is_none(said: tuple[str, ...]) -> None:
         lineage(*said)
 
 
-def test_a_new_term_is_newer_than_all_that_stay() -> None:
+def test_a_new_epoch_is_newer_than_all_that_stay() -> None:
     one = lineage("1@0A", "4@100B")
     assert one.next_number == 5
     assert Lineage().next_number == 1
     with pytest.raises(ValueError, match="no newer"):
         one.begun(Epoch(4, 200, "C"))
-    assert terms(one.begun(Epoch(4, 100, "C"))) == "1@0, 4@100"
-    assert terms(one.begun(Epoch(5, 50, "C"))) == "1@0, 5@50"
+    assert epochs_text(one.begun(Epoch(4, 100, "C"))) == "1@0, 4@100"
+    assert epochs_text(one.begun(Epoch(5, 50, "C"))) == "1@0, 5@50"
 
 
-def test_the_oldest_terms_are_forgotten() -> None:
+def test_the_oldest_epochs_are_forgotten() -> None:
     one = Lineage()
     for number in range(1, EPOCHS_MAX + 3):
         one = one.begun(Epoch(number, number * 10, "A"))
     assert len(one.epochs) == EPOCHS_MAX
     assert one.epochs[0].number == 3
-    assert terms(one) == "… 1000@10000, 1001@10010, 1002@10020"
+    assert epochs_text(one) == "… 1000@10000, 1001@10010, 1002@10020"
 
 
 def test_who_wrote_which_byte() -> None:
@@ -123,7 +123,7 @@ def test_who_wrote_which_byte() -> None:
 
 def test_a_log_that_is_older_than_its_lineage_is_of_epoch_0() -> None:
     assert Lineage().or_unknown(LogSpan(0, 0)) == Lineage()
-    assert Lineage().or_unknown(LogSpan(64, 100)).epochs[0].term == (UNKNOWN_EPOCH, 0, "")
+    assert Lineage().or_unknown(LogSpan(64, 100)).epochs[0].identity == (UNKNOWN_EPOCH, 0, "")
     assert OWN.or_unknown(LogSpan(64, 100)) is OWN
 
 
@@ -151,7 +151,7 @@ def test_a_log_that_is_older_than_its_lineage_is_of_epoch_0() -> None:
         # Behind retention: alone, and with bytes that the master has not.
         (lineage("1@0A"), (0, 500), lineage("1@0A"), (640, 900), Step.FROM_START, 640, 0),
         (lineage("1@0A"), (0, 700), lineage("1@0A", "2@600B"), (640, 900), Step.FROM_START, 640, 100),
-        # The master lost its tail: in its open term, and even the beginning of that.
+        # The master lost its tail: in its open epoch, and even the beginning of that.
         (lineage("1@0A"), (0, 800), lineage("1@0A"), (0, 700), Step.AHEAD, 800, 0),
         (lineage("1@0A", "2@500A"), (0, 800), lineage("1@0A", "2@500A"), (0, 400), Step.AHEAD, 800, 0),
         # The slave wrote on as a master of its own: behind 500 it is nothing that this master had.
@@ -160,7 +160,7 @@ def test_a_log_that_is_older_than_its_lineage_is_of_epoch_0() -> None:
         (lineage("1@0A", "2@500B"), (0, 800), lineage("1@0A"), (0, 900), Step.OLD_MASTER, 800, 0),
         (lineage("1@0A", "2@500B"), (0, 400), lineage("1@0A"), (0, 900), Step.OLD_MASTER, 400, 0),
         (lineage("1@0A", "2@500C"), (0, 800), lineage("1@0A"), (0, 900), Step.OLD_MASTER, 800, 0),
-        # But a term of our own that wrote nothing was given up.
+        # But an epoch of our own that wrote nothing was given up.
         (lineage("1@0A", "2@500C"), (0, 500), lineage("1@0A"), (0, 900), Step.CONTINUE, 500, 0),
         # Nothing in common, or nothing left of it.
         (lineage("1@0B"), (0, 500), lineage("1@0A"), (0, 900), Step.REFUSE, 500, 0),
@@ -184,14 +184,14 @@ def test_what_a_slave_has_to_do(
     assert bool(decided.reason) is not says_nothing
 
 
-def test_a_slave_between_two_masters_of_one_number_says_that_a_further_term_ends_it_and_follows_that() -> (
+def test_a_slave_between_two_masters_of_one_number_says_that_a_further_epoch_ends_it_and_follows_that() -> (
     None
 ):
     """Each of them began the number where the network was cut; only one of them is left."""
     own, log = lineage("1@0A", "2@500B"), LogSpan(0, 500)
     left = plan(own, log, lineage("1@0A", "2@400A"), LogSpan(0, 900))
     assert left.step is Step.OLD_MASTER
-    assert "two masters have term 2, and we follow the other one; a further mqadmin failover" in left.reason
+    assert "two masters have epoch 2, and we follow the other one; a further mqadmin failover" in left.reason
     further = plan(own, log, lineage("1@0A", "2@400A", "3@900A"), LogSpan(0, 900))
     assert (further.step, further.position, further.lost_bytes) == (Step.TRUNCATE, 400, 100)
 
@@ -208,14 +208,14 @@ def test_no_restart_makes_one_of_two_promoted_masters_the_newer_one(own: str, th
     for begin in (("1@0A",), ()):  # also where the two logs share nothing
         decided = plan(lineage(*begin, own), LogSpan(0, 600), lineage(*begin, theirs), LogSpan(0, 900), "C")
         assert decided.step is Step.OLD_MASTER
-        assert "two masters have term 2000" in decided.reason or "term 2007" in decided.reason
+        assert "two masters have epoch 2000" in decided.reason or "epoch 2007" in decided.reason
     further = plan(
         lineage("1@0A", own), LogSpan(0, 600), lineage("1@0A", theirs, "3000@950A"), LogSpan(0, 990), "C"
     )
     assert further.step is Step.TRUNCATE
 
 
-def test_which_of_two_terms_outranks_the_other() -> None:
+def test_which_of_two_epochs_outranks_the_other() -> None:
     promoted, restarted, rival, later = (
         Epoch(2000, 0, "A"), Epoch(2001, 5, "A"), Epoch(2003, 0, "B"), Epoch(3000, 0, "B"),
     )  # fmt: skip
@@ -241,7 +241,7 @@ class Broker:
     name: str
     log: list[int] = field(default_factory=list)
     lineage: Lineage = field(default_factory=Lineage)
-    writes: bool = False  # it may go on in its last term
+    writes: bool = False  # it may go on in its last epoch
 
     @property
     def span(self) -> LogSpan:
@@ -276,7 +276,7 @@ class World:
                 broker.log.append(self.marks)
 
     def lose(self, broker: Broker) -> None:
-        """The power goes: what was not flushed is gone, and what comes next is another term."""
+        """The power goes: what was not flushed is gone, and what comes next is another epoch."""
         if self.chance.random() < 0.3:
             del broker.log[self.chance.randrange(len(broker.log) + 1) :]
             broker.writes = False

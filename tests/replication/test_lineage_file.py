@@ -85,7 +85,7 @@ def test_every_change_is_there_at_the_next_start(tmp_path: Path) -> None:
     )
 
 
-def test_a_term_that_is_no_newer_changes_nothing(tmp_path: Path) -> None:
+def test_an_epoch_that_is_no_newer_changes_nothing(tmp_path: Path) -> None:
     file = LineageFile(tmp_path)
     file.begin(Epoch(2, 100, "a"))
     with pytest.raises(ValueError, match="no newer"):
@@ -194,7 +194,7 @@ def test_a_disk_that_does_not_take_it_leaves_all_as_it_was(tmp_path: Path) -> No
     assert file.state is before
 
 
-def test_when_a_master_was_heard_last_outlives_its_term(tmp_path: Path) -> None:
+def test_when_a_master_was_heard_last_outlives_its_epoch(tmp_path: Path) -> None:
     """It was a slave once, was seen as one then, and was the master for long."""
     file = LineageFile(tmp_path)
     first, own = Lineage((Epoch(1, 0, "m"),)), Epoch(2, 500, file.state.replica_id)
@@ -211,7 +211,7 @@ def test_when_a_master_was_heard_last_outlives_its_term(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "cut", "unwritten"), [(500, False, True), (500, True, False), (600, False, None)]
 )
-def test_a_master_that_wrote_nothing_in_its_term_remembers_that(
+def test_a_master_that_wrote_nothing_in_its_epoch_remembers_that(
     tmp_path: Path, start: int, cut: bool, unwritten: bool | None
 ) -> None:
     file = LineageFile(tmp_path)

@@ -25,7 +25,7 @@ class Counted:
 
 
 class Master:
-    """The list of a master in term 1, with slaves that are on it and in effect."""
+    """The list of a master in epoch 1, with slaves that are on it and in effect."""
 
     def __init__(self, root: Path, *slaves: str, needed: int = 1) -> None:
         self.lineage = LineageFile(root)

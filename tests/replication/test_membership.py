@@ -29,12 +29,12 @@ START = Mark(1, 0)
 
 
 def made(*slaves: str, needed: int = 1, since: Mark = START) -> Members:
-    """The list of master m in term 1, in effect."""
+    """The list of master m in epoch 1, in effect."""
     return Members(1, 0, "m", needed, since, {one: f"{one}:1" for one in ("m", *slaves)})
 
 
-def vote(name: str, end: int = 100, term: int = 1, master: str = "m") -> Vote:
-    return Vote(name, term, end, master)
+def vote(name: str, end: int = 100, epoch: int = 1, master: str = "m") -> Vote:
+    return Vote(name, epoch, end, master)
 
 
 # -- the rule ---------------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
         (made("a", "b", "c", needed=2), vote("a"), [vote("c", 90)], ""),
         (made("a", "b"), vote("a"), [], "b:1 may have acknowledged messages that no other broker has"),
         (made("a", "b"), vote("a"), [vote("b", 101)], "b:1 has the log up to 101, a:1 up to 100"),
-        # As in Raft the later term is the further one, however short.
-        (made("a", "b"), vote("a"), [vote("b", 50, term=2)], "b:1 has the log up to 50"),
-        (made("a", "b"), vote("a", 50, term=2), [vote("b")], ""),
+        # As in Raft the later epoch is the further one, however short.
+        (made("a", "b"), vote("a"), [vote("b", 50, epoch=2)], "b:1 has the log up to 50"),
+        (made("a", "b"), vote("a", 50, epoch=2), [vote("b")], ""),
         # Whoever is not on the list counts for nothing, but what it has is known of.
         (made("a", "b"), vote("a"), [vote("x")], "b:1 may have acknowledged"),
         (made("a"), vote("a"), [vote("x", 101)], "replica x has the log up to 101"),
@@ -73,7 +73,7 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
             made("a", "b"),
             vote("a"),
             [replace(vote("b"), is_whole=False)],
-            "2 of them have to be heard, and 1 counts: b:1 answers, but its machine went down",
+            "2 of them must answer, and 1 counts: b:1 answers, but its machine went down",
         ),
         # What was acknowledged by an older list lies below.
         (made("a", since=Mark(1, 100)), vote("a"), [], ""),
@@ -81,12 +81,12 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
         # A log that is long enough, but parted from its master's before that.
         (made("a", "b", needed=2, since=Mark(1000, 90)), vote("a"), [vote("b", 80)], "messages up to 90"),
         # Two masters of one number: by length nobody knows whose bytes an OK was given for.
-        (made("a", "b"), vote("a"), [vote("b", 90, master="x")], "two masters had term 1"),
+        (made("a", "b"), vote("a"), [vote("b", 90, master="x")], "two masters had epoch 1"),
         (
             made("a", "b"),
-            vote("a", term=2001),
-            [vote("b", 90, term=2000, master="x")],
-            "two masters had term 2000",
+            vote("a", epoch=2001),
+            [vote("b", 90, epoch=2000, master="x")],
+            "two masters had epoch 2000",
         ),
     ],
 )
@@ -102,10 +102,10 @@ def test_who_is_a_safe_choice(members: Members, me: Vote, heard: Sequence[Vote],
         ([vote("a", 90)], "b:1 may follow a newer master"),
         ([vote("a", 90), vote("b", 101)], "b:1 has the log up to 101"),
         # It has followed the other master of our number, and what that one was told OK for is not here.
-        ([vote("a", 90), vote("b", 80, master="x")], "two masters had term 1"),
+        ([vote("a", 90), vote("b", 80, master="x")], "two masters had epoch 1"),
     ],
 )
-def test_whether_a_master_may_go_on_in_a_further_term(heard: Sequence[Vote], why: str) -> None:
+def test_whether_a_master_may_go_on_in_a_further_epoch(heard: Sequence[Vote], why: str) -> None:
     found = why_unsafe_to_go_on(made("a", "b"), vote("m"), heard)
     assert (why in found) if why else found == ""
 
@@ -130,14 +130,14 @@ def test_lists_of_one_master_that_come_one_after_the_other_stand_over_the_same()
 def test_the_first_list_of_a_promoted_master_stands_over_all_that_it_has_heard_of() -> None:
     before = made("a")
     joined = before.joined(1, START, "b", "b:1")
-    taken = joined.in_term(1000, Mark(1, 90), "a", "a:1", 1)
+    taken = joined.in_epoch(1000, Mark(1, 90), "a", "a:1", 1)
     assert (taken.version, taken.master, taken.slaves) == ((1000, 0), "a", {"m", "b"})
     assert [one.version for one in taken.over] == [before.version, joined.version]
     assert all(one.over == () for one in taken.over)
 
 
 def test_the_first_list_of_all_stands_over_none() -> None:
-    assert Members().in_term(1, START, "m", "m:1", 1) == made()
+    assert Members().in_epoch(1, START, "m", "m:1", 1) == made()
 
 
 def test_whoever_comes_from_the_address_of_another_replaces_it() -> None:
@@ -153,9 +153,9 @@ def test_an_address_that_is_not_believed_replaces_nobody_and_leaves_what_is_know
 
 def test_another_number_of_needed_slaves_is_another_list() -> None:
     before = made("a", "b")
-    after = before.in_term(1, Mark(1, 50), "m", "m:1", 2)
+    after = before.in_epoch(1, Mark(1, 50), "m", "m:1", 2)
     assert (after.version, after.needed, after.since, after.over) == ((1, 1), 2, Mark(1, 50), (before,))
-    assert before.in_term(1, Mark(1, 50), "m", "m:1", 1) is before
+    assert before.in_epoch(1, Mark(1, 50), "m", "m:1", 1) is before
 
 
 def test_a_forgotten_replica_is_on_the_next_list_no_more() -> None:
@@ -241,7 +241,7 @@ def test_who_has_to_be_heard_before_all_is_known(members: Members, heard: set[st
 def test_who_answers_and_promises_nothing_is_not_called_silent() -> None:
     said = why_unsafe(made("a", "b", "c"), vote("a"), [], {"b": "refuses: it will not"})
     assert said == (
-        "SEND_OK takes 1 of 3 slaves, so 3 of them have to be heard, and 1 counts: c:1 may have acknowledged messages"
+        "SEND_OK takes 1 of 3 slaves, so 3 of them must answer, and 1 counts: c:1 may have acknowledged messages"
         " that no other broker has; b:1 answers, but refuses: it will not"
     )
     said = why_unsafe_to_go_on(made("a", "b"), vote("m"), [vote("a")], {"b": "refuses: it will not"})
@@ -250,7 +250,7 @@ def test_who_answers_and_promises_nothing_is_not_called_silent() -> None:
 
 
 def test_a_list_never_gets_an_older_version() -> None:
-    """As it could where a broker has a newer list than its own terms."""
+    """As it could where a broker has a newer list than its own epochs."""
     newest = Members(1000, 3, "m", 1, START, {"m": "m:1"})
     assert newest.joined(7, START, "a", "a:1").version == (1000, 4)
 
@@ -266,7 +266,7 @@ def test_while_one_list_gives_way_to_another_both_have_to_agree() -> None:
 def test_after_too_many_masters_in_a_row_that_nobody_knew_it_takes_force() -> None:
     members = made("a", "b", needed=2)
     for number in range(OVER_MAX):
-        members = members.in_term(1000 * (number + 1), START, "ab"[number % 2], "", 2)
+        members = members.in_epoch(1000 * (number + 1), START, "ab"[number % 2], "", 2)
     assert len(members.over) == OVER_MAX
     assert "masters in a row" in why_unsafe(members, vote("m"), [])
 
@@ -302,7 +302,7 @@ def test_a_slave_that_joins_does_not_count_before_enough_of_the_others_know_of_i
 
 def test_of_two_numbers_of_needed_slaves_the_larger_one_counts_meanwhile() -> None:
     before = made("a", "b", needed=2)
-    counted = listing(before, before.in_term(1, START, "m", "m:1", 1))
+    counted = listing(before, before.in_epoch(1, START, "m", "m:1", 1))
     assert counted.needed == 2
     counted.list_anew(counted.listed.taken_effect())
     assert counted.needed == 1
@@ -339,7 +339,7 @@ STORIES = {
         2, 1,
         "greet b m; level a m; promote a; pledge b a; decide a; level b a; append m; cut a; level b m",
     ),
-    "a master that has handed over a term without a byte goes back to no older one": (
+    "a master that has handed over an epoch without a byte goes back to no older one": (
         3, 1, "level c m; promote c; decide c; level a c; switch c a; append m; level c m",
     ),
     "of two masters with one number a slave stays with the one that it has acknowledged to": (
@@ -352,7 +352,7 @@ STORIES = {
         "level a m; level b m; cut b; level a m; level b m; writeoff b a; promote b; decide b; follow m; level m b;"
         " switch b m; level c m; level b m; append m; level c m; promote a seen; pledge b a; decide a",
     ),
-    "a master that hands over goes above no term that a candidate has the pledges for": (
+    "a master that hands over goes above no epoch that a candidate has the pledges for": (
         4, 2,
         "level a m; level d m; level b m; level a m; promote a; pledge d a; switch m b seen; decide a;"
         " append a; level c a; level d a",
@@ -373,11 +373,11 @@ def test_the_small_world_promotes_switches_over_and_acknowledges() -> None:
         " follow m; level m a; append a; level m a; switch a m; level b m; append m; level b m"
     )
     world = World(2, 1).run(events.split(";"))
-    assert (world.broken, [(one.term, one.name) for one in world.promoted]) == (
+    assert (world.broken, [(one.epoch, one.name) for one in world.promoted]) == (
         "",
         [(1000, "a"), (2000, "m")],
     )
-    assert [(one.term, master) for one, master in world.oks.items()] == [(1, "m"), (1000, "a"), (2000, "m")]
+    assert [(one.epoch, master) for one, master in world.oks.items()] == [(1, "m"), (1000, "a"), (2000, "m")]
 
 
 def test_a_promotion_that_is_forced_may_lose_and_the_world_sees_it_when_it_is_not() -> None:

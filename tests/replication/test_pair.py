@@ -219,7 +219,7 @@ def test_a_slave_ahead_says_so_and_never_diverges(tmp_path: Path, caplog: pytest
         assert copy.end == 1500
         assert not ha.is_slave_ok(4000)
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert any("it holds 500 bytes that we do not" in error for error in errors)
+    assert any("it has 500 bytes that this master does not have" in error for error in errors)
     assert any("ahead of its end" in error for error in errors)
 
 

@@ -30,7 +30,7 @@ from haservice.replication.slave.actions import (
     Dial,
     EndAt,
     Flush,
-    ForgetTerms,
+    ForgetEpochs,
     Rejoin,
     Send,
     Store,
@@ -59,7 +59,7 @@ HEARTBEAT_S, HOUSEKEEPING_S = 5.0, 20.0
 CONFIG = ReplicationConfig(
     heartbeat_interval_ms=int(HEARTBEAT_S * 1000), housekeeping_interval_ms=int(HOUSEKEEPING_S * 1000)
 )
-TERMS = Lineage((Epoch(1, 0, "a"),))
+EPOCHS = Lineage((Epoch(1, 0, "a"),))
 MASTER, SLAVE = Facts("Cluster", "broker-a", "a:10911"), Facts("Cluster", "broker-a", "b:10911")
 
 
@@ -127,7 +127,7 @@ def talk(tmp_path: Path) -> Callable[..., Talk]:
 def master_of(path: Path, end: int) -> MasterGreeting:
     log = open_log(path / "a", replica=True)
     fill_raw(log, end)
-    return MasterGreeting(replace(MASTER, heartbeat_ms=1000), "a", "SYNC_MASTER", log, lambda: TERMS)
+    return MasterGreeting(replace(MASTER, heartbeat_ms=1000), "a", "SYNC_MASTER", log, lambda: EPOCHS)
 
 
 def verdict_on(master: MasterGreeting, answer: Action) -> bytes:
@@ -203,7 +203,7 @@ def test_from_the_call_to_the_first_bytes_with_a_master_of_ours(
     assert states == [State.IDLE, State.GREETING, State.VERDICT, State.TRANSFER]
     assert isinstance(rejoin, Rejoin)
     assert slave.reports([report]) == [0]
-    assert slave.session.lineage == "one log with term 1 up to 0"
+    assert slave.session.lineage == "one log with epoch 1 up to 0"
     done = hears(frame_bytes(0, pattern(0, 100)))
     assert [type(one) for one in done] == [Store, Send]
     assert slave.reports(done) == [100]
@@ -218,7 +218,7 @@ def test_a_master_that_stays_silent_is_a_stock_one_once_its_time_is_over(talk: C
     assert slave.reports(slave.passes(slave_session.STRANGER_S)) == [700]
     assert slave.session.lineage == slave_session.STOCK_MASTER
     done = slave.hears(frame_bytes(700, pattern(700, 800)))
-    assert [type(one) for one in done] == [ForgetTerms, Store, Send]
+    assert [type(one) for one in done] == [ForgetEpochs, Store, Send]
     assert slave.session.followed_end == -1
 
 
@@ -430,14 +430,14 @@ def test_a_master_that_may_not_be_followed_is_told_our_hello_and_no_more(
 ) -> None:
     pledge = Pledge()
     slave, master = talk(greets=True, objection=pledge), master_of(tmp_path, 500)
-    pledge.reason = "we are pledged to term 2"
+    pledge.reason = "we are pledged to epoch 2"
     slave.connect()
     (answer,) = slave.hears(master.hello())
-    with pytest.raises(GreetingRefused, match="pledged to term 2") as refused:
+    with pytest.raises(GreetingRefused, match="pledged to epoch 2") as refused:
         slave.hears(verdict_on(master, answer))
     actions = slave.session.lost(refused.value, slave.now_s)
     assert actions[-1] == Close()
-    assert slave.session.lineage == "refused: we are pledged to term 2"
+    assert slave.session.lineage == "refused: we are pledged to epoch 2"
     assert slave.session.wake_s == slave.now_s + slave_session.AGAIN_PAUSE_S
     assert slave.log.end == 0
     assert pledge.asked == [master.said]

@@ -69,9 +69,9 @@ FIRST = "m"
 
 
 class Message(NamedTuple):
-    """One of a log: the master's term that wrote it, and a number of its own."""
+    """One of a log: the master's epoch that wrote it, and a number of its own."""
 
-    term: int
+    epoch: int
     number: int
 
 
@@ -145,7 +145,7 @@ class Replica:
         return LogSpan(0, len(self.log))
 
     @property
-    def term(self) -> int:
+    def epoch(self) -> int:
         last = self.file.state.lineage.last
         return last.number if last is not None else -1
 
@@ -230,9 +230,9 @@ class Replica:
         assert other is not None
         if isinstance(action, Confirm):
             return Done() if other.state.token == action.token else Failed("no more")
-        before = other.term
+        before = other.epoch
         other.ask(action.header)
-        if other.is_slave or other.term == before:
+        if other.is_slave or other.epoch == before:
             return Failed("refused")
         self.world.is_promoted(other, forced=False)
         return other.body()
@@ -272,9 +272,9 @@ def _status(link: Link, end: int) -> SlaveStatus:
 
 
 class Promoted(NamedTuple):
-    """A term that began by a promotion, with what was in its log."""
+    """An epoch that began by a promotion, with what was in its log."""
 
-    term: int
+    epoch: int
     name: str
     log: frozenset[Message]
     by_writing_off: bool = False
@@ -343,24 +343,24 @@ class World:
     def acknowledged(self, master: Replica, message: Message) -> None:
         self.oks[message] = master.name
         for one in self.promoted:
-            if one.term > master.term and message not in one.log and one.by_writing_off:
+            if one.epoch > master.epoch and message not in one.log and one.by_writing_off:
                 self.given_up.add(message)
-            elif one.term > master.term and message not in one.log and message not in self.given_up:
+            elif one.epoch > master.epoch and message not in one.log and message not in self.given_up:
                 self.broken = (
-                    f"{master.name} gives OK for {message} in term {master.term}, after {one.name} was"
-                    f" promoted without it in term {one.term}"
+                    f"{master.name} gives OK for {message} in epoch {master.epoch}, after {one.name} was"
+                    f" promoted without it in epoch {one.epoch}"
                 )
 
     def is_promoted(self, replica: Replica, forced: bool, by_writing_off: bool = False) -> None:
         name, log = replica.name, frozenset(replica.log)
-        self.promoted.append(Promoted(replica.term, name, log, by_writing_off))
-        lost = [one for one in self.oks if one not in log and one.term < replica.term]
+        self.promoted.append(Promoted(replica.epoch, name, log, by_writing_off))
+        lost = [one for one in self.oks if one not in log and one.epoch < replica.epoch]
         lost = [one for one in lost if one not in self.given_up]
         if by_writing_off:
             self.given_up.update(lost)
         elif lost and not forced:
             self.broken = (
-                f"{name} is promoted in term {replica.term} without {lost}, for which there was an OK"
+                f"{name} is promoted in epoch {replica.epoch} without {lost}, for which there was an OK"
             )
 
     # -- events -------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ class World:
     def _append(self, name: str) -> None:
         master = self.replicas[name]
         if not master.is_slave and not master.state.held:
-            message = Message(master.term, next(self._numbers))
+            message = Message(master.epoch, next(self._numbers))
             master.log = (*master.log, message)
             master.waiting[message] = len(master.log)
 
@@ -437,7 +437,7 @@ class World:
         self.replicas[name].start()
 
     def _promote(self, name: str, how: str = "") -> None:
-        """It asks for pledges; `seen`: by a tool that knows of every term, `forced`: whatever is lost."""
+        """It asks for pledges; `seen`: by a tool that knows of every epoch, `forced`: whatever is lost."""
         replica = self.replicas[name]
         if not replica.is_slave or replica.state.changing or replica.name in self.forgotten:
             return
@@ -446,10 +446,10 @@ class World:
             self._decide(name, forced=True)
 
     def _min_epoch(self, how: str) -> int:
-        """What a tool asks for that has seen every term, begun or pledged, or none."""
+        """What a tool asks for that has seen every epoch, begun or pledged, or none."""
         files = [one.file.state for one in self.replicas.values()]
         pledged = [one.pledge.epoch for one in files if one.pledge is not None]
-        return max([one.term for one in self.replicas.values()] + pledged) + 1 if how == "seen" else 0
+        return max([one.epoch for one in self.replicas.values()] + pledged) + 1 if how == "seen" else 0
 
     def _pledge(self, name: str, candidate_name: str) -> None:
         voter, candidate = self.replicas[name], self.replicas[candidate_name]
@@ -471,12 +471,12 @@ class World:
         candidate = self.replicas[name]
         if candidate.gathering is None:
             return
-        votes, before = candidate.votes, candidate.term
+        votes, before = candidate.votes, candidate.epoch
         newest = newest_list(candidate.file.state.members, votes)
         given = self.lists.get((newest.master, newest.version), newest)
         candidate.gathering = None
         candidate.tell(Votes(votes))
-        if not candidate.is_slave and candidate.term > before:
+        if not candidate.is_slave and candidate.epoch > before:
             self.is_promoted(candidate, forced, by_writing_off=newest != given)
             self.let_back += name in self.written_off
 
@@ -502,7 +502,7 @@ class World:
             self.written_off.add(gone)
 
     def _follow(self, name: str) -> None:
-        """A master hears of a newer term, and gives way."""
+        """A master hears of a newer epoch, and gives way."""
         replica = self.replicas[name]
         if not replica.is_slave:
             replica.tell(Tick())

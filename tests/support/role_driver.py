@@ -50,7 +50,7 @@ ME, ADDR = "me", "me:10911"
 _FINE: Mapping[str, Result] = {
     "Ask": Heard(),
     "AskOne": Failed("it is silent"),
-    "Prove": Failed("no term of ours is in its log"),
+    "Prove": Failed("no epoch of ours is in its log"),
     "GatherPledges": Votes([]),
     "LookAtSlaves": Slaves([]),
 }
@@ -65,7 +65,7 @@ def slave(**known: Any) -> RoleState:
 
 
 def listed(*slaves: str, by: str = ME, needed: int = 1) -> Members:
-    """The list of a master in term 1, whose slaves are at `name:10911`."""
+    """The list of a master in epoch 1, whose slaves are at `name:10911`."""
     return Members(1, 0, by, needed, replicas={one: f"{one}:10911" for one in (by, *slaves)})
 
 

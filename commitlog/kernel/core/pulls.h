@@ -1,5 +1,5 @@
 /* What a pull takes of a queue: which of its entries, and their records, one behind the other in one buffer.  No Python
-   in here, and no state.  What is not ordinary is not judged: the reference (haservice.broker.pull.reader) does that. */
+   in here, and no state.  It does not judge what is not ordinary: the reference (haservice.broker.pull.reader) does. */
 #pragma once
 #include <errno.h>
 #include <sys/uio.h>

@@ -145,7 +145,7 @@ def _account_fields(header: PutAclAccountHeader) -> dict[str, object]:
     """What of an account the request changes, in the file's words; raises RequestError."""
     for name, text in (("accessKey", header.access_key), ("secretKey", header.secret_key or "")):
         if len(text) < KEY_CHARACTERS_MIN:
-            raise _refused(f"{name} has {len(text)} characters, it wants {KEY_CHARACTERS_MIN} or more")
+            raise _refused(f"{name} has {len(text)} characters, at least {KEY_CHARACTERS_MIN} are needed")
     for perm in (header.default_topic_perm, header.default_group_perm):
         if perm:
             _check_permission(perm)

@@ -11,7 +11,7 @@ high-water mark keeps it from consumers until a slave has it.  A message is deli
 after a crash, as far as the offsets were not written (see offsets.py).
 
 What fails:
-- the log, or the broker, takes nothing now: the level waits, and tries the same message again;
+- the log, or the broker, refuses writes now: the level waits, and tries the same message again;
 - the disk cannot be read: that level waits and tries again, the others go on;
 - a record is damaged (no record, a body that does not match its CRC, no real topic), breaks a limit that was
   lowered since, or is to go to the half topic: no try will change that.  It is told as an error, with its
@@ -264,7 +264,7 @@ class DelayDelivery:
         level.failures += 1
         level.retry_at_s = now_s + wait_s
         if self._throttle.ready(level.number):
-            reason = error or "the log takes nothing now"
+            reason = error or "the log refuses writes now"
             logger.warning("delayed messages not delivered level=%d: %s; trying on", level.number, reason)
         return wait_s
 

@@ -6,7 +6,7 @@ One follower per name server, all on the loop of the broker's client, each at it
     answered                  again after the period (30 s)
     a topic changed           again, after a short while in which more changes may join
     slave without its master  again within a second: a master that returns is found at once
-    refused for a newer term  again after 5 s: it may have been a stranger's, who is gone by then
+    refused for a newer epoch  again after 5 s: it may have been a stranger's, who is gone by then
     no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
 
 Before a name server that knows nothing of this broker, or may have forgotten it, is told: `on_reachable`.
@@ -17,7 +17,7 @@ master is believed.  The word of one that does not answer counts no longer, as s
 names a master; until then what was believed stays, for silence says nothing of the master.  `stop`
 unregisters, so that no route names a broker that is gone.
 
-With a registration goes the number of this broker's last term, which a stock name server does not read.
+With a registration goes the number of this broker's last epoch, which a stock name server does not read.
 Ours keeps a route from an old master, and says who the newer one is.
 """
 
@@ -104,7 +104,7 @@ class Registration:
         """`on_master` hears of a slave's master after each answer, and when a name server's silence makes
         another one's word count; `master_wanted` says that the master is missed.  `on_reachable` is awaited
         before the first registration at a name server (its address is handed over), and before the next
-        one after a failure.  It bounds itself.  `epoch` is the number of the last term in our log; `on_newer`
+        one after a failure.  It bounds itself.  `epoch` is the number of the last epoch in our log; `on_newer`
         hears of a newer one that a name server knows, and of its master's address.
         """
         self._identity = identity
@@ -296,9 +296,9 @@ class Registration:
         who = self._identity
         if who.broker_id == 0:
             self._failures[addr] = (
-                f"{addr} names no route to this broker, for it was told of term {newer.newer_epoch}, whose master is"
-                f" {newer.newer_master or 'unknown'}, and this one's is older; if that is a stranger who stays, or"
-                f" lost for good: mqadmin failover -b {who.broker_name} --to {who.broker_addr} --force begins one above"
+                f"{addr} gives clients no route to this broker: it knows the newer epoch {newer.newer_epoch} of master"
+                f" {newer.newer_master or 'unknown'}; if that is a stranger that stays, or lost for good: mqadmin"
+                f" failover -b {who.broker_name} --to {who.broker_addr} --force begins a newer epoch"
             )
         self._on_newer(newer.newer_epoch, newer.newer_master or "")
 

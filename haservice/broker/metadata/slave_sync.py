@@ -170,11 +170,11 @@ class SlaveSync:
         while True:
             self._woken.clear()
             addr = self._asking = self._master_addr
-            level = addr is None or await self._interruptible(client, addr)
+            copied = addr is None or await self._interruptible(client, addr)
             if addr != self._master_addr:
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), PERIOD_S if level else self._retry_s)
+                await asyncio.wait_for(self._woken.wait(), PERIOD_S if copied else self._retry_s)
 
     async def _interruptible(self, client: RemotingClient, addr: str) -> bool:
         """One pass, given up when the task is told to look elsewhere.

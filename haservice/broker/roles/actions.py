@@ -106,7 +106,7 @@ class AskOne:
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """Whether the peer has our bytes, up to where its terms and ours are one.  → Done or Failed"""
+    """Whether the peer has our bytes, up to where its epochs and ours are one.  → Done or Failed"""
 
     peer: LineageBody
 
@@ -188,7 +188,7 @@ class SendPromote:
 
 @dataclass(frozen=True, slots=True)
 class FindOut:
-    """Asks until the slave says whether it became the master of a term from `epoch` on.
+    """Asks until the slave says whether it became the master of an epoch from `epoch` on.
 
     → LineageBody if it did, Failed if not, or Lost
     """
@@ -241,7 +241,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TakeList:
-    """Another list of replicas is written: acknowledgements count by it.  `regreet`: in a new term."""
+    """Another list of replicas is written: acknowledgements count by it.  `regreet`: in a new epoch."""
 
     regreet: bool
 
@@ -267,7 +267,7 @@ class TellFollow:
     header: FollowHeader
 
 
-class Level(enum.IntEnum):
+class LogLevel(enum.IntEnum):
     """How loud something is said; the numbers are logging's."""
 
     INFO = 20
@@ -279,7 +279,7 @@ class Level(enum.IntEnum):
 class Say:
     """A line for the log; with a `cause` once in a while for each."""
 
-    level: Level
+    level: LogLevel
     text: str
     cause: tuple[str, ...] = ()
 

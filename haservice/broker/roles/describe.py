@@ -112,7 +112,7 @@ def _list(members: Members) -> tuple[int, int, str, int, int, Mapping[str, str],
         members.needed,
         since.end,
         dict(members.replicas),
-        since.term,
+        since.epoch,
     )
 
 

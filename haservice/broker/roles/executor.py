@@ -76,12 +76,12 @@ class RoleEvents:
         self.put(SlaveAhead(hello.replica_id, hello.broker_addr))
 
     def on_heard(self, hello: SlaveHello, outcome: Outcome) -> None:
-        """A slave has greeted; one that knows a newer term is asked about it."""
+        """A slave has greeted; one that knows a newer epoch is asked about it."""
         if outcome is Outcome.OLD_MASTER:
             self.put(Hint(hello.broker_addr))
 
     def told_of(self, epoch: int, addr: str) -> None:
-        """A name server speaks of a newer term: who is there is asked, and nothing is done by its word."""
+        """A name server speaks of a newer epoch: who is there is asked, and nothing is done by its word."""
         self.put(Hint(addr))
 
 

@@ -5,14 +5,14 @@
     until the slave has acknowledged the end
     ──── PROMOTE: end, token ───────────────▶ last copy of side state, link down
     ◀─── GET_LINEAGE ──────────────────────── is it still handing over, by this token?
-    ──── yes ───────────────────────────────▶ new term and role, durable
+    ──── yes ───────────────────────────────▶ new epoch and role, durable
     ◀─── promoted ───────────────────────────
     a slave from now on
 
-A full disk is no obstacle: the master has nothing to append, and the term begins in the slave's log.
+A full disk is no obstacle: the master has nothing to append, and the epoch begins in the slave's log.
 
-Nobody is asked for a pledge.  So the term is the next promotion's above the master's own, and never a higher one:
-no slave leaves a candidate for it that it has pledged itself to, and may have acknowledged to by now.
+Nobody is asked for a pledge.  So the epoch is the next promotion's above the master's own, and never a higher one:
+no slave leaves a candidate for it that it has pledged to, and may have acknowledged to by now.
 
 Whatever fails before the slave has asked back undoes it: the token is void, and a PROMOTE that was under way
 somewhere comes to nothing.  When the answer is lost the slave's word decides, however long that takes; until
@@ -32,7 +32,7 @@ from haservice.broker.roles.actions import (
     End,
     Failed,
     FindOut,
-    Level,
+    LogLevel,
     LookAtSlaves,
     Lost,
     Refuse,
@@ -42,10 +42,10 @@ from haservice.broker.roles.actions import (
     Slaves,
     Write,
 )
+from haservice.broker.roles.new_epoch import Following
 from haservice.broker.roles.peers import Heard
 from haservice.broker.roles.rules import NewerMaster, next_number
 from haservice.broker.roles.state import Change, RoleState, Step, View
-from haservice.broker.roles.terms import Following
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
 from haservice.replication.lineage.file import HandingOver
 from haservice.replication.status import SlaveStatus
@@ -56,7 +56,7 @@ SECONDS_MAX = 120.0
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """What all its stages know; `until_s` is when the slave has to be level."""
+    """What all its stages know; `until_s` is when the slave has to have caught up."""
 
     ticket: int
     header: SwitchoverHeader
@@ -82,7 +82,7 @@ def hand_over(state: RoleState, ticket: int, header: SwitchoverHeader, view: Vie
     if state.who.is_slave:
         return state, (Refuse(ticket, "this broker is a slave; ask its master"),)
     if why := state.held or view.unwritable:
-        return state, (Refuse(ticket, f"this master takes nothing itself: {why}"),)
+        return state, (Refuse(ticket, f"this master refuses writes itself: {why}"),)
     if why := _why_overtaken(state, header, view):
         return state, (Refuse(ticket, why),)
     patience_s = min(max(header.timeout_millis, 0) / 1000, SECONDS_MAX)
@@ -92,13 +92,13 @@ def hand_over(state: RoleState, ticket: int, header: SwitchoverHeader, view: Vie
 
 
 def _why_overtaken(state: RoleState, header: SwitchoverHeader, view: View) -> str:
-    """Whether our term is not the one to hand over any more, by what the tool has seen; "" if it is."""
+    """Whether our epoch is not the one to hand over any more, by what the tool has seen; "" if it is."""
     last = view.kept.lineage.last
     begins = next_number(last.number if last is not None else -1, -1, promoted=True)
     if header.min_epoch <= begins:
         return ""
     return (
-        f"term {header.min_epoch - 1} has begun or is pledged, so there may be a newer master, and a switchover from"
+        f"epoch {header.min_epoch - 1} has begun or is pledged, so there may be a newer master, and a switchover from"
         f" here begins {begins}; if there is none: mqadmin failover --to {state.who.broker_addr} begins one above"
     )
 
@@ -256,7 +256,7 @@ class Told(_Targeted):
         )
         change = replace(self, token="", asking=result.reason)
         find_out = FindOut(self.addr, self.target.replica_id, self.epoch)
-        return state.but(change=change), (Say(Level.WARNING, text), find_out)
+        return state.but(change=change), (Say(LogLevel.WARNING, text), find_out)
 
     def _promoted(self, state: RoleState, body: LineageBody, view: View) -> Step:
         # The id that it has now is free from its next registration on.
@@ -275,7 +275,7 @@ class Told(_Targeted):
         why = (
             f"it is not known whether {self.addr} became the master: it does not answer since it was told to"
         )
-        said = Say(Level.ERROR, f"nothing is taken reason={why}")
+        said = Say(LogLevel.ERROR, f"nothing is taken reason={why}")
         refuse = Refuse(self.over.ticket, f"{why}; nothing is taken until it is")
         return state.but(change=None, doubt=why), (said, refuse)
 
@@ -292,4 +292,4 @@ class Voiding(_Stage):
             return after, actions
         assert isinstance(result, Failed), result
         text = f"that the switchover is over cannot be written reason={result.reason}"
-        return after, (Say(Level.WARNING, text), *actions)
+        return after, (Say(LogLevel.WARNING, text), *actions)

@@ -130,7 +130,7 @@ class RoleHands:
     # A slave is told whom to follow: the master's address for clients, and for slaves.
     set_master: Callable[[str, str], None]
     turn: Callable[[str], None]
-    # Name servers are told of a new term at once.
+    # Name servers are told of a new epoch at once.
     announce: Callable[[], None]
     describe: Callable[..., LineageBody]
     # Replication in the role that is in force; neither in a start, before anything of the broker runs.
@@ -163,7 +163,7 @@ class RoleHands:
 
     def hold(self, reason: str) -> None:
         if reason:
-            logger.warning("appends are held reason=%s", reason)
+            logger.warning("writes are refused reason=%s", reason)
         self.store.log.hold_appends(reason or None, HOLDER)
 
     # -- without a result ---------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class RoleHands:
             return Failed(str(error).removeprefix(f"{addr}: "))
 
     def _prove(self, action: Prove) -> Done:
-        """A stranger has our terms from anybody's mouth, but our bytes only if it holds our log."""
+        """A stranger has our epochs from anybody's mouth, but our bytes only if it holds our log."""
         peer, log = action.peer, self.store.log
         span = span_to_prove(self.lineage.state.lineage, LogSpan(log.start, log.end), peer)
         with self.peers.reading() as fetch:
@@ -283,7 +283,7 @@ class RoleHands:
         return End(log.end)
 
     def _confirm(self, action: Confirm) -> Result:
-        """The master that hands over may have given up meanwhile, and takes messages again."""
+        """The master that hands over may have given up meanwhile, and accepts writes again."""
         try:
             master = self.peers.ask_one(action.addr, CONFIRM_SECONDS)
         except (RemotingError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""What a master sees when it looks at its peers: a newer term, what it has lost, whom it promoted.  Pure.
+"""What a master sees when it looks at its peers: a newer epoch, what it has lost, whom it promoted.  Pure.
 
-A newer term counts if the peer that knows of it is a replica that we know, where we know it, or if it has our
+A newer epoch counts if the peer that knows of it is a replica that we know, where we know it, or if it has our
 own bytes (state.Prove).  What a name server says, or somebody at the HA port, is only where to ask.
 """
 
@@ -16,7 +16,7 @@ from haservice.broker.roles.actions import (
     End,
     Failed,
     Flush,
-    Level,
+    LogLevel,
     Prove,
     Pull,
     Pulled,
@@ -25,6 +25,7 @@ from haservice.broker.roles.actions import (
     TellFollow,
     Write,
 )
+from haservice.broker.roles.new_epoch import Following, NewEpoch
 from haservice.broker.roles.peers import Heard
 from haservice.broker.roles.rules import (
     NewerMaster,
@@ -39,7 +40,6 @@ from haservice.broker.roles.rules import (
     was_not_promoted,
 )
 from haservice.broker.roles.state import Begin, Change, Looking, RoleState, Step, View
-from haservice.broker.roles.terms import Following, NewTerm
 from haservice.remoting.headers.lineage import FollowHeader, LineageBody
 from haservice.replication.lineage.epochs import LogSpan, plan
 from haservice.replication.lineage.epochs import Step as PlanStep
@@ -89,7 +89,7 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
         undecided = undecided and f"{undecided}: {state.who.failover}"
         state = state.but(waiting=waiting, undecided=state.undecided or undecided)
     else:
-        # In a new term of ours nothing is in doubt only if it was not before.
+        # In a new epoch of ours nothing is in doubt only if it was not before.
         changes = {
             **begun,
             **changes,
@@ -114,12 +114,12 @@ class Starting(Change):
             return state, (Write(self.changes),)
         last = view.kept.lineage.last
         text = "" if last is None else f"master epoch={last.number} start={last.start} why={last.why}"
-        return state.but(change=None), (Say(Level.INFO, text),)
+        return state.but(change=None), (Say(LogLevel.INFO, text),)
 
 
 @dataclass(frozen=True, slots=True)
 class Proving(Looking):
-    """Those who say that there is a newer term prove it, one after the other."""
+    """Those who say that there is a newer epoch prove it, one after the other."""
 
     claims: Claims
     heard: Heard
@@ -131,7 +131,7 @@ class Proving(Looking):
         if not self.claims:
             return self._nobody(state.but(change=None, unproven="; ".join(self.doubts)), view)
         newer, peer = self.claims[0]
-        # A master that has nothing, and takes nothing yet, has nothing to prove it by, and nothing to lose.
+        # A master that has nothing, and refuses writes yet, has nothing to prove it by, and nothing to lose.
         is_blank = view.log.is_empty and (self.start is not None or bool(state.held))
         if is_blank or is_member(view.kept.members, peer):
             return self._give_way(state, newer, view)
@@ -142,7 +142,7 @@ class Proving(Looking):
         if isinstance(result, Done):
             return self._give_way(state, newer, view)
         assert isinstance(result, Failed), result
-        doubt = f"{peer.broker_addr} speaks of term {newer.epoch} and does not prove it: {result.reason}"
+        doubt = f"{peer.broker_addr} claims epoch {newer.epoch} without proof: {result.reason}"
         rest = replace(self, claims=self.claims[1:], doubts=(*self.doubts, doubt))
         return rest.begin(state, view)
 
@@ -150,7 +150,7 @@ class Proving(Looking):
         """A broker whose lineage file is lost is another replica by now, and was that master itself."""
         if self.start is not None:
             why = (
-                f"this broker was the master of term {newer.epoch}, and what it knew of its terms and replicas is lost:"
+                f"this broker was the master of epoch {newer.epoch}, and what it knew of epochs and replicas is lost:"
                 f" mqadmin failover makes a broker with all messages the master, or this one: {state.who.failover}"
             )
             state = state.but(undecided=why)
@@ -158,7 +158,7 @@ class Proving(Looking):
 
     def _nobody(self, state: RoleState, view: View) -> Step:
         said = tuple(
-            Say(Level.ERROR, f"a newer term is not believed reason={one}", ("unproven", one))
+            Say(LogLevel.ERROR, f"a newer epoch is not believed reason={one}", ("unproven", one))
             for one in self.doubts
         )
         if self.start is not None:
@@ -170,20 +170,20 @@ class Proving(Looking):
     def _give_way(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
         if newer.broker_addr == state.who.broker_addr:
             return self._not_to_itself(state, newer, view)
-        why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of term {newer.epoch}"
+        why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of epoch {newer.epoch}"
         return Following(newer, why, self.heard).begin(state.but(unproven=""), view)
 
 
 def _judge(state: RoleState, heard: Heard, view: View) -> Step:
-    """No newer term is proven: who has to be told, and what is to be settled or taken back."""
+    """No newer epoch is proven: who has to be told, and what is to be settled or taken back."""
     kept = view.kept
     said: list[Action] = []
     other = rival(kept.replica_id, kept.lineage, heard.peers)
     if other is not None:
         said.append(
             Say(
-                Level.ERROR,
-                "two masters have one term, choose one with mqadmin failover"
+                LogLevel.ERROR,
+                "two masters have one epoch, choose one with mqadmin failover"
                 f" epoch={other.epoch} other={other.broker_addr}",
                 ("rival", other.replica_id),
             )
@@ -195,13 +195,13 @@ def _judge(state: RoleState, heard: Heard, view: View) -> Step:
             return state, tuple(said)
         text = f"the slave was not promoted slave={handing.broker_addr}"
         change = TakingBack(heard)
-        return state.but(change=change), (*said, Say(Level.WARNING, text), Write({"handing_over": None}))
+        return state.but(change=change), (*said, Say(LogLevel.WARNING, text), Write({"handing_over": None}))
     after, actions = take_back(state, heard, view)
     return after, (*said, *actions)
 
 
 def _told(state: RoleState, heard: Heard, view: View) -> list[Action]:
-    """Slaves of older terms that follow somebody else are told who the master is."""
+    """Slaves of older epochs that follow somebody else are told who the master is."""
     last = view.kept.lineage.last
     if state.held or last is None:
         return []
@@ -230,47 +230,49 @@ class TakingBack(Looking):
         said: tuple[Action, ...] = ()
         if isinstance(result, Failed):
             said = (
-                Say(Level.WARNING, f"that the switchover is over cannot be written reason={result.reason}"),
+                Say(
+                    LogLevel.WARNING, f"that the switchover is over cannot be written reason={result.reason}"
+                ),
             )
         after, actions = take_back(state.but(change=None, doubt=""), self.heard, view)
         return after, (*said, *actions)
 
 
 def take_back(state: RoleState, heard: Heard, view: View) -> Step:
-    """Hears who may have what we lost, and takes a piece of it back; a term begins once nobody has more."""
+    """Hears who may have what we lost, and takes a piece of it back; an epoch begins once nobody has more."""
     if not state.waiting and not state.ahead:
         return state, ()
     for one in heard.peers:
         if one.replica_id in state.ahead or (
-            one.replica_id in state.waiting and one.replica_id not in state.level
+            one.replica_id in state.waiting and one.replica_id not in state.caught_up
         ):
             position = _ahead_up_to(one, view)
             if position is not None:
                 text = (
-                    f"a replica holds what its master lost addr={one.broker_addr} up_to={position}"
+                    f"a replica has what its master lost addr={one.broker_addr} up_to={position}"
                     f" ours={view.log.end}"
                 )
                 change = PeerRepair(one, position, heard)
-                said = Say(Level.WARNING, text, ("ahead", one.replica_id))
+                said = Say(LogLevel.WARNING, text, ("ahead", one.replica_id))
                 return state.but(change=change), (said, Pull(one, view.log.end, position))
             state = _level(state, one.replica_id)
     for replica_id in view.followers:
         state = _level(state, replica_id)
-    if state.waiting and state.waiting.keys() <= state.level:
+    if state.waiting and state.waiting.keys() <= state.caught_up:
         why = "the machine went down; what the replicas have was taken back"
-        return NewTerm(why, promoted=False).begin(state, view)
+        return NewEpoch(why, promoted=False).begin(state, view)
     # Who was ahead and does not answer dials again, and says so again.
     return state.but(ahead={}), ()
 
 
 def _level(state: RoleState, replica_id: str) -> RoleState:
     ahead = {one: addr for one, addr in state.ahead.items() if one != replica_id}
-    level = state.level | ({replica_id} & state.waiting.keys())
-    return state.but(ahead=ahead, level=level)
+    caught_up = state.caught_up | ({replica_id} & state.waiting.keys())
+    return state.but(ahead=ahead, caught_up=caught_up)
 
 
 def _ahead_up_to(peer: LineageBody, view: View) -> int | None:
-    """Up to where the peer holds what our last term wrote and we have lost; None if it has nothing of it."""
+    """Up to where the peer holds what our last epoch wrote and we have lost; None if it has nothing of it."""
     theirs = LogSpan(peer.log_start, peer.log_end)
     found = plan(lineage_of(peer), theirs, view.kept.lineage, view.log, peer.replica_id)
     return found.position if found.step is PlanStep.AHEAD else None
@@ -283,7 +285,9 @@ class PeerRepair(Looking):
     peer: LineageBody
     position: int
     heard: Heard
-    hold: str = field(default="a slave holds what this master has lost, it is taken back", kw_only=True)
+    hold: str = field(
+        default="a slave has messages that this master has lost, they are copied back", kw_only=True
+    )
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Pulled), result
@@ -297,5 +301,5 @@ class PeerRepair(Looking):
         trouble = f"not taken back from {self.peer.broker_addr}: {result.failure}"
         text = f"what a replica has cannot be taken back addr={self.peer.broker_addr} reason={result.failure}"
         ahead = {one: addr for one, addr in state.ahead.items() if one != self.peer.replica_id}
-        said = Say(Level.ERROR, text, ("pull", self.peer.replica_id))
+        said = Say(LogLevel.ERROR, text, ("pull", self.peer.replica_id))
         return state.but(trouble=trouble, ahead=ahead), (said,)

@@ -1,15 +1,15 @@
 """The machine of roles: a state and an event in, a state and actions out.  Pure.
 
-    master   looks at its peers, and gives way to a newer term that one of them proves
-             hears the replicas that may have what it lost, takes it back, and begins a term
+    master   looks at its peers, and gives way to a newer epoch that one of them proves
+             hears the replicas that may have what it lost, takes it back, and begins an epoch
              asks a slave after whom it may have handed over to
-             begins a further term, follows another master, or hands over, when it is asked to
+             begins a further epoch, follows another master, or hands over, when it is asked to
     slave    becomes the master, pledges itself to another slave that would, or begins anew, when it is asked
-             asks the one that it has pledged itself to what became of it
+             asks the one that it has pledged to what became of it
 
 One change is under way at a time, and it waits for one result: so no append is let go while something is taken
-back or a term begins, and no two commands work on one log.  Looking is look.py, the changes of a master
-terms.py and handover.py, those of a slave promotion.py.  Whoever runs the machine carries the
+back or an epoch begins, and no two commands work on one log.  Looking is look.py, the changes of a master
+epochs.py and handover.py, those of a slave promotion.py.  Whoever runs the machine carries the
 actions out in their order and gives it each result: executor.py in a broker, a simulation on virtual time.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 from haservice.broker.roles.actions import Ask, Refuse
 from haservice.broker.roles.handover import hand_over
 from haservice.broker.roles.look import Look, begin
+from haservice.broker.roles.new_epoch import Following, follow, forget, further_epoch, note_master
 from haservice.broker.roles.promotion import ask_after_pledge, empty, pledge, promote
 from haservice.broker.roles.state import (
     AHEAD_MAX,
@@ -32,7 +33,6 @@ from haservice.broker.roles.state import (
     Tick,
     View,
 )
-from haservice.broker.roles.terms import Following, follow, forget, further_term, note_master
 from haservice.remoting.headers.lineage import (
     FollowHeader,
     ForgetHeader,
@@ -62,7 +62,7 @@ def step(state: RoleState, event: Event, view: View) -> Step:
 def why_busy(state: RoleState) -> str:
     """Why a request has to be refused whatever it asks for; "" if it can be heard."""
     if state.turning:
-        return f"this broker is turning: {state.turning}"
+        return f"this broker is changing its role: {state.turning}"
     return "another change of its role is under way" if state.changing else ""
 
 
@@ -99,7 +99,7 @@ def _asked(state: RoleState, asked: Asked, view: View) -> Step:
     header, ticket = asked.header, asked.ticket
     is_slave = state.who.is_slave
     if isinstance(header, PromoteHeader):
-        return (promote if is_slave else further_term)(state, ticket, header, view)
+        return (promote if is_slave else further_epoch)(state, ticket, header, view)
     if isinstance(header, FollowHeader):
         return (note_master if is_slave else follow)(state, ticket, header, view)
     if isinstance(header, ForgetHeader):

@@ -288,11 +288,11 @@ def span_to_prove(own: Lineage, log: LogSpan, peer: LineageBody) -> LogSpan:
     """The bytes that our log, of the lineage `own`, and the peer's both hold, by what it says of itself:
     those that compare_logs() is to find alike before more of what it says is believed.
 
-    Raises ProtocolError when there are none, ValueError for terms that do not rise.
+    Raises ProtocolError when there are none, ValueError for epochs that do not rise.
     """
     common = common_point(own, log.end, lineage_of(peer), peer.log_end)
     if common is None:
-        raise ProtocolError("no term of ours is in its log")
+        raise ProtocolError("no epoch of ours is in its log")
     span = LogSpan(max(log.start, peer.log_start), common.point)
     if span.is_empty:
         raise ProtocolError("it has no byte of ours")

@@ -144,14 +144,14 @@ class Peers:
                 logger.warning("peer does not say what its log is addr=%s reason=%s", addr, error)
             return None
         except (RemotingError, ValueError) as error:
-            logger.debug("peer not heard addr=%s reason=%s", addr, error)
+            logger.debug("peer unreachable addr=%s reason=%s", addr, error)
             return None
         self._throttle.ended(addr)
         return body
 
 
 async def get_lineage(client: RemotingClient, addr: str, timeout_s: float) -> LineageBody:
-    """40001.  Raises RemotingError, or ValueError for terms that do not rise."""
+    """40001.  Raises RemotingError, or ValueError for epochs that do not rise."""
     answer = await client.invoke(addr, RemotingCommand.request(RequestCode.GET_LINEAGE), timeout_s)
     return lineage_at(addr, expect(addr, answer).body)
 
@@ -159,7 +159,7 @@ async def get_lineage(client: RemotingClient, addr: str, timeout_s: float) -> Li
 def lineage_at(addr: str, answer: bytes | memoryview) -> LineageBody:
     """A broker's word of itself; its address is where it was asked, whatever it says that it is.
 
-    Raises ValueError for terms that do not rise.
+    Raises ValueError for epochs that do not rise.
     """
     body = LineageBody.decode(answer)
     lineage_of(body)

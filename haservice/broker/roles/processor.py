@@ -7,7 +7,7 @@
     40005 SWITCHOVER    a master hands over to a slave
     40006 REINIT        a slave begins anew
     40007 PLEDGE        a slave promises another one to follow no older master
-    40008 FORGET        a replica is given up
+    40008 FORGET        a replica is forgotten
 
 A broker that turns does so after its answer has gone out.
 """

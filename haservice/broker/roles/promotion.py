@@ -4,13 +4,13 @@ A promotion after a death, without anybody's force:
 
     candidate                                       the other slaves on the list
     link down, all flushed
-    ──── PLEDGE: epoch, who we are ───────────────▶ written: no master of an older term is followed, and
+    ──── PLEDGE: epoch, who we are ───────────────▶ written: no master of an older epoch is followed, and
     ◀─── where the log ends, which list is known ── nothing is acknowledged to one any more
     enough pledged, none further than we (membership.why_unsafe)
-    new term and role, durable
+    new epoch and role, durable
 
 A master that is cut off gets no further OK from then on: those that it would need have pledged, or are we.  A
-pledge stands until its term begins, or until the candidate says that it is no master and changes nothing: from
+pledge stands until its epoch begins, or until the candidate says that it is no master and changes nothing: from
 then on it will not become one by what it was pledged, for it would ask anew.  While the candidate is silent the
 pledge stands.
 
@@ -34,7 +34,7 @@ from haservice.broker.roles.actions import (
     Failed,
     GatherPledges,
     LeaveMaster,
-    Level,
+    LogLevel,
     Refuse,
     Result,
     Say,
@@ -44,7 +44,7 @@ from haservice.broker.roles.actions import (
     Votes,
     Write,
 )
-from haservice.broker.roles.rules import command_for, new_term, next_number, role_wanted
+from haservice.broker.roles.rules import command_for, new_epoch, next_number, role_wanted
 from haservice.broker.roles.state import Change, Looking, RoleState, Step, View
 from haservice.broker.roles.votes import (
     newest_list,
@@ -86,7 +86,7 @@ class Promotion(Change):
         said: tuple[Action, ...] = ()
         if isinstance(result, Failed):
             text = f"promoted without a last copy of what the master keeps beside its log: {result.reason}"
-            said = (Say(Level.WARNING, text),)
+            said = (Say(LogLevel.WARNING, text),)
         return state.but(change=LinkDown(self)), (*said, StopLink())
 
 
@@ -144,12 +144,12 @@ class Counting(Change):
 
 
 def _living_master(heard: Sequence[LineageBody], newest: int) -> str:
-    """Who is not dead, after all; one of an older term than we know gives way by itself."""
+    """Who is not dead, after all; one of an older epoch than we know gives way by itself."""
     for one in heard:
         is_older = one.epoch < newest and not of_one_promotion(one.epoch, newest)
         if one.is_master and not one.held and not is_older:
             return (
-                f"{one.broker_addr} is the master of term {one.epoch} and takes messages: mqadmin switchover loses"
+                f"{one.broker_addr} is the master of epoch {one.epoch} and accepts writes: mqadmin switchover loses"
                 " nothing"
             )
     return ""
@@ -172,7 +172,7 @@ def _write(state: RoleState, promotion: Promotion, view: View, kept: LineageStat
     why = header.why or "promoted"
     command = command_for(promotion.role, 0, now, why, view.now_ms)
     try:
-        changes = new_term(
+        changes = new_epoch(
             kept,
             LogSpan(view.log.start, promotion.end),
             why,
@@ -183,7 +183,7 @@ def _write(state: RoleState, promotion: Promotion, view: View, kept: LineageStat
             heard=max(epoch - 1, state.heard),
         )
     except ValueError as error:
-        return give_up(state, promotion, f"the new term cannot be written: {error}")
+        return give_up(state, promotion, f"the new epoch cannot be written: {error}")
     written = {**changes, "command": command, "boot_id": view.boot_id}
     change = Written(promotion, f"promoted to {promotion.role.value}: {header.why or 'no reason given'}")
     return state.but(change=change), (Write(written),)
@@ -191,26 +191,26 @@ def _write(state: RoleState, promotion: Promotion, view: View, kept: LineageStat
 
 @dataclass(frozen=True, slots=True)
 class Written(Change):
-    """Term and role are written in one; then it turns."""
+    """Epoch and role are written in one; then it turns."""
 
     promotion: Promotion
     why: str
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         if isinstance(result, Failed):
-            return give_up(state, self.promotion, f"the new term cannot be written: {result.reason}")
+            return give_up(state, self.promotion, f"the new epoch cannot be written: {result.reason}")
         last = view.kept.lineage.last
         assert last is not None
         text = (
             f"promoted role={self.promotion.role.value} epoch={last.number} start={last.start} why={self.why}"
         )
         answer = Answer(self.promotion.ticket, state.who.role.by(view.kept.command))
-        return state.but(change=None, turning=self.why), (Say(Level.WARNING, text), answer, Turn(self.why))
+        return state.but(change=None, turning=self.why), (Say(LogLevel.WARNING, text), answer, Turn(self.why))
 
 
 def give_up(state: RoleState, promotion: Promotion, reason: str) -> Step:
     """The link is down, and comes back with the next life of this broker."""
-    why = "not promoted, the link to the master is made anew"
+    why = "not promoted, connecting to the master again"
     return state.but(change=None, turning=why), (Refuse(promotion.ticket, reason), Turn(why))
 
 
@@ -224,7 +224,7 @@ def promote(state: RoleState, ticket: int, header: PromoteHeader, view: View) ->
     promise = view.kept.pledge
     if header.confirm_addr and promise is not None:
         # The master that hands over does not know of it, and the other one may have counted on us.
-        why = f"this slave has pledged itself to {promise.broker_addr} for term {promise.epoch} meanwhile"
+        why = f"this slave has pledged to {promise.broker_addr} for epoch {promise.epoch} meanwhile"
         return state, (Refuse(ticket, why),)
     return Promotion(ticket, header, wanted).begin(state)
 
@@ -254,7 +254,7 @@ class Verifying(Change):
         if members != kept.members:
             write = Write({"pledge": promise, "members": members}, listed=kept.members)
             text = f"a replica that was forgotten asks for a pledge, and is on the list again addr={header.broker_addr}"
-            said = (Say(Level.WARNING, text),)
+            said = (Say(LogLevel.WARNING, text),)
         return state.but(change=Pledging(self.ticket, header)), (*said, write)
 
 
@@ -271,7 +271,7 @@ class Pledging(Change):
         state = state.but(change=None)
         if isinstance(result, Failed):
             return state, (Refuse(self.ticket, f"the promise cannot be written: {result.reason}"),)
-        said = Say(Level.WARNING, f"pledged epoch={self.header.epoch} to={self.header.broker_addr}")
+        said = Say(LogLevel.WARNING, f"pledged epoch={self.header.epoch} to={self.header.broker_addr}")
         return state, (said, LeaveMaster(), Answer(self.ticket))
 
 
@@ -286,7 +286,7 @@ def pledge(state: RoleState, ticket: int, header: PledgeHeader, view: View) -> S
     if header.epoch < highest or (header.epoch == highest and not is_same):
         to = f", which {own.broker_addr} is to begin" if own is not None and own.epoch == highest else ""
         return state, (
-            Refuse(ticket, f"this slave knows of term {highest}{to}, and {header.epoch} is no newer one"),
+            Refuse(ticket, f"this slave knows of epoch {highest}{to}, and {header.epoch} is no newer one"),
         )
     if why := why_no_candidate(kept.members, kept.given, header.replica_id, header.broker_addr):
         return state, (Refuse(ticket, why),)
@@ -309,7 +309,7 @@ class AskingAfterPledge(Looking):
             told = (SetMaster(result.broker_addr, result.ha_addr),) if result.is_master else ()
             return state.but(change=None), told
         text = f"the pledge is over, for it was not promoted epoch={promise.epoch} to={promise.broker_addr}"
-        return state.but(change=Released()), (Say(Level.WARNING, text), Write({"pledge": None}))
+        return state.but(change=Released()), (Say(LogLevel.WARNING, text), Write({"pledge": None}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ def ask_after_pledge(state: RoleState, view: View) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Emptying(Change):
-    """Link down, log and queues away, the terms away; then it turns, and takes everything anew."""
+    """Link down, log and queues away, the epochs away; then it turns, and takes everything anew."""
 
     keep: bool
     steps_done: int = 0
@@ -343,10 +343,10 @@ class Emptying(Change):
             return self._next(state, Empty(self.keep))
         if isinstance(result, Done) and self.steps_done == 1:
             return self._next(state, Write({"lineage": Lineage()}))
-        why = "everything is taken anew"
+        why = "everything is copied again"
         said: tuple[Action, ...] = ()
         if isinstance(result, Failed):
-            said = (Say(Level.ERROR, f"the store was not emptied reason={result.reason}"),)
+            said = (Say(LogLevel.ERROR, f"the store was not emptied reason={result.reason}"),)
         return state.but(change=None, turning=why), (*said, Turn(why))
 
     def _next(self, state: RoleState, action: Empty | Write) -> Step:
@@ -356,7 +356,7 @@ class Emptying(Change):
 def empty(state: RoleState, ticket: int, header: ReinitHeader, view: View) -> Step:
     """40006; who asked is answered before."""
     if not state.who.is_slave:
-        why = "this broker is the master: it would lose what nobody else may have"
+        why = "this broker is the master: it would lose what no other broker may have"
         return state, (Refuse(ticket, why),)
-    said = Say(Level.WARNING, f"the store is emptied end={view.log.end} keep={header.keep}")
+    said = Say(LogLevel.WARNING, f"the store is emptied end={view.log.end} keep={header.keep}")
     return state.but(change=Emptying(header.keep)), (said, Answer(ticket), StopLink())

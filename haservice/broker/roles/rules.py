@@ -1,10 +1,10 @@
-"""Roles: what a broker is, whose term its log is in, and when a master has to give way.  Pure.
+"""Roles: what a broker is, whose epoch its log is in, and when a master has to give way.  Pure.
 
     the role in force    the properties file's, or one by command, which stands while the file's stays
-    a new term           when a master starts whose log somebody else wrote last, or may have lost its end
+    a new epoch           when a master starts whose log somebody else wrote last, or may have lost its end
     its number           of a promotion the next multiple of 1000, of a restart the next number
     a hold               when what it may have lost may be on a slave: no appends before that one was heard
-    giving way           when a peer has a newer term of another master
+    giving way           when a peer has a newer epoch of another master
 
 What a broker keeps of it between two starts is haservice.replication.lineage.file; who asks the peers, and
 when, is role_keeper.
@@ -102,7 +102,7 @@ def role_wanted(name: str, state: LineageState, now: RoleInForce) -> BrokerRole 
 def command_that_counts(file_role: BrokerRole, state: LineageState, now_ms: int) -> RoleCommand | None:
     """The command in `state`, or what stands for it when its time is over.
 
-    A promotion writes command and term in one.  So where a command makes a master, and the last term is not
+    A promotion writes command and epoch in one.  So where a command makes a master, and the last epoch is not
     its own, it has followed somebody since, and that could not be written: it follows.
     """
     command, last = state.command, state.lineage.last
@@ -115,7 +115,7 @@ def command_that_counts(file_role: BrokerRole, state: LineageState, now_ms: int)
     if file_role.is_slave:
         return None
     number = last.number if last is not None else -1
-    why = f"its command to be the master is older than term {number}, which is another one's"
+    why = f"its command to be the master is older than epoch {number}, which is another one's"
     return RoleCommand(BrokerRole.SLAVE.value, max(command.broker_id, 1), command.file_role, now_ms, why)
 
 
@@ -148,12 +148,12 @@ def as_in_file(config: NodeConfig, file: NodeConfig) -> NodeConfig:
     )
 
 
-# -- terms ------------------------------------------------------------------------------------------
+# -- epochs ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StartOfMaster:
-    """What a master finds when it starts.  `heard` is the highest number of a term that its peers know."""
+    """What a master finds when it starts.  `heard` is the highest number of an epoch that its peers know."""
 
     log: LogSpan
     stopped_cleanly: bool
@@ -182,22 +182,22 @@ def may_have_lost_what_it_acknowledged(
     return not stopped_cleanly and booted_anew and not flushes_at_once
 
 
-def reason_for_new_term(state: LineageState, start: StartOfMaster) -> str:
-    """Why a master that starts begins a new term; empty when it goes on in its last one."""
+def reason_for_new_epoch(state: LineageState, start: StartOfMaster) -> str:
+    """Why a master that starts begins a new epoch; empty when it goes on in its last one."""
     last = state.lineage.last
     if last is None:
         return "first start" if start.log.is_empty else "first start with lineage"
     if last.master != state.replica_id:
-        return "became the master" if last.number == UNKNOWN_EPOCH else f"took over from term {last.number}"
+        return "became the master" if last.number == UNKNOWN_EPOCH else f"took over from epoch {last.number}"
     if last.start > start.log.end:
-        return f"the log ends at {start.log.end}, before its own term {last.number} began"
+        return f"the log ends at {start.log.end}, before its own epoch {last.number} began"
     if start.may_have_lost_its_end:
         return "the machine went down, and what was not flushed may be lost"
     return ""
 
 
 class NoNumberLeft(ValueError):
-    """A restart would have to begin a term with a number that only promotions have."""
+    """A restart would have to begin an epoch with a number that only promotions have."""
 
 
 def takes_over(state: LineageState) -> bool:
@@ -207,7 +207,7 @@ def takes_over(state: LineageState) -> bool:
 
 
 def next_number(last: int, heard: int, *, promoted: bool) -> int:
-    """The number of a term that begins after `last`, -1 if it is the first one; `heard`: the highest known.
+    """The number of an epoch that begins after `last`, -1 if it is the first one; `heard`: the highest known.
 
     Of a promotion the next multiple of PROMOTION_STEP above all.  Of a restart the next number, whatever was
     heard of promotions; raises NoNumberLeft when that would be such a multiple.
@@ -221,17 +221,17 @@ def next_number(last: int, heard: int, *, promoted: bool) -> int:
     return number
 
 
-def with_new_term(
+def with_new_epoch(
     state: LineageState, log: LogSpan, why: str, now_ms: int, *, promoted: bool, heard: int = -1
 ) -> Lineage:
-    """The lineage with a term of ours that begins at the log's end.  Raises ValueError, as next_number()."""
+    """The lineage with an epoch of ours that begins at the log's end.  Raises ValueError, as next_number()."""
     last = state.lineage.last
     number = next_number(last.number if last is not None else -1, heard, promoted=promoted)
     lineage = state.lineage.or_unknown(log)
     return lineage.begun(Epoch(number, log.end, state.replica_id, now_ms, why))
 
 
-def new_term(
+def new_epoch(
     state: LineageState,
     log: LogSpan,
     why: str,
@@ -242,11 +242,11 @@ def new_term(
     promoted: bool,
     heard: int = -1,
 ) -> dict[str, Any]:
-    """What is written when a term of ours begins at the log's end: the fields of LineageState that change.
+    """What is written when an epoch of ours begins at the log's end: the fields of LineageState that change.
 
     `addr` is where clients reach us, `needed` how many slaves make an OK.  Raises ValueError, as next_number().
     """
-    lineage = with_new_term(state, log, why, now_ms, promoted=promoted, heard=heard)
+    lineage = with_new_epoch(state, log, why, now_ms, promoted=promoted, heard=heard)
     number = lineage.epochs[-1].number
     return {
         "lineage": lineage,
@@ -260,15 +260,15 @@ def new_term(
 
 
 def listed(state: LineageState, number: int, end: int, addr: str, needed: int) -> dict[str, Any]:
-    """What is written of the list of replicas when we are the master: of term `number`, in a log that ends at
+    """What is written of the list of replicas when we are the master: of epoch `number`, in a log that ends at
     `end`.
     """
     since = state.lineage.mark(end)
-    return {"members": state.members.in_term(number, since, state.replica_id, addr, needed)}
+    return {"members": state.members.in_epoch(number, since, state.replica_id, addr, needed)}
 
 
 def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ...]:
-    """The replicas that may hold what this master has lost: it takes nothing before it has heard them."""
+    """The replicas that may hold what this master has lost: it refuses writes before it has heard them."""
     last = state.lineage.last
     if last is None or last.master != state.replica_id or not start.may_have_lost_what_was_told:
         return ()
@@ -276,7 +276,7 @@ def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ..
 
 
 def none_in_sync(state: LineageState) -> Mapping[str, Replica]:
-    """The replicas as a new term begins: what was in the terms before is safe here, and of this one nobody
+    """The replicas as a new epoch begins: what was in the epochs before is safe here, and of this one nobody
     has anything yet.
     """
     return {name: replace(one, in_sync=False) for name, one in state.replicas.items()}
@@ -287,17 +287,17 @@ def start_of_master(
 ) -> tuple[Mapping[str, Any], Mapping[str, Replica], str]:
     """How a master begins: what it writes, the replicas that it has to hear before, and why it cannot decide.
 
-    While it waits for anybody, or for an operator, nothing of its terms is written: the next start finds it as
+    While it waits for anybody, or for an operator, nothing of its epochs is written: the next start finds it as
     this one did.
     """
     hold = {name: state.replicas[name] for name in replicas_to_hear(state, start)}
     if hold:
         return {}, hold, ""
-    why = reason_for_new_term(state, start)
+    why = reason_for_new_epoch(state, start)
     if why:
         try:
             return (
-                new_term(
+                new_epoch(
                     state,
                     start.log,
                     why,
@@ -311,7 +311,7 @@ def start_of_master(
                 "",
             )
         except NoNumberLeft as error:
-            return {}, {}, f"a new term is to begin, for {why}: {error}"
+            return {}, {}, f"a new epoch is to begin, for {why}: {error}"
     last = state.lineage.last
     assert last is not None
     return listed(state, last.number, start.log.end, addr, needed), {}, ""
@@ -329,11 +329,11 @@ class NewerMaster:
     ha_addr: str
     file_broker_id: int = 0
     replica_id: str = ""
-    """Of the master whose term it is; "" where only an operator's word says that there is one."""
+    """Of the master whose epoch it is; "" where only an operator's word says that there is one."""
 
 
 def lineage_of(body: LineageBody) -> Lineage:
-    """Raises ValueError for terms that do not rise."""
+    """Raises ValueError for epochs that do not rise."""
     return Lineage(
         tuple(Epoch(one.epoch, one.start, one.master, one.began_ms, one.why) for one in body.epochs)
     )
@@ -344,32 +344,32 @@ def newer_masters(
 ) -> list[tuple[NewerMaster, LineageBody]]:
     """Whom a master may have to give way to, and by whose word; the newest first.
 
-    That is whoever a peer knows to have a term that outranks our last one.  A master that is `starting` does not
-    take over from a rival that runs, or from the one whose term its log is in: for that there are commands, which
+    That is whoever a peer knows to have an epoch that outranks our last one.  A master that is `starting` does not
+    take over from a rival that runs, or from the one whose epoch its log is in: for that there are commands, which
     lose nothing.
     """
     last = own.last
     found: list[tuple[tuple[int, bool, bool], LineageBody]] = []
     for one in peers:
-        term = _newest_term(one)
-        if one.replica_id == own_id or term is None or term.master in ("", own_id):
+        epoch = _newest_epoch(one)
+        if one.replica_id == own_id or epoch is None or epoch.master in ("", own_id):
             continue
-        runs_it = one.is_master and term.master == one.replica_id
-        overrules = last is not None and starting and runs_it and of_one_promotion(term.number, last.number)
-        if last is None or term.outranks(last) or overrules:
-            found.append(((term.number, runs_it, one.is_master), one))
+        runs_it = one.is_master and epoch.master == one.replica_id
+        overrules = last is not None and starting and runs_it and of_one_promotion(epoch.number, last.number)
+        if last is None or epoch.outranks(last) or overrules:
+            found.append(((epoch.number, runs_it, one.is_master), one))
     found.sort(key=lambda item: item[0], reverse=True)
     return [(_followed(one), one) for _, one in found]
 
 
 def _followed(peer: LineageBody) -> NewerMaster:
-    term = _newest_term(peer)
-    assert term is not None
+    epoch = _newest_epoch(peer)
+    assert epoch is not None
     if peer.is_master:
         return NewerMaster(
-            term.number, peer.broker_addr, peer.ha_addr, peer.file_broker_id, replica_id=term.master
+            epoch.number, peer.broker_addr, peer.ha_addr, peer.file_broker_id, replica_id=epoch.master
         )
-    return NewerMaster(term.number, peer.master_addr, "", replica_id=term.master)
+    return NewerMaster(epoch.number, peer.master_addr, "", replica_id=epoch.master)
 
 
 def is_member(members: Members, peer: LineageBody) -> bool:
@@ -380,8 +380,8 @@ def is_member(members: Members, peer: LineageBody) -> bool:
     return peer.broker_addr in members.replicas.values()
 
 
-def _newest_term(peer: LineageBody) -> Epoch | None:
-    """The newest term that the peer knows and that counts: of a slave's own, one that left a byte."""
+def _newest_epoch(peer: LineageBody) -> Epoch | None:
+    """The newest epoch that the peer knows and that counts: of a slave's own, one that left a byte."""
     for one in reversed(lineage_of(peer).epochs):
         if peer.is_master or one.master != peer.replica_id or one.start < peer.log_end:
             return one
@@ -389,7 +389,7 @@ def _newest_term(peer: LineageBody) -> Epoch | None:
 
 
 def may_have_answered(state: LineageState, needed: int) -> bool:
-    """Whether a master may have given an OK in a last term of its own: so many slaves have followed it there.
+    """Whether a master may have given an OK in a last epoch of its own: so many slaves have followed it there.
 
     If it has, it gives way to no rival when it starts: that one was promoted by somebody who did not know of it,
     and an operator has to choose.
@@ -445,7 +445,7 @@ def _list_of(said: ListBody) -> Members:
 
 
 def highest_number(peers: Iterable[LineageBody]) -> int:
-    """The highest number of a term that they know; -1 when there is none."""
+    """The highest number of an epoch that they know; -1 when there is none."""
     return max((one.epoch for one in peers), default=-1)
 
 

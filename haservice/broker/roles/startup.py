@@ -1,7 +1,7 @@
 """RoleStartup: what a broker finds out about its role before it serves; RoleKeeper: its role while it does.
 
     made      the role in force, by the file or by command
-    open      the store is ours: the peers are asked; a master gives way to a newer one, or begins its term
+    open      the store is ours: the peers are asked; a master gives way to a newer one, or begins its epoch
     keeper    the machine of roles, what carries out what it decides, and who asks
 
 What is decided by facts alone is decided in rules.py and in the machine, machine.py.
@@ -196,7 +196,7 @@ class Following:
     def master_found(self, master: MasterAddresses) -> None:
         """What a name server said to a slave.  A silent one never takes away the log's source, as in RocketMQ.
 
-        Ours: a master of ours whose log is coming is left for no name server's word.  One of a newer term tells
+        Ours: a master of ours whose log is coming is left for no name server's word.  One of a newer epoch tells
         its slaves to follow it, and whoever is replaced ends the link; a stranger does neither.
         """
         assert self._slave is not None, "a master follows nobody"
@@ -204,7 +204,7 @@ class Following:
         if here and master.broker_addr not in (None, here):
             if self._throttle.ready(master.broker_addr):
                 logger.warning(
-                    "a name server names another master, the one that is there is followed named=%s master=%s",
+                    "a name server names another master, the present one is still followed named=%s master=%s",
                     *(master.broker_addr, here),
                 )
             master = MasterAddresses(here, None)

@@ -1,9 +1,9 @@
 """What the machine of roles knows, and what it is told.  Pure: values only.
 
-    RoleState    everything that decides whether this broker takes messages, and what it is about to be
+    RoleState    everything that decides whether this broker accepts writes, and what it is about to be
     events       what happens to it: a tick, a hint, a slave that is ahead, a request, the result of an action
 
-`held` is the one answer to the question whether a master may take messages.  It is derived, and so belongs to
+`held` is the one answer to the question whether a master may accept writes.  It is derived, and so belongs to
 nobody: a hold ends when its reason does, never because somebody else's ended.
 """
 
@@ -60,7 +60,7 @@ class View:
     boot_id: str
     followers: frozenset[str] = frozenset()
     unwritable: str = ""
-    """Why the log takes nothing, whatever our role; a full disk aside."""
+    """Why the log refuses writes, whatever our role; a full disk aside."""
     asked: bool = False
     """Whether somebody waits for his turn to ask for something."""
 
@@ -101,7 +101,7 @@ class RoleState:
     change: Change | None = None
     waiting: Mapping[str, Replica] = field(default_factory=dict)
     """Replicas to hear before anything is taken, for they may have what was lost here."""
-    level: frozenset[str] = frozenset()
+    caught_up: frozenset[str] = frozenset()
     """Those of them that have nothing more for us."""
     undecided: str = ""
     """Why an operator has to decide before anything is taken."""
@@ -110,15 +110,15 @@ class RoleState:
     newer: NewerMaster | None = None
     """Whom we have to follow, which could not be written yet."""
     ahead: Mapping[str, str] = field(default_factory=dict)
-    """Slaves that hold more of our last term than we do: replica ids and addresses."""
+    """Slaves that hold more of our last epoch than we do: replica ids and addresses."""
     suspects: tuple[str, ...] = ()
     """Addresses that somebody named: who is there is asked, and has to prove what it says."""
     heard: int = -1
-    """The highest number of a term that was heard of; -1 when none was."""
+    """The highest number of an epoch that was heard of; -1 when none was."""
     trouble: str = ""
     """What went wrong the last time that something was to be taken back, or written."""
     unproven: str = ""
-    """Who says that there is a newer term, and does not prove it."""
+    """Who says that there is a newer epoch, and does not prove it."""
     turning: str = ""
     """Why the broker is about to stop and start again; never taken back."""
     broken: str = ""
@@ -136,23 +136,23 @@ class RoleState:
 
     @property
     def must_begin_anew(self) -> bool:
-        """Whether a new term has to begin before anything is taken: so it is at the next start as well."""
+        """Whether a new epoch has to begin before anything is taken: so it is at the next start as well."""
         return bool(self.waiting or self.undecided)
 
     @property
     def is_urgent(self) -> bool:
-        """Whether every moment counts, for nothing is taken."""
+        """Whether every moment counts, for writes are refused."""
         return bool(self.waiting or self.doubt or self.newer or self.ahead or self.suspects)
 
     @property
     def held(self) -> str:
-        """Why this master takes nothing; empty when it does."""
+        """Why this master refuses writes; empty when it does."""
         if self.who.is_slave:
             return ""
         if self.change is not None and self.change.hold:
             return self.change.hold
         if self.turning:
-            return f"this broker stops and starts again: {self.turning}"
+            return f"this broker restarts to change its role: {self.turning}"
         if self.newer is not None:
             return self.trouble
         if self.doubt:
@@ -161,18 +161,18 @@ class RoleState:
             return self._waited_for
         if self.undecided:
             return self.undecided
-        return "a slave holds what this master has lost, it is taken back" if self.ahead else ""
+        return "a slave has messages that this master has lost, they are copied back" if self.ahead else ""
 
     @property
     def _waited_for(self) -> str:
-        left = [item for item in self.waiting.items() if item[0] not in self.level]
+        left = [item for item in self.waiting.items() if item[0] not in self.caught_up]
         if not left:
-            return f"a new term is to begin: {self.trouble}"
+            return f"a new epoch is to begin: {self.trouble}"
         named = ", ".join(f"{one.broker_addr or 'unknown address'} ({name[:8]})" for name, one in left)
         trouble = f"; {self.trouble}" if self.trouble else ""
         return (
-            f"the machine went down and messages may be lost here that {named} has: start it, and they are"
-            f" taken back; not heard yet{trouble}; if it is lost for good: {self.who.failover}"
+            f"the machine went down, and {named} may have messages that are lost here: start it, and they"
+            f" are copied back; no answer yet{trouble}; if it is lost for good: {self.who.failover}"
         )
 
     def but(self, **changes: Any) -> RoleState:
@@ -197,14 +197,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Somebody, whom we do not have to believe, names a broker that may know of a newer term."""
+    """Somebody, whom we do not have to believe, names a broker that may know of a newer epoch."""
 
     addr: str
 
 
 @dataclass(frozen=True, slots=True)
 class SlaveAhead:
-    """A slave whose log was compared with ours holds more of our last term than we do."""
+    """A slave whose log was compared with ours holds more of our last epoch than we do."""
 
     replica_id: str
     addr: str

@@ -19,7 +19,7 @@ def others_of(kept: LineageState, own_addr: str) -> tuple[str, ...]:
 
 
 def pledged_to(heard: Sequence[LineageBody], epoch: int, own_addr: str) -> list[LineageBody]:
-    """Those that have pledged themselves to us for that term."""
+    """Those that have pledged to us for that epoch."""
     return [one for one in heard if (one.pledged, one.pledged_to) == (epoch, own_addr)]
 
 
@@ -38,7 +38,7 @@ def objections_to(members: Members, votes: Votes, pledged: Sequence[LineageBody]
     found = {one: said[addr] for one, addr in members.replicas.items() if addr in said}
     for one in votes.heard:
         if one not in pledged:
-            found[one.replica_id] = f"is a {one.role} itself, of term {one.epoch}"
+            found[one.replica_id] = f"is a {one.role} itself, of epoch {one.epoch}"
     return found
 
 

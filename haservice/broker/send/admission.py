@@ -191,7 +191,7 @@ class Admission:
             if self._limits.reject_transactions:
                 raise RequestError(
                     ResponseCode.NO_PERMISSION,
-                    "this broker takes no transactional messages (rejectTransactionMessage)",
+                    "this broker refuses transactional messages (rejectTransactionMessage)",
                 )
             return to_half(message)
         if message.sys_flag & SYS_TRANSACTION_MASK not in (0, SYS_TRANSACTION_COMMIT):

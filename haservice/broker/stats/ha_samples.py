@@ -7,7 +7,7 @@ log is confirmed.  A line is one JSON object:
 
     ts          when, ms of the wall clock
     boot        which machine's kernel, since it started: a reader on that machine can ask the store's lock
-    role epoch  ASYNC_MASTER, SYNC_MASTER or SLAVE; number of the log's last term, -1 if none is kept
+    role epoch  ASYNC_MASTER, SYNC_MASTER or SLAVE; number of the log's last epoch, -1 if none is kept
     start end   the log's bounds;  flushed: up to where it is on the disk
     confirmed   the read mark: up to where consumers may read, always the end of a whole record
     push2slave  the furthest true ack of any slave;  inSync: how many slaves are in sync

@@ -5,7 +5,7 @@ A class per header, in the wire's words turned into Python's (`queue_id` is `que
 
     I32, I64   a whole decimal number that fits        bool   true in any case is true, all else false
     str        any text                                 … | None, or a default: may be absent
-    Term, …    a number within its bounds, see haservice.bounds
+    Epoch, …    a number within its bounds, see haservice.bounds
 
 A field that is missing, or no number, is a RequestError with SYSTEM_ERROR that names it.  Unknown fields
 are ignored.  The header of a send is read for every message, so it has a decoder of its own, written out.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
-from haservice.bounds import BY_NAME, BrokerId, TermOrNone
+from haservice.bounds import BY_NAME, BrokerId, EpochOrNone
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 
@@ -385,7 +385,7 @@ class TopicHeader(ExtHeader):
 class RegisterBrokerHeader(ExtHeader):
     """103.  `body_crc32` is of the body as sent, without its sign bit; 0 is not checked.
 
-    `epoch` is ours: the last term in the broker's log, -1 while it has none.
+    `epoch` is ours: the last epoch in the broker's log, -1 while it has none.
     """
 
     broker_name: str
@@ -395,7 +395,7 @@ class RegisterBrokerHeader(ExtHeader):
     broker_id: BrokerId
     compressed: bool = False
     body_crc32: I32 = 0
-    epoch: TermOrNone | None = None
+    epoch: EpochOrNone | None = None
 
 
 @dataclass(frozen=True, slots=True)

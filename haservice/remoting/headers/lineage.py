@@ -1,7 +1,7 @@
 """The requests of our own about lineage and roles: ext fields of 40001 to 40008, and their answers' bodies.
 
     40001 GET_LINEAGE   –                                            → LineageBody
-          at a name server: brokerName                               → TermBody
+          at a name server: brokerName                               → NewestEpochBody
     40002 READ_LOG      offset, size                                 → raw bytes of the log, logEnd
     40003 PROMOTE       role, expectedEnd, minEpoch, why             → LineageBody, as it will be
     40004 FOLLOW        masterAddr, haAddr, epoch, why               → LineageBody, as it will be
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from haservice.bounds import BrokerId, FileBytes, Offset, OffsetOrNone, Term, TermOrNone
+from haservice.bounds import BrokerId, EpochNumber, EpochOrNone, FileBytes, Offset, OffsetOrNone
 from haservice.remoting.headers.clients import I32, I64, ExtHeader
 from haservice.remoting.json_body import JSONBody
 
@@ -53,7 +53,7 @@ class PromoteHeader(ExtHeader):
 
     role: str = ""
     expected_end: OffsetOrNone = -1
-    min_epoch: Term = 0
+    min_epoch: EpochNumber = 0
     why: str = ""
     confirm_addr: str = ""
     token: str = ""
@@ -62,13 +62,13 @@ class PromoteHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class PledgeHeader(ExtHeader):
-    """40007: the slave `replica_id`, which clients reach at `broker_addr`, would be the master of term `epoch`.
+    """40007: the slave `replica_id`, which clients reach at `broker_addr`, would be the master of epoch `epoch`.
 
-    Who answers has promised to follow, and to acknowledge, no master of an older term; its answer says how far
+    Who answers has promised to follow, and to acknowledge, no master of an older epoch; its answer says how far
     its log goes.
     """
 
-    epoch: Term
+    epoch: EpochNumber
     replica_id: str
     broker_addr: str
 
@@ -86,7 +86,7 @@ class FollowHeader(ExtHeader):
 
     master_addr: str
     ha_addr: str
-    epoch: Term
+    epoch: EpochNumber
     why: str = ""
 
 
@@ -98,7 +98,7 @@ class SwitchoverHeader(ExtHeader):
 
     target: str = ""
     timeout_millis: I64 = 10_000
-    min_epoch: Term = 0
+    min_epoch: EpochNumber = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +112,15 @@ class ReinitHeader(ExtHeader):
 class NewerMasterHeader(ExtHeader):
     """Of a name server's answer to 103, where a newer master of that name is known."""
 
-    newer_epoch: Term | None = None
+    newer_epoch: EpochNumber | None = None
     newer_master: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EpochBody(JSONBody):
-    """One term of one master: it began where `start` is, `master` is a replica id, "" where it is unknown."""
+    """One epoch of one master: it began where `start` is, `master` is a replica id, "" where it is unknown."""
 
-    epoch: Term
+    epoch: EpochNumber
     start: Offset
     master: str
     began_ms: int = 0
@@ -143,13 +143,13 @@ class ReplicaBody(JSONBody):
 class ListBody(JSONBody):
     """A list of replicas, as haservice.replication.lineage.membership has it: ids, and where clients reach them."""
 
-    epoch: TermOrNone
+    epoch: EpochOrNone
     number: Offset
     master: str
     needed: Offset
     since: Offset
     replicas: Mapping[str, str]
-    since_term: TermOrNone = -1
+    since_term: EpochOrNone = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class LineageBody(JSONBody):
     """`file`, or `command`."""
     role_why: str = ""
     held: str = ""
-    """Why it takes no messages; empty when it does."""
+    """Why it refuses writes; empty when it does."""
     master_end: OffsetOrNone = -1
     """Of a slave: the furthest end of its master's log that it heard of; -1 unknown."""
     master_heard_ms: int = 0
@@ -207,14 +207,14 @@ class LineageBody(JSONBody):
     """Of a slave: the same list as its master gave it, where replicas were forgotten here since; None if not."""
     whole_from: Offset = 0
     """Of a slave: below there it may have lost what it had acknowledged, until its log reaches that far again."""
-    pledged: TermOrNone = -1
-    """Of a slave: it follows no master of a term below this one; -1 where it has promised nothing."""
+    pledged: EpochOrNone = -1
+    """Of a slave: it follows no master of an epoch below this one; -1 where it has promised nothing."""
     pledged_to: str = ""
     """To whom it has: the address of a broker that was to become the master."""
     past: Sequence[EpochBody] = ()
-    """Terms that left no byte in its log, for its history."""
+    """Epochs that left no byte in its log, for its history."""
     unproven: str = ""
-    """Of a master: who says that there is a newer term and does not prove it; "" while nobody does."""
+    """Of a master: who says that there is a newer epoch and does not prove it; "" while nobody does."""
 
     @property
     def is_master(self) -> bool:
@@ -222,30 +222,30 @@ class LineageBody(JSONBody):
 
     @property
     def epoch(self) -> int:
-        """The number of its last term; -1 without one."""
+        """The number of its last epoch; -1 without one."""
         return self.epochs[-1].epoch if self.epochs else -1
 
     @property
     def epoch_master(self) -> str:
-        """Whose term that is."""
+        """Whose epoch that is."""
         return self.epochs[-1].master if self.epochs else ""
 
 
 @dataclass(frozen=True, slots=True)
-class TermBody(JSONBody):
-    """A name server's answer to 40001: the newest term that a master of the name has told it of; -1 when none
+class NewestEpochBody(JSONBody):
+    """A name server's answer to 40001: the newest epoch that a master of the name has told it of; -1 when none
     has since it was started.
     """
 
     broker_name: str
-    epoch: TermOrNone = -1
+    epoch: EpochOrNone = -1
     master_addr: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchoverBody(JSONBody):
-    """40005's answer.  `logged_end` is where the old master's log ended, and the new term begins."""
+    """40005's answer.  `logged_end` is where the old master's log ended, and the new epoch begins."""
 
     new_master: str
-    epoch: Term
+    epoch: EpochNumber
     logged_end: Offset

@@ -3,14 +3,14 @@
     epochs of a log      1 ────────── 2 ───── 4 ──────────▶ end
                          written by A by B    by A again
 
-An epoch is one term of one master.  It begins where that master's log ended when the term began, and ends
-where the next one begins; the last one is open.  A number belongs to one term of one master: two logs that
+An epoch is one master's time in office.  It begins where that master's log ended then, and ends where the
+next one begins; the last one is open.  A number belongs to one epoch of one master: two logs that
 both have it, from the same start and the same master, hold the same bytes from there to the nearer of its
-two ends.  Terms that began at the same offset as a later one wrote nothing, and are forgotten.
+two ends.  Epochs that began at the same offset as a later one wrote nothing, and are forgotten.
 
 A promotion takes the next multiple of 1000, and what its master begins by itself are the next numbers.  So of
-two masters whose terms lie within one thousand each was promoted without the other: however often one of them
-started since, neither term is the newer one (they are rivals).
+two masters whose epochs lie within one thousand each was promoted without the other: however often one of them
+started since, neither epoch is the newer one (they are rivals).
 
 Epoch 0 stands for what was written before anybody kept epochs; that two logs agree on it, only their bytes
 can tell (hello.py compares a digest of the last ones in any case).
@@ -25,7 +25,7 @@ from typing import NamedTuple
 # A master that was cut off does not know of its successor, and must not outrank it however often it starts.
 # So promotions are numbered by its multiples, and what restarts begin lies between them.
 PROMOTION_STEP = 1000
-# The oldest terms are forgotten beyond it; a log that old begins anew.
+# The oldest epochs are forgotten beyond it; a log that old begins anew.
 EPOCHS_MAX = 1000
 # Written before lineage was kept: a stock broker's log, or one of our first versions.
 UNKNOWN_EPOCH = 0
@@ -34,7 +34,7 @@ _NO_END = 1 << 63
 
 
 def of_one_promotion(one: int, other: int) -> bool:
-    """Whether no promotion's number lies between those of two terms, so that of two masters neither is newer.
+    """Whether no promotion's number lies between those of two epochs, so that of two masters neither is newer.
 
     Below the first promotion's the higher number is newer: a master starts there whom nobody has promoted.
     """
@@ -43,7 +43,7 @@ def of_one_promotion(one: int, other: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One term of one master: `start` is an offset of the log, `master` its replica id, "" in epoch 0."""
+    """One master's time in office: `start` is an offset of the log, `master` its replica id, "" in epoch 0."""
 
     number: int
     start: int
@@ -51,11 +51,11 @@ class Epoch:
     began_ms: int = 0
     why: str = ""
     unwritten: bool = False
-    """Of a term that is over: whether its own master says that it wrote nothing in it."""
+    """Of an epoch that is over: whether its own master says that it wrote nothing in it."""
 
     @property
-    def term(self) -> tuple[int, int, str]:
-        """What tells one term from all others.  The start of epoch 0 moves with retention: it counts as 0."""
+    def identity(self) -> tuple[int, int, str]:
+        """What tells one epoch from all others.  The start of epoch 0 moves with retention: it counts as 0."""
         return (self.number, self.start if self.number != UNKNOWN_EPOCH else 0, self.master)
 
     def rivals(self, other: Epoch) -> bool:
@@ -66,8 +66,8 @@ class Epoch:
         """Whether the master of the other one has to give way."""
         return self.number > other.number and not self.rivals(other)
 
-    def is_same_term(self, other: Epoch) -> bool:
-        return self.term == other.term
+    def is_same_epoch(self, other: Epoch) -> bool:
+        return self.identity == other.identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class LogSpan:
 
 
 class Mark(NamedTuple):
-    """The term of a log's last byte, and where the log ends.  As in Raft the later term is the further one, and
-    in one term the longer log.
+    """The epoch of a log's last byte, and where the log ends.  As in Raft the later epoch is the further one, and
+    in one epoch the longer log.
     """
 
-    term: int = -1
+    epoch: int = -1
     end: int = 0
 
 
@@ -98,7 +98,7 @@ class Step(enum.Enum):
     TRUNCATE = "truncate"
     FROM_START = "take everything"
     AHEAD = "ahead of its master"
-    OLD_MASTER = "knows of a newer term than its master"
+    OLD_MASTER = "knows of a newer epoch than its master"
     REFUSE = "cannot be reconciled"
 
 
@@ -118,7 +118,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The terms of one log, oldest first; numbers and starts both rise."""
+    """The epochs of one log, oldest first; numbers and starts both rise."""
 
     epochs: tuple[Epoch, ...] = ()
 
@@ -142,26 +142,26 @@ class Lineage:
         return Lineage((Epoch(UNKNOWN_EPOCH, log.start, "", why="written before lineage was kept"),))
 
     def newest(self, log_end: int, me: str) -> Epoch | None:
-        """The newest term that was heard of.
+        """The newest epoch that was heard of.
 
-        A term of `me` that begins at the log's end or beyond left no byte: it was given up, and does not
+        An epoch of `me` that begins at the log's end or beyond left no byte: it was given up, and does not
         count.
         """
         return next((one for one in reversed(self.epochs) if one.start < log_end or one.master != me), None)
 
     def begun(self, epoch: Epoch) -> Lineage:
-        """With a new term.  Those that begin at its start or beyond wrote nothing that is left."""
+        """With a new epoch.  Those that begin at its start or beyond wrote nothing that is left."""
         kept = tuple(one for one in self.epochs if one.start < epoch.start)
         if kept and kept[-1].number >= epoch.number:
             raise ValueError(f"{epoch} is no newer than {kept[-1]}")
         return Lineage((*kept, epoch)[-EPOCHS_MAX:])
 
     def up_to(self, end: int) -> Lineage:
-        """The terms that a log which ends at `end` has bytes of, and the one that begins just there."""
+        """The epochs that a log which ends at `end` has bytes of, and the one that begins just there."""
         return replace(self, epochs=tuple(one for one in self.epochs if one.start <= end))
 
     def end_of(self, index: int, log_end: int) -> int:
-        """Where the term at `index` ends, in a log that ends at `log_end`."""
+        """Where the epoch at `index` ends, in a log that ends at `log_end`."""
         return self.epochs[index + 1].start if index + 1 < len(self.epochs) else log_end
 
     def mark(self, end: int) -> Mark:
@@ -170,24 +170,24 @@ class Lineage:
         return Mark(wrote.number if wrote is not None else -1, end)
 
     def epoch_at(self, offset: int) -> Epoch | None:
-        """The term that wrote the byte at `offset`."""
+        """The epoch that wrote the byte at `offset`."""
         return next((one for one in reversed(self.epochs) if one.start <= offset), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Up to `point` two logs are one; `is_open` if that lies in the last term of both."""
+    """Up to `point` two logs are one; `is_open` if that lies in the last epoch of both."""
 
     point: int
     is_open: bool
 
 
 def common_point(own: Lineage, own_end: int, theirs: Lineage, their_end: int) -> Common | None:
-    """The furthest offset up to which both lineages say the same; None if they share no term."""
+    """The furthest offset up to which both lineages say the same; None if they share no epoch."""
     own, theirs = own.up_to(own_end), theirs.up_to(their_end)
-    places = {one.term: place for place, one in enumerate(theirs.epochs)}
+    places = {one.identity: place for place, one in enumerate(theirs.epochs)}
     for index in reversed(range(len(own.epochs))):
-        other = places.get(own.epochs[index].term)
+        other = places.get(own.epochs[index].identity)
         if other is not None:
             point = min(own.end_of(index, own_end), theirs.end_of(other, their_end))
             is_open = index + 1 == len(own.epochs) and other + 1 == len(theirs.epochs)
@@ -197,24 +197,24 @@ def common_point(own: Lineage, own_end: int, theirs: Lineage, their_end: int) ->
 
 def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me: str = "") -> Plan:
     """What the slave (`own`, replica id `me`) has to do to follow the master (`theirs`)."""
-    # As if the master had lost nothing: terms that begin beyond its end tell what it once held.
+    # As if the master had lost nothing: epochs that begin beyond its end tell what it once held.
     agreed = common_point(own, own_log.end, theirs, _NO_END)
     newest, their_newest = own.newest(own_log.end, me), theirs.last
     is_rival = newest is not None and their_newest is not None and newest.rivals(their_newest)
     # Of two who were promoted an operator chooses one, though their logs share nothing.
     has_choice = is_rival and newest is not None and newest.number >= PROMOTION_STEP
     if agreed is None and not own_log.is_empty and not has_choice:
-        return _refused(own_log, f"no term of a master is in both logs: {_both(own, theirs)}")
+        return _refused(own_log, f"no epoch of a master is in both logs: {_both(own, theirs)}")
     if newest is not None and their_newest is not None and is_rival:
         # Neither is the newer one, and what we have acknowledged in ours would be cut.
         text = (
-            f"two masters have term {numbers_text(newest.number, their_newest.number)}, and we follow the other one;"
-            f" a further mqadmin failover begins a term that all follow: {_both(own, theirs)}"
+            f"two masters have epoch {numbers_text(newest.number, their_newest.number)}, and we follow the other one;"
+            f" a further mqadmin failover begins an epoch that all follow: {_both(own, theirs)}"
         )
         return Plan(Step.OLD_MASTER, own_log.end, text)
     if newest is not None and (their_newest is None or newest.outranks(their_newest)):
         known = their_newest.number if their_newest is not None else -1
-        text = f"we know of term {newest.number}, and the master's newest is {known}: {_both(own, theirs)}"
+        text = f"we know of epoch {newest.number}, and the master's newest is {known}: {_both(own, theirs)}"
         return Plan(Step.OLD_MASTER, own_log.end, text)
     if agreed is None or own_log.is_empty:
         return Plan(Step.FROM_START, their_log.start)
@@ -225,7 +225,7 @@ def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me
             return _refused(
                 own_log, f"the master ends at {their_log.end}, before ours begins: {own_log.start}"
             )
-        text = f"we hold {point - their_log.end} bytes that the master wrote and has lost"
+        text = f"this slave has {point - their_log.end} bytes that the master wrote and has lost"
         return Plan(Step.AHEAD, point, text, lost)
     if point < their_log.start:
         text = f"the two logs are one up to {point}, and the master's begins at {their_log.start}"
@@ -238,7 +238,7 @@ def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me
 
 
 def numbers_text(one: int, other: int) -> str:
-    """The numbers of two rivals' terms, for people."""
+    """The numbers of two rivals' epochs, for people."""
     if one == other:
         return str(one)
     low, high = sorted((one, other))
@@ -250,10 +250,10 @@ def _refused(own_log: LogSpan, reason: str) -> Plan:
 
 
 def _both(own: Lineage, theirs: Lineage) -> str:
-    return f"ours has {terms(own)}, the master's {terms(theirs)}"
+    return f"ours has {epochs_text(own)}, the master's {epochs_text(theirs)}"
 
 
-def terms(lineage: Lineage) -> str:
+def epochs_text(lineage: Lineage) -> str:
     """For people: the newest few, as `epoch@start`."""
     if not lineage.epochs:
         return "none"

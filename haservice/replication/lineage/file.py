@@ -3,9 +3,9 @@
     replicaId     who we are: made up at the first start, and never changed
     bootId        of the machine, and the mount of its disk, at the last start, see commitlog/disk/storage_id.py:
                   another one means that unflushed pages are lost
-    epochs        the terms of our log, see lineage.py
+    epochs        the epochs of our log, see lineage.py
     masterRole    the brokerRole of the master that we followed last
-    masterEnd     the furthest end of its log that we heard of since our last term is what it is, and when
+    masterEnd     the furthest end of its log that we heard of since our last epoch is what it is, and when
     replicas      who followed us, until when, and how far: id → address, role of its own, offset
     command       a role given by command, until the properties file asks for another one
     handingOver   of a master: the slave that may have been promoted, while its answer is not known
@@ -39,12 +39,12 @@ from haservice.persisted_file import PersistedFile
 from haservice.replication.lineage.epochs import EPOCHS_MAX, UNKNOWN_EPOCH, Epoch, Lineage, of_one_promotion
 from haservice.replication.lineage.membership import Members
 from haservice.replication.wire.hello import (
+    decode_epoch_list,
     decode_epochs,
     decode_members,
-    decode_terms,
+    encode_epoch_list,
     encode_epochs,
     encode_members,
-    encode_terms,
 )
 
 T = TypeVar("T")
@@ -90,20 +90,20 @@ class HandingOver:
 
 @dataclass(frozen=True, slots=True)
 class Pledge:
-    """A slave's promise to a candidate for the master's role: it follows nobody of a term below `epoch`.
+    """A slave's promise to a candidate for the master's role: it follows nobody of an epoch below `epoch`.
 
-    It stands until a term from `epoch` on begins, or the candidate says that it was not promoted.
+    It stands until an epoch from `epoch` on begins, or the candidate says that it was not promoted.
     """
 
     epoch: int
     replica_id: str
     broker_addr: str
 
-    def allows(self, term: Epoch) -> bool:
-        """Whether the master of that term may be followed."""
-        if of_one_promotion(term.number, self.epoch):
-            return term.master == self.replica_id and term.number >= self.epoch
-        return term.number > self.epoch
+    def allows(self, epoch: Epoch) -> bool:
+        """Whether the master of that epoch may be followed."""
+        if of_one_promotion(epoch.number, self.epoch):
+            return epoch.master == self.replica_id and epoch.number >= self.epoch
+        return epoch.number > self.epoch
 
 
 class ListChanged(OSError):
@@ -132,14 +132,14 @@ class LineageState:
     whole_from: int = 0
     """A slave's: below there it may have lost what it had acknowledged, until its log reaches that far again."""
     past: tuple[Epoch, ...] = ()
-    """Terms that left no byte, in the order of their numbers: for people, nothing is decided by them."""
+    """Epochs that left no byte, in the order of their numbers: for people, nothing is decided by them."""
 
 
 class LineageFile:
     """The state and its file.  Any thread may read `state`; `update` replaces it, durably."""
 
     _in_doubt: tuple[Epoch, ...] = ()
-    """Terms of which bytes may have been lost when the machine went down."""
+    """Epochs of which bytes may have been lost when the machine went down."""
 
     def __init__(self, root: Path, files: Files | None = None, log_path: Path | None = None) -> None:
         """Reads the file below the store's root, or makes one.  `files` is how the disk is reached, `log_path` where
@@ -156,7 +156,7 @@ class LineageFile:
         if state is None and was_there:
             logger.error(
                 "who this broker was is lost, it begins as a new one: the role of its properties file, no"
-                " terms, no replica that it would wait for path=%s",
+                " epochs, no replica that it would wait for path=%s",
                 self._file.path,
             )
         self.is_new = state is None
@@ -184,7 +184,7 @@ class LineageFile:
             return self._replace(**changes)
 
     def followed(self, lineage: Lineage, *, cut: bool = False, **changes: Any) -> LineageState:
-        """As update(), of a slave that follows a master with this lineage: a pledge to one of its terms, or of an
+        """As update(), of a slave that follows a master with this lineage: a pledge to one of its epochs, or of an
         older one, is over.  Another one may be given at the same time, and stands.  `cut`: bytes of ours had to
         go first.  Raises OSError.
         """
@@ -204,7 +204,7 @@ class LineageFile:
             return self._replace(lineage=lineage, **changes)
 
     def begin(self, epoch: Epoch) -> LineageState:
-        """Adds a term to the epochs.  Raises OSError, or ValueError if it is no newer than those before."""
+        """Adds an epoch to the epochs.  Raises OSError, or ValueError if it is no newer than those before."""
         with self._lock:
             return self._replace(lineage=self.state.lineage.begun(epoch))
 
@@ -254,7 +254,7 @@ def _newest(replicas: Mapping[str, Replica]) -> dict[str, Replica]:
 
 
 def _with_last_master(state: LineageState, replicas: Mapping[str, Replica]) -> Mapping[str, Replica]:
-    """With the master that was followed so far: when it was heard last is not to be lost with its term."""
+    """With the master that was followed so far: when it was heard last is not to be lost with its epoch."""
     last, heard_ms = state.lineage.last, state.master_heard_ms
     if last is None or last.master in ("", state.replica_id) or not heard_ms:
         return replicas
@@ -266,7 +266,7 @@ def _with_last_master(state: LineageState, replicas: Mapping[str, Replica]) -> M
 
 
 def _left_nothing(state: LineageState, lineage: Lineage) -> bool:
-    """Whether our own last term ended where it began: there the next one in `lineage` begins."""
+    """Whether our own last epoch ended where it began: there the next one in `lineage` begins."""
     own = state.lineage.last
     if own is None or own.master != state.replica_id:
         return False
@@ -274,12 +274,12 @@ def _left_nothing(state: LineageState, lineage: Lineage) -> bool:
 
 
 def _past(state: LineageState, lineage: Lineage, *, own_unwritten: bool = False) -> tuple[Epoch, ...]:
-    """The terms that were known and are in `lineage` no more, or never were."""
-    present = {one.term for one in lineage.epochs}
-    known = {one.term: one for one in (*state.past, *state.lineage.epochs)}
+    """The epochs that were known and are in `lineage` no more, or never were."""
+    present = {one.identity for one in lineage.epochs}
+    known = {one.identity: one for one in (*state.past, *state.lineage.epochs)}
     if own_unwritten and (own := state.lineage.last) is not None:
-        known[own.term] = replace(own, unwritten=True)
-    gone = [one for term, one in known.items() if term not in present and one.number > UNKNOWN_EPOCH]
+        known[own.identity] = replace(own, unwritten=True)
+    gone = [one for identity, one in known.items() if identity not in present and one.number > UNKNOWN_EPOCH]
     return tuple(sorted(gone, key=lambda one: one.number)[-EPOCHS_MAX:])
 
 
@@ -304,7 +304,7 @@ def encode_state(state: LineageState) -> bytes:
     said["members"] = encode_members(state.members)
     said["given"] = encode_members(state.given)
     said["wholeFrom"] = state.whole_from
-    said["past"] = encode_terms(state.past)
+    said["past"] = encode_epoch_list(state.past)
     if state.pledge is not None:
         said["pledge"] = {
             "epoch": state.pledge.epoch,
@@ -338,7 +338,7 @@ def decode_state(content: bytes) -> LineageState:
     try:
         # What is written here was believed once, and a start that refuses it would help nobody.
         lineage = decode_epochs(said["epochs"], LONG_MAX)
-        past = decode_terms(said.get("past", []), LONG_MAX)
+        past = decode_epoch_list(said.get("past", []), LONG_MAX)
         members = decode_members(said.get("members"), LONG_MAX)
         given = decode_members(said.get("given"), LONG_MAX)
     except ProtocolError as error:

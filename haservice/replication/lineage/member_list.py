@@ -41,7 +41,7 @@ class MemberList:
         self._throttle = LogThrottle()
 
     def take(self, known: Iterable[tuple[str, tuple[int, int]]] = ()) -> None:
-        """Another list is in the file, for a term began or a replica was forgotten.
+        """Another list is in the file, for an epoch began or a replica was forgotten.
 
         `known` are the slaves that follow now, and the versions that they were given.
         """

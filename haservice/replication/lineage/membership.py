@@ -38,7 +38,7 @@ class Members:
     """One list.  Of two the one with the higher (`epoch`, `number`) is the newer."""
 
     epoch: int = UNKNOWN_EPOCH - 1
-    """The term in which it was made; -1 of the list that nobody has made yet."""
+    """The epoch in which it was made; -1 of the list that nobody has made yet."""
     number: int = 0
     master: str = ""
     """The replica id of the master that made it."""
@@ -68,8 +68,8 @@ class Members:
         """All that count while it is not in effect; itself if it is."""
         return (*self.over, self)
 
-    def in_term(self, epoch: int, since: Mark, master: str, addr: str, needed: int) -> Members:
-        """As the master of term `epoch` has it, whose log ends at `since`; itself if nothing is another."""
+    def in_epoch(self, epoch: int, since: Mark, master: str, addr: str, needed: int) -> Members:
+        """As the master of epoch `epoch` has it, whose log ends at `since`; itself if nothing is another."""
         replicas = _with(self.replicas, master, addr)
         if (self.master, self.needed, self.replicas) == (master, needed, replicas):
             return self
@@ -217,27 +217,27 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one slave says when it is asked before a promotion: where its log ends, and its last byte's term,
+    """What one slave says when it is asked before a promotion: where its log ends, and its last byte's epoch,
     which was `master`'s.
     """
 
     replica_id: str
-    term: int
+    epoch: int
     end: int
     master: str = ""
     is_whole: bool = True
-    """Whether all that it ever acknowledged is in its log; not after a power cut, until it is level again."""
+    """Whether all that it ever acknowledged is in its log; not after a power cut, until it has caught up again."""
 
     @property
     def mark(self) -> Mark:
-        return Mark(self.term, self.end)
+        return Mark(self.epoch, self.end)
 
 
 def vote_of(replica_id: str, lineage: Lineage, end: int, whole_from: int = 0) -> Vote:
-    """Of a replica whose log ends there, by its terms; see LineageState.whole_from."""
+    """Of a replica whose log ends there, by its epochs; see LineageState.whole_from."""
     wrote = lineage.epoch_at(end - 1) if end else None
     return Vote(
-        replica_id, lineage.mark(end).term, end, wrote.master if wrote is not None else "", end >= whole_from
+        replica_id, lineage.mark(end).epoch, end, wrote.master if wrote is not None else "", end >= whole_from
     )
 
 
@@ -284,7 +284,7 @@ def why_unsafe(
     if why := _why_two_masters(me, heard):
         return why
     if not members.replicas:
-        return "no master has told it who else holds its messages, so nobody knows what it lacks"
+        return "no master has told it which other brokers have its messages, so what it lacks is unknown"
     if len(members.over) >= OVER_MAX:
         return f"{OVER_MAX} masters in a row were promoted before enough slaves knew of the one before"
     lists = reversed(members.lists)
@@ -294,7 +294,7 @@ def why_unsafe(
 def why_unsafe_to_go_on(
     members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
 ) -> str:
-    """As why_unsafe(), of a master that is to go on in a further term: what OKs it gave itself it has, but its
+    """As why_unsafe(), of a master that is to go on in a further epoch: what OKs it gave itself it has, but its
     slaves may have made another one the master since.
     """
     further = [one for one in heard if one.mark > me.mark]
@@ -313,19 +313,17 @@ def why_unsafe_to_go_on(
 
 
 def _why_two_masters(me: Vote, heard: Collection[Vote]) -> str:
-    """By length nobody knows for whose bytes of one term an OK was given."""
+    """By length nobody knows for whose bytes of one epoch an OK was given."""
     for one in heard:
-        if of_one_promotion(one.term, me.term) and one.master != me.master:
-            return (
-                f"two masters had term {numbers_text(one.term, me.term)}, and of both there is something left"
-            )
+        if of_one_promotion(one.epoch, me.epoch) and one.master != me.master:
+            return f"two masters had epoch {numbers_text(one.epoch, me.epoch)}, and of both there is something left"
     return ""
 
 
 def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str]) -> str:
     slaves = members.slaves
     if me.replica_id not in slaves:
-        return "it is not on its master's list of replicas, so it may lack what they were told OK for"
+        return "it is not on its master's list of replicas, so it may lack what was answered with OK"
     if me.mark < members.since:
         return (
             f"its log ends at {me.end}, and messages up to {members.since.end} were acknowledged before the list"
@@ -353,16 +351,13 @@ def _too_few(
     why = [f"{silent} may {may}"] if silent else []
     answer = [one for one in sorted(others) if one in objections]
     why += [f"{_named(members, one)} answers, but {objections[one]}" for one in answer]
-    one_is, more_are = ("counts", "count") if answer else ("is", "are")
+    one_is, more_are = ("counts", "count") if answer else ("does", "do")
     return f"{takes_text(members)}, and {len(counted)} {one_is if len(counted) == 1 else more_are}: {'; '.join(why)}"
 
 
 def takes_text(members: Members) -> str:
     """The rule, in numbers."""
-    return (
-        f"SEND_OK takes {members.needed} of {len(members.slaves)} slaves, so {members.wanted} of them have to be"
-        " heard"
-    )
+    return f"SEND_OK takes {members.needed} of {len(members.slaves)} slaves, so {members.wanted} of them must answer"
 
 
 def _named(members: Members, replica_id: str) -> str:

@@ -3,7 +3,7 @@
     ha-read:SLAVE    greets one of ours that calls, takes the first report, then reports in → acks → waiting
                      sends.  Its `finally` is what ends the connection, once
     remoting-loop    reads the reports after the first, while ha-read sleeps, and an appending thread pushes to
-                     a slave that is level: on a plain link that does not linger, see incoming.py, outgoing.py
+                     a slave that has caught up: on a plain link that does not linger, see incoming.py, outgoing.py
     ha-write:SLAVE   from the first report on: log → header and sendfile → slave, heartbeats between
 
 Anyone else who wants the connection ended shuts the link down.  On a plain link no byte of a body is copied by
@@ -66,7 +66,7 @@ class HAConnection:
     """One slave.
 
     `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
-    `linger_s` is how long new bytes gather behind those that a level slave was just sent; without it what is
+    `linger_s` is how long new bytes gather after a slave that has caught up was sent some.  Without it what is
     appended is pushed, and reports are read on `loop` if there is one.  With a `greeting`, a slave of ours may
     greet; `on_greeted(connection, answer)` is called, by the read thread, before the slave gets its answer, and
     `on_joined(connection)` after the first report of such a slave: it has written down by then what the answer
@@ -236,7 +236,7 @@ class HAConnection:
 
     @property
     def called(self) -> bool:
-        """Whether its slave was told our terms."""
+        """Whether its slave was told our epochs."""
         return self._greeting is not None and self._greeting.said is not None
 
     def _greet(self, reader: ReportReader, reports: Sequence[int]) -> None:

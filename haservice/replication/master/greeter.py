@@ -126,7 +126,7 @@ class Greeter:
     # -- the list of replicas -----------------------------------------------------------------------
 
     def take_list(self) -> None:
-        """Another list of replicas is in the file; a term began, or one was forgotten."""
+        """Another list of replicas is in the file; an epoch began, or one was forgotten."""
         self._list.take(
             (one.slave.replica_id, one.listed.version)
             for one in self._connections()

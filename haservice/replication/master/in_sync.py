@@ -111,7 +111,7 @@ class InSync:
         if self._list is None or not self._list.missing:
             return "the list of replicas is just being written"
         named = ", ".join(map(self._list.name_of, self._list.missing))
-        return f"{named} may hold acknowledged messages and has not heard of this slave: start {named}, or forget it"
+        return f"{named} may have acknowledged messages and does not know this slave: start {named}, or forget it"
 
 
 def _stored_ms(log: Log, position: int) -> int | None:

@@ -1,6 +1,6 @@
 """Outgoing: the sending half of a link to a slave: who sends what, and in which order.
 
-    whoever appends     pushes what it has just appended, if the slave is level and the link is free, with one
+    whoever appends     pushes what it has just appended, if the slave has caught up and the link is free, with one
                         call that does not wait: a send's thread is left to nobody else
     ha-write:SLAVE      everything else: log → header and sendfile → link, what a push left over, heartbeats
 
@@ -28,7 +28,7 @@ from haservice.replication.wire.transport import Transport
 FRAMES_PER_WINDOW = 64
 # What one append hands to a slave: some 50 µs of copying, which the appending thread spends.
 PUSH_BYTES_MAX = 256 * 1024
-# With less than this to send, a slave whose bytes gather is level.
+# With less than this to send, a slave whose bytes gather has caught up.
 GATHER_BYTES = 1024 * 1024
 # So many the kernel takes with one call.
 PIECES_MAX = 1024
@@ -178,8 +178,8 @@ class Outgoing:
             return
         try:
             # A log that was cut meanwhile has other bytes there, or none.
-            level = self._progress.sent == begin and self._rest is None and end <= self._log.end
-            if level and self._pushes:
+            caught_up = self._progress.sent == begin and self._rest is None and end <= self._log.end
+            if caught_up and self._pushes:
                 self._push(begin, end, buffers)
         except OSError as error:
             self._pushes = False

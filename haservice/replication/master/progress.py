@@ -4,7 +4,7 @@ An ack is believed only as far as it can be true:
 
 - A connection's first report is a position to send from.  It is an ack only if this slave, known by its
   identity, had been sent those bytes before in this life of the master.
-- A slave that holds more than we began with and have sent since holds bytes of another log, even if ours has
+- A slave that holds more than we began with and have sent since has bytes of another log, even if ours has
   grown past them.
 - A later report is an ack; it neither falls nor exceeds what was sent on this connection.
 - What a slave has been sent is one range.  Its acks prove nothing below that range: a slave that began with
@@ -15,7 +15,7 @@ A slave whose log was compared with ours before (the handshake of hello.py) is `
 its replica id, wherever it connects from; its first report is a true ack of all that its log holds, and 0 is
 the offset 0.  A newer connection of it takes the place of an older one, whose reports are refused then.
 
-An end is at its level when so many distinct identities hold it as `needed` says, all of them connected at one
+An end is acknowledged when so many distinct identities hold it as `needed` says, all of them connected at one
 moment.  However many connections an identity has, it counts once.
 
     0 ≤ proven ≤ what was sent to some slave ≤ the log's end
@@ -50,7 +50,7 @@ class Refusal(enum.Enum):
 
     NEGATIVE = "negative"
     AHEAD = "ahead of the master"
-    DIVERGED = "holds bytes of another log"
+    DIVERGED = "has bytes of another log"
     EXPIRED = "below the master's log"
     NOT_SENT = "above what was sent"
     FALLING = "falling"
@@ -226,7 +226,7 @@ class AckTable:
         self._forget_some()
 
     def is_proven(self, end: int) -> bool:
-        """Whether the record that ends at `end` has met its level: so many slaves held it at one moment."""
+        """Whether the record that ends at `end` is acknowledged: so many slaves held it at one moment."""
         return end in self._held
 
     def furthest_with(self, reports: Mapping[str, int]) -> int:
@@ -357,8 +357,8 @@ class AckTable:
                 Refusal.DIVERGED,
                 reported,
                 ours,
-                f"reports {reported}: what it holds above {ours} it has not got from us since we started, so "
-                "the two logs may differ there; one of them has to be given up",
+                f"reports {reported}: what it has above {ours} did not come from this master since it started, so "
+                "the two logs may differ there; one of them must be discarded",
             )
         if reported < log.start:
             raise _expired(reported, log)
@@ -374,7 +374,7 @@ class AckTable:
         """Up to where this slave can hold our bytes: what we began with, and what it was sent since.
 
         A slave may come back from another address, so what was sent to one that is gone counts, too; but not
-        for a slave that was ahead, which holds bytes of another log for certain.
+        for a slave that was ahead, which has bytes of another log for certain.
         """
         ours = max(self._life_start, sent, memory.sent_ever)
         if memory.was_ahead:
@@ -484,8 +484,8 @@ def _ahead(reported: int, log: LogRange) -> ReportRefused:
         Refusal.AHEAD,
         reported,
         log.end,
-        f"reports {reported}, but our log ends at {log.end}: it holds {reported - log.end} bytes "
-        "that we do not; one of the two logs has to be given up",
+        f"reports {reported}, but our log ends at {log.end}: it has {reported - log.end} bytes "
+        "that this master does not have; one of the two logs must be discarded",
     )
 
 

@@ -170,12 +170,12 @@ class MasterHAService(Generic[T]):
             incoming.await_ack()
 
     def take_list(self) -> None:
-        """Another list of replicas is in the file; a term began, or one was forgotten."""
+        """Another list of replicas is in the file; an epoch began, or one was forgotten."""
         assert self._greeter is not None, "without a lineage file there is no list"
         self._greeter.take_list()
 
     def regreet(self) -> None:
-        """After a new term began on a running master: its slaves come back, and take the term over."""
+        """After a new epoch began on a running master: its slaves come back, and take the epoch over."""
         for connection in self._accept.connections:
             if connection.called:
                 connection.shut_down()

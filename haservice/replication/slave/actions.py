@@ -57,7 +57,7 @@ class EndAt:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetTerms:
+class ForgetEpochs:
     """Bytes of a stock master follow: Rejoin.follow_stock()."""
 
 
@@ -89,4 +89,4 @@ class Tell:
     values: tuple[object, ...]
 
 
-Action = Dial | Close | Send | Cut | Store | EndAt | ForgetTerms | Flush | Rejoin | Break | Tell
+Action = Dial | Close | Send | Cut | Store | EndAt | ForgetEpochs | Flush | Rejoin | Break | Tell

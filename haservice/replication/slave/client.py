@@ -28,7 +28,7 @@ from haservice.replication.slave.actions import (
     Dial,
     EndAt,
     Flush,
-    ForgetTerms,
+    ForgetEpochs,
     Send,
     Store,
     Tell,
@@ -256,7 +256,7 @@ class HAClient:
                 log.truncate(offset)
             case EndAt(offset, run):
                 self._end_at(offset, run)
-            case ForgetTerms():
+            case ForgetEpochs():
                 assert self._rejoin is not None
                 self._rejoin.follow_stock()
             case DoRejoin():
@@ -342,7 +342,7 @@ class HAClient:
             while data:
                 data = data[self._link.send(data) :]
         except BlockingIOError:
-            raise TimeoutError(errno.ETIMEDOUT, "the master takes no reports") from None
+            raise TimeoutError(errno.ETIMEDOUT, "the master reads no reports") from None
         self._last_write_s = self._now_s
 
     def _close(self) -> None:

@@ -174,7 +174,7 @@ class RecordCheck:
                 raise ProtocolError(f"bytes for {offset}, but our log ends at {self.end}")
             self.stand_at(offset)
         try:
-            if len(buffers) == 1 and self.whole == self.end:  # nearly always, of a slave that is level
+            if len(buffers) == 1 and self.whole == self.end:  # nearly always, of a slave that has caught up
                 stop = self._pass_whole(buffers[0], 0, offset)
                 if stop == len(buffers[0]):
                     self.end += stop

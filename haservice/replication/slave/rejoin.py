@@ -4,9 +4,9 @@
     truncate          the store goes back to where the logs part; what is cut is kept aside, in cut/
     from the start    the store begins anew with the master's first byte; an old log that has bytes which the
                       master has not is kept in cut/, one that is merely behind retention is dropped
-    always last       the master's terms become ours, durably, and how far its log is
+    always last       the master's epochs become ours, durably, and how far its log is
 
-In this order: terms that the log does not bear out would be a lie after a crash, a log that its terms
+In this order: epochs that the log does not bear out would be a lie after a crash, a log that its epochs
 describe only in part is what up_to() is made for.
 """
 
@@ -89,7 +89,7 @@ class Rejoin:
         if last is not None and pledge.allows(last):
             return ""
         return (
-            f"its term is {last.number if last is not None else 'unknown'}, and this slave has promised"
+            f"its epoch is {last.number if last is not None else 'unknown'}, and this slave has promised"
             f" {pledge.broker_addr}, which was to become the master, to follow none below {pledge.epoch}"
         )
 
@@ -124,10 +124,10 @@ class Rejoin:
         )
 
     def follow_stock(self) -> None:
-        """Before bytes come from a master that keeps no terms: forgets those that our log has not reached.
+        """Before bytes come from a master that keeps no epochs: forgets those that our log has not reached.
 
-        What it then gets counts to the last term it has, as nobody knows better; that two logs agree in such
-        a term, the digest of the next greeting has to tell.  Raises OSError.
+        What it then gets counts to the last epoch it has, as nobody knows better; that two logs agree in such
+        an epoch, the digest of the next greeting has to tell.  Raises OSError.
         """
         lineage = self.lineage.state.lineage
         self.lineage.update(

@@ -36,7 +36,7 @@ from haservice.replication.slave.actions import (
     Dial,
     EndAt,
     Flush,
-    ForgetTerms,
+    ForgetEpochs,
     Rejoin,
     Send,
     Store,
@@ -303,7 +303,7 @@ class SlaveSession:
         self._heard, self.last_error, self._unfollowed = True, "", False
         self._unanswered = 0
         self._refusals.clear()
-        self.lineage = f"one log with term {greeting.term} up to {greeting.plan.position}"
+        self.lineage = f"one log with epoch {greeting.epoch} up to {greeting.plan.position}"
         self.followed_end = self.master_end
         return [*self._stand(), *self._begin(now_s)]
 
@@ -346,7 +346,7 @@ class SlaveSession:
         if not self._unfollowed:
             return (Store(runs),)
         self._unfollowed = False
-        return (ForgetTerms(), Store(runs)) if self._greet is not None else (Store(runs),)
+        return (ForgetEpochs(), Store(runs)) if self._greet is not None else (Store(runs),)
 
     def stored(self, now_s: float) -> Sequence[Action]:
         """All that was to be stored is.  Raises what ends the connection."""

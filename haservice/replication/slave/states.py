@@ -14,28 +14,28 @@ from haservice.replication.wire.protocol import SlaveState
 class State(enum.Enum):
     """Where a slave is with its master; the value says what it waits for."""
 
-    IDLE = "to be told of a master"
+    IDLE = "the address of a master"
     DIALLING = "a connection"
-    HANDSHAKE = "keys to be agreed on, where there is TLS"
-    GREETING = "a master of ours to answer our call; it is a stock one if none does"
-    VERDICT = "the master's verdict on our hello"
-    REJOINING = "our log to be cut or begun anew as the greeting came to, and the master's terms written"
+    HANDSHAKE = "the TLS handshake, if any"
+    GREETING = "the master's hello"
+    VERDICT = "the master's verdict on the slave's hello"
+    REJOINING = "its log cut or emptied, epochs written"
     TRANSFER = "bytes of the log"
-    PAUSE = "the time to dial again"
+    PAUSE = "the time to connect again"
     SHUTDOWN = "nothing more"
 
 
 class Event(enum.Enum):
     """What moves it."""
 
-    TOLD = "told of another master"
+    TOLD = "another master"
     REACHED = "connected"
     CONNECTED = "ready to speak"
     HELLO = "hello"
     NO_HELLO = "no hello"
     ACCEPTED = "accepted"
     REJOINED = "done"
-    LOST = "silence, cut, refusal, error"
+    LOST = "the link ends"
     PAUSED = "time is over"
     STOP = "stop"
 

@@ -76,7 +76,7 @@ class Outcome(enum.Enum):
 
     ACCEPTED = "accepted"
     AHEAD = "ahead"
-    OLD_MASTER = "knows a newer term"
+    OLD_MASTER = "knows a newer epoch"
     REFUSED = "refused"
 
 
@@ -100,7 +100,7 @@ def span_of(log: GreetedLog) -> LogSpan:
 
 
 class MasterGreeting:
-    """The master's half, for one connection.  `role` is its brokerRole; `lineage` gives its terms.
+    """The master's half, for one connection.  `role` is its brokerRole; `lineage` gives its epochs.
 
     `objection(slave)` may say why this slave may not come now, for reasons that are not in its hello;
     `members(slave)` gives the list of replicas with this slave on it, written down; None keeps none.
@@ -127,7 +127,7 @@ class MasterGreeting:
         self._lineage = lineage
         self.said: MasterHello | None = None
         """What hello() told the slave; None before."""
-        self._terms_said = Lineage()
+        self._epochs_said = Lineage()
         self._answered = False
 
     def hello(self) -> bytes:
@@ -135,7 +135,7 @@ class MasterGreeting:
         if self.said is not None:
             return b""
         lineage, log = self._lineage(), span_of(self._log)
-        self._terms_said = lineage
+        self._epochs_said = lineage
         self.said = MasterHello(
             replica_id=self._replica_id,
             cluster_name=self._facts.cluster_name,
@@ -177,11 +177,11 @@ class MasterGreeting:
         objection = self._objection(slave)
         if objection:
             return Outcome.REFUSED, objection, True
-        if self._lineage() != self._terms_said:
-            return Outcome.REFUSED, "a new term has begun since our hello", True
+        if self._lineage() != self._epochs_said:
+            return Outcome.REFUSED, "a new epoch has begun since our hello", True
         wanted = plan(slave.lineage, slave.log, said.lineage, said.log, slave.replica_id)
         if wanted.step is Step.OLD_MASTER:
-            return Outcome.OLD_MASTER, "the slave knows of a newer term, or another master of ours", True
+            return Outcome.OLD_MASTER, "the slave knows of a newer epoch, or another master of ours", True
         if wanted.step is Step.REFUSE:
             return Outcome.REFUSED, f"as the slave has it, {wanted.reason}", False
         if not said.log.start <= slave.position <= wanted.position:
@@ -196,7 +196,11 @@ class MasterGreeting:
             return Outcome.REFUSED, reason_differs, False
         if slave.position > said.log.end:
             lost = slave.position - said.log.end
-            return Outcome.AHEAD, f"you hold {lost} bytes of ours that we have lost: we take them back", True
+            return (
+                Outcome.AHEAD,
+                f"this slave has {lost} bytes that its master lost: the master copies them back",
+                True,
+            )
         try:
             self._log.read(point, 1)
         except CommitLogError as error:
@@ -215,7 +219,7 @@ class MasterGreeting:
             return ""
         return (
             f"the {slave.digest_bytes} bytes below {point} are not the same in both logs, though by their "
-            "terms they should be: one of the two has to be given up (mqadmin reinit renews the slave's)"
+            "epochs they should be: one of the two must be discarded (mqadmin reinit renews the slave's)"
         )
 
 
@@ -239,7 +243,7 @@ class SlaveGreeting:
         self._strange: tuple[str, str] | None = None
 
     @property
-    def term(self) -> int:
+    def epoch(self) -> int:
         """The master's newest; -1 before on_hello(), and of one that has none."""
         last = self.master.lineage.last if self.master is not None else None
         return last.number if last is not None else -1
@@ -264,7 +268,7 @@ class SlaveGreeting:
         self.plan = decided = plan(lineage, log, master.lineage, master.log, self._replica_id)
         if decided.step is Step.REFUSE:
             raise GreetingRefused(
-                decided.step.name, f"{decided.reason}; one of the two logs has to be given up"
+                decided.step.name, f"{decided.reason}; one of the two logs must be discarded"
             )
         point = min(decided.position, master.log.end)
         begin = self._digest_begin(max(log.start, master.log.start), point, log.end)

@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from haservice.bounds import INT_MAX, LONG_MAX, OFFSET_MAX, TERM_MAX
+from haservice.bounds import EPOCH_MAX, INT_MAX, LONG_MAX, OFFSET_MAX
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import EPOCHS_MAX, Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage.membership import OVER_MAX, REPLICAS_MAX, Members
@@ -201,10 +201,10 @@ def digest(read: Callable[[int, int], bytes], begin: int, end: int) -> str:
 
 
 def encode_epochs(lineage: Lineage) -> list[dict[str, Any]]:
-    return encode_terms(lineage.epochs)
+    return encode_epoch_list(lineage.epochs)
 
 
-def encode_terms(terms: Sequence[Epoch]) -> list[dict[str, Any]]:
+def encode_epoch_list(epochs: Sequence[Epoch]) -> list[dict[str, Any]]:
     return [
         {
             "epoch": one.number,
@@ -214,20 +214,20 @@ def encode_terms(terms: Sequence[Epoch]) -> list[dict[str, Any]]:
             "why": one.why,
             **({"unwritten": True} if one.unwritten else {}),
         }
-        for one in terms
+        for one in epochs
     ]
 
 
-def decode_epochs(said: object, term_max: int = TERM_MAX) -> Lineage:
-    """Raises ProtocolError for anything that is no list of epochs that rise, up to `term_max`."""
+def decode_epochs(said: object, epoch_max: int = EPOCH_MAX) -> Lineage:
+    """Raises ProtocolError for anything that is no list of epochs that rise, up to `epoch_max`."""
     try:
-        return Lineage(decode_terms(said, term_max))
+        return Lineage(decode_epoch_list(said, epoch_max))
     except ValueError as error:
         raise ProtocolError(str(error)) from None
 
 
-def decode_terms(said: object, term_max: int = TERM_MAX) -> tuple[Epoch, ...]:
-    """Raises ProtocolError for anything that is no list of epochs, up to `term_max`."""
+def decode_epoch_list(said: object, epoch_max: int = EPOCH_MAX) -> tuple[Epoch, ...]:
+    """Raises ProtocolError for anything that is no list of epochs, up to `epoch_max`."""
     if not isinstance(said, list):
         raise ProtocolError("epochs are no list")
     if len(said) > EPOCHS_MAX:
@@ -239,7 +239,7 @@ def decode_terms(said: object, term_max: int = TERM_MAX) -> tuple[Epoch, ...]:
         began_ms = one.get("beganMs")
         epochs.append(
             Epoch(
-                _number(one, "epoch", term_max),
+                _number(one, "epoch", epoch_max),
                 _number(one, "start"),
                 _text(one, "master"),
                 began_ms if type(began_ms) is int and 0 <= began_ms <= LONG_MAX else 0,
@@ -259,13 +259,13 @@ def encode_members(members: Members) -> dict[str, Any] | None:
         "master": members.master,
         "needed": members.needed,
         "since": members.since.end,
-        "sinceTerm": members.since.term,
+        "sinceTerm": members.since.epoch,
         "replicas": dict(members.replicas),
         "over": [encode_members(one) for one in members.over],
     }
 
 
-def decode_members(said: object, term_max: int = TERM_MAX) -> Members:
+def decode_members(said: object, epoch_max: int = EPOCH_MAX) -> Members:
     """Raises ProtocolError for anything but what encode_members() gives."""
     if said is None:
         return Members()
@@ -278,27 +278,27 @@ def decode_members(said: object, term_max: int = TERM_MAX) -> Members:
     if not 1 <= needed <= REPLICAS_MAX:
         raise ProtocolError(f"needed is {needed}, wanted is a number from 1 to {REPLICAS_MAX}")
     return Members(
-        epoch=_number(said, "epoch", term_max),
+        epoch=_number(said, "epoch", epoch_max),
         number=_number(said, "number"),
         master=_text(said, "master"),
         needed=needed,
-        since=Mark(_number(said, "sinceTerm", term_max, -1), _number(said, "since")),
-        over=_over(said, term_max),
+        since=Mark(_number(said, "sinceTerm", epoch_max, -1), _number(said, "since")),
+        over=_over(said, epoch_max),
         replicas={_text({"replica": one}, "replica"): _text(replicas, one) for one in replicas},
     )
 
 
-def _over(said: Mapping[str, Any], term_max: int) -> tuple[Members, ...]:
+def _over(said: Mapping[str, Any], epoch_max: int) -> tuple[Members, ...]:
     over = said.get("over", [])
     if not isinstance(over, list) or len(over) > OVER_MAX:
         raise ProtocolError(f"a list of replicas stands over {OVER_MAX} others at most")
     if any(isinstance(one, Mapping) and one.get("over") for one in over):
         raise ProtocolError("a list of replicas stands over one that stands over another")
-    return tuple(decode_members(one, term_max) for one in over)
+    return tuple(decode_members(one, epoch_max) for one in over)
 
 
 def _fitted(said: dict[str, Any]) -> bytes:
-    """As JSON of at most HELLO_BYTES_MAX: of a longer lineage the oldest terms are left out."""
+    """As JSON of at most HELLO_BYTES_MAX: of a longer lineage the oldest epochs are left out."""
     while len(body := orjson.dumps(said)) > HELLO_BYTES_MAX and said["epochs"]:
         said["epochs"] = said["epochs"][(len(said["epochs"]) + 1) // 2 :]
     return body

@@ -1,4 +1,4 @@
-"""`mqadmin forget`: a replica that is lost for good is given up."""
+"""`mqadmin forget`: a replica that is lost for good is removed from the list."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ KNOWN_S = 3.0
 @yes_option
 @format_option
 def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_format: str) -> None:
-    """Gives up a replica that is lost for good.
+    """Forgets a replica that is lost for good.
 
-    Each broker of a name keeps the list of its replicas.  One that is away stays on it, however long, for it
-    may hold messages that were acknowledged, and that nobody else has: mqadmin failover wants --force, and a
-    master that waits for it waits on.  Forgotten, it is waited for no more, and what only it had is lost.
+    Each broker of a name keeps the list of its replicas.  One that is unreachable stays on it, because it may
+    have acknowledged messages that no other broker has: mqadmin failover asks for --force, and a master that
+    waits for it refuses writes.  After forget no broker waits for it, and what only it had is lost.
 
     \b
       mqadmin forget -n 127.0.0.1:9876 -b broker-a --replica 10.0.0.3:10911
       mqadmin forget -n 127.0.0.1:9876 -b broker-a --replica 5f0c21 --yes -f json
 
-    The master is told, or, where none answers, each broker of the name that does.  A replica that answers,
-    or is connected, is not forgotten: stop it first.  One that comes back all the same is put on the list
-    again when it follows, and cuts what its master has not (it is kept aside, under cut/).  While there is no
-    master yet, mqadmin failover --to it needs no --force if it has all that those who answer have.
+    The command tells the master, or, if none answers, each broker of the name that does.  A replica that
+    answers or is connected is refused: stop it first.  One that comes back is on the list again when it
+    follows, and cuts what its master does not have (kept under cut/).  If there is no master yet, mqadmin
+    failover --to it needs no --force if it has everything that the answering brokers have.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:
@@ -65,11 +65,14 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
         told = who_is_told(before, gone)
         check_not_connected(admin, before, gone, told)
         who = replica_text(before, gone)
-        report.line(f"{who} is given up: what only it has is lost, acknowledged or not.")
-        report.line("A promotion has to hear of it no more, and a master that is held for it waits no more.")
+        report.line(
+            f"{who} is removed from the list of replicas: what only it has is lost, acknowledged or not."
+        )
+        report.line("Promotions no longer need its answer.")
+        report.line("A master that refuses writes until it answers no longer waits for it.")
         for line in only_here(before, gone):
             report.line(line)
-        report.line(f"It is told to {', '.join(one.where for one in told)}.")
+        report.line(f"Brokers that are told: {', '.join(one.where for one in told)}.")
         report.go_on()
         for one in told:
             with report.telling(admin, before.name, one):
@@ -112,7 +115,7 @@ def replica_to_forget(topology: Topology, named: str) -> str:
     who = replica_text(topology, gone)
     if gone == topology.replicas.master and not topology.masters:
         raise click.ClickException(
-            f"{who} is the master of {topology.name} by the list: nobody waits for it\n"
+            f"{who} is the master of {topology.name} by the list: no broker waits for it\n"
             f"  mqadmin failover -b {topology.name} --to ADDR makes a slave the master; then it can be forgotten"
         )
     for one in topology.members:

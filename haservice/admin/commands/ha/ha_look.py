@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def epoch(self) -> int | None:
-        """Of its last term; None where none is kept."""
+        """Of its last epoch; None where none is kept."""
         known = self.status.epoch if self.status is not None else None
         if known is None and self.lineage is not None:
             known = self.lineage.epoch

@@ -139,7 +139,7 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
 
 
 def role_of(one: Seen) -> tuple[str | None, ...]:
-    """Where its role is from, why, why it takes no messages, and why it does not copy topics and offsets."""
+    """Where its role is from, why, why it refuses writes, and why it does not copy topics and offsets."""
     said = one.lineage
     if said is None:
         return None, None, None, None
@@ -147,7 +147,7 @@ def role_of(one: Seen) -> tuple[str | None, ...]:
 
 
 def place_of(one: Seen) -> tuple[Any, ...]:
-    """Its id, who does not prove a newer term to it, what it has pledged to whom, its list of replicas."""
+    """Its id, who does not prove a newer epoch to it, what it has pledged to whom, its list of replicas."""
     said = one.lineage
     if said is None:
         return None, None, None, None, None
@@ -180,18 +180,18 @@ def notes_of(one: Seen) -> list[str]:
         there = one.status.in_sync_slave_nums
         if there < wanted:
             notes.append(
-                f"{who} answers SLAVE_NOT_AVAILABLE: inSyncReplicas={one.in_sync_replicas} wants {wanted}"
+                f"{who} answers SLAVE_NOT_AVAILABLE: inSyncReplicas={one.in_sync_replicas} asks for {wanted}"
                 f" slaves in sync, {there} of them {'is' if there == 1 else 'are'}."
             )
     if one.damaged:
         notes.append(damage_text(who, one.damaged))
     if one.failed_threads:
-        notes.append(f"{who} has to be started again, a thread of it has failed: {one.failed_threads}")
+        notes.append(f"{who} must be restarted, one of its threads has failed: {one.failed_threads}")
     if one.not_registered:
         notes.append(f"{who} is not registered, clients and slaves do not find it: {one.not_registered}")
     if one.next_segment_not_made:
         notes.append(
-            f"{who} has nowhere to go on, messages are refused once its log's last file is full: "
+            f"{who} has no room for the next log file, and refuses writes once the last one is full: "
             f"{one.next_segment_not_made}"
         )
     if one.lineage is None:
@@ -204,13 +204,13 @@ def notes_of(one: Seen) -> list[str]:
     if one.lineage.changing:
         notes.append(f"{who} is changing its role.")
     if one.lineage.held:
-        notes.append(f"{who} takes no messages: {one.lineage.held}")
+        notes.append(f"{who} refuses writes: {one.lineage.held}")
     if one.lineage.unproven:
-        notes.append(f"{who} follows nobody who does not prove a newer term: {one.lineage.unproven}")
+        notes.append(f"{who} ignores a newer epoch that is claimed without proof: {one.lineage.unproven}")
     if one.lineage.pledged > one.lineage.epoch:
         notes.append(
-            f"{who} has pledged itself to {shown_addr(one.lineage.pledged_to)}, which is to be the master of"
-            f" term {one.lineage.pledged}: it follows nobody of an older one."
+            f"{who} has pledged to {shown_addr(one.lineage.pledged_to)}, the next master, for epoch"
+            f" {one.lineage.pledged}: it follows no master of an older epoch."
         )
     if one.lineage.not_copied:
         notes.append(f"{who} does not copy its master's topics, groups and offsets: {one.lineage.not_copied}")
@@ -251,8 +251,8 @@ def silent_notes(seen: Sequence[Seen]) -> list[str]:
 def _silent_note(name: str, replica_id: str, addr: str, seen: str) -> str:
     who = f"{shown_addr(addr)} ({replica_id[:SHORT_ID]})" if addr else f"replica {replica_id[:SHORT_ID]}"
     return (
-        f"{name}: {who} is on the list of replicas and not there{seen}: it may hold acknowledged messages that"
-        f" nobody else has.  Start it; if it is lost for good: mqadmin forget -b {name} --replica"
+        f"{name}: {who} is on the list of replicas and unreachable{seen}: it may have acknowledged messages that"
+        f" no other broker has.  Start it; if it is lost for good: mqadmin forget -b {name} --replica"
         f" {shown_addr(addr) or replica_id}"
     )
 
@@ -283,7 +283,7 @@ def _link_to_slave(connection: HAConnectionRuntimeInfo) -> Link:
         lag_seconds=connection.lag_seconds,
         bytes_per_second=connection.transferred_byte_in_second,
         in_sync=connection.in_sync,
-        state=connection.reason or ("level" if connection.diff == 0 else "replicating"),
+        state=connection.reason or ("caught up" if connection.diff == 0 else "replicating"),
         peer_broker_addr=connection.broker_addr or None,
         peer_replica_id=connection.replica_id or None,
         lineage=SAME_LOG if connection.replica_id else STOCK_PEER,
@@ -315,7 +315,7 @@ def _link_to_master(
     state = client.state or "connected"
     if client.last_read_timestamp > 0:
         heard_s = max(0, now_ms - client.last_read_timestamp) / 1000
-        state += f", master last heard {human_seconds(heard_s)} ago"
+        state += f", last contact with the master {human_seconds(heard_s)} ago"
     state += ahead
     if client.last_error:
         # Not what is the matter now where the link stands again and the master was not heard yet.
@@ -383,11 +383,11 @@ def ha_status(
       mqadmin haStatus -n 127.0.0.1:9876 -w 2       again every 2 seconds, until Ctrl-C
       mqadmin haStatus -b 127.0.0.1:10911           one broker, without a nameserver
 
-    Lag Time is how long ago the master held no more than this slave holds now.  A SYNC_MASTER answers
-    SEND_OK while a slave is in sync; why one is not stands under State.  Epoch counts the terms of masters,
-    see mqadmin history; Lineage says whether the two compared theirs, which stock peers cannot.  Who is on
-    the list of replicas is shown, registered or not, until mqadmin forget takes it off.  When a broker, or
-    a replica on the list, is not there, the exit code is 1.
+    Lag Time is how long ago the master had no more than this slave has now.  A SYNC_MASTER answers SEND_OK
+    while a slave is in sync; State says why one is not.  Epoch is the number of the last master's time in
+    office, see mqadmin history.  Lineage says whether the two compared theirs, which stock peers cannot.
+    Replicas on the list are shown, registered or not, until mqadmin forget removes them.  If a broker, or a
+    replica on the list, is unreachable, the exit code is 1.
     """
     with Admin(namesrv) as admin:
         if interval_s is None:

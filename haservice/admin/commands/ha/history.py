@@ -20,8 +20,8 @@ CUT = "no byte of it is left"
 
 
 @dataclass(slots=True)
-class Term:
-    """One term of one master, as the replicas tell it; `ends` by address: where it ends in their logs.
+class Line:
+    """One epoch, as the replicas tell it; `ends` by address: where it ends in their logs.
 
     With `is_empty` it left no byte in any of them, or what it wrote was cut: only that it was is known.
     """
@@ -34,7 +34,7 @@ class Term:
 
     @property
     def key(self) -> tuple[int, int, str]:
-        """What makes it one term.  Where the time before lineage begins differs with retention."""
+        """What makes it one epoch.  Where the time before lineage begins differs with retention."""
         one = self.epoch
         return (one.number, 0 if one.number == UNKNOWN_EPOCH else one.start, one.master)
 
@@ -57,32 +57,32 @@ COLUMNS = (
 )
 
 
-def terms_of(members: Iterable[Member]) -> list[Term]:
-    """Every term that anybody knows of, those that left no byte as well; oldest first.  Pure."""
-    found: dict[tuple[int, int, str], Term] = {}
+def lines_of(members: Iterable[Member]) -> list[Line]:
+    """Every epoch that anybody knows of, those that left no byte as well; oldest first.  Pure."""
+    found: dict[tuple[int, int, str], Line] = {}
     members = list(members)
     for one in members:
         lineage = one.own_lineage
         for index, epoch in enumerate(lineage.epochs):
-            term = Term(epoch)
-            term = found.setdefault(term.key, term)
+            line = Line(epoch)
+            line = found.setdefault(line.key, line)
             assert one.end is not None
-            term.ends[one.addr] = lineage.end_of(index, one.end)
-    for one in members:  # the terms that its log has not come to first: these may have bytes elsewhere
+            line.ends[one.addr] = lineage.end_of(index, one.end)
+    for one in members:  # the epochs that its log has not come to first: these may have bytes elsewhere
         for epoch in one.lineage.epochs:
-            found.setdefault(Term(epoch).key, Term(epoch))
+            found.setdefault(Line(epoch).key, Line(epoch))
         for epoch in one.past:
-            term = found.setdefault(Term(epoch).key, Term(epoch, is_empty=True))
-            term.is_unwritten = term.is_unwritten or epoch.unwritten
+            line = found.setdefault(Line(epoch).key, Line(epoch, is_empty=True))
+            line.is_unwritten = line.is_unwritten or epoch.unwritten
     return [found[key] for key in sorted(found)]
 
 
-def table_of(terms: Iterable[Term], addrs: Mapping[str, str]) -> Table:
-    """A line for each term; `addrs` gives the address of a replica id where it is known.  Pure."""
+def table_of(lines: Iterable[Line], addrs: Mapping[str, str]) -> Table:
+    """A line for each epoch; `addrs` gives the address of a replica id where it is known.  Pure."""
     table = Table(COLUMNS)
-    for term in terms:
-        epoch = term.epoch
-        end = max(term.ends.values(), default=epoch.start if term.is_empty else None)
+    for line in lines:
+        epoch = line.epoch
+        end = max(line.ends.values(), default=epoch.start if line.is_empty else None)
         table.add(
             epoch.number,
             epoch.began_ms or None,
@@ -91,18 +91,18 @@ def table_of(terms: Iterable[Term], addrs: Mapping[str, str]) -> Table:
             None if end is None else end - epoch.start,
             addrs.get(epoch.master),
             epoch.master or None,
-            sorted(term.ends),
-            _why(term),
-            term.is_empty,
+            sorted(line.ends),
+            _why(line),
+            line.is_empty,
         )
     return table
 
 
-def _why(term: Term) -> str | None:
-    epoch = term.epoch
+def _why(line: Line) -> str | None:
+    epoch = line.epoch
     why = epoch.why or (BEFORE_LINEAGE if epoch.number == UNKNOWN_EPOCH else "")
-    empty = UNWRITTEN if term.is_unwritten else CUT
-    return "; ".join(text for text in (why, empty if term.is_empty else "") if text) or None
+    empty = UNWRITTEN if line.is_unwritten else CUT
+    return "; ".join(text for text in (why, empty if line.is_empty else "") if text) or None
 
 
 @command("history")
@@ -112,10 +112,10 @@ def _why(term: Term) -> str | None:
 def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
     """Shows who was the master, since when, and why.
 
-    One line for each epoch, the term of one master: from which offset of the log on, up to where, and which
-    brokers have it.  With -b NAME those of all brokers of the name, with -b ADDR those of one.  Two lines
+    One line for each epoch, which is one master's time in office: where it begins and ends in the log, and
+    which brokers have it.  -b NAME shows those of all brokers of the name, -b ADDR those of one.  Two lines
     with the same number, or a line that a broker lacks, show where logs parted.  An epoch that left no byte
-    is shown with "nothing was written in it" where its master says so, else with "no byte of it is left".
+    ends with "nothing was written in it" if its master says so, else with "no byte of it is left".
 
     \b
       mqadmin history -n 127.0.0.1:9876 -b broker-a
@@ -127,10 +127,10 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
     with Admin(namesrv) as admin:
         topology = gather(admin, where, namesrv)
     asked = members_asked(topology, where)
-    terms = terms_of(one for one in asked if one.is_ours)
-    if not terms:
-        refuse(f"nobody of {topology.name} tells of an epoch", asked)
-    show(table_of(terms, topology.addrs_by_id), output_format)
+    lines = lines_of(one for one in asked if one.is_ours)
+    if not lines:
+        refuse(f"no broker of {topology.name} knows an epoch", asked)
+    show(table_of(lines, topology.addrs_by_id), output_format)
     silent = [one for one in asked if not one.is_ours]
     for one in silent:
         advice = f"\n  {one.advice}" if one.advice else ""

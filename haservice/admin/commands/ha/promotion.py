@@ -81,7 +81,7 @@ ROUTES = "Clients find it when they ask for the route again: RocketMQ's within 3
 @namesrv_option
 @name_option
 @click.option("--to", "to", metavar="ADDR", callback=address_callback, help="The slave; else the nearest.")
-@timeout_option(10.0, "Seconds within which the slave has to be level, and then to be the master.")
+@timeout_option(10.0, "Seconds within which the slave has to catch up, and then to be the master.")
 @yes_option
 @format_option
 def switchover(
@@ -89,9 +89,9 @@ def switchover(
 ) -> None:
     """Makes a slave the master, and the master a slave.
 
-    For planned work, while both run.  The master takes no messages for a moment, until the slave holds all
-    that it has; then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing
-    is lost: when the slave is not level in time, the master goes on as before, and says why.
+    For planned work, while both run.  The master refuses writes for a moment, until the slave has caught up.
+    Then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing is lost: if
+    the slave does not catch up in time, the master goes on as before, and the command says why.
 
     \b
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a                        to the slave that is nearest
@@ -99,9 +99,9 @@ def switchover(
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a --yes -f json          by a script
 
     Clients find the new master when they ask for the route again, RocketMQ's within 30 s; until then their
-    sends fail.  A master whose disk is full can hand over as well: for that nothing is appended.
+    sends fail.  A master whose disk is full can hand over as well: a switchover appends nothing.
 
-    The roles stand across restarts, until a broker's properties file asks for another brokerRole.
+    The roles stay across restarts, until a broker's properties file asks for another brokerRole.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:
@@ -181,7 +181,7 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
     if not master.is_ours:
         raise click.ClickException(
             f"{shown_addr(master.addr)} is a stock broker, which knows no switchover\n"
-            f"  stop it once its slave is level (mqadmin haStatus), then mqadmin failover -b {name} --to ADDR"
+            f"  stop it once its slave is in sync (mqadmin haStatus), then mqadmin failover -b {name} --to ADDR"
         )
     slaves = [one for one in topology.ours if one is not master]
     if to is None:
@@ -202,10 +202,10 @@ def check_hearsay(topology: Topology, master: Member) -> None:
 
     A switchover asks nobody for a pledge, and so begins the next epoch after its master's.
     """
-    begins = next_number(master.last_term.number if master.last_term is not None else -1, -1, promoted=True)
-    if topology.unheard_term and topology.last_epoch >= begins:
+    begins = next_number(master.last_epoch.number if master.last_epoch is not None else -1, -1, promoted=True)
+    if topology.unheard_epoch and topology.last_epoch >= begins:
         command = f"mqadmin failover -b {topology.name} --to {shown_addr(master.addr)}"
-        lines = (topology.unheard_term, *way_past_hearsay(topology, master, command))
+        lines = (topology.unheard_epoch, *way_past_hearsay(topology, master, command))
         raise click.ClickException("\n  ".join([f"refused: {lines[0]}", *lines[1:]]))
 
 
@@ -252,7 +252,7 @@ def _check_candidate(topology: Topology, to: str, candidate: Member | None) -> N
         )
     if not candidate.is_ours:
         raise click.ClickException(
-            f"{shown_addr(to)} is a stock broker, which takes no role by command\n"
+            f"{shown_addr(to)} is a stock broker, whose role no command can change\n"
             "  stop it, set brokerRole and brokerId=0 in its properties file, and start it"
         )
 
@@ -292,21 +292,20 @@ def failover(
 ) -> None:
     """Makes a broker the master, after a death.
 
-    Shows who holds what, and how many bytes and messages would be lost with this choice; for more than
-    none, or if nobody can tell, it wants --force.  So it does while too few slaves are heard: a silent one
-    may hold messages that were acknowledged, and that nobody else has.  Start it; or, if it is lost for
-    good, mqadmin forget gives it up.  The broker begins a new epoch; the others are told to
-    follow it, and cut what they hold beyond it (it is kept aside, under cut/).  The old master finds out
-    when it comes back, and follows as well.
+    Shows each broker's log, and how many bytes and messages would be lost with this choice.  If that is
+    more than none, or unknown, it asks for --force.  It also asks for --force while too few slaves answer:
+    a silent one may have acknowledged messages that no other broker has.  Start it, or, if it is lost for
+    good, run mqadmin forget.  The broker begins a new epoch.  The others follow it, and cut what they have
+    beyond it (kept under cut/).  The old master follows as well when it comes back.
 
     \b
       mqadmin failover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911
       mqadmin failover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911 --force --yes -f json
 
-    While the master is alive and well it is refused: mqadmin switchover loses nothing.  So it is where a
-    broker answers with an error: that is no death, and the keys may be missing.  A master that holds
-    its appends, because a slave had more than it, can be chosen like any other: it then goes on with what
-    it has.  What the last moments of an ASYNC_MASTER held, nobody else can know.
+    It is refused while the master is alive and well: mqadmin switchover loses nothing.  It is also refused
+    if a broker answers with an error: that broker is not dead, and the keys may be missing.  A master that
+    refuses writes, because a slave had more than it, can be chosen like any other: it goes on with what it
+    has.  What an ASYNC_MASTER accepted in its last moments is unknown to all others.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:
@@ -324,9 +323,9 @@ def failover(
             reasons += [one for one in (why_not, stock_ahead(before, candidate), rotten) if one]
             if reasons and not force:
                 help = way_out(before, candidate) if why_not else []
-                if before.unheard_term:
+                if before.unheard_epoch:
                     help += way_past_hearsay(before, candidate)
-                if not before.unheard_term or len(reasons) > 1:
+                if not before.unheard_epoch or len(reasons) > 1:
                     help.append(f"--force does it all the same{_better(before, candidate)}")
                 raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
             report.go_on()
@@ -375,7 +374,7 @@ def what_counts(topology: Topology, to: str) -> object:
     """What the answer to the question was given for: where it is another, the question is put again."""
     loss = topology.loss(to)
     members = [
-        (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_term, one.damaged)
+        (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_epoch, one.damaged)
         for one in topology.members
     ]
     return topology.registered, topology.replicas, members, loss.begin, loss.end, loss.unknown
@@ -390,23 +389,23 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     check_at_rest(topology)
     for master in topology.masters:
         if master.held or (master.is_ours and topology.gives_way(master)):
-            continue  # it takes nothing, or gives way to a newer term by itself
+            continue  # it refuses writes, or gives way to a newer epoch by itself
         if master is candidate and (master.epoch or 0) < topology.registered.epoch:
-            continue  # no nameserver takes it for the master until it begins a newer term
+            continue  # no nameserver takes it for the master until it begins a newer epoch
         if (
             candidate.is_master
             and of_one_promotion(master.epoch or 0, candidate.epoch or 0)
-            and topology.needs_further_term(master)
+            and topology.needs_further_epoch(master)
         ):
             continue  # one of two that began one number, or whom a slave's promise keeps away
         if master is candidate:
             raise click.ClickException(
-                f"{shown_addr(to)} is the master of {name} already, and takes messages"
+                f"{shown_addr(to)} is the master of {name} already, and accepts writes"
             )
         if not master.is_ours:
             raise click.ClickException(
                 f"{shown_addr(master.addr)}, a stock broker, is the master of {name} and alive\n"
-                "  stop it first: two masters of one name both take messages"
+                "  stop it first: two masters of one name both accept writes"
             )
         raise click.ClickException(
             f"{shown_addr(master.addr)} is the master of {name}, alive and well\n"
@@ -420,22 +419,22 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
     """What the choice of this candidate means, a line each."""
     lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
     if bound := bound_text(loss, acknowledged=has_all_acknowledged(topology, candidate, loss)):
-        lines.append(bound)
+        lines += bound.splitlines()
     why = unsafe(topology, candidate)
     lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]
     lines += damages(topology)
     if topology.silent:
         said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
-        lines.append(f"Not answering: {said}.  What only they hold is cut when they return, and kept aside.")
+        lines.append(
+            f"Not answering: {said}.  What only they have is cut when they return, and kept under cut/."
+        )
     roles = {one.master_role for one in topology.ours if one.master_role}
     if "ASYNC_MASTER" in roles and not any(one.is_master for one in topology.ours):
-        lines.append(
-            "The last master was an ASYNC_MASTER: what it acknowledged last, nobody may have heard of."
-        )
+        lines.append("The last master was an ASYNC_MASTER: no slave may have what it acknowledged last.")
     lines += unlisted_notes(topology)
     for one in topology.ours:
         if one is not candidate and one is topology.furthest and loss.size:
-            lines.append(f"{shown_addr(one.addr)} is the one that holds most, up to {one.end}.")
+            lines.append(f"{shown_addr(one.addr)} has the longest log, up to {one.end}.")
     return lines
 
 
@@ -443,7 +442,7 @@ def _better(topology: Topology, candidate: Member) -> str:
     """That this loses nothing, or who would lose less, for the end of a sentence."""
     own = topology.loss(candidate.addr).size
     if own == 0:
-        return ", and loses nothing that is known of"
+        return ", and loses no known message"
     sizes = [(size, one) for one in topology.ours if (size := topology.loss(one.addr).size) is not None]
     if not sizes:
         return ""
@@ -458,7 +457,7 @@ def promote(
 ) -> Member:
     """Tells it, and gives what it will be.  Raises RemotingError, or ProtocolError."""
     why = "failover by command"
-    if topology.unheard_term:
+    if topology.unheard_epoch:
         epoch, addr = topology.registered
         why += f", forced above epoch {epoch} of {addr}, of which only a nameserver had heard"
         loss = topology.loss(candidate.addr, hearsay=False)

@@ -35,13 +35,13 @@ KEPT = "  what it had is in cut/reinit-TIME/ of its store until somebody removes
 LET_BOTH_RUN = (
     "  let both run: the master takes them from its slaves within a minute or two; then begin again"
 )
-NOT_RUNNING = "start it: a slave builds itself anew while it runs"
+NOT_RUNNING = "start it: a slave is rebuilt while it runs"
 
 
 @command("reinit")
 @namesrv_option
 @one_broker_option("--brokerAddr", required=True, help="The slave, host:port.")
-@click.option("--discard", is_flag=True, help="Remove what it has; else it is kept aside, under cut/.")
+@click.option("--discard", is_flag=True, help="Remove what it has; else it is kept under cut/.")
 @click.option("--unread", is_flag=True, help="Do not read the master's log through before.")
 @timeout_option(60.0, "Seconds to watch; the slave goes on after that.")
 @yes_option
@@ -55,18 +55,18 @@ def reinit(
     yes: bool,
     output_format: str,
 ) -> None:
-    """Builds a slave anew from its master.
+    """Rebuilds a slave from its master.
 
-    For a slave whose log cannot be reconciled with its master's, or is damaged.  It empties itself and takes
-    everything, from the first byte that the master has; what it had is moved to cut/reinit-TIME/ in its
-    store, which takes disk space, or removed with --discard.
+    For a slave whose log cannot be reconciled with its master's, or is damaged.  It empties its store and
+    copies everything, from the first byte that the master has.  What it had is moved to cut/reinit-TIME/ in
+    its store, which needs disk space, or is removed with --discard.
 
     \b
       mqadmin reinit -b 10.0.0.2:10911
       mqadmin reinit -b 10.0.0.2:10911 --discard --yes -f json
 
-    Refused while its master does not answer, or holds its appends: what the slave has may then be all there
-    is.  For the same reason the master's log is read through first; --unread does without.
+    It is refused while the master does not answer, or refuses writes: what the slave has may then be all
+    there is.  For the same reason the command reads the master's whole log first; --unread skips that.
     """
     report = Report(output_format, yes)
     with report, Admin(namesrv) as admin:
@@ -77,10 +77,10 @@ def reinit(
         assert master.log is not None
         assert slave.log is not None
         gives, takes = (human_bytes(one.end - one.start) for one in (slave.log, master.log))
-        fate = "removed" if discard else "kept aside, under cut/"
+        fate = "removed" if discard else "kept under cut/"
         report.line(
-            f"{shown_addr(slave.addr)} gives up the {gives} that it has ({fate}), "
-            f"and takes {takes} from {shown_addr(master.addr)}."
+            f"{shown_addr(slave.addr)} discards the {gives} that it has ({fate}), "
+            f"and copies {takes} from {shown_addr(master.addr)}."
         )
         own = own_bytes(slave, master)
         if own:
@@ -91,15 +91,15 @@ def reinit(
         started = time.monotonic()
         with report.telling(admin, before.name, slave):
             admin.call(slave.addr, RequestCode.REINIT, ReinitHeader(not discard).encode(), timeout_s=TELL_S)
-        level = wait_for_refill(admin, slave, master.log.end, timeout_s)
+        caught_up = wait_for_refill(admin, slave, master.log.end, timeout_s)
         took_s = time.monotonic() - started
-        late = "" if level else why_not(admin, slave)
+        late = "" if caught_up else why_not(admin, slave)
         after = gather(admin, master.addr, namesrv, (slave.addr,))
         report.show("after", after)
         report.line(
-            f"{shown_addr(slave.addr)} holds what its master has: {human_seconds(took_s)}"
-            if level
-            else f"{shown_addr(slave.addr)} is not level after {timeout_s:g} s, and goes on{late}\n"
+            f"{shown_addr(slave.addr)} has everything that its master has: {human_seconds(took_s)}"
+            if caught_up
+            else f"{shown_addr(slave.addr)} has not caught up after {timeout_s:g} s, and goes on{late}\n"
             f"{'' if discard else KEPT}"
             f"  mqadmin haStatus -b {shown_addr(slave.addr)} -w 2 watches it"
         )
@@ -110,9 +110,9 @@ def reinit(
             masterAddr=master.addr,
             kept=not discard,
             logEnd=None if now is None else now.end,
-            complete=level,
+            complete=caught_up,
         )
-    if not level:
+    if not caught_up:
         sys.exit(1)
 
 
@@ -123,7 +123,7 @@ def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
     where = shown_addr(addr)
     if not slave.is_ours:
         raise click.ClickException(
-            f"{where} is a stock broker, which takes no such command\n"
+            f"{where} is a stock broker, which does not know this command\n"
             "  stop it, empty its store, and start it"
         )
     if slave.is_master:
@@ -136,14 +136,14 @@ def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
         check_told(topology)
         of_it = shown_addr(slave.master_addr) if slave.master_addr else "which it does not know"
         raise click.ClickException(
-            f"the master of {where}, {of_it}, does not answer: what {where} holds may be all there is\n"
+            f"the master of {where}, {of_it}, does not answer: what {where} has may be all there is\n"
             f"  mqadmin failover -b {topology.name} --to {where} makes it the master"
         )
     master = masters[0]
     if master.held:
         raise click.ClickException(
-            f"the master of {where}, {shown_addr(master.addr)}, takes no messages: {master.held}\n"
-            f"  what {where} holds may be what it lacks: see to that first; mqadmin haStatus says more"
+            f"the master of {where}, {shown_addr(master.addr)}, refuses writes: {master.held}\n"
+            f"  {where} may have what the master lacks: see to that first; mqadmin haStatus says more"
         )
     return slave, master
 

@@ -73,7 +73,7 @@ def poll(topology: Topology, candidate: Member) -> Poll:
             continue
         why = why_no_candidate(one.replicas, one.given, candidate.replica_id, own_addr)
         if one.is_master:
-            objections[one.replica_id] = f"is a {one.role} itself, of term {one.epoch}"
+            objections[one.replica_id] = f"is a {one.role} itself, of epoch {one.epoch}"
         elif not asked & {one.broker_addr, one.addr}:
             objections[one.replica_id] = f"{candidate.where} does not know of it, and will not ask it"
         elif why:
@@ -131,7 +131,7 @@ def heard_text(topology: Topology, candidate: Member) -> str:
         return ""
     heard = slaves & {candidate.replica_id, *(one.replica_id for one in found.pledged)}
     return (
-        f"{len(heard)} of {len(slaves)} slaves {'is' if len(heard) == 1 else 'are'} heard, and {wanted}"
+        f"{len(heard)} of {len(slaves)} slaves {'answers' if len(heard) == 1 else 'answer'}, and {wanted}"
         f" {'is' if wanted == 1 else 'are'} enough to know of every message that was acknowledged."
     )
 
@@ -144,7 +144,7 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
     lines = []
     if silent and missing > 0:  # else enough are heard: it is what these have or say that makes it unsafe
         which = and_text(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
-        lines.append(f"start {which}, and say this again")
+        lines.append(f"start {which}, and repeat the command")
         for one in silent:
             gone = shown_addr(one.addr) if one.addr else one.listed_as
             forget = f"mqadmin forget -b {topology.name} --replica {gone}"
@@ -152,27 +152,27 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
     lines += [f"or {one}" if lines else one for one in start_master(topology)]
     for one in topology.ours:
         if one is not candidate and topology.loss(one.addr).size == 0 and not unsafe(topology, one):
-            lines.append(f"--to {one.where} needs no --force: nothing that is known of would be lost")
+            lines.append(f"--to {one.where} needs no --force: no known message would be lost")
     return lines
 
 
 def way_past_hearsay(topology: Topology, candidate: Member, command: str = "") -> list[str]:
-    """What helps where only a nameserver has heard of a term, a line each; with `command`, what begins one above."""
+    """What helps where only a nameserver has heard of an epoch, a line each; with `command`, what begins one above."""
     epoch, addr = topology.registered
     size = topology.loss(candidate.addr, hearsay=False).size
     cost = "an unknown amount" if size is None else human_bytes(size) if size else "nothing"
     which = f"{command} --force" if command else "--force"
     return [
-        f"start {shown_addr(addr)} if it is a broker of {topology.name}, and say this again",
+        f"start {shown_addr(addr)} if it is a broker of {topology.name}, and repeat the command",
         f"or, if it is a stranger or lost for good: {which} begins an epoch above {epoch};"
-        f" of what those hold who answer, that loses {cost}",
+        f" of what the answering brokers have, that loses {cost}",
     ]
 
 
 def start_master(topology: Topology) -> list[str]:
     """That the last master, where it does not answer, has all that it answered with OK; a line, or none."""
     gone = [one for one in topology.silent if one.listed_as == topology.replicas.master and one.addr]
-    return [f"start {one.where}, the last master, again: it has all that it took" for one in gone]
+    return [f"start {one.where}, the last master, again: it has all that it accepted" for one in gone]
 
 
 def only_here(topology: Topology, gone: str) -> list[str]:
@@ -189,9 +189,9 @@ def only_here(topology: Topology, gone: str) -> list[str]:
     count = len(members.slaves & set(heard))
     lines = [
         f"NOTE: {replica_text(topology, gone)} may have acknowledged messages that no other broker has:"
-        f" {takes_text(members)}, and {count} {'is' if count == 1 else 'are'}.",
-        f"Once it is forgotten mqadmin failover of {topology.name} wants no --force for want of it, though they are"
-        " lost.  Unless it is lost for good, start it, and forget nothing.",
+        f" {takes_text(members)}, and {count} {'does' if count == 1 else 'do'}.",
+        f"Once it is forgotten, mqadmin failover of {topology.name} wants no --force for want of it, though they are"
+        " lost.  Start it instead, unless it is lost for good.",
     ]
     return lines + [f"Or {one}." for one in start_master(topology)]
 
@@ -221,13 +221,13 @@ def stock_ahead(topology: Topology, candidate: Member) -> str:
 def unlisted_notes(topology: Topology) -> list[str]:
     """Brokers of that name that may hold acknowledged messages, and of which no list knows; a line each."""
     notes = [
-        f"NOTE: {one.where} is a stock broker and on no list of replicas: it may hold acknowledged messages as"
+        f"NOTE: {one.where} is a stock broker and on no list of replicas: it may have acknowledged messages as"
         f" well; its log ends at {'an unknown place' if one.end is None else one.end}."
         for one in _stock_slaves(topology)
     ]
     if topology.replicas.replicas:
         notes += [
-            f"NOTE: {one.where} is registered, silent, and on no list of replicas: a stock slave there may hold"
+            f"NOTE: {one.where} is registered, silent, and on no list of replicas: a stock slave there may have"
             " acknowledged messages as well."
             for one in topology.silent
             if not one.listed_as and one.broker_id not in (None, MASTER_ID)

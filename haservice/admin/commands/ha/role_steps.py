@@ -81,7 +81,7 @@ class Report:
             sys.exit(INTERRUPTED)
         if isinstance(error, click.Abort) and isinstance(error.__context__, EOFError):
             raise click.ClickException(
-                f"nobody is there to answer: {NOTHING}\n  --yes does not ask"
+                f"there is no terminal to answer: {NOTHING}\n  --yes does not ask"
             ) from None
         if isinstance(error, click.ClickException):
             self.end(error=error.format_message())
@@ -108,7 +108,7 @@ class Report:
     def changed(self) -> None:
         """Says that what was asked about is so no more.  Raises click.ClickException if nobody was asked."""
         if self.yes:
-            raise click.ClickException(f"who is there, or what they hold, has just changed; {NOTHING}")
+            raise click.ClickException(f"the brokers or their logs have just changed; {NOTHING}")
         self.line("\nMeanwhile that has changed:\n")
 
     @contextlib.contextmanager
@@ -177,7 +177,7 @@ def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence
     if not now.is_master or last is None or last.number < epoch:
         return f"{shown_addr(addr)} is {now.role} in epoch {'-' if last is None else last.number}"
     if now.held:
-        return f"{shown_addr(addr)} takes no messages: {now.held}"
+        return f"{shown_addr(addr)} refuses writes: {now.held}"
     for place in namesrv:
         table = table_at(admin, place)
         if not isinstance(table, ClusterInfo):

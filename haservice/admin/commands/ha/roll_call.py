@@ -25,7 +25,7 @@ from haservice.errors import AnswerError, ProtocolError, RemotingClosed, Remotin
 from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.clients import BrokerNameHeader
-from haservice.remoting.headers.lineage import LineageBody, ReadLogHeader, TermBody
+from haservice.remoting.headers.lineage import LineageBody, NewestEpochBody, ReadLogHeader
 from haservice.replication.lineage.epochs import Epoch, LogSpan
 from haservice.replication.lineage.membership import REPLICAS_MAX
 from haservice.terminal.explain import advise, explain
@@ -185,10 +185,10 @@ def table_at(admin: Admin, namesrv: str) -> ClusterInfo | RemotingError | Protoc
 
 
 def registered_at(admin: Admin, namesrv: str, name: str) -> Registered:
-    """The newest term of a name that one nameserver was told of; none of a stock one, or one that is away."""
+    """The newest epoch of a name that one nameserver was told of; none of a stock one, or one that is away."""
     header = BrokerNameHeader(name)
     try:
-        body = admin.ask(namesrv, RequestCode.GET_LINEAGE, header, into=TermBody, timeout_s=ASK_S)
+        body = admin.ask(namesrv, RequestCode.GET_LINEAGE, header, into=NewestEpochBody, timeout_s=ASK_S)
     except (RemotingError, ProtocolError):
         return Registered()
     return Registered(body.epoch, body.master_addr)
@@ -241,7 +241,7 @@ def _ask_stock(admin: Admin, addr: str, broker_id: int | None) -> Member:
 
 
 def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
-    """Raises ProtocolError for terms that do not rise."""
+    """Raises ProtocolError for epochs that do not rise."""
     try:
         lineage = lineage_of(body)
     except ValueError as error:

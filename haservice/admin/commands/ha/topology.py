@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from haservice.bounds import TERM_JUMP_MAX
+from haservice.bounds import EPOCH_JUMP_MAX
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, common_point, of_one_promotion
 from haservice.replication.lineage.membership import Members
 from haservice.terminal.output import local_second, shown_addr
@@ -76,12 +76,12 @@ class Member:
     whole_from: int = 0
     """Below there it may have lost what it had acknowledged, while its log ends before."""
     pledged: int = -1
-    """Of a slave: it follows no master of a term below this one; -1 where it has promised nothing."""
+    """Of a slave: it follows no master of an epoch below this one; -1 where it has promised nothing."""
     pledged_to: str = ""
     past: tuple[Epoch, ...] = ()
-    """Terms that left no byte in its log."""
+    """Epochs that left no byte in its log."""
     unproven: str = ""
-    """Of a master: who says that there is a newer term, and does not prove it."""
+    """Of a master: who says that there is a newer epoch, and does not prove it."""
     listed_as: str = ""
     """Of one that does not answer: the replica that it is by the list of those who do."""
     seen_ms: int = 0
@@ -125,7 +125,7 @@ class Member:
 
     @property
     def own_lineage(self) -> Lineage:
-        """Without the terms that its log has not reached yet."""
+        """Without the epochs that its log has not reached yet."""
         return self.lineage if self.log is None else self.lineage.up_to(self.log.end)
 
     @property
@@ -134,14 +134,14 @@ class Member:
         return None if last is None else last.number
 
     @property
-    def last_term(self) -> Epoch | None:
+    def last_epoch(self) -> Epoch | None:
         """The newest that it has heard of, whether its log has come to it or not."""
         return self.lineage.last
 
     @property
     def is_blank(self) -> bool:
         """Whether it has nothing, and has followed nobody: what it says of epochs is its own invention."""
-        last = self.last_term
+        last = self.last_epoch
         empty = self.log is not None and self.log.is_empty
         return empty and (last is None or last.master == self.replica_id)
 
@@ -154,11 +154,11 @@ class Member:
         if not self.is_ours:
             return STOCK
         if self.held:
-            return f"held: {self.held}"
+            return f"refuses writes: {self.held}"
         if self.changing:
             return "changes its role"
         if self.is_master:
-            return f"takes messages{self.lacking}"
+            return f"accepts writes{self.lacking}"
         if not self.master_addr:
             return f"knows no master yet{self.lacking}"
         return f"follows {shown_addr(self.master_addr)}{self.lacking}"
@@ -186,8 +186,8 @@ def seen_text(seen_ms: int, *, told: bool) -> str:
 
 def damage_text(who: str, ranges: str) -> str:
     return (
-        f"{who} is damaged from {ranges}: nobody is given these bytes until another broker of this name gives"
-        " them back."
+        f"{who} is damaged from {ranges}: no client and no slave gets these bytes until another broker of this"
+        " name returns them."
     )
 
 
@@ -228,7 +228,7 @@ class Count(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """The newest term that a nameserver was told of, -1 if none, and where its master was."""
+    """The newest epoch that a nameserver was told of, -1 if none, and where its master was."""
 
     epoch: int = -1
     addr: str = ""
@@ -275,7 +275,7 @@ class Topology:
     @property
     def heard_epoch(self) -> int:
         """The highest number that a broker which answers knows of; 0 if none."""
-        return max((one.last_term.number for one in self.ours if one.last_term), default=0)
+        return max((one.last_epoch.number for one in self.ours if one.last_epoch), default=0)
 
     @property
     def last_epoch(self) -> int:
@@ -286,7 +286,7 @@ class Topology:
         past = [one.number for member in self.ours for one in member.past]
         known = max(self.heard_epoch, *past, *(one.pledged for one in self.ours), 0)
         told = self.registered.epoch
-        return max(known, told if told <= known + TERM_JUMP_MAX else 0)
+        return max(known, told if told <= known + EPOCH_JUMP_MAX else 0)
 
     @property
     def replicas(self) -> Members:
@@ -332,56 +332,56 @@ class Topology:
             return Loss(addr, unknown="it does not answer")
         if candidate.log is None or candidate not in self.ours:
             return Loss(addr, unknown="it keeps no lineage of this log")
-        unknown = self.unheard_term if hearsay else ""
+        unknown = self.unheard_epoch if hearsay else ""
         answering = {one.replica_id for one in self.ours}
         unheard = [where for name, where in candidate.named.items() if where and name not in answering]
         if candidate.held and unheard and not unknown:
             said = ", ".join(map(shown_addr, unheard))
-            unknown = f"it may have lost what {said} holds, who does not answer"
+            unknown = f"it may have lost what {said} has, which does not answer"
         if unknown:
             return Loss(addr, unknown=unknown)
         # Of two masters that began one number each has a log of its own, and the candidate lacks one of them.
-        losses = [self._loss_of(candidate, term) for term in self._last_terms]
+        losses = [self._loss_of(candidate, epoch) for epoch in self._last_epochs]
         return max(losses, key=lambda one: (one.size is None, one.size or 0))
 
     @property
-    def _last_terms(self) -> tuple[Epoch | None, ...]:
+    def _last_epochs(self) -> tuple[Epoch | None, ...]:
         """The newest one that anybody who counts has heard of; more than one of masters who are rivals."""
-        terms = [one.last_term for one in self._told if one.last_term is not None]
-        found = {one.term: one for one in terms if not any(other.outranks(one) for other in terms)}
+        epochs = [one.last_epoch for one in self._told if one.last_epoch is not None]
+        found = {one.identity: one for one in epochs if not any(other.outranks(one) for other in epochs)}
         return tuple(found.values()) or (None,)
 
     def gives_way(self, master: Member) -> bool:
-        """Whether it does so by itself, to a newer term of which it only has to hear."""
+        """Whether it does so by itself, to a newer epoch of which it only has to hear."""
         number, newest = master.epoch or 0, self.heard_epoch
         return number < newest and not of_one_promotion(number, newest)
 
-    def needs_further_term(self, master: Member) -> bool:
-        """Whether somebody who answers follows it in a further term only: there is a rival, or a promise to
+    def needs_further_epoch(self, master: Member) -> bool:
+        """Whether somebody who answers follows it in a further epoch only: there is a rival, or a promise to
         another one forbids it.
         """
         number = master.epoch if master.epoch is not None else -1
-        return len(self._last_terms) > 1 or any(
+        return len(self._last_epochs) > 1 or any(
             one.pledged > number
             or (of_one_promotion(one.pledged, number) and not master.is_at(one.pledged_to))
             for one in self.ours
             if one is not master
         )
 
-    def _loss_of(self, candidate: Member, term: Epoch | None) -> Loss:
-        """What is lost of the log that ends with `term`."""
+    def _loss_of(self, candidate: Member, epoch: Epoch | None) -> Loss:
+        """What is lost of the log that ends with `epoch`."""
         addr = candidate.addr
         furthest = max(
             (
                 one
                 for one in self._told
-                if one.last_term is None or term is None or not one.last_term.rivals(term)
+                if one.last_epoch is None or epoch is None or not one.last_epoch.rivals(epoch)
             ),
             key=_rank,
         )
         assert candidate.log is not None
         assert furthest.log is not None
-        end, heard_by, unknown = self._end_of(furthest, term)
+        end, heard_by, unknown = self._end_of(furthest, epoch)
         if unknown:
             return Loss(addr, unknown=unknown)
         begin = candidate.log.end
@@ -394,22 +394,22 @@ class Topology:
         return Loss(addr, begin, end, holder, min(end, furthest.log.end), heard_by=heard_by)
 
     @property
-    def unheard_term(self) -> str:
-        """That only a nameserver has heard of a term, whose master has written who knows what; "" if not."""
+    def unheard_epoch(self) -> str:
+        """That only a nameserver has heard of an epoch, whose master has written who knows what; "" if not."""
         number, addr = self.registered
-        terms = [one.last_term for one in self.ours if one.last_term is not None]
-        same = [term for term in terms if of_one_promotion(term.number, number)]
+        epochs = [one.last_epoch for one in self.ours if one.last_epoch is not None]
+        same = [epoch for epoch in epochs if of_one_promotion(epoch.number, number)]
         known = self.addrs_by_id
-        if number < 0 or any(term.number > number and term not in same for term in terms):
+        if number < 0 or any(epoch.number > number and epoch not in same for epoch in epochs):
             return ""
         if any(
-            term.number >= number and (not (where := known.get(term.master)) or self._same(where, addr))
-            for term in same
+            epoch.number >= number and (not (where := known.get(epoch.master)) or self._same(where, addr))
+            for epoch in same
         ):
             return ""
         return (
             f"the nameserver knows of epoch {number}, of {shown_addr(addr)}, "
-            "and nobody who answers has heard of it"
+            "and no broker that answers knows of it"
         )
 
     def _same(self, addr: str, other: str) -> bool:
@@ -417,31 +417,31 @@ class Topology:
         one = self.member(addr)
         return addr == other or (one is not None and one.is_at(other))
 
-    def _end_of(self, furthest: Member, term: Epoch | None) -> _End:
-        """Of the log that ends with `term`; `furthest` holds most of it."""
+    def _end_of(self, furthest: Member, epoch: Epoch | None) -> _End:
+        """Of the log that ends with `epoch`; `furthest` holds most of it."""
         end = furthest.end or 0
         stock_ends = [one.end for one in self.masters if not one.is_ours and one.end is not None]
         if stock_ends:
             return _End(max(end, *stock_ends))
-        if term is not None and any(one.replica_id == term.master for one in self.ours):
-            return _End(end)  # who wrote the last term speaks for itself
+        if epoch is not None and any(one.replica_id == epoch.master for one in self.ours):
+            return _End(end)  # who wrote the last epoch speaks for itself
         ears = [
             one
             for one in self._told
             if one.master_end >= 0
-            and (term is None or (one.last_term is not None and one.last_term.is_same_term(term)))
+            and (epoch is None or (one.last_epoch is not None and one.last_epoch.is_same_epoch(epoch)))
         ]
         silent = ", ".join(one.where for one in self.silent)
-        who = f"the last master is not among those who answer{f' ({silent} does not)' if silent else ''}"
+        who = f"the last master is not among those that answer{f' ({silent} does not)' if silent else ''}"
         if not ears:
-            return _End(end, unknown=f"{who}, and nobody has heard how far its log went")
+            return _End(end, unknown=f"{who}, and no slave knows how long its log was")
         # Who was not started since has heard it to its last moment, as far as anybody can tell.
         best = max(ears, key=lambda one: (not one.master_end_kept, one.master_end, one.master_heard_ms))
         if best.master_end_kept and best.master_role != SYNC_MASTER:
             return _End(
                 end,
-                unknown=f"{who}, and {shown_addr(best.addr)} was started again since it heard, "
-                f"{local_second(best.master_heard_ms)}, that its log goes up to {best.master_end}",
+                unknown=f"{who}, and {shown_addr(best.addr)} was restarted since it heard, "
+                f"{local_second(best.master_heard_ms)}, that this log ends at {best.master_end}",
             )
         return _End(max(end, *(one.master_end for one in ears)), best)
 

@@ -62,7 +62,7 @@ def loss_text(loss: Loss, counted: Count) -> str:
     if loss.unknown:
         return f"it is not known what would be lost: {loss.unknown}"
     if loss.size == 0:
-        return f"nothing that is known of would be lost: the furthest log ends at {loss.end}"
+        return f"no known message would be lost: the longest log ends at {loss.end}"
     return (
         f"{human_bytes(loss.size)} with {counted.text()} would be lost, "
         f"offsets {loss.begin} to {loss.end} of the log"
@@ -81,10 +81,10 @@ def bound_text(loss: Loss, *, acknowledged: bool = False) -> str:
     before = ", before it was started again" if by.master_end_kept else ""
     if acknowledged:
         return (
-            f"All that the last master, a {SYNC_MASTER}, acknowledged is there.  {shown_addr(by.addr)} heard of "
-            f"it{when}{before}; what it took after that, without an OK, is not known."
+            f"It has all that the last master, a {SYNC_MASTER}, acknowledged.\n{shown_addr(by.addr)} last heard "
+            f"from that master{when}{before}: what came later, without an OK, is not known."
         )
     return (
-        f"That is the least: {shown_addr(by.addr)} heard of the last master{when}{before}; "
-        "what it took after that is not known."
+        f"That is the least: {shown_addr(by.addr)} last heard from the last master{when}{before}.\n"
+        "What that master accepted later is not known."
     )

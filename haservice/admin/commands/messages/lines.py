@@ -37,7 +37,7 @@ async def lines_of(source: BinaryIO, keep_ends: bool = False) -> AsyncIterator[b
                 yield line + b"\n" if keep_ends else line.removesuffix(b"\r")
             if len(rest) > LINE_BYTES_MAX:
                 raise LineTooLong(
-                    f"a line of more than {LINE_BYTES_MAX} bytes: no broker takes such a message"
+                    f"a line of more than {LINE_BYTES_MAX} bytes: every broker refuses such a message"
                 )
     finally:
         over.set()

@@ -355,7 +355,7 @@ def consume_directly(
 @click.option("-i", "--msgId", "message_id", metavar="ID", required=True, help="The offset message id.")
 @format_option
 def resume_check_half_message(namesrv: tuple[str, ...], message_id: str, output_format: str) -> None:
-    """Lets a given-up transaction be asked about again.
+    """Puts an undecided transaction back, to be checked again.
 
     A half message that nobody decided lies in TRANS_CHECK_MAX_TIME_TOPIC; its broker puts it back, as if it
     had never been asked about.

@@ -110,10 +110,10 @@ def send_message(
       mqadmin sendMessage -n 127.0.0.1:9876 -t Lines README.md
       seq 100000 | mqadmin sendMessage -n 127.0.0.1:9876 -t Numbers -
 
-    Empty lines are passed over.  Each answer is counted by its status.  Anything but SEND_OK makes the
-    exit code 1; FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE mean that the message is
-    stored on the master, and that the rest of what the broker's mode promises is not proven.  Ctrl-C ends
-    a FILE with the same counts, what was in flight as NO_ANSWER, and exit code 130.
+    Empty lines are skipped.  Answers are counted by status.  If any is not SEND_OK, the exit code is 1.
+    FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE mean: the message is stored on the
+    master, and the rest of what the broker's mode promises is not proven.  Ctrl-C ends a FILE with the same
+    counts, counts what was in flight as NO_ANSWER, and exits with code 130.
     """
     if (body is None) == (file is None):
         raise click.UsageError("what to send?  One of -p BODY and FILE")
@@ -330,11 +330,10 @@ def consume_message(
       mqadmin consumeMessage -n 127.0.0.1:9876 -t Greetings
       mqadmin consumeMessage -b 127.0.0.1:10921 -t Greetings      from this broker, be it a slave
 
-    Reads each queue from its first message, or from -o or -s, to where it ended when reading began.
-    From a master that cannot be reached, or does not answer within 5 s, the queues are read at a slave of
-    the same name instead; standard error says at which.  A queue that its broker cannot read on, for a
-    message is damaged there, ends before it, and the exit code is 1.  No consumer group's offset is
-    moved.  -f json writes one object a line.
+    Reads each queue from its first message, or from -o or -s, to where it ended when reading began.  If a
+    master is unreachable, or does not answer within 5 s, the queues are read from a slave of the same name;
+    standard error says from which.  A queue with a damaged message ends before it, and the exit code is 1.
+    No consumer group's offset is moved.  -f json writes one object a line.
     """
     shown = 0
     damaged: list[Queue] = []

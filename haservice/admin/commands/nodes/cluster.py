@@ -102,8 +102,8 @@ def cluster_list(
     """Lists clusters and their brokers.
 
     Version, messages a second (and of the requests that wait how many, and how long), hours kept, share of
-    the disk in use, log end.  BID 0 is the master of its broker name, others are its slaves.  Of a broker
-    that the nameserver still lists and that does not answer standard error gives the reason, and the exit
+    the disk in use, log end.  BID 0 is the master of its broker name, others are its slaves.  If a
+    broker that the nameserver still lists does not answer, standard error gives the reason, and the exit
     code is 1.
     """
     show_once: Callable[[Admin, str | None, str], bool] = show_more if more else show_cluster

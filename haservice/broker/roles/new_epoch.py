@@ -1,4 +1,4 @@
-"""A master's changes that need no other broker: a term begins, it follows somebody, a replica is forgotten.  Pure."""
+"""A master's changes that need no other broker: an epoch begins, it follows somebody, a replica is forgotten.  Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from haservice.broker.roles.actions import (
     Failed,
     Flush,
     GatherPledges,
-    Level,
+    LogLevel,
     Refuse,
     Result,
     Say,
@@ -31,7 +31,7 @@ from haservice.broker.roles.rules import (
     NewerMaster,
     RoleInForce,
     command_for,
-    new_term,
+    new_epoch,
     next_number,
     role_wanted,
     slave_id,
@@ -59,8 +59,8 @@ from haservice.replication.lineage.membership import Members, vote_of, why_unsaf
 
 
 @dataclass(frozen=True, slots=True)
-class NewTerm(Change):
-    """A running master begins a term at its log's end, which stands still meanwhile: flush, write."""
+class NewEpoch(Change):
+    """A running master begins an epoch at its log's end, which stands still meanwhile: flush, write."""
 
     why: str
     promoted: bool
@@ -70,7 +70,7 @@ class NewTerm(Change):
     """What is written beside: a command, where the role becomes another one."""
     role: RoleInForce | None = None
     """The role that it is to be in by that command."""
-    hold: str = field(default="a new term begins", kw_only=True)
+    hold: str = field(default="a new epoch begins", kw_only=True)
 
     def begin(self, state: RoleState, view: View) -> Step:
         return state.but(change=self), (Flush(),)
@@ -86,7 +86,7 @@ class NewTerm(Change):
         state = state.but(
             change=None,
             waiting={},
-            level=frozenset(),
+            caught_up=frozenset(),
             undecided="",
             doubt="",
             ahead={},
@@ -94,7 +94,7 @@ class NewTerm(Change):
             trouble="",
         )
         actions: list[Action] = [
-            Say(Level.WARNING, f"a term begins epoch={last.number} start={last.start} why={self.why}"),
+            Say(LogLevel.WARNING, f"an epoch begins epoch={last.number} start={last.start} why={self.why}"),
             TakeList(regreet=True),
         ]
         if self.ticket is not None:
@@ -106,7 +106,7 @@ class NewTerm(Change):
 
     def _write(self, state: RoleState, end: int, view: View) -> Step:
         try:
-            changes = new_term(
+            changes = new_epoch(
                 view.kept,
                 LogSpan(view.log.start, end),
                 self.why,
@@ -123,45 +123,45 @@ class NewTerm(Change):
 
     def _failed(self, state: RoleState, reason: str) -> Step:
         """What held this master before holds it still: that is in the state, and was never let go."""
-        trouble = f"the new term cannot be written: {reason}"
-        actions: tuple[Action, ...] = (Say(Level.ERROR, trouble, ("term",)),)
+        trouble = f"the new epoch cannot be written: {reason}"
+        actions: tuple[Action, ...] = (Say(LogLevel.ERROR, trouble, ("epoch",)),)
         if self.ticket is not None:
             actions = (Refuse(self.ticket, trouble),)
         return state.but(change=None, trouble=trouble), actions
 
 
-def further_term(state: RoleState, ticket: int, header: PromoteHeader, view: View) -> Step:
+def further_epoch(state: RoleState, ticket: int, header: PromoteHeader, view: View) -> Step:
     """40003 at a master: it is to go on without those that it waits for, or in the other master's role."""
     last = view.kept.lineage.last
     number = last.number if last is not None else -1
     if header.min_epoch <= number:
-        return state, (Refuse(ticket, f"this broker is the master already, its term is {number}"),)
+        return state, (Refuse(ticket, f"this broker is the master already, its epoch is {number}"),)
     if header.expected_end not in (-1, view.log.end):
         return state, (Refuse(ticket, f"the log ends at {view.log.end}, and not at {header.expected_end}"),)
     now, why = state.who.role, header.why or "an operator's choice"
     wanted = role_wanted(header.role, view.kept, now) if header.role else now.role
     if isinstance(wanted, str):
         return state, (Refuse(ticket, wanted),)
-    term = NewTerm(why, True, header.min_epoch, ticket)
+    new = NewEpoch(why, True, header.min_epoch, ticket)
     if wanted is not now.role:
         command = command_for(wanted, 0, now, why, view.now_ms)
-        term = replace(term, changes={"command": command}, role=now.by(command))
+        new = replace(new, changes={"command": command}, role=now.by(command))
     if header.force:
-        return term.begin(state, view)
+        return new.begin(state, view)
     kept = view.kept
     epoch = next_number(number, max(header.min_epoch - 1, state.heard), promoted=True)
     asked = PledgeHeader(epoch, kept.replica_id, state.who.broker_addr)
-    change = Recounting(term, epoch, hold=state.held or "slaves are asked whether there is a newer master")
+    change = Recounting(new, epoch, hold=state.held or "slaves are asked whether there is a newer master")
     return state.but(change=change), (GatherPledges(others_of(kept, state.who.broker_addr), asked),)
 
 
 @dataclass(frozen=True, slots=True)
 class Recounting(Change):
-    """A master that is to go on in a further term asks its slaves for their pledges, as one that becomes it does:
+    """A master that is to go on in a further epoch asks its slaves for their pledges, as one that becomes it does:
     if too few answer, a newer one may be there, and have given OKs that it knows nothing of.
     """
 
-    term: NewTerm
+    new: NewEpoch
     epoch: int
     hold: str = field(kw_only=True)
 
@@ -173,9 +173,9 @@ class Recounting(Change):
         members = newest_list(kept.members, pledged)
         why = why_unsafe_to_go_on(members, me, votes_of(pledged), objections_to(members, result, pledged))
         if not why:
-            return replace(self.term, min_epoch=self.epoch).begin(state, view)
-        assert self.term.ticket is not None
-        return state.but(change=None), (Refuse(self.term.ticket, f"{why}{silent_text(result)}"),)
+            return replace(self.new, min_epoch=self.epoch).begin(state, view)
+        assert self.new.ticket is not None
+        return state.but(change=None), (Refuse(self.new.ticket, f"{why}{silent_text(result)}"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Following(Change):
         newer = self.newer
         changes: dict[str, Any] = {"command": command, "handing_over": None}
         if newer.replica_id:
-            # Our own last term may have left no byte, and would keep us from no older master than that one.
+            # Our own last epoch may have left no byte, and would keep us from no older master than that one.
             changes["pledge"] = Pledge(newer.epoch, newer.replica_id, newer.broker_addr)
         return state.but(change=change), (Write(changes),)
 
@@ -207,7 +207,7 @@ class Following(Change):
         if isinstance(result, Failed):
             return self._failed(state, result.reason)
         text = f"becomes a slave of={self.newer.broker_addr} epoch={self.newer.epoch} why={self.why}"
-        actions: list[Action] = [Say(Level.WARNING, text)]
+        actions: list[Action] = [Say(LogLevel.WARNING, text)]
         if self.ticket is not None and self.answer is not None:
             actions.append(AnswerWith(self.ticket, self.answer))
         elif self.ticket is not None:
@@ -215,9 +215,9 @@ class Following(Change):
         return state.but(change=None, turning=self.why), (*actions, Turn(self.why))
 
     def _failed(self, state: RoleState, reason: str) -> Step:
-        """There is a newer term whatever we write: nothing is taken, and it is tried again."""
+        """There is a newer epoch whatever we write: nothing is taken, and it is tried again."""
         trouble = f"{self.newer.broker_addr} is the master, and that this broker follows cannot be written: {reason}"
-        actions: list[Action] = [Say(Level.ERROR, f"nothing is taken reason={trouble}", ("follow",))]
+        actions: list[Action] = [Say(LogLevel.ERROR, f"nothing is taken reason={trouble}", ("follow",))]
         if self.ticket is not None:
             actions.append(Refuse(self.ticket, f"{trouble}; nothing is taken, and it is tried again"))
         return state.but(change=None, newer=self.newer, trouble=trouble), tuple(actions)
@@ -243,7 +243,7 @@ def follow(state: RoleState, ticket: int, header: FollowHeader, view: View) -> S
     """40004 at a master."""
     last = view.kept.lineage.last
     if last is not None and (header.epoch <= last.number or of_one_promotion(header.epoch, last.number)):
-        why = f"this broker is the master of term {last.number}, and {header.epoch} is no newer one"
+        why = f"this broker is the master of epoch {last.number}, and {header.epoch} is no newer one"
         return state, (Refuse(ticket, why),)
     return state.but(change=LookingForPlace(ticket, header)), (Ask((header.master_addr,)),)
 
@@ -278,8 +278,8 @@ class Writing(Change):
         state = state.but(change=None)
         if isinstance(result, Failed):
             return state, (Refuse(self.ticket, f"{self.what} cannot be written: {result.reason}"),)
-        if self.forgets in state.waiting:  # nobody waits for it any more, and then a term begins as ever
-            state = state.but(level=state.level | {self.forgets})
+        if self.forgets in state.waiting:  # nobody waits for it any more, and then an epoch begins as ever
+            state = state.but(caught_up=state.caught_up | {self.forgets})
         return state, (*self.then, Answer(self.ticket))
 
 
@@ -291,7 +291,7 @@ def note_master(state: RoleState, ticket: int, header: FollowHeader, view: View)
     # Where neither is the newer one the greeting says so, and what an operator can do.
     if header.epoch < floor and not of_one_promotion(header.epoch, floor):
         return state, (
-            Refuse(ticket, f"term {header.epoch} is older than {floor}, which this slave knows of"),
+            Refuse(ticket, f"epoch {header.epoch} is older than {floor}, which this slave knows of"),
         )
     command = kept.command
     if command is None or not header.ha_addr:
@@ -303,7 +303,7 @@ def note_master(state: RoleState, ticket: int, header: FollowHeader, view: View)
 
 
 def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> Step:
-    """40008: a replica is given up, on purpose: nobody waits for it, and no promotion has to have heard it."""
+    """40008: a replica is forgotten, on purpose: no broker waits for it, and no promotion needs its answer."""
     kept, gone = view.kept, header.replica_id
     if gone == kept.replica_id:
         return state, (Refuse(ticket, "that is this broker itself"),)
@@ -313,7 +313,7 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
     if gone not in kept.members.replicas and gone not in kept.replicas:
         return state, (Refuse(ticket, f"no replica {gone[:32]} is known"),)
     if gone == kept.members.master:
-        return state, (Refuse(ticket, "that is the master that made the list: nobody waits for it"),)
+        return state, (Refuse(ticket, "that is the master that made the list: no broker waits for it"),)
     given = Members()
     if state.who.is_slave:
         members = kept.members.written_off(gone)
@@ -324,7 +324,7 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
         members = kept.members.forgotten(epoch, kept.lineage.mark(view.log.end), gone)
     replicas = {one: replica for one, replica in kept.replicas.items() if one != gone}
     text = f"a replica is forgotten id={gone[:8]} addr={kept.members.replicas.get(gone, '')}"
-    then: tuple[Action, ...] = (Say(Level.WARNING, text),)
+    then: tuple[Action, ...] = (Say(LogLevel.WARNING, text),)
     if not state.who.is_slave:
         then = (*then, TakeList(regreet=False))
     change = Writing(ticket, "that it is forgotten", then, forgets=gone)
