@@ -7,7 +7,7 @@ import contextlib
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
 from haservice.admin.calls import Admin
@@ -17,6 +17,10 @@ from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.support.waiting import PATIENCE_S, wait_until
+
+# What the fixtures of conftest.py give: a pair of which the test starts what it wants, and who asks it.
+MakePair = Callable[..., ScratchPair]
+Ask = Callable[[ScratchPair], Admin]
 
 TOPIC = "Walks"
 QUEUES = 2
@@ -52,12 +56,17 @@ def _stands_still(pid: int) -> bool:
 
 def start_with_topic(pair: ScratchPair, admin: Admin) -> None:
     """The whole pair; the topic is there before the slave, which copies topics when it starts."""
-    pair.start_nameserver()
-    pair.start_master()
-    admin.update_topic(pair.master_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+    start_master_with_topic(pair, admin)
     pair.start_slave()
     wait_level(pair, admin)
     wait_until(lambda: knows_topic(admin, pair.slave_addr), "the slave knows the topic")
+
+
+def start_master_with_topic(pair: ScratchPair, admin: Admin, **settings: str) -> None:
+    """A nameserver and a master; no slave yet."""
+    pair.start_nameserver()
+    pair.start_master(**settings)
+    admin.update_topic(pair.master_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
 
 
 def knows_topic(admin: Admin, addr: str) -> bool:
@@ -85,6 +94,25 @@ def is_level(pair: ScratchPair, admin: Admin) -> bool:
 
 def wait_level(pair: ScratchPair, admin: Admin, seconds: float = PATIENCE_S) -> None:
     wait_until(lambda: is_level(pair, admin), "the slave is level with its master", seconds)
+
+
+def follows(admin: Admin, master: str, slave: str) -> bool:
+    """Whether the slave of that address is in sync, and has dispatched all that the master has."""
+    try:
+        status = admin.ha_status(master)
+        return (
+            status is not None
+            and any(one.in_sync and one.broker_addr == slave for one in status.ha_connection_info)
+            and log_end(admin, master) == log_end(admin, slave)
+            and admin.runtime_info(slave)["dispatchBehindBytes"] == "0"
+            and knows_topic(admin, slave)
+        )
+    except RemotingError:
+        return False
+
+
+def wait_follows(admin: Admin, master: str, slave: str) -> None:
+    wait_until(lambda: follows(admin, master, slave), f"{slave} has all of {master}")
 
 
 async def _outgoing(bodies: Iterable[bytes]) -> AsyncIterator[Outgoing]:

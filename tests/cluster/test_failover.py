@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +20,8 @@ from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError
 from tests.cluster.support import (
     TOPIC,
+    Ask,
+    MakePair,
     assert_equal_logs,
     frozen,
     log_end,
@@ -33,9 +35,6 @@ from tests.cluster.support import (
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
-
-MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
 
 
 @pytest.fixture(params=["SYNC_MASTER", "ASYNC_MASTER"])

@@ -21,16 +21,18 @@ import pytest
 from commitlog.kernel.records import Message, encode, encode_host, stamp
 from haservice.admin.calls import Admin
 from haservice.devtools.pair import ScratchPair
-from haservice.remoting.headers.clients import CreateTopicHeader
 from haservice.replication.wire.protocol import REPORT
 from tests.cluster.support import (
     QUEUES,
     TOPIC,
+    Ask,
+    MakePair,
     log_end,
     numbered,
     read,
     send,
     send_ok,
+    start_master_with_topic,
     start_with_topic,
     wait_level,
 )
@@ -39,8 +41,6 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cluster
 
-MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
 
 HTTP = b"GET / HTTP/1.1\r\nHost: broker-a\r\n\r\n"
 SEGMENT_BYTES = 1024 * 1024
@@ -60,9 +60,7 @@ def is_alone(pair: ScratchPair, admin: Admin) -> bool:
 
 def start_lonely(pair: ScratchPair, admin: Admin) -> int:
     """A master without a slave that has 20 messages; where its log ends."""
-    pair.start_nameserver()
-    pair.start_master()
-    admin.update_topic(pair.master_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+    start_master_with_topic(pair, admin)
     assert statuses(pair, 0, 20) == {"SLAVE_NOT_AVAILABLE"}
     return log_end(admin, pair.master_addr)
 
@@ -163,9 +161,7 @@ def test_a_conversation_that_is_played_back_proves_nothing(make_pair: MakePair, 
     """All that a real slave said, said again by a stranger once the slave is gone: no send is OK by it."""
     pair = make_pair("SYNC_MASTER", slaveTimeout="300")
     ask = admin(pair)
-    pair.start_nameserver()
-    pair.start_master()
-    ask.update_topic(pair.master_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+    start_master_with_topic(pair, ask)
     with Recorder(pair.ha_port()) as recorder:
         pair.start_slave(haMasterAddress=f"127.0.0.1:{recorder.port}")
         wait_level(pair, ask)

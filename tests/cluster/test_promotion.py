@@ -31,9 +31,11 @@ from tests.chaos.power_disk import Disk, NoDisks
 from tests.cluster.support import (
     QUEUES,
     TOPIC,
+    Ask,
+    MakePair,
     assert_equal_logs,
+    follows,
     frozen,
-    knows_topic,
     log_bytes,
     log_end,
     numbered,
@@ -41,13 +43,12 @@ from tests.cluster.support import (
     send,
     send_ok,
     start_with_topic,
+    wait_follows,
 )
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
 
 PATIENCE_MS = 10_000
 
@@ -126,25 +127,6 @@ def in_route(ask: Admin) -> dict[int, str]:
     return dict(data.broker_addrs)
 
 
-def is_level(ask: Admin, master: str, slave: str) -> bool:
-    """A slave that follows `master`, has what it has, and has dispatched it."""
-    try:
-        status = ask.ha_status(master)
-        return (
-            status is not None
-            and any(one.in_sync and one.broker_addr == slave for one in status.ha_connection_info)
-            and log_end(ask, master) == log_end(ask, slave)
-            and ask.runtime_info(slave)["dispatchBehindBytes"] == "0"
-            and knows_topic(ask, slave)
-        )
-    except RemotingError:
-        return False
-
-
-def wait_level(ask: Admin, master: str, slave: str) -> None:
-    wait_until(lambda: is_level(ask, master, slave), f"{slave} is level with {master}")
-
-
 def switch_over(ask: Admin, master: str, target: str = "") -> SwitchoverBody:
     header = SwitchoverHeader(target, PATIENCE_MS)
     return ask.ask(master, RequestCode.SWITCHOVER, header, into=SwitchoverBody, timeout_s=30.0)
@@ -188,7 +170,7 @@ def test_switchovers_lose_no_acknowledged_message(
         master = slave
     producer.wait_for(200)
     acknowledged = producer.stop()
-    wait_level(ask, master, other(pair, master))
+    wait_follows(ask, master, other(pair, master))
     assert epochs == [1000, 2000, 3000]
     assert in_route(ask) == {0: master, 1: other(pair, master)}
     assert_all_there(ask, acknowledged, pair.master_addr, pair.slave_addr)
@@ -231,7 +213,7 @@ def test_the_old_master_comes_back_alone_and_steps_down(make_pair: MakePair, adm
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 300))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     pair.processes["broker-a-s"].kill()
     send_ok(pair.master_addr, numbered(300, 400))
     pair.processes["broker-a"].kill()
@@ -244,7 +226,7 @@ def test_the_old_master_comes_back_alone_and_steps_down(make_pair: MakePair, adm
 
     pair.start_master()
     wait_until(lambda: is_role(ask, pair.master_addr, "SLAVE"), "the old master is a slave")
-    wait_level(ask, pair.slave_addr, pair.master_addr)
+    wait_follows(ask, pair.slave_addr, pair.master_addr)
     assert in_route(ask) == {0: pair.slave_addr, 1: pair.master_addr}
     assert_equal_logs(pair, ask, pair.slave_addr)
     assert read(ask, pair.master_addr) == sorted(numbered(0, 300) + numbered(500, 600))
@@ -260,16 +242,16 @@ def test_an_old_master_that_runs_on_is_told_and_gives_way(make_pair: MakePair, a
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     with pytest.raises(AnswerError, match="accepts writes: mqadmin switchover loses nothing"):
         promote(ask, pair.slave_addr, why="behind its back")
-    wait_until(lambda: is_level(ask, pair.master_addr, pair.slave_addr), "the slave follows again")
+    wait_until(lambda: follows(ask, pair.master_addr, pair.slave_addr), "the slave follows again")
     promote(ask, pair.slave_addr, why="behind its back", force=True)
     wait_until(lambda: is_role(ask, pair.master_addr, "SLAVE"), "the old master gives way by itself")
     wait_until(lambda: is_role(ask, pair.slave_addr, "ASYNC_MASTER"), "the slave is the master")
-    wait_level(ask, pair.slave_addr, pair.master_addr)
+    wait_follows(ask, pair.slave_addr, pair.master_addr)
     send_ok(pair.slave_addr, numbered(100, 150))
-    wait_level(ask, pair.slave_addr, pair.master_addr)
+    wait_follows(ask, pair.slave_addr, pair.master_addr)
     assert_equal_logs(pair, ask, pair.slave_addr)
 
 
@@ -278,7 +260,7 @@ def test_a_slave_that_its_file_makes_a_master_begins_an_epoch(make_pair: MakePai
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     end = log_end(ask, pair.slave_addr)
     pair.processes["broker-a"].kill()
     assert pair.processes["broker-a-s"].stop() == 0
@@ -306,7 +288,7 @@ def test_a_role_by_command_stands_until_the_file_says_another_one(make_pair: Mak
     pair.start_master()
     wait_until(lambda: is_role(ask, pair.slave_addr, "SYNC_MASTER"), "the new master is one still")
     wait_until(lambda: is_role(ask, pair.master_addr, "SLAVE"), "the old master is a slave still")
-    wait_level(ask, pair.slave_addr, pair.master_addr)
+    wait_follows(ask, pair.slave_addr, pair.master_addr)
     before = lineage(ask, pair.slave_addr)
     assert before is not None
     assert before.epoch == 1000
@@ -328,7 +310,7 @@ def test_a_switchover_to_a_slave_that_is_not_ready_undoes_itself(make_pair: Make
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
 
     with pytest.raises(AnswerError, match=r"no slave at 127\.0\.0\.1:1 is connected"):
         switch_over(ask, pair.master_addr, "127.0.0.1:1")
@@ -347,7 +329,7 @@ def test_a_switchover_to_a_slave_that_is_not_ready_undoes_itself(make_pair: Make
     found = lineage(ask, pair.master_addr)
     assert found is not None
     assert (found.role, found.held, found.epoch) == ("ASYNC_MASTER", "", 1)
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     assert is_role(ask, pair.slave_addr, "SLAVE")
 
     pair.processes["broker-a-s"].kill()
@@ -365,7 +347,7 @@ def test_a_switchover_without_an_answer_is_not_forgotten_by_a_restart(
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 10))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     slave = lineage(ask, pair.slave_addr)
     assert slave is not None
     for name in ("broker-a", "broker-a-s"):
@@ -385,7 +367,7 @@ def test_a_switchover_without_an_answer_is_not_forgotten_by_a_restart(
         lambda: (found := lineage(ask, pair.master_addr)) is not None and not found.held,
         "the slave has said that it is none",
     )
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     send_ok(pair.master_addr, numbered(10, 20))
     assert LineageFile(pair.store("broker-a")).state.handing_over is None
 
@@ -395,7 +377,7 @@ def test_a_promotion_is_refused_when_the_log_ends_elsewhere(make_pair: MakePair,
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 10))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     end = log_end(ask, pair.slave_addr)
     with pytest.raises(AnswerError, match=f"the log ends at {end}, and not at 1"):
         promote(ask, pair.slave_addr, expected_end=1)
@@ -404,7 +386,7 @@ def test_a_promotion_is_refused_when_the_log_ends_elsewhere(make_pair: MakePair,
     with pytest.raises(AnswerError, match="no newer one"):
         ask.tell(pair.master_addr, RequestCode.FOLLOW, FollowHeader(pair.slave_addr, "127.0.0.1:1", 1))
     send_ok(pair.master_addr, numbered(10, 20))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
 
 
 def test_a_master_is_told_to_go_on_in_a_further_epoch(make_pair: MakePair, admin: Ask) -> None:
@@ -419,7 +401,7 @@ def test_a_master_is_told_to_go_on_in_a_further_epoch(make_pair: MakePair, admin
         lambda: (found := lineage(ask, pair.slave_addr)) is not None and found.epoch == 2000,
         "the slave has taken the epoch over",
     )
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     send_ok(pair.master_addr, numbered(10, 20))
 
 
@@ -433,7 +415,7 @@ def test_a_promotion_of_a_switchover_that_was_given_up_comes_to_nothing(
     end = log_end(ask, pair.slave_addr)
     with pytest.raises(AnswerError, match="does not hand over any more"):
         promote(ask, pair.slave_addr, expected_end=end, confirm_addr=pair.master_addr, token="of yesterday")
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     assert is_role(ask, pair.slave_addr, "SLAVE")
     send_ok(pair.master_addr, numbered(10, 20))
 
@@ -446,7 +428,7 @@ def test_an_old_master_stays_out_though_the_newer_one_is_gone(make_pair: MakePai
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     pair.processes["broker-a"].kill()
     promote(ask, pair.slave_addr, why="failover")
     wait_until(lambda: in_route(ask) == {0: pair.slave_addr}, "the route leads to the new master")
@@ -463,7 +445,7 @@ def test_an_old_master_stays_out_though_the_newer_one_is_gone(make_pair: MakePai
 
     pair.start_slave()
     wait_until(lambda: is_role(ask, pair.slave_addr, "SLAVE"), "the one that was newer follows")
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     assert_equal_logs(pair, ask, pair.master_addr)
 
 
@@ -496,7 +478,7 @@ def test_a_master_that_lost_its_end_to_a_power_cut_takes_it_back(make_pair: Make
     found = lineage(ask, pair.master_addr)
     assert found is not None
     assert [(one.epoch, one.start) for one in found.epochs] == [(1, 0), (2, end)]
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     send_ok(pair.master_addr, numbered(200, 300))
     for addr in (pair.master_addr, pair.slave_addr):
         wait_until(lambda a=addr: is_dispatched(ask, a), "all is dispatched")  # type: ignore[misc]
@@ -513,7 +495,7 @@ def test_a_slave_may_begin_with_a_copy_of_the_masters_store(
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     master, copy = "broker-a", "broker-a-s"
     if promoted:
         pair.processes["broker-a"].kill()
@@ -531,9 +513,9 @@ def test_a_slave_may_begin_with_a_copy_of_the_masters_store(
     pair.start_broker(master, **roles.get(master, slave))
     pair.start_broker(copy, **slave)
     wait_until(lambda: is_role(ask, addrs[copy], "SLAVE"), "the copy is a slave")
-    wait_level(ask, addrs[master], addrs[copy])
+    wait_follows(ask, addrs[master], addrs[copy])
     send_ok(addrs[master], numbered(100, 150))
-    wait_level(ask, addrs[master], addrs[copy])
+    wait_follows(ask, addrs[master], addrs[copy])
     assert read(ask, addrs[copy]) == numbered(0, 150)
     ids = {found.replica_id for addr in addrs.values() if (found := lineage(ask, addr)) is not None}
     assert len(ids) == 2
@@ -550,7 +532,7 @@ def test_an_operator_lets_a_held_master_go_on(make_pair: MakePair, admin: Ask) -
 
     # The slave is back after all: what only it had is cut, and kept aside.
     pair.start_slave()
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     assert_equal_logs(pair, ask, pair.master_addr)
     assert any((pair.store("broker-a-s") / "cut").iterdir())
 
@@ -618,7 +600,7 @@ def test_a_master_whose_disk_was_mounted_again_after_an_error_waits_for_its_slav
     assert pair.slave_addr in found.held
     assert "no answer yet" in found.held
     pair.start_slave()
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     assert_equal_logs(pair, ask, pair.master_addr)
     assert read(ask, pair.master_addr) == numbered(0, 100)
 
@@ -644,14 +626,14 @@ def test_a_slave_begins_anew(make_pair: MakePair, admin: Ask, keep: bool) -> Non
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 200))
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     with pytest.raises(AnswerError, match="this broker is the master"):
         ask.tell(pair.master_addr, RequestCode.REINIT, ReinitHeader(keep))
     ask.tell(pair.slave_addr, RequestCode.REINIT, ReinitHeader(keep))
     wait_until(
         lambda: "everything is copied again" in pair.processes["broker-a-s"].output(), "the slave begins anew"
     )
-    wait_level(ask, pair.master_addr, pair.slave_addr)
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
     assert_equal_logs(pair, ask, pair.master_addr)
     assert read(ask, pair.slave_addr) == numbered(0, 200)
     kept = list((pair.store("broker-a-s") / "cut").glob("reinit-*"))

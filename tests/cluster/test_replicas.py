@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,13 +15,11 @@ from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import LineageBody
 from tests.admin.asking import run
-from tests.cluster.support import frozen, numbered, read, send_ok, start_with_topic, wait_level
+from tests.cluster.support import Ask, MakePair, frozen, numbered, read, send_ok, start_with_topic, wait_level
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
 THIRD = "broker-a-s2"
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from haservice.admin.calls import Admin
 from haservice.devtools.pair import ScratchPair
-from haservice.errors import RemotingError
 from tests.admin.asking import run
 from tests.cluster.support import (
     TOPIC,
+    Ask,
+    MakePair,
     assert_equal_logs,
+    follows,
     log_end,
     numbered,
     read,
@@ -27,9 +27,6 @@ from tests.cluster.support import (
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
-
-MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
 
 
 def typed(pair: ScratchPair, *arguments: str, exit_code: int = 0) -> Any:
@@ -43,19 +40,6 @@ def epochs(pair: ScratchPair) -> list[tuple[int, str, str]]:
     return [(row["epoch"], row["masterAddr"], row["why"]) for row in typed(pair, "history", "-b", "broker-a")]
 
 
-def is_level(ask: Admin, master: str, slave: str) -> bool:
-    try:
-        status = ask.ha_status(master)
-        return (
-            status is not None
-            and any(one.in_sync and one.broker_addr == slave for one in status.ha_connection_info)
-            and log_end(ask, slave) == log_end(ask, master)
-            and ask.runtime_info(slave)["dispatchBehindBytes"] == "0"
-        )
-    except RemotingError:
-        return False
-
-
 def test_a_planned_switchover_and_back(make_pair: MakePair, admin: Ask) -> None:
     pair = make_pair("SYNC_MASTER")
     ask = admin(pair)
@@ -65,9 +49,9 @@ def test_a_planned_switchover_and_back(make_pair: MakePair, admin: Ask) -> None:
     assert (there["newMaster"], there["epoch"], there["complete"]) == (pair.slave_addr, 1000, True)
     roles = {row["brokerAddr"]: (row["role"], row["roleFrom"]) for row in there["after"]}
     assert roles == {pair.slave_addr: ("SYNC_MASTER", "command"), pair.master_addr: ("SLAVE", "command")}
-    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
     send_ok(pair.slave_addr, numbered(200, 300))
-    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
 
     back = typed(pair, "switchover", "-b", "broker-a", "--to", pair.master_addr, "--yes")
     assert (back["newMaster"], back["epoch"]) == (pair.master_addr, 2000)
@@ -107,9 +91,9 @@ def test_a_failover_after_a_death_and_the_old_master_comes_back(make_pair: MakeP
     assert data.broker_addrs == {0: pair.slave_addr}
 
     pair.start_master()
-    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
     send_ok(pair.slave_addr, numbered(200, 300))
-    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
     assert read(ask, pair.slave_addr) == read(ask, pair.master_addr) == numbered(0, 300)
     assert_equal_logs(pair, ask, pair.slave_addr)
     assert [number for number, _, _ in epochs(pair)] == [1, 1000]
@@ -163,7 +147,7 @@ def test_a_failover_to_a_slave_that_heard_nothing_of_the_master_wants_force(
     done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes", "--force")
     assert (done["lostBytes"], done["epoch"], done["complete"]) == (None, 1000, True)
     pair.start_master()
-    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
     assert read(ask, pair.master_addr) == numbered(0, 100)
     assert any((pair.store("broker-a") / "cut").iterdir())
 
@@ -194,7 +178,7 @@ def test_a_nameserver_knows_of_an_epoch_that_nobody_else_has_heard_of(
     send_ok(pair.master_addr, numbered(0, 100))
     wait_level(pair, ask)
     typed(pair, "switchover", "-b", "broker-a", "--yes")
-    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
     pair.processes["broker-a"].kill()
     again = run("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes")
     assert "already" in again.output

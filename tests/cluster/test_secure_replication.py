@@ -12,17 +12,17 @@ import pytest
 
 from haservice.admin.calls import Admin
 from haservice.devtools.pair import ProcessDied, ScratchPair
-from haservice.remoting.headers.clients import CreateTopicHeader
 from haservice.replication.wire.protocol import REPORT
 from tests.cluster.support import (
-    QUEUES,
-    TOPIC,
+    Ask,
+    MakePair,
     assert_equal_logs,
     log_end,
     numbered,
     read,
     send,
     send_ok,
+    start_master_with_topic,
     wait_level,
 )
 from tests.support.certificates import certificates, signed
@@ -30,9 +30,6 @@ from tests.support.replication import ScriptedMaster, ScriptedSlave
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
-
-MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
 
 
 def secure_port(pair: ScratchPair) -> int:
@@ -53,10 +50,8 @@ def of_the_cluster(name: str, days: int = 2) -> dict[str, str]:
 
 
 def start_master(pair: ScratchPair, admin: Admin, **settings: str) -> None:
-    pair.start_nameserver()
     own = {**of_the_cluster("broker-a"), "haPlainPort": "false", "haSecurePort": str(secure_port(pair))}
-    pair.start_master(**{**own, **settings})
-    admin.update_topic(pair.master_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+    start_master_with_topic(pair, admin, **{**own, **settings})
 
 
 def start_slave(pair: ScratchPair, **settings: str) -> None:

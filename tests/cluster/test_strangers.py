@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from haservice.admin.calls import Admin
@@ -12,15 +10,13 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import RegisterBrokerHeader
-from tests.cluster.support import TOPIC, numbered, send_ok, start_with_topic, wait_level
+from tests.cluster.support import TOPIC, Ask, MakePair, numbered, send_ok, start_with_topic, wait_level
 from tests.cluster.test_role_commands import is_level, typed
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
 STRANGER = "127.0.0.1:1"
-MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
 
 
 def intrude(client: BlockingClient, pair: ScratchPair, epoch: int) -> None:

@@ -10,15 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin.calls import Admin
 from haservice.devtools.pair import Process, ProcessDied, ScratchPair
-from tests.cluster.support import numbered, read, send_ok, start_with_topic
+from tests.cluster.support import Ask, MakePair, numbered, read, send_ok, start_with_topic
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
-
-MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
 
 
 def refused(start: Callable[[], object]) -> str:
