@@ -2,6 +2,13 @@
 
 from haservice.client.admin import END, Admin, Broker
 from haservice.client.async_admin import AsyncAdmin
+from haservice.client.consumer.callback.handler import ConsumeTimeout, RetryLater
+from haservice.client.consumer.options import ConsumerOptions
+from haservice.client.consumer.pull_consumer import AsyncPullConsumer, NotAssigned, PullConsumer
+from haservice.client.consumer.push_consumer import AsyncPushConsumer, PushConsumer
+from haservice.client.consumer.queues.allocation import averagely, averagely_by_circle, by_config
+from haservice.client.consumer.queues.in_flight import Limits
+from haservice.client.consumer.queues.offsets import ConsumeFrom
 from haservice.client.errors import (
     ClientClosed,
     ClientError,
@@ -25,18 +32,28 @@ __all__ = [
     "Admin",
     "AsyncAdmin",
     "AsyncProducer",
+    "AsyncPullConsumer",
+    "AsyncPushConsumer",
     "Broker",
     "ClientClosed",
     "ClientError",
     "ClientOptions",
+    "ConsumeFrom",
+    "ConsumeTimeout",
+    "ConsumerOptions",
     "Credentials",
+    "Limits",
     "Message",
     "MessageIllegal",
     "MessageQueue",
     "NameserverUnknown",
+    "NotAssigned",
     "Producer",
+    "PullConsumer",
+    "PushConsumer",
     "Received",
     "ReplyTimeout",
+    "RetryLater",
     "RouteUnknown",
     "SendFailed",
     "SendLimits",
@@ -47,5 +64,8 @@ __all__ = [
     "TransactionResult",
     "TransactionState",
     "Try",
+    "averagely",
+    "averagely_by_circle",
+    "by_config",
     "tls_context",
 ]

@@ -37,6 +37,8 @@ class BlockingFace(Generic[C]):
     Any number of threads may use one face.  `with` starts and closes it.
     """
 
+    close_s = CLOSE_S
+
     def __init__(self, make: Callable[[], C]) -> None:
         """`make` is called on the loop; what it raises is raised."""
         self._thread = LoopThread("client-loop")
@@ -53,7 +55,7 @@ class BlockingFace(Generic[C]):
 
     def close(self) -> None:
         """Ends what is under way, the connections and the thread.  May be called twice."""
-        deadline = Deadline(CLOSE_S)
+        deadline = Deadline(self.close_s)
         if self._thread.open:
             self._thread.submit(self._inner.close()).result(deadline.remaining)
         self._thread.close(deadline)
@@ -75,6 +77,14 @@ class BlockingFace(Generic[C]):
             return self._thread.call(coroutine)
         except (LoopClosed, concurrent.futures.CancelledError):
             raise ClientClosed(f"this {type(self).__name__}") from None
+
+    def _run(self, function: Callable[..., T], *args: Any, **kw: Any) -> T:
+        """A plain function of the client's, on its loop."""
+
+        async def call() -> T:
+            return function(*args, **kw)
+
+        return self._call(call())
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         try:

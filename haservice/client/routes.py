@@ -196,6 +196,11 @@ class RouteTable:
         """The master's address by the newest route that names the broker."""
         return self._masters.get(broker_name)
 
+    def addrs_of(self, broker_name: str) -> Mapping[int, str]:
+        """Its addresses by broker id, as the newest route has them that names it."""
+        newest = max(self._with(broker_name), key=lambda known: known.asked_s, default=None)
+        return {} if newest is None else newest.route.brokers[broker_name]
+
     def addrs(self) -> dict[str, dict[int, str]]:
         """Every broker that a route names, with all its addresses."""
         found: dict[str, dict[int, str]] = {}

@@ -8,12 +8,11 @@ Unlike RocketMQ, a slave opens no HA port and a master runs no idle client.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from haservice.deadline import Deadline
 from haservice.replication.status import HAStatus
-from haservice.service import Service, Task
+from haservice.service import Service
 
 
 class HAService(Protocol):
@@ -33,14 +32,12 @@ class HAService(Protocol):
 
 
 class HAThreads:
-    """The threads of one role.  `on_failure(thread, error)` is told of one that died."""
+    """The threads of one role, as they were started."""
 
-    def __init__(self, on_failure: Callable[[str, BaseException], None] | None) -> None:
-        self._on_failure = on_failure
+    def __init__(self) -> None:
         self._services: list[Service] = []
 
-    def run(self, name: str, task: Task) -> None:
-        service = Service(name, task, self._on_failure)
+    def start(self, service: Service) -> None:
         self._services.append(service)
         service.start()
 

@@ -45,7 +45,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("example", EXAMPLES + README, ids=range(len(EXAMPLES + README)))
 def test_an_example_runs(example: str, orders: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     there: dict[str, object] = {"__name__": "example"}
-    answering = threading.Thread(target=_answer, args=(there,))
+    answering = threading.Thread(target=_answer, args=(there, len(messages_in(orders, "Prices"))))
     if "def answer" in example:
         answering.start()
     exec(compile(example, "docs/client.md", "exec"), there)
@@ -55,9 +55,8 @@ def test_an_example_runs(example: str, orders: Admin, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out or "print" not in example
 
 
-def _answer(there: dict[str, object]) -> None:
+def _answer(there: dict[str, object], seen: int) -> None:
     """Consumes Prices with the example's function: what a consumer does."""
     with Admin(ClientOptions()) as admin:
-        seen = len(messages_in(admin, "Prices"))
         wait_until(lambda: len(messages_in(admin, "Prices")) > seen, "somebody asks for a price")
         there["answer"](messages_in(admin, "Prices")[-1])  # type: ignore[operator]

@@ -33,6 +33,7 @@ from haservice.replication.status import HAStatus
 from haservice.replication.wire.protocol import MasterState
 from haservice.replication.wire.secure import SecureDoors
 from haservice.replication.wire.transport import Transport
+from haservice.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ class MasterHAService(Generic[T]):
             self._greeter = Greeter(
                 greets, role.value, log, listed, self._in_sync, lambda: self._accept.connections, doors
             )
-        self._threads, self._accepting = HAThreads(on_failure), HAThreads(on_failure)
+        self._threads, self._accepting = HAThreads(), HAThreads()
+        self._on_failure = on_failure
 
     def _acceptor(self, doors: SecureDoors | None) -> AcceptSocketService:
         config = self._config
@@ -116,9 +118,9 @@ class MasterHAService(Generic[T]):
         self._accept.open()
         if self._greeter is not None:
             self._greeter.take_list()
-            self._threads.run("ha-recorder", self._greeter.recorder)
-        self._threads.run("ha-group-transfer", self._group)
-        self._accepting.run("ha-accept", self._accept)
+            self._threads.start(Service("ha-recorder", self._greeter.recorder, self._on_failure))
+        self._threads.start(Service("ha-group-transfer", self._group, self._on_failure))
+        self._accepting.start(Service("ha-accept", self._accept, self._on_failure))
         logger.info("ha port open addr=%s:%d role=%s", self._bind_address, self.port, self._role.value)
 
     def stop(self, deadline: Deadline) -> bool:

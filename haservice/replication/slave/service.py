@@ -19,6 +19,7 @@ from haservice.replication.slave.recorder import MasterRecorder
 from haservice.replication.slave.rejoin import Check, Rejoin, ReplicaLog
 from haservice.replication.status import HAStatus
 from haservice.replication.wire.secure import SecureDoors
+from haservice.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +69,14 @@ class SlaveHAService:
         self._recorder: MasterRecorder | None = None
         if self._lineage is not None:
             self._recorder = MasterRecorder(self._lineage, lambda: client.heard)
-        self._threads = HAThreads(on_failure)
+        self._threads = HAThreads()
+        self._on_failure = on_failure
         client.set_master_address(config.master_address)
 
     def start(self) -> None:
         if self._recorder is not None:
-            self._threads.run("ha-recorder", self._recorder)
-        self._threads.run("ha-client", self._client)
+            self._threads.start(Service("ha-recorder", self._recorder, self._on_failure))
+        self._threads.start(Service("ha-client", self._client, self._on_failure))
 
     def stop(self, deadline: Deadline) -> bool:
         """Ends every thread.  May be called twice.  False if one is left."""

@@ -1,0 +1,1 @@
+"""Consumers: push and pull, and the pure cores below them."""

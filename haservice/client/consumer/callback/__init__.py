@@ -1,0 +1,1 @@
+"""What becomes of messages that were pulled: the callback, and retries."""

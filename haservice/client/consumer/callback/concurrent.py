@@ -1,0 +1,181 @@
+"""Concurrent: messages of all queues go to the callback as they come, as many at a time as there are workers.
+
+Each worker takes a piece of what a pull brought, has it consumed, and gives back what was not.  While few
+messages wait a piece is one call of the callback; the more there are, the more calls a thread gets at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from haservice.client.consumer.callback.handler import Handler, Outcome
+from haservice.client.consumer.queues.in_flight import InFlight
+from haservice.client.consumer.queues.reader import QueueReader
+from haservice.client.message import Received
+
+logger = logging.getLogger(__name__)
+
+# A message that could not be given back is consumed again here after so long.
+AGAIN_S = 5.0
+# Calls of the callback that a thread gets at once, at most.
+CALLS_MAX = 32
+
+# (message, delay level) → whether it is off our hands.
+GiveBackOne = Callable[[Received, int], Awaitable[bool]]
+# Told of a call of the callback with messages from a topic, and what came of it.
+Note = Callable[[str, Outcome[Received]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    reader: QueueReader
+    in_flight: InFlight[Received]
+    messages: Sequence[Received]
+
+    @property
+    def counts(self) -> bool:
+        return self.reader.is_current(self.in_flight)
+
+
+class Concurrent:
+    """One consumer's workers.  On one loop.
+
+    What waits is bounded by what the readers have in flight.
+    """
+
+    def __init__(
+        self,
+        handler: Handler[Received],
+        give_back: GiveBackOne | None,
+        note: Note,
+        *,
+        workers: int,
+        batch_max: int,
+    ) -> None:
+        """Without `give_back`, a broadcasting consumer's, what is not consumed is logged and let go.
+
+        `note` is told of each call of the callback.
+        """
+        self._handler = handler
+        self._give_back = give_back
+        self._note = note
+        self._batch_max = batch_max
+        self._count = workers
+        self._waiting: asyncio.Queue[_Piece] = asyncio.Queue()
+        self._waiting_messages = 0
+        self._workers: list[asyncio.Task[None]] = []
+        self._busy = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+
+    def start(self) -> None:
+        self._workers = [
+            asyncio.create_task(self._work(), name=f"consume {number}") for number in range(self._count)
+        ]
+
+    async def stop(self, timeout_s: float) -> None:
+        """Begins no more calls, waits for those that run, and ends the workers."""
+        self._closing = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning("callbacks still run, their messages come again count=%d", self._busy)
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+
+    async def release(self, reader: QueueReader) -> None:
+        """The reader was halted.  What it delivered and is not consumed comes to its next owner; calls that
+        run are not waited for, as with Java's members.
+        """
+
+    def deliver(self, reader: QueueReader, messages: Sequence[Received]) -> None:
+        assert reader.in_flight is not None
+        size = self._batch_max * self._calls_at_once()
+        for first in range(0, len(messages), size):
+            self._put(_Piece(reader, reader.in_flight, messages[first : first + size]))
+
+    def _calls_at_once(self) -> int:
+        if self._handler.on_loop:
+            return 1
+        return max(1, min(CALLS_MAX, self._waiting_messages // (2 * self._count * self._batch_max)))
+
+    def _put(self, piece: _Piece) -> None:
+        self._waiting_messages += len(piece.messages)
+        self._waiting.put_nowait(piece)
+
+    async def _work(self) -> None:
+        while True:
+            piece = await self._waiting.get()
+            self._waiting_messages -= len(piece.messages)
+            if not piece.counts or self._closing:
+                continue
+            self._busy += 1
+            self._idle.clear()
+            try:
+                await self._consume(piece)
+            except Exception:
+                logger.exception("messages not consumed, again soon queue=%s", piece.reader.queue)
+                asyncio.get_running_loop().call_later(AGAIN_S, self._put, piece)
+            finally:
+                self._busy -= 1
+                if not self._busy:
+                    self._idle.set()
+
+    async def _consume(self, piece: _Piece) -> None:
+        size = self._batch_max
+        groups = [piece.messages[first : first + size] for first in range(0, len(piece.messages), size)]
+        outcomes = await self._handler.call(groups, go_on=lambda outcome: piece.counts and not self._closing)
+        done: list[Received] = []
+        for outcome in outcomes:
+            self._note(piece.reader.queue.topic, outcome)
+            done += outcome.messages[: outcome.consumed]
+            if outcome.failed and piece.counts:
+                done += await self._failed(piece, outcome)
+        piece.reader.consumed(piece.in_flight, done)
+        for group in groups[len(outcomes) :]:
+            self._put(_Piece(piece.reader, piece.in_flight, group))
+
+    async def _failed(self, piece: _Piece, outcome: Outcome[Received]) -> list[Received]:
+        """Those that are off our hands."""
+        if self._give_back is None:
+            log_failure(piece.reader, outcome, "broadcasting: they do not come again")
+            return list(outcome.failed)
+        log_failure(piece.reader, outcome, "they come again")
+        taken = await asyncio.gather(
+            *(self._give_back(message, outcome.delay_level) for message in outcome.failed)
+        )
+        kept = [tried(message) for message, off in zip(outcome.failed, taken, strict=True) if not off]
+        if kept:
+            asyncio.get_running_loop().call_later(
+                AGAIN_S, self._put, _Piece(piece.reader, piece.in_flight, kept)
+            )
+        return [message for message, off in zip(outcome.failed, taken, strict=True) if off]
+
+
+def tried(message: Received) -> Received:
+    """The same message for the next try here."""
+    return replace(message, reconsume_times=message.reconsume_times + 1)
+
+
+def log_failure(reader: QueueReader, outcome: Outcome[Received], what_now: str) -> None:
+    """The traceback tells where in the callback; what a RetryLater asks for is no trouble."""
+    expected = outcome.delay_level != 0 or outcome.delay_s is not None or outcome.consumed > 0
+    first = outcome.failed[0]
+    logger.log(
+        logging.DEBUG if expected else logging.WARNING,
+        "not consumed, %s topic=%s queue=%s offset=%d messages=%d message=%s tries=%d",
+        what_now,
+        first.topic,
+        reader.queue,
+        first.queue_offset,
+        len(outcome.failed),
+        first.msg_id,
+        first.reconsume_times,
+        exc_info=None if expected else outcome.error,
+    )

@@ -1,0 +1,188 @@
+"""Handler: calls the application's callback, on the loop or in threads, and says what became of the messages.
+
+A callback that returns has consumed what it was given, whatever it returns.  One that raises has not: its
+messages come again.  RetryLater says when; any other exception leaves that to the broker.
+
+A coroutine function runs on the loop.  A plain function runs in one of a bounded number of threads.  Several
+calls go to a thread together while many messages wait: a hand-over costs more than many a callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from haservice.deadline import Deadline
+from haservice.remoting.workers import WorkPool
+
+M = TypeVar("M")
+
+Callback = Callable[[Any], Any]
+
+# Delay levels of RetryLater.
+BROKERS_CHOICE = 0
+DEAD_LETTER = -1
+
+
+class RetryLater(Exception):
+    """Raised by a callback: these messages are not consumed, and come again.
+
+    `delay_level`  1 to 18 as in messageDelayLevel; 0: a longer one each time; -1: a dead letter at once.
+                   Orderly consumers have no levels: the queue stands still meanwhile.
+    `delay_s`      orderly consumers only: how long the queue stands still.
+    `consumed`     of a callback that takes lists: so many from the front are consumed all the same.
+    """
+
+    def __init__(
+        self, delay_level: int = BROKERS_CHOICE, *, delay_s: float | None = None, consumed: int = 0
+    ) -> None:
+        super().__init__(f"delay_level={delay_level}, consumed={consumed}")
+        if delay_level < DEAD_LETTER:
+            raise ValueError(f"delay level {delay_level}: -1, 0, or a level from 1 on")
+        self.delay_level = delay_level
+        self.delay_s = delay_s
+        self.consumed = consumed
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[M]):
+    """Of one call of the callback."""
+
+    messages: Sequence[M]
+    consumed: int  # so many from the front
+    seconds: float
+    error: Exception | None = None
+
+    @property
+    def failed(self) -> Sequence[M]:
+        return self.messages[self.consumed :]
+
+    @property
+    def delay_level(self) -> int:
+        return self.error.delay_level if isinstance(self.error, RetryLater) else BROKERS_CHOICE
+
+    @property
+    def delay_s(self) -> float | None:
+        return self.error.delay_s if isinstance(self.error, RetryLater) else None
+
+
+GoOn = Callable[[Outcome[Any]], bool]
+
+
+class ConsumeTimeout(Exception):
+    """The callback takes longer than the consumer's `consume_timeout_s`."""
+
+
+class Handler(Generic[M]):
+    """One consumer's callback.  On one loop."""
+
+    def __init__(self, callback: Callback, *, takes_lists: bool, threads: int, timeout_s: float) -> None:
+        """`takes_lists`: the callback is given lists of messages, else one message.  `threads` bounds how
+        many calls of a plain function run at a time; `timeout_s` is for one call.
+        """
+        self.on_loop = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
+            type(callback).__call__  # an object that is called as one
+        )
+        self._callback = callback
+        self._takes_lists = takes_lists
+        self._timeout_s = timeout_s
+        self._pool = None if self.on_loop else WorkPool("consume", threads)
+
+    def start(self) -> None:
+        if self._pool is not None:
+            self._pool.start(asyncio.get_running_loop())
+
+    def stop(self, deadline: Deadline) -> bool:
+        """Ends the threads; False when a callback still runs at the deadline.  Blocks."""
+        return self._pool is None or self._pool.stop(deadline)
+
+    async def call(
+        self, groups: Sequence[Sequence[M]], *, go_on: GoOn = lambda outcome: True
+    ) -> list[Outcome[M]]:
+        """One call for each group, in order.
+
+        There are fewer outcomes than groups when one took too long, or `go_on`, which is asked behind each,
+        in the thread that ran it, said no.
+        """
+        if self._pool is None:
+            return await self._on_loop(groups, go_on)
+        job = _Job(self._callback, groups, self._takes_lists, go_on)
+        future = self._pool.submit(job.run)
+        while True:
+            left = job.began + self._timeout_s - time.monotonic()
+            if left <= 0:
+                return job.abandon(_timeout(self._timeout_s))
+            await asyncio.wait({future}, timeout=left)
+            if future.done():
+                return future.result()
+
+    async def _on_loop(self, groups: Sequence[Sequence[M]], go_on: GoOn) -> list[Outcome[M]]:
+        outcomes = []
+        for group in groups:
+            began = time.monotonic()
+            error: Exception | None = None
+            try:
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    await self._callback(group if self._takes_lists else group[0])
+            except TimeoutError as raised:
+                error = _timeout(self._timeout_s) if limit.expired() else raised
+            except Exception as raised:
+                error = raised
+            outcomes.append(_outcome(group, began, error))
+            if not go_on(outcomes[-1]):
+                break
+        return outcomes
+
+
+class _Job(Generic[M]):
+    """Calls for one thread.  The loop reads `began` and may abandon it; all else is the thread's."""
+
+    def __init__(
+        self, callback: Callback, groups: Sequence[Sequence[M]], takes_lists: bool, go_on: GoOn
+    ) -> None:
+        self.began = time.monotonic()
+        self._callback = callback
+        self._groups = groups
+        self._takes_lists = takes_lists
+        self._go_on = go_on
+        self._outcomes: list[Outcome[M]] = []
+        self._abandoned = False
+
+    def run(self) -> list[Outcome[M]]:
+        for group in self._groups:
+            if self._abandoned:
+                break
+            self.began = began = time.monotonic()
+            error: Exception | None = None
+            try:
+                self._callback(group if self._takes_lists else group[0])
+            except Exception as raised:
+                error = raised
+            self._outcomes.append(_outcome(group, began, error))
+            if not self._go_on(self._outcomes[-1]):
+                break
+        return self._outcomes
+
+    def abandon(self, error: ConsumeTimeout) -> list[Outcome[M]]:
+        """What is done so far, and the call that takes too long as failed; the thread begins no other."""
+        self._abandoned = True
+        outcomes = list(self._outcomes)
+        if len(outcomes) < len(self._groups):
+            outcomes.append(_outcome(self._groups[len(outcomes)], self.began, error))
+        return outcomes
+
+
+def _outcome(group: Sequence[M], began: float, error: Exception | None) -> Outcome[M]:
+    seconds = time.monotonic() - began
+    if error is None:
+        return Outcome(group, len(group), seconds)
+    consumed = error.consumed if isinstance(error, RetryLater) else 0
+    return Outcome(group, max(0, min(consumed, len(group))), seconds, error)
+
+
+def _timeout(seconds: float) -> ConsumeTimeout:
+    return ConsumeTimeout(f"the callback has not returned within {seconds:g} s")

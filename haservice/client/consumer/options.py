@@ -1,0 +1,66 @@
+"""What a consumer is made with; the defaults are those of RocketMQ's consumers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from haservice.client.consumer.queues.allocation import Allocate, averagely
+from haservice.client.consumer.queues.in_flight import Limits
+from haservice.client.consumer.queues.offsets import ConsumeFrom
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """`broadcasting`         every member gets every message; offsets are in a file, nothing comes again
+    `consume_from`         where a group begins in a queue of which it has no offset
+    `allocate`             how members share queues; Java members of the group have to do the same
+    `pull_batch`           messages of one pull, at most; brokers have bounds of their own (32)
+    `suspend_s`            how long a broker may hold a pull while there is nothing
+    `limits`               what may wait of one queue
+    `offsets_directory`    of broadcasting consumers; None: ~/.rocketmq_offsets
+
+    Push consumers:
+
+    `orderly`              the messages of a queue one behind the other, in their order
+    `consume_threads`      calls of the callback at a time, of plain and of coroutine functions alike
+    `batch_max`            messages of one call of `on_messages`
+    `max_reconsume_times`  tries before a message is a dead letter; None: 16, and without end if orderly
+    `consume_timeout_s`    a call that takes longer counts as failed
+    `suspend_queue_s`      orderly: so long a queue stands still behind a message that was not consumed
+    `close_timeout_s`      so long `close` waits for calls that run
+
+    Pull consumers:
+
+    `auto_commit`          `poll` stores how far the application has come, now and then, and `close` does
+    """
+
+    broadcasting: bool = False
+    consume_from: ConsumeFrom = ConsumeFrom.LAST
+    allocate: Allocate = averagely
+    pull_batch: int = 32
+    suspend_s: float = 15.0
+    limits: Limits = DEFAULT_LIMITS
+    offsets_directory: Path | None = None
+    orderly: bool = False
+    consume_threads: int = 20
+    batch_max: int = 1
+    max_reconsume_times: int | None = None
+    consume_timeout_s: float = 15 * 60.0
+    suspend_queue_s: float = 1.0
+    close_timeout_s: float = 10.0
+    auto_commit: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        for name in ("pull_batch", "consume_threads", "batch_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: at least 1")
+        for name in ("consume_timeout_s", "suspend_queue_s", "suspend_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: more than 0")
+
+
+DEFAULT_OPTIONS = ConsumerOptions()

@@ -1,0 +1,481 @@
+"""AsyncPullConsumer and PullConsumer: an application asks for messages when it wants some.
+
+    queues by rebalance (`subscribe`) or chosen (`assign`) ─▶ pulls ahead (reader.py) ─▶ poll
+
+A message counts as consumed when the application asks for more: by the next `poll`, by the next step of
+`async for`, or by `commit`.  What it had before is stored now and then, and at the end, unless it says
+`auto_commit=False` and commits by itself.  The first class is asyncio's; the second is the same for threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from haservice.client.blocking import BlockingFace
+from haservice.client.consumer.answers import Answers
+from haservice.client.consumer.calls import GroupCalls, PullLimits
+from haservice.client.consumer.group import PULL, GroupMember, Membership
+from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
+from haservice.client.consumer.queues.in_flight import InFlight
+from haservice.client.consumer.queues.local_offsets import LocalOffsets, offsets_of
+from haservice.client.consumer.queues.offsets import begin_at
+from haservice.client.consumer.queues.polled_offsets import PolledOffsets
+from haservice.client.consumer.queues.reader import QueueReader, Reading
+from haservice.client.consumer.stats import ConsumerStats
+from haservice.client.consumer.subscription import ALL, Subscription
+from haservice.client.errors import ClientClosed, ClientError
+from haservice.client.message import Received
+from haservice.client.options import ClientOptions
+from haservice.client.session import Session
+from haservice.remoting.bodies.clients import MessageQueue
+
+POLL_S = 5.0
+BATCH_MAX = 1 << 31  # more than any poll gives
+
+
+class NotAssigned(ClientError):
+    """The queue is not this consumer's (any more): another member of the group may have it."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        super().__init__(
+            f"{queue.topic} queue {queue.queue_id} at {queue.broker_name} is not assigned here now"
+        )
+        self.queue = queue
+
+
+class _Buffer:
+    """What was pulled of one queue and not polled yet."""
+
+    def __init__(self, in_flight: InFlight[Received]) -> None:
+        self.in_flight = in_flight
+        self.messages: deque[Received] = deque()
+
+
+class AsyncPullConsumer:
+    """Either `subscribe` to topics, as a member of `group` that shares their queues with the others, or
+    `assign` queues, which are then read whoever else reads them.  Offsets are the group's either way.
+
+    Made and used on one running loop; `start` and `close`, or `async with`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        session: Session | None = None,
+        consuming: ConsumerOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        """With `session` it shares that one, and leaves it open.  Raises NameserverUnknown."""
+        self.group = group
+        self.consuming = consuming
+        self._owns_session = session is None
+        self.session = session = session or Session(options)
+        self._calls = GroupCalls(session, group)
+        self._stats = ConsumerStats()
+        self._store = offsets_of(session, self._calls, consuming)
+        self._positions = PolledOffsets(self._store, consuming.auto_commit)
+        self._reading = Reading(
+            calls=self._calls,
+            offsets=self._positions,
+            stats=self._stats,
+            limits=consuming.limits,
+            pull_limits=PullLimits(
+                consuming.pull_batch, consuming.suspend_s, consuming.suspend_s + 10.0, sql_in_pulls=True
+            ),
+            begin_at=self._begin_at,
+            deliver=self._deliver,
+            on_unheard=lambda _: session.heartbeat_soon(),
+            commits=False,
+        )
+        self._member = GroupMember(
+            session,
+            self._calls,
+            Membership(
+                group,
+                consume_type=PULL,
+                broadcasting=consuming.broadcasting,
+                consume_from=consuming.consume_from,
+                allocate=consuming.allocate,
+                retries=False,
+            ),
+            self._positions,
+            self._make_reader,
+        )
+        self._calls.on_away = self._member.on_away
+        self._answers = Answers(session, self._member, self._positions, self._stats)
+        self._assigned: dict[str, Subscription] = {}
+        self._buffers: dict[QueueReader, _Buffer] = {}
+        self._turn: deque[QueueReader] = deque()  # who has something, in the order of polls
+        self._polled: list[tuple[QueueReader, InFlight[Received], list[Received]]] = []
+        self._arrived = asyncio.Event()
+        self._paused: set[MessageQueue] = set()
+        self._started = False
+        self._joined = False
+        self._closed = False
+
+    # What is read
+
+    def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
+        """As a push consumer's.  Raises ValueError, also behind `assign`."""
+        if self._assigned:
+            raise ValueError("queues were assigned: subscribe and assign exclude each other")
+        self._member.subscribe(Subscription(topic, expression, sql))
+        if self._started:
+            self.session.heartbeat_soon()
+        return self
+
+    def unsubscribe(self, topic: str) -> None:
+        self._member.unsubscribe(topic)
+        if self._started:
+            self.session.heartbeat_soon()
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """All that the topic has.  Raises RouteUnknown or RemotingError."""
+        self._check_open()
+        await self.session.start()
+        return list((await self.session.route(topic)).read_queues)
+
+    async def assign(
+        self, queues: Collection[MessageQueue], expression: str = ALL, *, sql: bool = False
+    ) -> None:
+        """Reads these queues from now on, and no others.  The consumer is no member of the group then.
+
+        Raises RouteUnknown or RemotingError, and ValueError behind `subscribe`.
+        """
+        if self._member.subscriptions:
+            raise ValueError("topics are subscribed: subscribe and assign exclude each other")
+        await self.start()
+        wanted = {queue.topic: Subscription(queue.topic, expression, sql) for queue in queues}
+        await self._member.hold(queues, wanted)
+        self._assigned = wanted
+
+    def assignment(self) -> list[MessageQueue]:
+        return sorted(self._member.readers)
+
+    # From start to close
+
+    async def start(self) -> Self:
+        """May be called again.  Raises AnswerError where a broker cannot filter by an expression."""
+        self._check_open()
+        if self._started:
+            return self
+        self._started = True
+        await self.session.start()
+        if isinstance(self._store, LocalOffsets):
+            await self._store.load()
+        self._answers.register()
+        self._member.start()
+        await self._join()
+        return self
+
+    async def _join(self) -> None:
+        """From the first subscription on it is a member of the group."""
+        if self._joined or not self._member.subscriptions:
+            return
+        self._joined = True
+        await self._member.check_subscriptions()
+        await self.session.add_consumer(self.group, self._member.data)
+        self._member.balance()
+
+    async def close(self, *, consumed: bool = True) -> None:
+        """Stores how far the application has come, if `auto_commit`, and leaves the group.
+
+        Without `consumed` what the last `poll` gave comes again.  May be called twice.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._arrived.set()
+        if self._started:
+            self._member.halt()
+            if consumed:
+                self._finish_polled()
+            await self._member.leave()
+            self._answers.unregister()
+            await self.session.remove_consumer(self.group)
+        if self._owns_session:
+            await self.session.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """What the application was at when it raised is not consumed."""
+        await self.close(consumed=error is None or isinstance(error, asyncio.CancelledError | GeneratorExit))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed(f"consumer {self.group}")
+
+    # Messages
+
+    async def poll(self, timeout_s: float = POLL_S, *, max_messages: int | None = None) -> list[Received]:
+        """Messages of one or more queues, each queue's in order; empty when none came within `timeout_s`.
+
+        What the poll before gave counts as consumed from now on.  Raises ClientClosed, and as `start` does
+        behind a `subscribe`.
+        """
+        self._check_open()
+        self._finish_polled()
+        await self.start()
+        await self._join()
+        count = max_messages or self.consuming.pull_batch
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (found := self._take(count)):
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                    self._check_open()
+        except TimeoutError:
+            return []
+        return found
+
+    async def __aiter__(self) -> AsyncIterator[Received]:
+        """Message by message, for ever; each counts as consumed when the next one is asked for.
+
+        Ends when the consumer is closed.
+        """
+        try:
+            while True:
+                for message in await self.poll(max_messages=1):
+                    yield message
+        except ClientClosed:
+            return
+
+    def _take(self, count: int) -> list[Received]:
+        found: list[Received] = []
+        for _ in range(len(self._turn)):
+            reader = self._turn.popleft()
+            buffer = self._buffers.get(reader)
+            if buffer is None or not reader.is_current(buffer.in_flight):
+                self._buffers.pop(reader, None)
+                continue
+            self._turn.append(reader)
+            if reader.queue in self._paused or not buffer.messages:
+                continue
+            some = [buffer.messages.popleft() for _ in range(min(count - len(found), len(buffer.messages)))]
+            self._polled.append((reader, buffer.in_flight, some))
+            found += some
+            if len(found) == count:
+                break
+        return found
+
+    def put_back(self, count: int) -> None:
+        """The last `count` messages of the last poll are not consumed: the next one gives them again."""
+        while count > 0 and self._polled:
+            reader, in_flight, messages = self._polled[-1]
+            buffer = self._buffers.get(reader)
+            while count > 0 and messages:
+                message = messages.pop()
+                count -= 1
+                if buffer is not None and buffer.in_flight is in_flight:
+                    buffer.messages.appendleft(message)
+            if not messages:
+                self._polled.pop()
+        self._arrived.set()
+
+    def _finish_polled(self) -> None:
+        polled, self._polled = self._polled, []
+        for reader, in_flight, messages in polled:
+            reader.consumed(in_flight, messages)
+
+    def _deliver(self, reader: QueueReader, messages: Sequence[Received]) -> None:
+        assert reader.in_flight is not None
+        buffer = self._buffers.get(reader)
+        if buffer is None or buffer.in_flight is not reader.in_flight:
+            if buffer is None:
+                self._turn.append(reader)
+            buffer = self._buffers[reader] = _Buffer(reader.in_flight)
+        buffer.messages.extend(messages)
+        self._arrived.set()
+
+    # Offsets
+
+    async def commit(self) -> None:
+        """Stores that everything polled so far is consumed.  Raises RemotingError."""
+        self._check_open()
+        self._finish_polled()
+        await self._positions.commit_now()
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """What is stored for the group, None when nothing is."""
+        self._check_open()
+        return await self._store.stored(queue)
+
+    def position(self, queue: MessageQueue) -> int | None:
+        """The offset from which the next poll reads on; None until that is known.  Raises NotAssigned."""
+        reader = self._reader(queue)
+        if reader.in_flight is None:
+            return None
+        buffer = self._buffers.get(reader)
+        if buffer is not None and buffer.messages and reader.is_current(buffer.in_flight):
+            return buffer.messages[0].queue_offset
+        return reader.in_flight.pulled_to
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """The next poll reads `queue` from `offset`.  Raises NotAssigned."""
+        self._reader(queue).seek(offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        self.seek(queue, await self._calls.min_offset(queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Only what is stored from now on is read."""
+        self.seek(queue, await self._calls.max_offset(queue))
+
+    async def offset_for_timestamp(self, queue: MessageQueue, when: datetime | float) -> int:
+        """Of the message that was stored nearest to `when`, which may be in seconds since 1970."""
+        seconds = when.timestamp() if isinstance(when, datetime) else when
+        return await self._calls.offset_by_time(queue, int(seconds * 1000))
+
+    def pause(self, queues: Collection[MessageQueue]) -> None:
+        """Polls give nothing of these queues until `resume`."""
+        self._paused.update(queues)
+        self._pause()
+
+    def resume(self, queues: Collection[MessageQueue]) -> None:
+        self._paused.difference_update(queues)
+        self._pause()
+        self._arrived.set()
+
+    def _pause(self) -> None:
+        for queue, reader in self._member.readers.items():
+            reader.paused = queue in self._paused
+
+    def _reader(self, queue: MessageQueue) -> QueueReader:
+        reader = self._member.readers.get(queue)
+        if reader is None:
+            raise NotAssigned(queue)
+        return reader
+
+    def _make_reader(self, queue: MessageQueue, subscription: Subscription) -> QueueReader:
+        reader = QueueReader(queue, subscription, self._reading)
+        reader.paused = queue in self._paused
+        return reader
+
+    async def _begin_at(self, queue: MessageQueue) -> int:
+        return await begin_at(queue, self._store, self._calls, self.consuming.consume_from)
+
+
+class PullConsumer(BlockingFace[AsyncPullConsumer]):
+    """AsyncPullConsumer for threads; one at a time polls.  Its loop runs in the thread `client-loop`."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        consuming: ConsumerOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        self.group = group
+        self._left: deque[Received] = deque()  # polled for an iteration, which has not come to them
+        self._iterating = False
+        super().__init__(lambda: AsyncPullConsumer(group, options, consuming=consuming))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """What the application was at when it raised is not consumed: the message of a `for`, or all of the
+        last poll.
+        """
+        if error is not None and self._thread.open:
+            current = 1 if self._iterating else None
+            self._put_back(current)
+        self.close()
+
+    def close(self) -> None:
+        """See AsyncPullConsumer.close."""
+        if self._thread.open:
+            self._put_back(0)
+        super().close()
+
+    def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
+        """See AsyncPullConsumer.subscribe."""
+        self._run(self._inner.subscribe, topic, expression, sql=sql)
+        return self
+
+    def unsubscribe(self, topic: str) -> None:
+        self._run(self._inner.unsubscribe, topic)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """See AsyncPullConsumer.queues."""
+        return self._call(self._inner.queues(topic))
+
+    def assign(self, queues: Collection[MessageQueue], expression: str = ALL, *, sql: bool = False) -> None:
+        """See AsyncPullConsumer.assign."""
+        self._call(self._inner.assign(queues, expression, sql=sql))
+
+    def assignment(self) -> list[MessageQueue]:
+        return self._run(self._inner.assignment)
+
+    def poll(self, timeout_s: float = POLL_S, *, max_messages: int | None = None) -> list[Received]:
+        """See AsyncPullConsumer.poll."""
+        self._put_back(0)
+        return self._call(self._inner.poll(timeout_s, max_messages=max_messages))
+
+    def __iter__(self) -> Iterator[Received]:
+        """As `async for`: message by message, each consumed when the next one is asked for."""
+        while True:
+            try:
+                polled = self.poll()
+            except ClientClosed:
+                return
+            self._left.extend(polled)
+            while self._left:
+                self._iterating = True
+                yield self._left.popleft()
+
+    def commit(self) -> None:
+        """See AsyncPullConsumer.commit."""
+        self._put_back(0)
+        self._call(self._inner.commit())
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """See AsyncPullConsumer.committed."""
+        return self._call(self._inner.committed(queue))
+
+    def position(self, queue: MessageQueue) -> int | None:
+        """See AsyncPullConsumer.position."""
+        return self._run(self._inner.position, queue)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """See AsyncPullConsumer.seek."""
+        self._run(self._inner.seek, queue, offset)
+
+    def seek_to_begin(self, queue: MessageQueue) -> None:
+        self._call(self._inner.seek_to_begin(queue))
+
+    def seek_to_end(self, queue: MessageQueue) -> None:
+        """See AsyncPullConsumer.seek_to_end."""
+        self._call(self._inner.seek_to_end(queue))
+
+    def offset_for_timestamp(self, queue: MessageQueue, when: datetime | float) -> int:
+        """See AsyncPullConsumer.offset_for_timestamp."""
+        return self._call(self._inner.offset_for_timestamp(queue, when))
+
+    def pause(self, queues: Collection[MessageQueue]) -> None:
+        """See AsyncPullConsumer.pause."""
+        self._run(self._inner.pause, queues)
+
+    def resume(self, queues: Collection[MessageQueue]) -> None:
+        self._run(self._inner.resume, queues)
+
+    def _put_back(self, more: int | None) -> None:
+        """What an iteration has not come to, and `more` of what it gave; without a number all of the last poll."""
+        count = BATCH_MAX if more is None else len(self._left) + more
+        self._left.clear()
+        self._iterating = False
+        if count:
+            self._run(self._inner.put_back, count)

@@ -1,0 +1,111 @@
+"""What of one queue was pulled and is not consumed yet, and so which offset may be committed.  Pure.
+
+        consumed     in flight: m a message, . consumed or filtered
+    ───────────────┬─────────────────────┬────────────────▶ queue offset
+                   m . m m . . m . m . . │
+                   ▲                     ▲
+             committable              pulled_to
+
+The lowest message that is not consumed holds the offset back: after a crash everything from there on comes
+again.  The bounds are those of RocketMQ's push consumer; while one is reached nothing more is pulled.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+
+class Pulled(Protocol):
+    """What is asked of a message."""
+
+    @property
+    def queue_offset(self) -> int: ...
+
+    @property
+    def store_bytes(self) -> int: ...
+
+
+M = TypeVar("M", bound=Pulled)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one queue: pullThresholdForQueue, pullThresholdSizeForQueue, consumeConcurrentlyMaxSpan.
+
+    One pull more than the limits say may be in memory: what it brings is not known before.
+    """
+
+    messages_max: int = 1000
+    bytes_max: int = 100 * 1024 * 1024
+    span_max: int | None = 2000  # None: orderly, where nothing overtakes
+
+
+class InFlight(Generic[M]):
+    """Of one queue.  Owned by one thread, or one loop."""
+
+    def __init__(self, start: int, limits: Limits) -> None:
+        """`start` is the offset of the first pull."""
+        self.pulled_to = start
+        self.bytes = 0
+        self._limits = limits
+        # By queue offset, which grows; unlike a dict's, its first item is found at once after many removals.
+        self._messages: OrderedDict[int, M] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __contains__(self, message: M) -> bool:
+        return message.queue_offset in self._messages
+
+    def add(self, messages: Iterable[M], next_offset: int) -> list[M]:
+        """The answer to a pull, which goes on at `next_offset`; gives those that are new.
+
+        A broker may hand out an offset again (a slave that is asked in the master's place): a message is
+        taken once, in the order of offsets.
+        """
+        new = []
+        for message in messages:
+            if message.queue_offset < self.pulled_to:
+                continue
+            self._messages[message.queue_offset] = message
+            self.bytes += message.store_bytes
+            self.pulled_to = message.queue_offset + 1
+            new.append(message)
+        self.pulled_to = max(self.pulled_to, next_offset)
+        return new
+
+    def remove(self, messages: Iterable[M]) -> None:
+        """They are consumed, or given back.  Those that are not in flight (any more) are ignored."""
+        for message in messages:
+            if self._messages.pop(message.queue_offset, None) is not None:
+                self.bytes -= message.store_bytes
+
+    @property
+    def committable(self) -> int:
+        """Everything before this offset is consumed."""
+        return self.lowest if self._messages else self.pulled_to
+
+    @property
+    def lowest(self) -> int:
+        """The offset of the first message in flight; -1 when there is none."""
+        return next(iter(self._messages), -1)
+
+    @property
+    def highest(self) -> int:
+        return next(reversed(self._messages), -1)
+
+    @property
+    def full(self) -> str:
+        """Which bound keeps the next pull back, in words; empty when none does."""
+        limits = self._limits
+        count = len(self._messages)
+        if count >= limits.messages_max:
+            return f"{count} messages wait, at most {limits.messages_max} may"
+        if self.bytes >= limits.bytes_max:
+            return f"{self.bytes} bytes wait, at most {limits.bytes_max} may"
+        if limits.span_max is not None and count and self.highest - self.lowest > limits.span_max:
+            return f"offset {self.lowest} is not consumed and {self.highest} is pulled: {limits.span_max} apart at most"
+        return ""

@@ -1,0 +1,87 @@
+"""QueueLocks: which queues are this member's alone, for orderly consumption.
+
+A broker gives a lock for 60 s and knows nothing of it after a failover.  So locks are asked for again every
+20 s, and one that was not given for 30 s is not relied on: another member cannot have got it by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from haservice.client.consumer.calls import GroupCalls
+from haservice.errors import HAServiceError
+from haservice.remoting.bodies.clients import MessageQueue
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 20.0
+VALID_S = 30.0
+# While a lock that is wanted is not held.
+AGAIN_S = 1.0
+
+
+class QueueLocks:
+    """One consumer's.  On one loop; `is_held` from any thread."""
+
+    def __init__(self, calls: GroupCalls, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._calls = calls
+        self._clock_s = clock_s
+        self._locked_s: dict[
+            MessageQueue, float
+        ] = {}  # when the broker gave it last, counted from the request
+        self._wanted: set[MessageQueue] = set()
+
+    def is_held(self, queue: MessageQueue) -> bool:
+        locked_s = self._locked_s.get(queue)
+        return locked_s is not None and self._clock_s() - locked_s < VALID_S
+
+    def age_s(self, queue: MessageQueue) -> float | None:
+        """Since the broker gave it last."""
+        locked_s = self._locked_s.get(queue)
+        return None if locked_s is None else self._clock_s() - locked_s
+
+    async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+        """Those that are this member's now; they are kept until `release`."""
+        taken = await self._ask(queues)
+        self._wanted |= taken
+        return taken
+
+    async def held(self, queue: MessageQueue) -> None:
+        """Returns when the lock of a queue that was taken is (still) held."""
+        while not self.is_held(queue):
+            await self._ask([queue])
+            if not self.is_held(queue):
+                await asyncio.sleep(AGAIN_S)
+
+    async def release(self, queue: MessageQueue) -> None:
+        self._wanted.discard(queue)
+        if self._locked_s.pop(queue, None) is None:
+            return
+        try:
+            await self._calls.unlock([queue])
+        except HAServiceError as error:
+            logger.info("lock not given back, it ends by itself queue=%s reason=%s", queue, error)
+
+    async def keep(self) -> None:
+        """Asks again for what is held, for ever."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            if not self._wanted:
+                continue
+            try:
+                refused = set(self._wanted) - await self._ask(self._wanted)
+            except Exception:
+                logger.exception("locks not renewed")
+            else:
+                if refused:
+                    logger.warning("locks not renewed queues=%s", sorted(refused))
+
+    async def _ask(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+        asked_s = self._clock_s()
+        given = await self._calls.lock(list(queues))
+        for queue in given:
+            self._locked_s[queue] = asked_s
+        return given

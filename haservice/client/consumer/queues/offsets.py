@@ -1,0 +1,108 @@
+"""How far a group is in each queue: at the brokers for a clustering group, see local_offsets for broadcasting.
+
+ConsumeFrom     where a group begins in a queue of which it has no offset
+BrokerOffsets   what is stored at the brokers (14, 15), and what is to be stored next
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, Protocol
+
+from haservice.client.consumer.calls import GroupCalls
+from haservice.errors import RemotingError
+from haservice.remoting.bodies.clients import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeFrom:
+    """`ConsumeFrom.LAST`, `ConsumeFrom.FIRST`, or `ConsumeFrom.at(datetime(2026, 11, 21))`.
+
+    For a queue without an offset of the group only.  A queue that has all its messages since the first one
+    in memory is read from the first one, whatever is said here: brokers answer so.
+    """
+
+    wire_name: str
+    timestamp_ms: int = 0
+
+    LAST: ClassVar[ConsumeFrom]
+    FIRST: ClassVar[ConsumeFrom]
+
+    @classmethod
+    def at(cls, when: datetime | float) -> ConsumeFrom:
+        """About the first message that was stored then; `when` may be in seconds since 1970."""
+        seconds = when.timestamp() if isinstance(when, datetime) else when
+        return cls("CONSUME_FROM_TIMESTAMP", int(seconds * 1000))
+
+
+ConsumeFrom.LAST = ConsumeFrom("CONSUME_FROM_LAST_OFFSET")
+ConsumeFrom.FIRST = ConsumeFrom("CONSUME_FROM_FIRST_OFFSET")
+
+
+class Offsets(Protocol):
+    """BrokerOffsets or LocalOffsets."""
+
+    async def stored(self, queue: MessageQueue) -> int | None:
+        """What the group has stored; raises RemotingError."""
+
+    def current(self, queue: MessageQueue) -> int | None:
+        """What is to be stored next."""
+
+    def update(self, queue: MessageQueue, offset: int) -> None: ...
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The queue is another member's from now on: what it stores is not to be overwritten."""
+
+    async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
+        """Stores what is known of `queues`, of all without them; raises RemotingError or OSError."""
+
+
+class BrokerOffsets:
+    """One group's.  On one loop."""
+
+    def __init__(self, calls: GroupCalls) -> None:
+        self._calls = calls
+        self._offsets: dict[MessageQueue, int] = {}
+
+    async def stored(self, queue: MessageQueue) -> int | None:
+        return await self._calls.stored_offset(queue)
+
+    def current(self, queue: MessageQueue) -> int | None:
+        return self._offsets.get(queue)
+
+    def update(self, queue: MessageQueue, offset: int) -> None:
+        self._offsets[queue] = offset
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._offsets.pop(queue, None)
+
+    async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
+        """All that can be stored is stored before the first error is raised.
+
+        Offsets that have not changed are stored again: a broker that has become master may know older ones.
+        """
+        wanted = self._offsets.keys() if queues is None else [one for one in queues if one in self._offsets]
+        outcomes = await asyncio.gather(
+            *(self._calls.store_offset(queue, self._offsets[queue]) for queue in list(wanted)),
+            return_exceptions=True,
+        )
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for error in sorted(errors, key=lambda one: isinstance(one, RemotingError)):
+            raise error
+
+
+async def begin_at(
+    queue: MessageQueue, offsets: Offsets, calls: GroupCalls, consume_from: ConsumeFrom
+) -> int:
+    """The offset of the group's first pull from a queue that it has just got; raises RemotingError."""
+    stored = await offsets.stored(queue)
+    if stored is not None:
+        return stored
+    if queue.topic.startswith("%RETRY%") or consume_from == ConsumeFrom.FIRST:
+        return await calls.min_offset(queue)  # what came back to the group is for the group to consume
+    if consume_from == ConsumeFrom.LAST:
+        return await calls.max_offset(queue)
+    return await calls.offset_by_time(queue, consume_from.timestamp_ms)

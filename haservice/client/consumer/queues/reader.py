@@ -1,0 +1,261 @@
+"""QueueReader: pulls one queue as long as the consumer holds it, and knows what of it is not consumed yet.
+
+    begin ─▶ room? ─▶ pull, held by the broker while there is nothing ─▶ deliver ─┐
+               ▲                                                                  │
+               └──────────────────────────────────────────────────────────────────┘
+
+A failed pull is repeated soon, at the slave while the master does not answer, and at once when a route has
+changed: so the new master of a failover is asked as soon as the name servers know it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from commitlog.errors import CommitLogError
+from haservice.client.consumer.calls import GroupCalls, Pulled, PullLimits, PullStatus
+from haservice.client.consumer.queues.in_flight import InFlight, Limits
+from haservice.client.consumer.queues.offsets import Offsets
+from haservice.client.consumer.stats import ConsumerStats
+from haservice.client.consumer.subscription import Subscription, now_ms
+from haservice.client.message import Received
+from haservice.errors import AnswerError, HAServiceError, RemotingTimeout, RemotingUnreachable
+from haservice.log_throttle import LogThrottle
+from haservice.remoting.bodies.clients import MASTER_ID, MessageQueue
+from haservice.remoting.codes import ResponseCode
+
+logger = logging.getLogger(__name__)
+
+# After a pull that failed: a peer that is away may be back any moment, one that refuses will do so again.
+AWAY_S, AWAY_MAX_S = 0.1, 1.0
+REFUSED_S = 3.0
+# A broker that has nothing holds a pull.  One that does not is asked no more often than this.
+STILL_S = 0.2
+LOG_INTERVAL_S = 30.0
+
+# The broker has not heard the subscription that the pull refers to: a heartbeat tells it.
+_UNHEARD = frozenset(
+    {
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_LATEST,
+    }
+)
+
+
+# It is on its way up or down, as at a change of roles, or has too much to do.
+_SOON = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all readers of a consumer share."""
+
+    calls: GroupCalls
+    offsets: Offsets
+    stats: ConsumerStats
+    limits: Limits
+    pull_limits: PullLimits
+    begin_at: Callable[[MessageQueue], Awaitable[int]]
+    deliver: Callable[[QueueReader, Sequence[Received]], None]
+    on_unheard: Callable[[str], None]  # a broker wants a heartbeat
+    commits: bool = True  # pulls carry the offset
+
+
+class QueueReader:
+    """One queue.  On one loop."""
+
+    def __init__(self, queue: MessageQueue, subscription: Subscription, reading: Reading) -> None:
+        self.queue = queue
+        self.subscription = subscription
+        self.in_flight: InFlight[Received] | None = None  # None until it is known where to begin
+        self.halted = False
+        self.dropped = False
+        self.last_pull_ms = self.last_consume_ms = now_ms()
+        self._reading = reading
+        self._paused = False
+        self._broker_id = MASTER_ID
+        self._room = asyncio.Event()  # something was consumed, or the pause is over
+        self._retry = asyncio.Event()  # a failed pull is not to be waited for any longer
+        self._moved_to: int | None = None
+        self._asked = ""  # who holds a pull now
+        self._log = LogThrottle(LOG_INTERVAL_S)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"read {self.queue}")
+
+    def drop(self) -> None:
+        """What is consumed from now on does not count either."""
+        self.dropped = True
+        self.halt()
+
+    def halt(self) -> None:
+        """No more is pulled, and no more calls of the callback are to begin; those that run still count."""
+        self.halted = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def stopped(self) -> None:
+        """After drop() or halt()."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def seek(self, offset: int) -> None:
+        """Pulls from `offset` on; what was pulled before and is not consumed does not count any more."""
+        if self._task is not None:
+            self._task.cancel()
+        self.in_flight = InFlight(offset, self._reading.limits)
+        self._moved_to = None
+        self._reading.offsets.update(self.queue, offset)
+        if not self.halted:
+            self.start()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._room.set()
+        if paused and self._asked:
+            self.leave(self._asked)
+
+    def look_again(self) -> None:
+        """A route has changed: what failed is tried again, and who is not the one to ask any more is left."""
+        self._retry.set()
+        if self._asked:
+            try:
+                wanted = self._reading.calls.any_of(self.queue.broker_name, self._broker_id)
+            except HAServiceError:
+                return
+            if wanted != self._asked:
+                self.leave(self._asked)
+
+    def leave(self, addr: str) -> None:
+        """A pull that `addr` holds is not waited for any more."""
+        if addr == self._asked and self._task is not asyncio.current_task() and not self.halted:
+            if self._task is not None:
+                self._task.cancel()
+            self.start()
+
+    def is_current(self, in_flight: InFlight[Received]) -> bool:
+        """Whether what was delivered out of `in_flight` still counts."""
+        return not self.dropped and in_flight is self.in_flight
+
+    def consumed(self, in_flight: InFlight[Received], messages: Sequence[Received]) -> None:
+        """They are done with, one way or the other."""
+        self.last_consume_ms = now_ms()
+        if not self.is_current(in_flight):
+            return
+        in_flight.remove(messages)
+        self._reading.offsets.update(self.queue, in_flight.committable)
+        self._room.set()
+
+    # The loop of pulls
+
+    async def _run(self) -> None:
+        pause_s = AWAY_S
+        while not self.halted:
+            self._room.clear()
+            self._retry.clear()
+            try:
+                if self.in_flight is None:
+                    offset = await self._reading.begin_at(self.queue)
+                    self.in_flight = InFlight(offset, self._reading.limits)
+                if self._moved_to is not None and not self.in_flight:
+                    await self._move_back(self._moved_to)
+                elif self._paused or self._moved_to is not None or self.in_flight.full:
+                    await self._room.wait()
+                else:
+                    await self._pull(self.in_flight)
+                pause_s = AWAY_S
+            except (HAServiceError, CommitLogError) as error:
+                pause_s = await self._pause(error, pause_s)
+            except Exception:
+                logger.exception("pull failed queue=%s", self.queue)
+                await asyncio.sleep(REFUSED_S)
+
+    async def _pull(self, in_flight: InFlight[Received]) -> None:
+        reading = self._reading
+        began = time.monotonic()
+        self.last_pull_ms = now_ms()
+        self._asked = reading.calls.any_of(self.queue.broker_name, self._broker_id)
+        try:
+            pulled = await reading.calls.pull(
+                self._asked,
+                self.queue,
+                in_flight.pulled_to,
+                self.subscription,
+                reading.pull_limits,
+                commit=reading.offsets.current(self.queue) if reading.commits else None,
+            )
+        finally:
+            if self._task is asyncio.current_task():
+                self._asked = ""
+        self._broker_id = pulled.suggested_id
+        if pulled.status is PullStatus.OFFSET_MOVED:
+            self._on_moved(in_flight.pulled_to, pulled)
+        asked = in_flight.pulled_to
+        new = in_flight.add(pulled.messages, pulled.next_offset)
+        if new:
+            reading.stats.pulled(self.queue.topic, time.monotonic() - began, len(new))
+            reading.deliver(self, new)
+        elif not in_flight:
+            reading.offsets.update(self.queue, in_flight.committable)
+        if in_flight.pulled_to == asked and time.monotonic() - began < STILL_S:
+            await asyncio.sleep(STILL_S)  # such as a slave that does not have what the dead master had
+
+    def _on_moved(self, asked: int, pulled: Pulled) -> None:
+        """The queue does not have this offset: retention took it, or the log was cut at a failover.
+
+        What was pulled before is consumed all the same.  Forward that is all; back, the offsets are those of
+        other messages, which have to wait until then.
+        """
+        logger.warning(
+            "offset moved queue=%s group=%s asked=%d min=%d max=%d going_on_at=%d",
+            self.queue,
+            self._reading.calls.group,
+            asked,
+            pulled.min_offset,
+            pulled.max_offset,
+            pulled.next_offset,
+        )
+        if pulled.next_offset < asked:
+            self._moved_to = pulled.next_offset
+
+    async def _move_back(self, offset: int) -> None:
+        self.in_flight = InFlight(offset, self._reading.limits)
+        self._moved_to = None
+        self._reading.offsets.update(self.queue, offset)
+        await self._reading.offsets.commit([self.queue])
+
+    async def _pause(self, error: Exception, pause_s: float) -> float:
+        """Returns the length of the next one."""
+        if self._log.ready(type(error).__name__):
+            logger.warning(
+                "pull failed, it is repeated queue=%s group=%s reason=%s",
+                self.queue,
+                self._reading.calls.group,
+                error,
+            )
+        code = error.code if isinstance(error, AnswerError) else None
+        soon = isinstance(error, RemotingUnreachable | RemotingTimeout) or code in _SOON
+        if soon:
+            self._broker_id = MASTER_ID
+        elif code in _UNHEARD:
+            soon = True
+            self._reading.on_unheard(self.queue.broker_name)
+        length = pause_s if soon else REFUSED_S
+        try:
+            async with asyncio.timeout(length):
+                await self._retry.wait()
+        except TimeoutError:
+            pass
+        return min(2 * pause_s, AWAY_MAX_S) if soon else AWAY_S

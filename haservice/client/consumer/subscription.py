@@ -1,0 +1,76 @@
+"""What a consumer wants of a topic: an expression over tags, or SQL92 over properties.  Pure."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from commitlog.kernel.records import java_hash
+from haservice.remoting.bodies.clients import SubscriptionData
+
+ALL = "*"
+TAG = "TAG"
+SQL92 = "SQL92"
+
+# Brokers of ours refuse longer ones.
+EXPRESSION_CHARS_MAX = 8192
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """`TagA || TagB`, `*`, or with `sql` an expression such as `price > 10 AND TAGS = 'new'`."""
+
+    topic: str
+    expression: str = ALL
+    sql: bool = False
+    version: int = field(default_factory=now_ms)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no broker would take."""
+        text = self.expression.strip()
+        if len(text) > EXPRESSION_CHARS_MAX:
+            raise ValueError(
+                f"subscription to {self.topic}: {len(text)} characters, at most {EXPRESSION_CHARS_MAX}"
+            )
+        if self.sql and not text:
+            raise ValueError(f"subscription to {self.topic}: an SQL92 expression is missing")
+        if not self.sql and text not in ("", ALL) and not self.tags:
+            raise ValueError(f"subscription to {self.topic}: {self.expression!r} names no tag")
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """Empty: every tag will do, and none."""
+        text = self.expression.strip()
+        if self.sql or text in ("", ALL):
+            return frozenset()
+        return frozenset(tag for part in text.split("||") if (tag := part.strip()))
+
+    @property
+    def kind(self) -> str:
+        return SQL92 if self.sql else TAG
+
+    def data(self) -> SubscriptionData:
+        """As heartbeats have it."""
+        tags = sorted(self.tags)
+        return SubscriptionData(
+            topic=self.topic,
+            sub_string=self.expression if self.sql or tags else ALL,
+            expression_type=self.kind,
+            sub_version=self.version,
+            tags_set=tags,
+            code_set=[java_hash(tag) for tag in tags],
+        )
+
+
+def retry_topic(group: str) -> str:
+    """Where messages come back that a member could not consume."""
+    return f"%RETRY%{group}"
+
+
+def dead_letter_topic(group: str) -> str:
+    """Where messages go that came back too often."""
+    return f"%DLQ%{group}"

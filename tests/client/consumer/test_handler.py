@@ -1,0 +1,150 @@
+"""What becomes of messages by what the callback does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from haservice.client.consumer.callback.handler import ConsumeTimeout, Handler, Outcome, RetryLater
+from haservice.deadline import Deadline
+from tests.support.waiting import PATIENCE_S
+
+Way = Callable[..., Handler[Any]]
+
+
+@pytest.fixture(params=["thread", "loop"])
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """A handler around a plain function, as it is or as a coroutine function."""
+    made: list[Handler[Any]] = []
+
+    def make(callback: Callable[[Any], None], **kw: Any) -> Handler[Any]:
+        async def on_loop(given: Any) -> None:
+            callback(given)
+
+        options = {"takes_lists": False, "threads": 2, "timeout_s": PATIENCE_S, **kw}
+        handler: Handler[Any] = Handler(callback if request.param == "thread" else on_loop, **options)
+        handler.start()
+        made.append(handler)
+        return handler
+
+    yield make
+    assert all(handler.stop(Deadline(PATIENCE_S)) for handler in made)
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    return asyncio.run(main())  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("way")
+def test_a_callback_that_returns_has_consumed_and_one_that_raises_has_not(way: Way) -> None:
+    def callback(one: int) -> str:
+        if one == 2:
+            raise KeyError("two")
+        return "anything"
+
+    async def main() -> list[Outcome[int]]:
+        return await way(callback).call([[1], [2], [3]])
+
+    outcomes = run(main)
+    assert [list(one.failed) for one in outcomes] == [[], [2], []]
+    assert isinstance(outcomes[1].error, KeyError)
+    assert outcomes[1].delay_level == 0
+
+
+def test_a_failure_stops_where_order_counts(way: Way) -> None:
+    def callback(one: int) -> None:
+        if one == 2:
+            raise RetryLater(delay_s=0.5)
+
+    async def main() -> list[Outcome[int]]:
+        return await way(callback).call([[1], [2], [3]], go_on=lambda outcome: outcome.error is None)
+
+    outcomes = run(main)
+    assert [one.consumed for one in outcomes] == [1, 0]
+    assert outcomes[1].delay_s == 0.5
+
+
+def test_a_callback_that_takes_lists_says_how_many_are_consumed(way: Way) -> None:
+    def callback(messages: list[int]) -> None:
+        raise RetryLater(3, consumed=len(messages) - 1)
+
+    async def main() -> list[Outcome[int]]:
+        return await way(callback, takes_lists=True).call([[1, 2, 3], [4]])
+
+    first, second = run(main)
+    assert (first.consumed, list(first.failed), first.delay_level) == (2, [3], 3)
+    assert (second.consumed, list(second.failed)) == (0, [4])
+
+
+@pytest.mark.parametrize(("said", "counted"), [(-1, 0), (7, 2)])
+def test_a_number_that_cannot_be_is_cut(way: Way, said: int, counted: int) -> None:
+    def callback(messages: list[int]) -> None:
+        raise RetryLater(consumed=said)
+
+    async def main() -> list[Outcome[int]]:
+        return await way(callback, takes_lists=True).call([[1, 2]])
+
+    assert run(main)[0].consumed == counted
+
+
+def test_a_thread_that_takes_too_long_is_given_up_and_begins_nothing_else() -> None:
+    gate, seen = threading.Event(), []
+
+    def callback(one: int) -> None:
+        seen.append(one)
+        if one == 2:
+            gate.wait(PATIENCE_S)
+
+    async def main() -> list[Outcome[int]]:
+        handler: Handler[int] = Handler(callback, takes_lists=False, threads=1, timeout_s=0.05)
+        handler.start()
+        try:
+            return await handler.call([[1], [2], [3]])
+        finally:
+            gate.set()
+            assert handler.stop(Deadline(PATIENCE_S))
+
+    outcomes = run(main)
+    assert [one.consumed for one in outcomes] == [1, 0]
+    assert isinstance(outcomes[1].error, ConsumeTimeout)
+    assert seen == [1, 2]
+
+
+def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
+    cancelled = []
+
+    async def callback(one: int) -> None:
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError:
+            cancelled.append(one)
+            raise
+
+    async def main() -> list[Outcome[int]]:
+        return await Handler(callback, takes_lists=False, threads=1, timeout_s=0.05).call([[1], [2]])
+
+    assert [type(one.error) for one in run(main)] == [ConsumeTimeout, ConsumeTimeout]
+    assert cancelled == [1, 2]
+
+
+def test_an_object_whose_call_is_a_coroutine_function_runs_on_the_loop() -> None:
+    class Callback:
+        async def __call__(self, one: int) -> None:
+            assert threading.current_thread() is threading.main_thread()
+
+    handler: Handler[int] = Handler(Callback(), takes_lists=False, threads=1, timeout_s=1)
+    assert handler.on_loop
+
+    async def main() -> list[Outcome[int]]:
+        return await handler.call([[1]])
+
+    assert run(main)[0].error is None
+
+
+def test_a_level_that_no_broker_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="delay level -2"):
+        RetryLater(-2)

@@ -1,0 +1,252 @@
+"""Pull consumers at brokers of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+import pytest
+
+from haservice.client.consumer.options import ConsumerOptions
+from haservice.client.consumer.pull_consumer import AsyncPullConsumer, NotAssigned, PullConsumer
+from haservice.client.consumer.queues.offsets import ConsumeFrom
+from haservice.client.errors import ClientClosed, RouteUnknown
+from haservice.client.message import Received
+from haservice.client.options import ClientOptions
+from tests.client.consumer.consuming import run, until
+from tests.pipeline.brokers import Cluster
+from tests.support.waiting import wait_until
+
+
+def pull(cluster: Cluster, group: str = "g", **options: object) -> AsyncPullConsumer:
+    consuming = ConsumerOptions(**{"consume_from": ConsumeFrom.FIRST, **options})  # type: ignore[arg-type]
+    return AsyncPullConsumer(group, ClientOptions(cluster.namesrv), consuming=consuming)
+
+
+async def take(consumer: AsyncPullConsumer, count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        found += numbers(await consumer.poll(max_messages=count - len(found)))
+    return sorted(found)
+
+
+def numbers(messages: list[Received]) -> list[int]:
+    return [int(message.body) for message in messages]
+
+
+def test_polls_give_each_message_once_and_the_next_consumer_goes_on(cluster: Cluster) -> None:
+    node = cluster.start()
+    cluster.fill(node, count=100)
+
+    async def main() -> None:
+        async with pull(cluster).subscribe("Orders") as consumer:
+            assert await take(consumer, 60) != await take(consumer, 40)
+            assert await consumer.poll(0.05) == []
+        await asyncio.to_thread(cluster.fill, node, first=100, count=8)
+        async with pull(cluster).subscribe("Orders", "TagA") as consumer:
+            assert await take(consumer, 4) == [100, 102, 104, 106]
+
+    run(main())
+
+
+def test_a_loop_consumes_a_message_when_it_asks_for_the_next(cluster: Cluster) -> None:
+    cluster.fill(cluster.start(), count=10, queues=1)
+
+    async def main() -> None:
+        with suppress(KeyError):
+            async with pull(cluster).subscribe("Orders") as consumer:
+                async for message in consumer:
+                    if message.body == b"3":
+                        raise KeyError("three is not consumed")
+        seen = []
+        async with pull(cluster).subscribe("Orders") as consumer:
+            async for message in consumer:
+                seen.append(int(message.body))
+                if message.body == b"6":
+                    break
+        async with pull(cluster).subscribe("Orders") as consumer:
+            assert (seen, await take(consumer, 3)) == ([3, 4, 5, 6], [7, 8, 9])
+
+    run(main())
+
+
+def test_a_loop_ends_when_the_consumer_is_closed(cluster: Cluster) -> None:
+    cluster.fill(cluster.start(), count=1)
+
+    async def main() -> None:
+        consumer = pull(cluster).subscribe("Orders")
+        seen = []
+
+        async def loop() -> None:
+            async for message in consumer:
+                seen.append(message)
+
+        looping = asyncio.create_task(loop())
+        await until(lambda: seen, "the loop runs")
+        await consumer.close()
+        await looping
+        with pytest.raises(ClientClosed):
+            await consumer.poll()
+
+    run(main())
+
+
+def test_assigned_queues_are_read_from_where_they_are_sent_to(cluster: Cluster) -> None:
+    node = cluster.start()
+    cluster.fill(node, count=40)
+
+    async def main() -> None:
+        async with pull(cluster) as consumer:
+            with pytest.raises(RouteUnknown):
+                await consumer.queues("Unknown")
+            queues = await consumer.queues("Orders")
+            assert [queue.queue_id for queue in queues] == [0, 1, 2, 3]
+            with pytest.raises(NotAssigned, match="Orders queue 0 at broker-a"):
+                consumer.seek(queues[0], 0)
+            await consumer.assign(queues[:2])
+            assert consumer.assignment() == queues[:2]
+            assert await take(consumer, 20) == sorted([*range(0, 40, 4), *range(1, 40, 4)])
+            consumer.seek(queues[0], 7)
+            assert await take(consumer, 3) == [28, 32, 36]
+            await consumer.seek_to_begin(queues[1])
+            assert await take(consumer, 10) == list(range(1, 40, 4))
+            await consumer.seek_to_begin(queues[1])
+            await consumer.seek_to_end(queues[1])
+            assert consumer.position(queues[1]) == 10
+            assert await consumer.poll(0.1) == []
+            now = time.time()
+            assert await consumer.offset_for_timestamp(queues[0], now - 3600) == 0
+            await consumer.assign(queues[2:3])
+            assert await take(consumer, 10) == list(range(2, 40, 4))
+            with pytest.raises(ValueError, match="exclude each other"):
+                consumer.subscribe("Orders")
+
+    run(main())
+
+
+def test_by_hand_nothing_is_stored_before_commit(cluster: Cluster) -> None:
+    cluster.fill(cluster.start(broker={"access_message_in_memory_max_ratio": 0}), count=10, queues=1)
+
+    async def main() -> None:
+        async with pull(cluster, auto_commit=False) as consumer:
+            (queue, *_) = await consumer.queues("Orders")
+            await consumer.assign([queue])
+            assert await take(consumer, 4) == [0, 1, 2, 3]
+            assert await take(consumer, 2) == [4, 5]
+            assert await consumer.committed(queue) is None
+        async with pull(cluster, auto_commit=False) as consumer:
+            await consumer.assign([queue])
+            assert await take(consumer, 4) == [0, 1, 2, 3]
+            await consumer.commit()
+            assert await consumer.committed(queue) == 4
+            assert await take(consumer, 2) == [4, 5]
+            assert consumer.position(queue) == 6
+        async with pull(cluster) as consumer:
+            await consumer.assign([queue])
+            assert await take(consumer, 6) == [4, 5, 6, 7, 8, 9]
+
+    run(main())
+
+
+def test_paused_queues_give_nothing(cluster: Cluster) -> None:
+    cluster.fill(cluster.start(), count=8)
+
+    async def main() -> None:
+        async with pull(cluster) as consumer:
+            queues = await consumer.queues("Orders")
+            consumer.pause(queues[1:])
+            await consumer.assign(queues)
+            assert await take(consumer, 2) == [0, 4]
+            assert await consumer.poll(0.1) == []
+            consumer.resume(queues[1:2])
+            assert await take(consumer, 2) == [1, 5]
+
+    run(main())
+
+
+def test_members_share_queues_and_what_was_polled_goes_on_with_its_queue(cluster: Cluster) -> None:
+    node = cluster.start()
+    cluster.fill(node, count=40)
+
+    async def main() -> None:
+        one, two = pull(cluster).subscribe("Orders"), pull(cluster).subscribe("Orders")
+        async with one:
+            assert await take(one, 40) == list(range(40))
+            await one.commit()
+            async with two:
+                await until(lambda: len(one.assignment()) == len(two.assignment()) == 2, "they share")
+                await asyncio.to_thread(cluster.fill, node, first=40, count=40)
+                mine, others = await asyncio.gather(take(one, 20), take(two, 20))
+                assert sorted(mine + others) == list(range(40, 80))
+            await until(lambda: len(one.assignment()) == 4, "who is left has all")
+            await asyncio.to_thread(cluster.fill, node, first=80, count=4)
+            assert await take(one, 4) == [80, 81, 82, 83]
+
+    run(main())
+
+
+def test_sql92_while_assigned_goes_with_each_pull(cluster: Cluster) -> None:
+    cluster.fill(cluster.start(broker={"enable_property_filter": True}), count=20)
+
+    async def main() -> None:
+        async with pull(cluster) as consumer:
+            await consumer.assign(
+                await consumer.queues("Orders"), "KEYS = 'key-7' OR KEYS = 'key-8'", sql=True
+            )
+            assert await take(consumer, 2) == [7, 8]
+
+    run(main())
+
+
+# For threads
+
+
+def blocking(cluster: Cluster, **options: object) -> PullConsumer:
+    consuming = ConsumerOptions(**{"consume_from": ConsumeFrom.FIRST, **options})  # type: ignore[arg-type]
+    return PullConsumer("g", ClientOptions(cluster.namesrv), consuming=consuming)
+
+
+def test_a_loop_of_a_thread_consumes_a_message_when_it_asks_for_the_next(cluster: Cluster) -> None:
+    node = cluster.start()
+    cluster.fill(node, count=10, queues=1)
+    with suppress(KeyError), blocking(cluster).subscribe("Orders") as consumer:
+        for message in consumer:
+            if message.body == b"3":
+                raise KeyError("three is not consumed")
+    seen = []
+    with blocking(cluster).subscribe("Orders") as consumer:
+        for message in consumer:
+            seen.append(int(message.body))
+            if message.body == b"6":
+                break
+        seen += numbers(consumer.poll(max_messages=2))
+    assert seen == [3, 4, 5, 6, 7, 8]
+    with blocking(cluster) as consumer:
+        (queue, *_) = consumer.queues("Orders")
+        assert consumer.committed(queue) == 9
+        consumer.assign([queue])
+        assert numbers(consumer.poll()) == [9]
+        consumer.seek(queue, 2)
+        assert numbers(consumer.poll(max_messages=1)) == [2]
+        consumer.seek_to_end(queue)
+        consumer.pause([queue])
+        cluster.fill(node, count=1, first=10, queues=1)
+        assert consumer.poll(0.05) == []
+        consumer.resume([queue])
+        assert numbers(consumer.poll()) == [10]
+        consumer.commit()
+        assert (consumer.committed(queue), consumer.position(queue)) == (11, 11)
+        consumer.seek_to_begin(queue)
+        assert consumer.assignment() == [queue]
+        assert consumer.offset_for_timestamp(queue, 0) == 0
+
+
+def test_a_poll_that_raises_out_of_with_comes_again(cluster: Cluster) -> None:
+    cluster.fill(cluster.start(), count=3, queues=1)
+    with suppress(KeyError), blocking(cluster).subscribe("Orders") as consumer:
+        assert len(consumer.poll(max_messages=1)) == 1
+        raise KeyError(numbers(consumer.poll(max_messages=2)))
+    with blocking(cluster).subscribe("Orders") as consumer:
+        wait_until(consumer.assignment, "it has its queues")
+        assert numbers(consumer.poll()) == [1, 2]

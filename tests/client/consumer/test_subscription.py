@@ -1,0 +1,40 @@
+"""Expressions of tags and of SQL92, and what heartbeats say of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from haservice.client.consumer.subscription import Subscription, dead_letter_topic, retry_topic
+
+
+def test_tags_are_split_and_hashed_as_java_does() -> None:
+    subscription = Subscription("T", " TagA || TagB||", version=7)
+    assert subscription.tags == {"TagA", "TagB"}
+    data = subscription.data()
+    assert (data.sub_string, data.expression_type, data.sub_version) == (" TagA || TagB||", "TAG", 7)
+    assert dict(zip(data.tags_set, data.code_set, strict=True)) == {"TagA": 2598919, "TagB": 2598920}
+
+
+@pytest.mark.parametrize("expression", ["", "*", " * "])
+def test_all(expression: str) -> None:
+    subscription = Subscription("T", expression)
+    assert subscription.tags == frozenset()
+    assert subscription.data().sub_string == "*"
+
+
+def test_sql() -> None:
+    data = Subscription("T", "a > 1 || TRUE", sql=True).data()
+    assert (data.expression_type, data.sub_string, data.tags_set) == ("SQL92", "a > 1 || TRUE", [])
+
+
+@pytest.mark.parametrize(
+    ("expression", "sql", "text"),
+    [("||", False, "names no tag"), (" ", True, "is missing"), ("a" * 8193, False, "at most 8192")],
+)
+def test_what_no_broker_would_take_is_refused(expression: str, sql: bool, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Subscription("T", expression, sql)
+
+
+def test_topics_of_a_group() -> None:
+    assert (retry_topic("g"), dead_letter_topic("g")) == ("%RETRY%g", "%DLQ%g")
