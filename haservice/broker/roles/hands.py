@@ -163,7 +163,7 @@ class RoleHands:
 
     def hold(self, reason: str) -> None:
         if reason:
-            logger.warning("writes are refused reason=%s", reason)
+            logger.warning("this broker refuses writes reason=%s", reason)
         self.store.log.hold_appends(reason or None, HOLDER)
 
     # -- without a result ---------------------------------------------------------------------------
