@@ -10,8 +10,17 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import RegisterBrokerHeader
-from tests.cluster.support import TOPIC, Ask, MakePair, numbered, send_ok, start_with_topic, wait_level
-from tests.cluster.test_role_commands import is_level, typed
+from tests.cluster.support import (
+    TOPIC,
+    Ask,
+    MakePair,
+    follows,
+    numbered,
+    send_ok,
+    start_with_topic,
+    wait_level,
+)
+from tests.cluster.test_role_commands import typed
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -74,4 +83,4 @@ def test_a_deposed_master_is_kept_out_while_its_successor_is_away(make_pair: Mak
     wait_until(lambda: "a newer master is known" in old.output(), "it is refused")
     assert ask.brokers() == []
     pair.start_slave()
-    wait_until(lambda: is_level(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
