@@ -3,10 +3,10 @@
     countBy       messages per topic, counted where the log is read, by the option of this name
     count         messages per topic, by Spark                    columns read: topic
     bytes         messages and bytes of bodies per topic          columns read: topic, body
-        all, sums     every column of every row, thrown away          all but bodyCrcOk; all of them
+    all, sums     every column of every row, thrown away          all but bodyCrcOk; all of them
     parquet       the same query over the same rows as Spark wrote them, all columns, into Parquet
-        handed over   the same query over as many rows from a source that decodes one batch and yields it
-                      again and again: what Spark needs to take rows from Python, however they are made
+    handed over   the same query over as many rows from a source that decodes one batch and yields it
+                  again and again: what Spark needs to take rows from Python, however they are made
     plain loop    one Python process that decodes record by record and counts per topic
 
 Java compiles code that runs often.  So each query first runs some times over a small part of the log, and
