@@ -473,7 +473,7 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
         self._run(self._inner.resume, queues)
 
     def _put_back(self, more: int | None) -> None:
-        """Puts back messages that an iteration did not reach, and `more` that it did; None: all of the last poll."""
+        """Puts back what an iteration has not reached, and `more` that it has; None: the whole last poll."""
         count = BATCH_MAX if more is None else len(self._left) + more
         self._left.clear()
         self._iterating = False
