@@ -196,7 +196,7 @@ class Received:
 
     @classmethod
     def of(cls, record: records.StoredMessage, broker_name: str) -> Self:
-        """Makes it from a record."""
+        """Makes the message from a record."""
         properties = records.decode_properties(record.properties)
         offset_msg_id = record.message_id
         topic = record.topic

@@ -2,8 +2,8 @@
 
     outcome of a try                                          what follows
     SEND_OK, or stored with less than was asked for           the result (another broker, if wished)
-    no connection; 14, which slaves and stopping brokers say  not stored: again after asking for the route, until
-                                                              the timeout
+    no connection; 14, which slaves and stopping brokers say  not stored: again after asking for the route,
+                                                              until the timeout
     the connection ended; 1, 16, 17, 204, 205                 counts; again, at another broker if possible
     no answer in time; any other code                         SendFailed
     no answer, and meanwhile the name has another master      counts; again, there

@@ -29,7 +29,7 @@ class ConsumerOptions:
     `batch_max`            messages of one call of `on_messages`
     `max_reconsume_times`  tries before a message is a dead letter; None: 16, and no limit if orderly
     `consume_timeout_s`    a call that takes longer counts as failed
-    `suspend_queue_s`      orderly: how long a queue is paused after a message was not consumed
+    `suspend_queue_s`      orderly: how long a queue waits after a message was not consumed
     `close_timeout_s`      how long `close` waits for running calls
 
     Pull consumers:

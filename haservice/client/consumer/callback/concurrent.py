@@ -164,7 +164,7 @@ def tried(message: Received) -> Received:
 
 
 def log_failure(reader: QueueReader, outcome: Outcome[Received], what_now: str) -> None:
-    """The traceback tells where the callback failed; a RetryLater is no failure, and has none."""
+    """The traceback tells where the callback failed; a RetryLater is no failure, and logs none."""
     expected = outcome.delay_level != 0 or outcome.delay_s is not None or outcome.consumed > 0
     first = outcome.failed[0]
     logger.log(

@@ -4,7 +4,7 @@
     ├─ the master is unreachable or refuses: a copy is sent to the retry topic, of any master
     └─ that fails, too: the message stays where it is, and is consumed again here
 
-After `max_reconsume_times` tries it becomes a dead letter instead, in %DLQ%GROUP.
+From `max_reconsume_times` retries on it is a dead letter instead, in %DLQ%GROUP.
 """
 
 from __future__ import annotations

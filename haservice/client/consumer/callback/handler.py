@@ -32,8 +32,8 @@ class RetryLater(Exception):
     """Raised by a callback: these messages are not consumed, and come again.
 
     `delay_level`  1 to 18 as in messageDelayLevel; 0: a longer one each time; -1: a dead letter at once.
-                   Orderly consumers have no levels: their queue is paused meanwhile.
-    `delay_s`      orderly consumers only: how long the queue is paused.
+                   Orderly consumers have no levels: their queue waits meanwhile.
+    `delay_s`      orderly consumers only: how long the queue waits.
     `consumed`     for a callback that takes lists: this many from the front count as consumed.
     """
 

@@ -128,7 +128,7 @@ class Orderly:
             line.waiting.clear()
 
     async def _next(self, reader: QueueReader, line: _Line) -> float:
-        """Calls the callback with the first messages; returns how long the queue is paused afterwards."""
+        """Calls the callback with the first messages; returns how long the queue waits afterwards."""
         async with self._slots:
             in_flight = line.in_flight
             assert in_flight is not None

@@ -1,4 +1,4 @@
-"""Which messages of one queue were pulled and not consumed, and so which offset may be committed.  Pure.
+"""Which messages of one queue are pulled and not consumed yet, and so which offset may be committed.  Pure.
 
         consumed     in flight: m a message, . consumed or filtered
     ───────────────┬─────────────────────┬────────────────▶ queue offset
