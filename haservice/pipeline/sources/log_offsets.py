@@ -2,7 +2,7 @@
 
     {"broker-a": {"offset": 13054196, "record": 13053900, "digest": "5f0c…"}, "broker-b": 0}
 
-The record that ends at an offset identifies a log that was cut below it and has grown since.  An offset is a
+The record that ends at an offset shows whether the log was cut below it and has grown since.  An offset is a
 number alone if no record is before it (the log's beginning, damage), and in old checkpoints.
 """
 
