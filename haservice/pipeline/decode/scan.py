@@ -37,7 +37,7 @@ from commitlog.kernel.records import parse_head
 from haservice.pipeline.decode.bulk import WINDOW_BYTES, Records, Window, candidates, is_blank, sound_run
 from haservice.pipeline.decode.texts import Ints
 
-# The largest record of a broker with the default maxMessageSize: no larger record can hide an edge.
+# The largest record of a broker with the default maxMessageSize: edge() relies on none being larger.
 RECORD_BYTES_MAX = (4 << 20) + RECORD_OVERHEAD_MAX
 # How far before its place an edge is sought at first; most records are smaller.
 _NEAR_BYTES = 64 << 10
