@@ -1,4 +1,4 @@
-"""haservice.client: what a Python application talks to brokers with.  docs/client.md shows how."""
+"""haservice.client: the client library of Python applications for brokers.  docs/client.md shows how."""
 
 from haservice.client.admin import END, Admin, Broker
 from haservice.client.async_admin import AsyncAdmin

@@ -1,8 +1,8 @@
-"""Admin: what nameservers and brokers are asked for, and told to do.
+"""Admin: questions and commands to nameservers and brokers.
 
-`topics`, `create_topic`, `progress` and their like are for applications.  Below them are calls by code, for tools:
-`ask` for a body, `tell` where success is all there is to know, `call` for the answer itself.  An answer of any code
-but those expected is an AnswerError.
+`topics`, `create_topic`, `progress` and their like are for applications.  Tools use the calls by code below
+them: `ask` for a body, `tell` if only success matters, `call` for the answer itself.  An answer with another
+code than those expected is an AnswerError.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ STATS_TIMEOUT_S = 15.0
 END = -1
 _FOREVER_MS = (1 << 63) - 1
 
-# sysFlag of a pull: the subscription is in the request; nothing is held back, nothing is committed.
+# sysFlag of a pull: the request has the subscription; the broker holds and commits nothing.
 PULL_WITH_SUBSCRIPTION = 4
 
 Body = TypeVar("Body", bound=JSONBody)
@@ -94,10 +94,10 @@ class Pulled(NamedTuple):
 
 
 class Admin:
-    """For threads: any number of them may use one.  One connection per address, made when first used."""
+    """For any number of threads.  Makes one connection per address, at its first use."""
 
     def __init__(self, options: ClientOptions | None = None, *, sign: Sign | None = None) -> None:
-        """`sign` stands for what adds other credentials than those of the options."""
+        """`sign` adds other credentials to requests than those of the options."""
         self._options = options or ClientOptions()
         credentials = self._options.credentials
         self._client = BlockingClient(
@@ -123,41 +123,41 @@ class Admin:
     def create_topic(
         self, topic: str, queues: int = 8, *, cluster: str | None = None, perm: int = 6, order: bool = False
     ) -> None:
-        """Makes the topic, or changes it, at every master of the cluster, or of all of them."""
+        """Makes or changes the topic at every master of the cluster, or of all clusters."""
         header = CreateTopicHeader(topic, "TBW102", queues, queues, perm, order=order)
         for broker in self.masters(cluster):
             self.update_topic(broker.addr, header)
 
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Takes the topic and its messages from every master, and from every nameserver."""
+        """Deletes the topic and its messages at every master, and at every nameserver."""
         for broker in self.masters(cluster):
             self.tell(broker.addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
         for addr in self.nameservers:
             self.tell(addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvHeader(topic, cluster))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Those that may be read.  AnswerError 17 when the topic is unknown."""
+        """The queues that may be read.  AnswerError 17 if the topic is unknown."""
         return TopicRoute.of(topic, self.route(topic)).read_queues
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """Of the first message that the queue still holds."""
+        """The offset of the first message that the queue still holds."""
         header = QueueHeader(queue.topic, queue.queue_id)
         return self.offset(self._addr_of(queue), RequestCode.GET_MIN_OFFSET, header)
 
     def max_offset(self, queue: MessageQueue) -> int:
-        """That the next message will have."""
+        """The offset that the next message will have."""
         header = QueueHeader(queue.topic, queue.queue_id)
         return self.offset(self._addr_of(queue), RequestCode.GET_MAX_OFFSET, header)
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Of the message that was stored at this time or next to it; of the last one where all are older."""
+        """The offset of the message stored at this time or next to it; of the last one if all are older."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms)
         return self.offset(self._addr_of(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     # -- messages ----------------------------------------------------------------------------------
 
     def message(self, topic: str, offset_msg_id: str) -> Received:
-        """The message that is stored there.  AnswerError when nothing is, ClientError for what is no such id."""
+        """The message stored there.  AnswerError if there is none, ClientError for an invalid id."""
         try:
             ip, port, offset = parse_message_id(offset_msg_id)
         except ValueError as error:
@@ -182,7 +182,7 @@ class Admin:
                 )
                 for record in decode_all(answer.body):
                     message = Received.of(record, data.broker_name)
-                    # The index holds hashes: it may give others, too.
+                    # The index holds hashes, so the answer may have other messages, too.
                     if record.topic == topic and key in (message.msg_id, *message.keys):
                         found[message.offset_msg_id] = message
         return sorted(found.values(), key=lambda one: one.store_timestamp_ms)
@@ -190,13 +190,13 @@ class Admin:
     # -- consumer groups ---------------------------------------------------------------------------
 
     def create_group(self, group: str, *, retry_max_times: int = 16, cluster: str | None = None) -> None:
-        """Makes the consumer group, or changes it, at every master."""
+        """Makes or changes the consumer group at every master."""
         body = SubscriptionGroupConfig(group, retry_max_times=retry_max_times)
         for broker in self.masters(cluster):
             self.tell(broker.addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
     def delete_group(self, group: str, *, cluster: str | None = None) -> None:
-        """Takes the group and its offsets from every master."""
+        """Deletes the group and its offsets at every master."""
         for broker in self.masters(cluster):
             header = DeleteSubscriptionGroupHeader(group, True)
             self.tell(broker.addr, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
@@ -224,7 +224,7 @@ class Admin:
     def reset_offsets(self, group: str, topic: str, timestamp_ms: int = END) -> None:
         """Sends the group to the messages that were stored at this time or later; END skips all there are.
 
-        Members that are online are told by their brokers; of a group that is offline the offsets are changed.
+        Brokers tell members that are online; for a group that is offline this changes the stored offsets.
         """
         for data in self.route(topic).broker_datas:
             header = ResetOffsetHeader(topic, group, timestamp_ms, True)
@@ -232,7 +232,7 @@ class Admin:
             try:
                 self.tell(addr, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
             except AnswerError as error:
-                # So brokers answer, too, where the group has no offset yet in some queue.
+                # Brokers also answer this if the group has no offset yet in some queue.
                 if error.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
                     raise
                 self._reset_offline(data, group, topic, timestamp_ms)
@@ -258,7 +258,7 @@ class Admin:
 
     @property
     def nameservers(self) -> tuple[str, ...]:
-        """All of them, for what must be told to each; raises NameserverUnknown when none is known."""
+        """All nameservers, for what each must be told; raises NameserverUnknown if none is known."""
         return self._options.nameservers
 
     def brokers(self, cluster: str | None = None) -> list[Broker]:
@@ -276,7 +276,7 @@ class Admin:
         return sorted(found)
 
     def masters(self, cluster: str | None = None) -> list[Broker]:
-        """Raises ClientError where there is none."""
+        """The masters.  Raises ClientError if there is none."""
         masters = [broker for broker in self.brokers(cluster) if broker.is_master]
         if not masters:
             where = (
@@ -286,7 +286,7 @@ class Admin:
         return masters
 
     def route(self, topic: str) -> TopicRouteData:
-        """Where the topic's queues are; AnswerError 17 when it is unknown."""
+        """Where the topic's queues are; AnswerError 17 if the topic is unknown."""
         header = RouteHeader(topic, accept_standard_json_only=True)
         return self._decode(
             TopicRouteData, *self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, header.encode())
@@ -302,18 +302,18 @@ class Admin:
     # -- a broker ----------------------------------------------------------------------------------
 
     def runtime_info(self, addr: str) -> dict[str, str]:
-        """28: names and values, all text."""
+        """Request 28: names and values, all text."""
         answer = self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(self._decode(KVTable, addr, answer).table)
 
     def broker_config(self, addr: str) -> dict[str, str]:
-        """26: every key the broker runs with."""
+        """Request 26: every key that the broker runs with."""
         answer = self.call(addr, RequestCode.GET_BROKER_CONFIG)
         lines = bytes(answer.body).decode(errors="replace").splitlines()
         return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
     def ha_status(self, addr: str) -> HARuntimeInfo | None:
-        """907; None from a broker that does not know the request, as no 4.9 broker does."""
+        """Request 907; None from a broker that does not know the request, as no 4.9 broker does."""
         try:
             answer = self.call(addr, RequestCode.GET_BROKER_HA_STATUS)
         except AnswerError as error:
@@ -329,7 +329,7 @@ class Admin:
         self.tell(addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     def offset(self, addr: str, code: RequestCode, header: QueueHeader | SearchOffsetHeader) -> int:
-        """30, 31 or 29: a queue offset."""
+        """Request 30, 31 or 29: a queue offset."""
         return OffsetResponseHeader.decode(self.call(addr, code, header.encode()).ext).offset
 
     def pull(
@@ -342,7 +342,7 @@ class Admin:
         group: str,
         expression: str = "*",
     ) -> Pulled:
-        """11, without waiting for messages that are not there yet."""
+        """Request 11, without waiting for messages that are not there yet."""
         header = PullMessageHeader(
             consumer_group=group,
             topic=topic,
@@ -368,7 +368,7 @@ class Admin:
         return Pulled(answer.code, answer.body, found.next_begin_offset, found.max_offset)
 
     def view(self, addr: str, physical_offset: int) -> bytes:
-        """33: the record at a physical offset."""
+        """Request 33: the record at a physical offset."""
         header = ViewMessageHeader(physical_offset)
         return bytes(self.call(addr, RequestCode.VIEW_MESSAGE_BY_ID, header.encode()).body)
 
@@ -390,7 +390,7 @@ class Admin:
     def tell(
         self, addr: str, code: RequestCode, header: ExtHeader | None = None, body: JSONBody | bytes = b""
     ) -> None:
-        """A request whose success says all.  Raises AnswerError and the other RemotingErrors."""
+        """A request of which only success matters.  Raises AnswerError and the other RemotingErrors."""
         data = body if isinstance(body, bytes) else body.encode()
         self.call(addr, code, None if header is None else header.encode(), body=data)
 
@@ -405,20 +405,20 @@ class Admin:
         timeout_s: float = TIMEOUT_S,
         language: int | None = None,
     ) -> RemotingCommand:
-        """The answer when its code is one of `expected`.  Raises AnswerError and the other RemotingErrors."""
+        """The answer if its code is in `expected`.  Raises AnswerError and the other RemotingErrors."""
         command = RemotingCommand.request(code, ext, body)
         if language is not None:
             command.language = language
         return expect(addr, self._client.call(addr, command, timeout_s), *expected, request=code)
 
     def call_namesrv(self, code: RequestCode, header: ExtHeader | None = None) -> RemotingCommand:
-        """As `call`, of the first nameserver that answers."""
+        """As `call`, to the first nameserver that answers."""
         return self._ask_namesrv(code, None if header is None else header.encode())[1]
 
     def _ask_namesrv(
         self, code: RequestCode, ext: dict[str, str] | None = None
     ) -> tuple[str, RemotingCommand]:
-        """The first nameserver that answers; so one that is down or frozen does no harm."""
+        """Asks nameservers in turn until one answers, so one that is down or frozen does no harm."""
         failures: list[RemotingUnreachable | RemotingTimeout] = []
         for addr in self.nameservers:
             try:
@@ -432,7 +432,7 @@ class Admin:
         return body.decode(answer.body)
 
     def _addr_of(self, queue: MessageQueue) -> str:
-        """Who has the queue: its master, or the first slave while there is none."""
+        """The address that has the queue: its master, or the first slave while there is no master."""
         addr = TopicRoute.of(queue.topic, self.route(queue.topic)).readable_addr(queue.broker_name)
         if addr is None:
             raise ClientError(f"topic {queue.topic} has no broker {queue.broker_name} that is up")
@@ -444,5 +444,5 @@ class Admin:
 
 
 def readable_addr(data: BrokerData) -> str:
-    """Who of a broker's addresses to read from: the master, or the first slave while there is none."""
+    """Which of a broker's addresses to read from: the master, or the first slave while there is none."""
     return data.broker_addrs[min(data.broker_addrs)]

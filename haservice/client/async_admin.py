@@ -17,7 +17,7 @@ T = TypeVar("T")
 def _aside(
     method: Callable[Concatenate[Admin, P], T],
 ) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
-    """The same for asyncio, run in a thread of the loop's pool: such calls are few."""
+    """The same call for asyncio, run in a thread of the loop's pool: such calls are few."""
 
     async def call(self: AsyncAdmin, /, *args: P.args, **kw: P.kwargs) -> T:
         return await asyncio.to_thread(method, self.blocking, *args, **kw)
@@ -27,7 +27,7 @@ def _aside(
 
 
 class AsyncAdmin:
-    """Admin for asyncio; see there for each call.  `blocking` is the Admin that it stands before."""
+    """Admin for asyncio; see Admin for each call.  `blocking` is the Admin that it wraps."""
 
     def __init__(self, options: ClientOptions | None = None) -> None:
         self.blocking = Admin(options)

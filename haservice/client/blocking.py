@@ -1,7 +1,7 @@
-"""What the faces for threads stand on: an asyncio client on a loop thread of its own.
+"""The base of the clients for threads: it runs an asyncio client on a loop thread of its own.
 
-The thread is called `client-loop`.  Callbacks do not run there: an `async def` runs on the loop and must not
-block, a plain function runs in a work thread (`client-work-N`) and may.
+The thread is called `client-loop`.  An `async def` callback runs on the loop and must not block.  A plain
+function runs in a work thread (`client-work-N`) and may block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLOSE_S = 10.0
 
 
 class AsyncClient(Protocol):
-    """What a face stands before."""
+    """What a BlockingFace needs of the client that it wraps."""
 
     async def start(self) -> object: ...
 
@@ -32,15 +32,15 @@ C = TypeVar("C", bound=AsyncClient)
 
 
 class BlockingFace(Generic[C]):
-    """A client of asyncio for threads: `_call` runs one of its coroutines to the end.
+    """An asyncio client for threads: `_call` runs one of its coroutines to the end.
 
-    Any number of threads may use one face.  `with` starts and closes it.
+    Any number of threads may use one.  `with` starts and closes it.
     """
 
     close_s = CLOSE_S
 
     def __init__(self, make: Callable[[], C]) -> None:
-        """`make` is called on the loop; what it raises is raised."""
+        """`make` is called on the loop; its exceptions are raised here."""
         self._thread = LoopThread("client-loop")
         try:
             self._inner = self._thread.call(_made(make))
@@ -54,7 +54,7 @@ class BlockingFace(Generic[C]):
         return self
 
     def close(self) -> None:
-        """Ends what is under way, the connections and the thread.  May be called twice."""
+        """Ends running calls, the connections and the thread.  May be called twice."""
         deadline = Deadline(self.close_s)
         if self._thread.open:
             self._thread.submit(self._inner.close()).result(deadline.remaining)
@@ -79,7 +79,7 @@ class BlockingFace(Generic[C]):
             raise ClientClosed(f"this {type(self).__name__}") from None
 
     def _run(self, function: Callable[..., T], *args: Any, **kw: Any) -> T:
-        """A plain function of the client's, on its loop."""
+        """Runs a plain function of the client on its loop."""
 
         async def call() -> T:
             return function(*args, **kw)

@@ -1,4 +1,4 @@
-"""Every error of the client library's own; what the wire itself raises is in haservice.errors.
+"""The client library's own errors; haservice.errors has those of the wire.
 
     HAServiceError
     ├── RemotingError              one call to one server: unreachable, no answer in time, or refused
@@ -10,7 +10,7 @@
         ├── SendFailed                 a message was not acknowledged, after all tries
         └── ReplyTimeout               a request was sent, and its reply did not come in time
 
-The text says what happened, where, and what to do; the attributes carry the same for a program.
+The text says what happened, where, and what to do; the attributes say the same to a program.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class ClientError(HAServiceError):
 
 
 class MessageIllegal(ClientError):
-    """A message that breaks a rule of the broker's; it was not sent."""
+    """A message that breaks a broker's rule; it was not sent."""
 
 
 class ClientClosed(ClientError):
-    """Used after `close`, or closed while the call was under way."""
+    """Used after `close`, or closed during the call."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} was closed: make a new one")
@@ -46,7 +46,7 @@ class NameserverUnknown(ClientError):
 
 
 class RouteUnknown(ClientError):
-    """`topic` has no queue that can be written to, or read from, now; `reason` says why, behind its name."""
+    """`topic` has no queue to write to, or to read from, now; `reason` says why, behind its name."""
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"topic {topic} {reason}")
@@ -55,7 +55,7 @@ class RouteUnknown(ClientError):
 
 
 class Try(NamedTuple):
-    """One attempt to send: where it went, and why that was not the end."""
+    """One attempt to send: where it went, and why it failed."""
 
     broker_name: str
     addr: str
@@ -63,15 +63,15 @@ class Try(NamedTuple):
 
     @property
     def maybe_stored(self) -> bool:
-        """Whether the broker may have the message all the same: it had the bytes, and did not refuse them."""
+        """Whether the broker may still have the message: it got the bytes, and did not refuse them."""
         return isinstance(self.error, RemotingTimeout | RemotingClosed)
 
 
 class SendFailed(ClientError):
-    """No try got an acknowledgement.  `tries` says what became of each, in their order.
+    """No try got an acknowledgement.  `tries` says what became of each, in order.
 
-    With `maybe_stored` a broker may have the message all the same: who sends it again may double it.  `code` is
-    that of the broker's last answer (a ResponseCode), None where the last try got none.
+    With `maybe_stored` a broker may still have the message: sending it again may double it.  `code` is that
+    of the broker's last answer (a ResponseCode), None if the last try got none.
     """
 
     def __init__(self, topic: str, tries: Sequence[Try], reason: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Names that clients make up: their own id, and the one of each message (UNIQ_KEY)."""
+"""Names that clients make up: their own id, and an id for each message (UNIQ_KEY)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _KEY_REST = struct.Struct(">HIIH")
 _counter = itertools.count()
 _instances = itertools.count(1)
 
-# Tells two processes of one pid apart, as the class loader's hash does for Java.
+# Tells apart two processes with one pid, as the class loader's hash does in Java.
 _START = time.time_ns() >> 10
 
 
 def local_ip(nameservers: tuple[str, ...]) -> str:
-    """The address of this machine that faces the first nameserver; sends nothing."""
+    """This machine's address that faces the first nameserver; sends nothing."""
     try:
         host, port = split_addr(nameservers[0])
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -33,14 +33,14 @@ def local_ip(nameservers: tuple[str, ...]) -> str:
 
 
 def client_id(ip: str, instance_name: str = "") -> str:
-    """`ip@instance`, by which brokers tell clients apart; unique where no instance is named."""
+    """`ip@instance`, by which brokers tell clients apart; unique if no instance is named."""
     return f"{ip}@{instance_name or f'{os.getpid()}#{_START + next(_instances)}'}"
 
 
 class UniqueKeys:
-    """Makes message ids as Java's clients do: hex of ip 4 or 16, pid 2, loader 4, ms of the month 4, counter 2.
+    """Makes message ids as Java's clients do: hex of ip 4 or 16, pid 2, loader 4, ms of month 4, counter 2.
 
-    The counter is one for the whole process.  From the id a tool can tell where and when it was made.
+    The whole process shares one counter.  From the id a tool can tell where and when it was made.
     """
 
     def __init__(self, ip: str = LOOPBACK) -> None:

@@ -1,7 +1,7 @@
-"""Messages as applications see them: Message before it is sent, Received when it was read.  Pure.
+"""Messages as applications see them: Message before it is sent, Received after it was read.  Pure.
 
 Message   → checked and encoded for the wire: properties, a compressed body, an element of a batch
-Received  ← a record as a pull brings it: its body as the producer had it, its properties as values
+Received  ← a record from a pull: its body as the producer had it, its properties as values
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ RETRY_TOPIC = "RETRY_TOPIC"
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 
-# What brokers take with their defaults.
+# What brokers accept by default.
 BODY_BYTES_MAX = 4 * 1024 * 1024
 TOPIC_CHARS_MAX = 127
-# Bodies from here on are compressed, as by Java's clients, which mark it as 4.9.4 and later do.
+# Bodies from this size on are compressed as in Java's clients, and marked as 4.9.4 and later do.
 COMPRESS_ABOVE_BYTES = 4096
 ZLIB_LEVEL = 5
 SYS_COMPRESSION_MASK = 0x700
 SYS_ZLIB = 0x300
 _ZLIB_KINDS = (0x000, SYS_ZLIB)
-# No client may send a larger body, compressed or not (maxMessageSize's default, many times over).
+# No client may send a larger body, compressed or not (many times maxMessageSize's default).
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
-# The library gives them their values.
+# Only the library sets these.
 RESERVED = frozenset(
     {TAGS, KEYS, WAIT, DELAY, UNIQUE_KEY, RETRY_TOPIC, "TRAN_MSG", "PGROUP", "REAL_TOPIC", "REAL_QID"}
 )
@@ -50,10 +50,10 @@ class Message:
     """What an application sends.
 
     `tags`              one tag, by which consumers choose (RocketMQ's name for it)
-    `keys`              by which a message is found again; a text, or several
-    `properties`        the application's own, which SQL92 expressions may ask for
+    `keys`              keys to find the message by; a text, or several
+    `properties`        the application's own, for SQL92 expressions
     `delay_level`       1 to 18: delivered after messageDelayLevel's time (1s 5s 10s 30s 1m … 2h); 0 at once
-    `order_key`         messages of one order key go to one queue, in the order in which they are sent
+    `order_key`         messages with one order key go to one queue, in the order in which they are sent
     `wait_store_msg_ok` False: a SYNC_MASTER answers without waiting for flush and slave
     `flag`              a number of the application's own
     """
@@ -92,11 +92,11 @@ class Message:
 
     @property
     def key_list(self) -> list[str]:
-        """The keys one by one; a text may hold several, parted by blanks."""
+        """The single keys; a text may hold several, separated by blanks."""
         return (self.keys if isinstance(self.keys, str) else " ".join(self.keys)).split()
 
     def wire_properties(self) -> dict[str, str]:
-        """All but UNIQ_KEY.  Raises MessageIllegal for text that would end a property early."""
+        """All properties but UNIQ_KEY.  Raises MessageIllegal for text that would end a property early."""
         found = dict(self.properties)
         keys = self.key_list
         if keys:
@@ -118,7 +118,7 @@ def _check_topic(topic: str) -> None:
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
-    """Raises MessageIllegal when they cannot be told apart again, or are too long for a record."""
+    """Raises MessageIllegal if properties could not be told apart again, or are too long for a record."""
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
     if text.count("\x01") != len(properties) or text.count("\x02") > len(properties) - 1:
         bad = [name for name, value in properties.items() if not {"\x01", "\x02"}.isdisjoint(name + value)]
@@ -135,7 +135,7 @@ def encode_properties(properties: Mapping[str, str]) -> str:
 
 
 def compressed(body: bytes, above_bytes: int = COMPRESS_ABOVE_BYTES) -> tuple[bytes, int]:
-    """The body as it is sent, and what its sysFlag says of that; what would not shrink stays as it is."""
+    """The body to send, and its sysFlag bits; a body that would not shrink stays as it is."""
     if len(body) < above_bytes:
         return body, 0
     packed = zlib.compress(body, ZLIB_LEVEL)
@@ -143,7 +143,7 @@ def compressed(body: bytes, above_bytes: int = COMPRESS_ABOVE_BYTES) -> tuple[by
 
 
 def uncompressed(body: bytes, sys_flag: int) -> bytes:
-    """The body as its producer had it where it can be told: zlib is opened, other kinds are left."""
+    """The body as its producer had it, if possible: opens zlib, leaves other kinds."""
     if not sys_flag & layout.SYS_COMPRESSED or sys_flag & SYS_COMPRESSION_MASK not in _ZLIB_KINDS:
         return body
     try:
@@ -164,9 +164,9 @@ def batch_element(message: Message, properties: str) -> bytes:
 class Received:
     """A message as a consumer gets it; times in milliseconds since 1970, hosts as `ip:port`.
 
-    `msg_id` is what producers and Java's clients call the message (UNIQ_KEY), `offset_msg_id` where it is
-    stored.  `topic` is the one it was sent to, even where it comes from a group's retry topic, which `queue`
-    then names.
+    `msg_id` is the id that producers and Java's clients use (UNIQ_KEY), `offset_msg_id` says where it is
+    stored.  `topic` is the one it was sent to, even if it comes from a group's retry topic; `queue` then
+    names that.
     """
 
     topic: str
@@ -196,7 +196,7 @@ class Received:
 
     @classmethod
     def of(cls, record: records.StoredMessage, broker_name: str) -> Self:
-        """What a record says."""
+        """Makes the message from a record."""
         properties = records.decode_properties(record.properties)
         offset_msg_id = record.message_id
         topic = record.topic
@@ -223,7 +223,7 @@ class Received:
 
 
 def decode_all(body: bytes | memoryview) -> Iterator[records.StoredMessage]:
-    """The messages of a pull's body, one behind the other.  Raises CorruptRecord."""
+    """The messages in a pull's body, one behind the other.  Raises CorruptRecord."""
     position = 0
     while position < len(body):
         message = records.decode(body, position)

@@ -1,4 +1,4 @@
-"""What every client of the library is made with: where the nameservers are, as whom it comes, its patience."""
+"""The options of every client: where the nameservers are, which account it uses, how long it waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Credentials:
     security_token: str | None = field(default=None, repr=False)
 
     def signer(self) -> Sign:
-        """What adds the signature to a request."""
+        """A function that adds the signature to a request."""
 
         def add(request: RemotingCommand) -> None:
             sign(request, self.access_key, self.secret_key, self.security_token)
@@ -38,17 +38,17 @@ class Credentials:
 class ClientOptions:
     """Everything has a default but the nameserver, which the environment (NAMESRV_ADDR) may name as well.
 
-    `namesrv_addr`         host:port, several parted by `;`
-    `credentials`          the account to sign requests with; None: they are not signed
+    `namesrv_addr`         host:port, several separated by `;`
+    `credentials`          the account to sign requests with; None: requests are not signed
     `tls`                  see `tls_context`; None: plain connections
-    `instance_name`        the second half of the client id; a unique one is made up where it is empty
-    `trace`                whether what is sent and consumed is written to `trace_topic`
-    `send_timeout_s`       a send, its retries included
-    `request_timeout_s`    a question to a nameserver or broker
-    `connect_timeout_s`    a new connection
-    `heartbeat_interval_s` brokers forget a client after 120 s without one
-    `route_interval_s`     how often routes are asked for while all is well
-    `master_poll_s`        how often while a broker name has no master that answers
+    `instance_name`        the second half of the client id; if empty, a unique one is made up
+    `trace`                whether sends and consumption are written to `trace_topic`
+    `send_timeout_s`       for a send, its retries included
+    `request_timeout_s`    for a question to a nameserver or broker
+    `connect_timeout_s`    for a new connection
+    `heartbeat_interval_s` brokers forget a client after 120 s without a heartbeat
+    `route_interval_s`     how often to ask for routes while all is well
+    `master_poll_s`        how often to ask while a broker name has no master that answers
     """
 
     namesrv_addr: str = ""
@@ -66,7 +66,7 @@ class ClientOptions:
 
     @property
     def nameservers(self) -> tuple[str, ...]:
-        """The addresses.  Raises NameserverUnknown where there is none."""
+        """The addresses.  Raises NameserverUnknown if there is none."""
         named = self.namesrv_addr or os.environ.get(NAMESRV_ENV, "")
         found = tuple(addr.strip() for addr in named.replace(",", ";").split(";") if addr.strip())
         if not found:
@@ -84,9 +84,9 @@ def tls_context(
 ) -> ssl.SSLContext:
     """TLS for `ClientOptions.tls`.  All files are PEM; raises ConfigError for one that cannot be used.
 
-    `roots` are what servers' certificates are checked against, the system's where it is None; their host
-    names are not checked, for brokers are known by their addresses.  `check_server=False` takes any
-    certificate.  `certificate` and `key` are shown to a server that asks for one.
+    `roots` check the servers' certificates; None: the system's roots.  Host names are not checked, for
+    brokers are known by their addresses.  `check_server=False` accepts any certificate.  `certificate` and
+    `key` are shown to a server that asks for them.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

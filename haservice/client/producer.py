@@ -1,7 +1,7 @@
-"""AsyncProducer and Producer: sending, one by one, in batches, in order, delayed, as transactions, as requests.
+"""AsyncProducer and Producer: send one by one, in batches, in order, delayed, as transactions, as requests.
 
-The first is asyncio's; the second is the same for threads.  Both are one producer group of one client, which
-brokers know by its heartbeats.
+The first is for asyncio, the second for threads.  Both are one producer group of one client, which brokers
+know by its heartbeats.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DEFAULT_LIMITS = SendLimits()
 
 
 class AsyncProducer:
-    """Sends messages on an asyncio loop.  `async with` starts and closes it; the first send starts it, too."""
+    """Sends messages on an asyncio loop.  `async with` starts and closes it; a first send starts it, too."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class AsyncProducer:
         listener: TransactionListener | None = None,
         limits: SendLimits = DEFAULT_LIMITS,
     ) -> None:
-        """`listener` is for transactions.  With `session` the producer shares it, and leaves it open.
+        """`listener` is for transactions.  With `session` the producer shares that one, and leaves it open.
 
         Raises NameserverUnknown.
         """
@@ -73,7 +73,7 @@ class AsyncProducer:
         self._closed = False
 
     async def start(self) -> Self:
-        """Connects to nothing yet but tells the brokers that are known; may be called again."""
+        """Connects to nothing yet, but tells known brokers of the group; may be called again."""
         if self._closed:
             raise ClientClosed(f"producer {self.group}")
         if not self._started:
@@ -83,7 +83,7 @@ class AsyncProducer:
         return self
 
     async def close(self) -> None:
-        """Takes the group off the brokers; sends under way fail.  May be called twice."""
+        """Takes the group off the brokers; running sends fail.  May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -109,10 +109,10 @@ class AsyncProducer:
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """The broker's acknowledgement; look at its `status`.
+        """Returns the broker's acknowledgement; look at its `status`.
 
         The queue is `queue`, or that of the message's order key, or the next in turn.  Raises MessageIllegal,
-        RouteUnknown, SendFailed; RemotingErrors where no nameserver answers.
+        RouteUnknown, SendFailed; RemotingErrors if no nameserver answers.
         """
         sent = prepared(message, self.session.new_key(), self._limits)
         return await self._deliver(sent, message, queue, timeout_s)
@@ -124,7 +124,7 @@ class AsyncProducer:
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Several messages of one topic with one request: they lie side by side in one queue.
+        """Sends several messages of one topic in one request: they lie side by side in one queue.
 
         All are stored, or none.  `msg_id` and `offset_msg_id` of the result are theirs, joined by commas.
         """
@@ -134,7 +134,7 @@ class AsyncProducer:
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
         """Hands the message to a connection and does not wait: nobody says whether it arrives.
 
-        Raises MessageIllegal and RouteUnknown, and RemotingErrors where there is no connection.
+        Raises MessageIllegal and RouteUnknown, and RemotingErrors if there is no connection.
         """
         await self._ready()
         sent = prepared(message, self.session.new_key(), self._limits)
@@ -154,7 +154,7 @@ class AsyncProducer:
             raise
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Those that may be written to, in the order in which order keys count them.  Raises RouteUnknown."""
+        """The queues that may be written to, in the order that order keys use.  Raises RouteUnknown."""
         await self._ready()
         return (await self.session.route(topic, template=True)).write_queues
 
@@ -165,7 +165,7 @@ class AsyncProducer:
     ) -> TransactionResult:
         """Stores `message` unseen, has the listener `execute(message, argument)`, and commits or rolls back.
 
-        Raises what `send` does; then nothing was executed.  What the listener raises is raised.
+        Raises what `send` raises; then nothing was executed.  Also raises what the listener raises.
         """
         if self._transactions is None:
             raise ClientError(f"producer {self.group} has no listener: make it with listener=…")
@@ -182,9 +182,9 @@ class AsyncProducer:
     async def request(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> Received:
-        """Sends `message` and waits for the reply of who consumes it.
+        """Sends `message` and waits for its consumer's reply.
 
-        Raises ReplyTimeout when there is none within `timeout_s`, sending included, and what `send` raises.
+        Raises ReplyTimeout if none comes within `timeout_s`, sending included, and what `send` raises.
         """
         await self._ready()
         seconds = self._send_timeout_s if timeout_s is None else timeout_s
@@ -192,7 +192,7 @@ class AsyncProducer:
         requests = Requests.of(self.session)
         correlation_id, extra, future = requests.begin(seconds)
         try:
-            # Brokers push replies to clients that they know.
+            # Brokers push replies only to clients that they know.
             await self.session.route(message.topic, template=True)
             await self.session.introduce()
             sent = prepared(message, self.session.new_key(), self._limits, extra)
@@ -202,8 +202,8 @@ class AsyncProducer:
             requests.end(correlation_id)
 
     async def reply(self, request: Received, body: bytes, *, timeout_s: float | None = None) -> SendResult:
-        """Answers a request that was consumed.  Raises MessageIllegal for what is none, and what `send` does;
-        SendFailed also when who asked is not connected any more.
+        """Answers a request that was consumed.  Raises MessageIllegal if it is no request, and what `send`
+        raises; SendFailed also if the requester is no longer connected.
         """
         message = reply_to(request, body)
         once = replace(self._limits, retries=0)
@@ -298,7 +298,7 @@ class Producer(BlockingFace[AsyncProducer]):
     def send_async(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> concurrent.futures.Future[SendResult]:
-        """Sends and returns at once; callbacks of the future run in the thread `client-loop`: keep them short."""
+        """Sends, and returns at once; the future's callbacks run in thread `client-loop`: keep them short."""
         return self._submit(self._inner.send(message, queue=queue, timeout_s=timeout_s))
 
     def send_batch(

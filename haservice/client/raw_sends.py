@@ -1,9 +1,9 @@
-"""Sending messages as they lie in a log, properties, flags and all, to queues that are named: for tools and jobs.
+"""Sends messages as a log has them, with properties and flags, to named queues: for tools and jobs.
 
-An application has haservice.client.producer; here nothing is chosen, checked or sent again.
-A fixed number of workers share one source of messages; each sends one, waits for its answer, and takes
-the next.  A message is never sent twice: whatever its answer, it is counted and told, and the caller
-decides.  The first connection that fails ends the run, for the rest would only fail alike.
+Applications use haservice.client.producer; this module chooses, checks and repeats nothing.
+A fixed number of workers share one source of messages.  Each sends one, waits for its answer, and takes the
+next.  A message is never sent twice: its answer is counted and reported, and the caller decides.  The first
+connection that fails ends the run, for the rest would only fail alike.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from haservice.remoting.headers.clients import SendMessageResponseHeader
 
 GROUP = "TOOLS_PRODUCER"
 IN_FLIGHT = 128
-TIMEOUT_S = 10.0  # above slaveTimeout and syncFlushTimeout, so that the broker's own verdict arrives
+TIMEOUT_S = 10.0  # longer than slaveTimeout and syncFlushTimeout, so that the broker's own verdict arrives
 
-# What stock clients call these answers; they mean that the message is stored.
+# Stock clients' names of the answers that mean that the message is stored.
 STATUS_BY_CODE = {status.value: status.name for status in SendStatus}
 SEND_OK = SendStatus.SEND_OK.name
 STORED = tuple(STATUS_BY_CODE.values())
@@ -46,7 +46,7 @@ _keys = UniqueKeys()
 
 
 class Queue(NamedTuple):
-    """One queue that messages go to."""
+    """A queue to send to."""
 
     broker_name: str
     addr: str
@@ -54,7 +54,7 @@ class Queue(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One message, before it is sent."""
+    """A message to send."""
 
     body: bytes
     properties: dict[str, str]
@@ -63,7 +63,7 @@ class Outgoing(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What became of a message.  The last three are None where it was not stored."""
+    """What became of a message.  The last three are None if it was not stored."""
 
     queue: Queue
     status: str
@@ -76,9 +76,9 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a run.  `remarks` keeps the first words that came with each status but SEND_OK.
+    """Counts of a run.  `remarks` keeps the first text that came with each status but SEND_OK.
 
-    With `stopped` a lost connection ended it, and what was left of the messages was not sent.
+    With `stopped` a lost connection ended the run, and the remaining messages were not sent.
     """
 
     statuses: Counter[str] = field(default_factory=Counter)
@@ -112,12 +112,12 @@ def send_command(topic: str, queue_id: int, message: Outgoing) -> RemotingComman
 
 
 def unique_key(now_ms: int) -> str:
-    """As stock clients make it; of this machine's loopback."""
+    """A unique key as stock clients make it; of this machine's loopback."""
     return _keys.make(now_ms)
 
 
 async def send_one(client: RemotingClient, topic: str, queue: Queue, message: Outgoing) -> Sent:
-    """Sends one message; an answer of any code is a value, and so is none."""
+    """Sends one message; an answer of any code is a value, and so is no answer."""
     try:
         answer = await client.invoke(queue.addr, send_command(topic, queue.queue_id, message), TIMEOUT_S)
     except RemotingTimeout as error:
@@ -159,8 +159,8 @@ async def send_all(
 ) -> Tally:
     """Sends every message, over the queues in turn.  `on_sent` is called on the loop, once for each.
 
-    Whoever hands in a `tally` still has it when the run was cancelled; what was in flight then counts as
-    NO_ANSWER, for nobody knows whether it is stored.
+    A caller that passes a `tally` still has it if the run is cancelled; messages in flight then count as
+    NO_ANSWER, for nobody knows whether they are stored.
     """
     tally = Tally() if tally is None else tally
     turn = itertools.cycle(queues)
@@ -202,9 +202,9 @@ async def send_all(
 def writable_queues(
     admin: Admin, topic: str, broker: str | None = None, queue_id: int | None = None
 ) -> list[Queue]:
-    """Where messages may go: at the masters of the route; `broker` is a broker's name.
+    """The queues to write to, at the masters of the route; `broker` is a broker's name.
 
-    Raises RouteUnknown when there is none, AnswerError 17 for a topic that nobody knows or would make.
+    Raises RouteUnknown if there is none, AnswerError 17 for a topic that nobody knows or would make.
     """
     route = _route_or_template(admin, topic)
     queues = [

@@ -1,4 +1,4 @@
-"""Reading what is in a queue, as it lies there: for tools and jobs.  Consumers are haservice.client.consumer."""
+"""Reads queues as they are: for tools and jobs.  Consumers are in haservice.client.consumer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def from_queue(
     end_ms: int | None = None,
     expression: str = "*",
 ) -> Iterator[records.StoredMessage]:
-    """The messages of one queue, from `offset` (or a time, or the first) to its end as it is now, or a time.
+    """The messages of one queue, from `offset` (or a time, or the first) to its current end, or a time.
 
-    Of a tag expression the broker sends what may match; what comes from here does.
+    For a tag expression the broker sends messages that may match; this yields those that do.
     """
     where = QueueHeader(topic, queue.queue_id)
     end = admin.offset(queue.addr, RequestCode.GET_MAX_OFFSET, where)
@@ -47,12 +47,12 @@ def from_queue(
                 if message.queue_offset < end and (not tags or tag_of(message) in tags):
                     yield message
         if pulled.next_offset <= offset:
-            return  # nothing further is to be had: retention took it, or the broker holds less now
+            return  # no more messages: retention took them, or the broker holds fewer now
         offset = pulled.next_offset
 
 
 def wanted_tags(expression: str) -> frozenset[str]:
-    """`TagA || TagB` → both; empty for `*`, which wants all."""
+    """`TagA || TagB` → both tags; empty for `*`, which wants all."""
     if expression.strip() in ("", "*"):
         return frozenset()
     return frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
@@ -63,5 +63,5 @@ def tag_of(message: records.StoredMessage) -> str | None:
 
 
 def body_of(message: records.StoredMessage) -> bytes:
-    """The body as its producer had it, where it can be told."""
+    """The body as its producer had it, if possible."""
     return uncompressed(message.body, message.sys_flag)

@@ -1,10 +1,10 @@
-"""Request and reply over topics: who asks sends a message and waits, who consumes it answers it.
+"""Request and reply over topics: a requester sends a message and waits; its consumer answers.
 
     asks      a message with CORRELATION_ID, REPLY_TO_CLIENT (its client id) and TTL
     replies   a message of MSG_TYPE reply to <cluster>_REPLY_TOPIC (325), which the broker pushes (326) to the client
               that asked, over its own connection
 
-As RocketMQ's clients do it from 4.7 on: either side may be Java's.
+RocketMQ's clients do so from 4.7 on: either side may be Java's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLUSTER = "CLUSTER"
 
 
 class Requests:
-    """The requests of one session that wait for their replies; all its producers have one of these."""
+    """The requests of one session that wait for replies; all its producers share them."""
 
     @classmethod
     def of(cls, session: Session) -> Requests:
@@ -47,7 +47,7 @@ class Requests:
         session.on_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
 
     def begin(self, timeout_s: float) -> tuple[str, Mapping[str, str], asyncio.Future[Received]]:
-        """A correlation id, the properties that go with the request, and where its reply comes.
+        """A correlation id, the properties that go with the request, and a future for its reply.
 
         Give it up with `end`.
         """
@@ -72,7 +72,7 @@ class Requests:
         deadline_s: float,
         seconds: float,
     ) -> Received:
-        """The reply.  Raises ReplyTimeout at `deadline_s`, of the loop's clock; `seconds` are what it says."""
+        """Waits for the reply.  Raises ReplyTimeout (of `seconds`) at `deadline_s` of the loop's clock."""
         try:
             async with asyncio.timeout_at(deadline_s):
                 return await future
@@ -80,7 +80,7 @@ class Requests:
             raise ReplyTimeout(topic, correlation_id, seconds) from None
 
     async def _on_reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """326.  A reply that nobody waits for any more is taken all the same: who replied has done his part."""
+        """Request 326.  Takes a reply even if nobody waits for it any more: the replier has done its part."""
         header = ReplyMessageHeader.decode(request.ext)
         properties = decode_properties((header.properties or "").encode())
         future = self._waiting.get(properties.get(CORRELATION_ID, ""))
@@ -114,7 +114,7 @@ def _received(header: ReplyMessageHeader, properties: Mapping[str, str], body: b
 
 
 def reply_to(request: Received, body: bytes) -> Message:
-    """The message that answers `request`.  Raises MessageIllegal for one that nobody waits for."""
+    """The message that answers `request`.  Raises MessageIllegal if nobody waits for an answer."""
     asked = request.properties
     missing = [name for name in (CLUSTER, CORRELATION_ID, REPLY_TO_CLIENT) if not asked.get(name)]
     if missing:

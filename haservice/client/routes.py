@@ -1,10 +1,10 @@
 """Where topics are: queues, brokers and their addresses; and when to ask the nameservers again.  Pure.
 
-A route is asked for every `interval_s`.  In between a broker name may fall into *doubt*: its master cannot be
-reached, lost the connection, does not answer, or says that it is none; or the name has gone from the route, as
-while a broker starts again.  While there is a name in doubt, or one without a master, one route that holds it is
-asked for every `poll_s`; doubt ends when the route shows another master, or the one doubted acknowledges
-something.  So a new master is found by the first poll that sees it.
+The client asks for a route every `interval_s`.  In between, a broker name may be in *doubt*: its master is
+unreachable, lost the connection, does not answer, or says that it is no master; or the route lacks the name,
+as while a broker restarts.  While a name is in doubt, or has no master, the client asks for one route with
+that name every `poll_s`.  Doubt ends when the route shows another master, or the doubted one acknowledges
+something.  So the first poll that sees a new master finds it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from haservice.remoting.bodies.clients import MASTER_ID, MessageQueue, TopicRout
 
 PERM_READ = 4
 PERM_WRITE = 2
-# The topic that new topics are made after; its route says which brokers would make one.
+# New topics are made after this one; its route says which brokers would make one.
 TEMPLATE_TOPIC = "TBW102"
 AUTO_CREATED_QUEUES = 4
 
-# A name that stays without a master is asked for this much more seldom after a while.
+# After a while a name without a master is asked for less often, by this factor.
 PATIENCE_S = 60.0
 PATIENT_FACTOR = 10
 
@@ -32,7 +32,7 @@ class TopicRoute:
     """One topic's queues, in the order of Java's clients: by broker name, then by number.
 
     `write_queues` includes those of brokers without a master now, so that an order key keeps its queue.
-    With `template` the topic does not exist yet: these are the queues that it would have.
+    With `template` the topic does not exist yet, and these are the queues that it would get.
     """
 
     topic: str
@@ -63,12 +63,12 @@ class TopicRoute:
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
 
     def readable_addr(self, broker_name: str) -> str | None:
-        """The master, or the slave with the lowest id while there is none."""
+        """The master, or the slave with the lowest id while there is no master."""
         addrs = self.brokers.get(broker_name)
         return addrs[min(addrs)] if addrs else None
 
     def queue_for(self, order_key: str | int) -> MessageQueue:
-        """As Java's SelectMessageQueueByHash chooses.  Raises RouteUnknown when there is no queue."""
+        """The queue that Java's SelectMessageQueueByHash chooses.  Raises RouteUnknown if there is none."""
         if not self.write_queues:
             raise RouteUnknown(
                 self.topic, "has no queue that may be written to; mqadmin topicRoute shows them"
@@ -78,7 +78,7 @@ class TopicRoute:
 
 
 def _long_hash(number: int) -> int:
-    """Java's hashCode of an Integer, or of a Long where it does not fit one."""
+    """Java's hashCode of an Integer, or of a Long if the number needs one."""
     if -(1 << 31) <= number < 1 << 31:
         return number
     bits = number & 0xFFFFFFFFFFFFFFFF
@@ -96,8 +96,8 @@ class _Known:
 
 @dataclass(slots=True)
 class _Doubt:
-    """A broker name whose master `addr` is doubted ("" where there is none), since when; `topic` is the one by
-    whose route the name is watched.
+    """A broker name whose master `addr` is in doubt ("" if it has none), and since when; the route of `topic`
+    watches the name.
     """
 
     addr: str
@@ -105,7 +105,7 @@ class _Doubt:
     topic: str
 
 
-# Before any clock's time: what was asked for then is due at once.
+# Before any clock's time: a route last asked for then is due at once.
 _NEVER_S = float("-inf")
 
 
@@ -127,7 +127,7 @@ class RouteTable:
         return list(self._known)
 
     def put(self, route: TopicRoute, now_s: float) -> bool:
-        """What a nameserver answered; True when it is not what was known."""
+        """Takes a nameserver's answer; True if it differs from what was known."""
         before = self.get(route.topic)
         self._known[route.topic] = _Known(route, now_s)
         for name in route.brokers:
@@ -139,7 +139,7 @@ class RouteTable:
         return before != route
 
     def _see(self, name: str, route: TopicRoute, now_s: float) -> None:
-        """What a route says of a broker name; a new master is one for the other topics as well."""
+        """Takes what a route says of a broker name; a new master counts for the other topics, too."""
         master = self._masters[name] = route.master(name)
         doubt = self._doubts.get(name)
         if master is None:
@@ -149,7 +149,7 @@ class RouteTable:
             del self._doubts[name]
 
     def _miss(self, name: str, route: TopicRoute, now_s: float) -> None:
-        """A broker name is in the route no more: it may be away for a moment, or no longer have the topic."""
+        """A route lacks a broker name: the broker may be away for a moment, or no longer have the topic."""
         other = next(self._with(name), None)
         if other is None:
             self._masters[name] = None
@@ -157,14 +157,14 @@ class RouteTable:
         self._doubts.setdefault(name, _Doubt("", now_s, watched.topic))
 
     def _give_up(self, now_s: float) -> None:
-        """A name that no route has had for a while is gone for good."""
+        """Drops a name for good that no route has had for a while."""
         for name, doubt in list(self._doubts.items()):
             if now_s - doubt.since_s > PATIENCE_S and not any(self._with(name)):
                 del self._doubts[name]
                 self._masters.pop(name, None)
 
     def asked(self, topic: str, now_s: float) -> None:
-        """The nameservers were asked and said nothing: what was known stays."""
+        """The nameservers were asked and gave no route: what was known stays."""
         known = self._known.get(topic)
         if known is not None:
             known.asked_s = now_s
@@ -173,7 +173,7 @@ class RouteTable:
         self._known.pop(topic, None)
 
     def doubt(self, broker_name: str, addr: str, now_s: float) -> bool:
-        """`addr` did not behave as the master of `broker_name`; True when that is new."""
+        """`addr` did not behave as the master of `broker_name`; True if that is new."""
         if broker_name in self._doubts or self.master(broker_name) not in (addr, None):
             return False
         witness = next(self._with(broker_name), None)
@@ -193,11 +193,11 @@ class RouteTable:
         return broker_name in self._doubts
 
     def master(self, broker_name: str) -> str | None:
-        """The master's address by the newest route that names the broker."""
+        """The master's address in the newest route that names the broker."""
         return self._masters.get(broker_name)
 
     def addrs_of(self, broker_name: str) -> Mapping[int, str]:
-        """Its addresses by broker id, as the newest route has them that names it."""
+        """The broker's addresses by id, from the newest route that names it."""
         newest = max(self._with(broker_name), key=lambda known: known.asked_s, default=None)
         return {} if newest is None else newest.route.brokers[broker_name]
 
@@ -214,7 +214,7 @@ class RouteTable:
         return min((self._due_s(known, doubts) for known in self._known.values()), default=None)
 
     def due(self, now_s: float) -> list[str]:
-        """The topics whose routes are to be asked for now."""
+        """The topics whose routes to ask for now."""
         doubts = self._polled()
         return [topic for topic, known in self._known.items() if self._due_s(known, doubts) <= now_s]
 
@@ -222,7 +222,7 @@ class RouteTable:
         return known.asked_s + min(polled.get(known.route.topic, self.interval_s), self.interval_s)
 
     def _polled(self) -> dict[str, float]:
-        """The topics by which names in doubt are watched, one for each name, and their pauses."""
+        """The topics whose routes watch names in doubt, one for each name, and the pauses between polls."""
         pauses: dict[str, float] = {}
         for name, doubt in self._doubts.items():
             watched = self._known.get(doubt.topic) or next(self._with(name), None)

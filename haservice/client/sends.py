@@ -1,14 +1,14 @@
-"""One send: what goes to the broker, what its answer means, and the tries until one is acknowledged.
+"""One send: the request, what the broker's answer means, and the tries until one is acknowledged.
 
     outcome of a try                                          what follows
-    SEND_OK, or stored with less than was asked for           the result (another broker if so wished)
-    no connection; 14, which slaves and stopping brokers say  nothing is stored: again when the route was asked for
-                                                              anew, until the timeout
-    the connection ended; 1, 16, 17, 204, 205                 counts; again, at another broker where there is one
+    SEND_OK, or stored with less than was asked for           the result (another broker, if wished)
+    no connection; 14, which slaves and stopping brokers say  not stored: again after asking for the route,
+                                                              until the timeout
+    the connection ended; 1, 16, 17, 204, 205                 counts; again, at another broker if possible
     no answer in time; any other code                         SendFailed
-    no answer, and the name has another master meanwhile      counts; again, there
+    no answer, and meanwhile the name has another master      counts; again, there
 
-The UNIQ_KEY stays the same over all tries: who gets a message twice can tell.
+All tries have the same UNIQ_KEY: a consumer that gets a message twice can tell.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import SendMessageHeader, SendMessageResponseHeader
 
-# A master that has said nothing for so long may be none any more: the nameservers are asked.
+# A master that is silent for this long may no longer be one: the nameservers are asked.
 SILENT_S = 1.0
 
 
 class SendStatus(Enum):
     """What an acknowledgement proves, in the words of Java's clients.
 
-    In every one the message is stored by its master; SEND_OK says that also the rest of what its roles promise
-    was done (README: What OK means).
+    In every case the master has stored the message.  SEND_OK says that everything else that its role promises
+    was done, too (README: What OK means).
     """
 
     SEND_OK = int(ResponseCode.SUCCESS)
@@ -72,7 +72,7 @@ _ELSEWHERE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """An acknowledged message.  `msg_id` is its UNIQ_KEY, of a batch all of them joined by commas."""
+    """An acknowledged message.  `msg_id` is its UNIQ_KEY; for a batch all of them, joined by commas."""
 
     status: SendStatus
     msg_id: str
@@ -80,7 +80,7 @@ class SendResult:
     queue: MessageQueue
     queue_offset: int
     region: str = ""
-    traced: bool = True  # False: the broker wishes no traces
+    traced: bool = True  # False: the broker wants no traces
 
     @property
     def ok(self) -> bool:
@@ -97,7 +97,7 @@ class Prepared(NamedTuple):
     flag: int = 0
     sys_flag: int = 0
     code: RequestCode = RequestCode.SEND_MESSAGE_V2
-    body_bytes: int = 0  # before it was compressed
+    body_bytes: int = 0  # before compression
 
     def command(self, group: str, queue_id: int) -> RemotingCommand:
         header = SendMessageHeader(
@@ -117,7 +117,7 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """What a producer sets once for all its sends."""
+    """Limits that a producer sets once for all its sends."""
 
     retries: int = 2
     retry_when_not_stored_ok: bool = False
@@ -193,15 +193,15 @@ def result_of(answer: RemotingCommand, status: SendStatus, sent: Prepared, queue
 
 
 class Turns:
-    """Whose queue is next: each topic's in turn, beginning anywhere."""
+    """Chooses the next queue: each topic's in turn, from a random one on."""
 
     def __init__(self, session: Session) -> None:
         self._routes = session.routes
         self._turns: dict[str, itertools.count[int]] = {}
 
     def queue(self, route: TopicRoute, avoid: str = "") -> MessageQueue:
-        """One whose broker has a master nobody doubts, and is not `avoid`; else one that is as near to that
-        as there is.  Raises RouteUnknown when the topic has no queue to write to.
+        """A queue whose broker has an undoubted master and is not `avoid`; else one that comes as near to
+        that as possible.  Raises RouteUnknown if the topic has no queue to write to.
         """
         queues = route.write_queues
         if not queues:
@@ -290,7 +290,7 @@ class Delivery:
             raise self._failed() from None
 
     async def _try(self, queue: MessageQueue, addr: str) -> SendResult | None:
-        """The result; None when there is another try."""
+        """The result; None if another try follows."""
         command = self._sent.command(self._group, queue.queue_id)
         left_s = self._deadline_s - self._loop.time()
         if left_s <= 0:
@@ -324,7 +324,7 @@ class Delivery:
         return result
 
     async def _refused(self, queue: MessageQueue, addr: str, answer: RemotingCommand) -> None:
-        """Returns when there is another try."""
+        """Returns if another try follows."""
         error = AnswerError(addr, answer.code, answer.remark, self._sent.code)
         self._tries.append(Try(queue.broker_name, addr, error))
         if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
@@ -341,7 +341,7 @@ class Delivery:
             raise self._failed()
 
     async def _look_again(self, name: str, addr: str | None) -> None:
-        """Waits for the next news of a route, unless there were some since the try at `addr`."""
+        """Waits for the next answer about a route, unless the master has changed since the try at `addr`."""
         if self._session.routes.master(name) != addr:
             return
         left_s = self._deadline_s - self._loop.time()

@@ -4,10 +4,10 @@
     nameservers     one of them, until it fails; then the next
     routes          asked for every 30 s, and every 100 ms while a master is missing (haservice.client.routes)
     heartbeats      every 30 s, and at once when a group comes or a broker is seen for the first time
-    requests        that brokers send to clients, by code, to whoever has asked for them with `on_request`
+    requests        from brokers to clients, by code: `on_request` sets their handlers
     callbacks       an application's functions: `async def` on the loop, plain ones in a work thread
 
-Producers and consumers are made with a session of their own, or share one.  Everything is called on its loop.
+Producers and consumers have a session of their own, or share one.  All calls are on its loop.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ T = TypeVar("T")
 WORK_THREADS = 4
 CLOSE_S = 5.0
 
-# What serves requests of a broker: the answer, or None where it is not for this one, or oneway.
+# Serves a broker's request: returns the answer, or None if the request is for another handler, or oneway.
 RequestHandler = Callable[[Connection, RemotingCommand], "Awaitable[RemotingCommand | None]"]
-# The subscriptions of a consumer group, as its heartbeats tell them.
+# What heartbeats tell of a consumer group, such as its subscriptions.
 ConsumerSays = Callable[[], ConsumerData]
 RouteWatcher = Callable[[TopicRoute], None]
 
@@ -76,13 +76,13 @@ class Session:
             tls=self.options.tls,
             sign=None if credentials is None else credentials.signer(),
         )
-        self._namesrv = 0  # the one that answered last
+        self._namesrv = 0  # the nameserver that answered last
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, ConsumerSays] = {}
         self._watchers: dict[str, list[RouteWatcher]] = {}
         self._handlers: dict[int, list[RequestHandler]] = {}
         self._greeted: set[str] = set()  # brokers that have had a heartbeat
-        self._silent: dict[str, str] = {}  # masters that let calls wait → their broker names
+        self._silent: dict[str, str] = {}  # masters that do not answer → their broker names
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[tuple[str, bool], asyncio.Task[TopicRoute]] = {}
         self._wake_routes = asyncio.Event()
@@ -106,7 +106,7 @@ class Session:
         return self
 
     async def close(self) -> None:
-        """Takes its groups off the brokers, ends tasks, threads and connections.  May be called twice."""
+        """Takes its groups off the brokers; ends tasks, threads and connections.  May be called twice."""
         if self.closed:
             return
         self.closed = True
@@ -145,7 +145,7 @@ class Session:
         expected: Sequence[int] = (ResponseCode.SUCCESS,),
         timeout_s: float | None = None,
     ) -> RemotingCommand:
-        """The answer when its code is one of `expected`.  Raises AnswerError and the other RemotingErrors."""
+        """The answer if its code is in `expected`.  Raises AnswerError and the other RemotingErrors."""
         command = RemotingCommand.request(code, None if header is None else header.encode(), body)
         seconds = self.options.request_timeout_s if timeout_s is None else timeout_s
         return expect(addr, await self.remoting.invoke(addr, command, seconds), *expected, request=code)
@@ -153,7 +153,7 @@ class Session:
     async def tell(
         self, addr: str, code: RequestCode, header: ExtHeader | None = None, body: Body = b""
     ) -> None:
-        """Sends a request that is not answered.  Raises RemotingUnreachable, RemotingTimeout."""
+        """Sends a request without an answer.  Raises RemotingUnreachable, RemotingTimeout."""
         await self.remoting.oneway(
             addr, RemotingCommand.request(code, None if header is None else header.encode(), body)
         )
@@ -165,9 +165,9 @@ class Session:
         *,
         expected: Sequence[int] = (ResponseCode.SUCCESS,),
     ) -> RemotingCommand:
-        """The answer of the nameserver that answered last, or of the next that does.
+        """The answer of the nameserver that answered last, or of the next one that answers.
 
-        Raises what the first one raised when none answers.
+        If none answers, raises what the first one raised.
         """
         failures: list[RemotingError] = []
         for _ in self.nameservers:
@@ -180,7 +180,7 @@ class Session:
         raise failures[0]
 
     def part(self, kind: Callable[[Session], T]) -> T:
-        """What there is one of for the whole session; made by the first who asks."""
+        """A part of which the session has only one; the first caller makes it."""
         if kind not in self._parts:
             self._parts[kind] = kind(self)
         return cast(T, self._parts[kind])
@@ -192,9 +192,9 @@ class Session:
     # -- routes ------------------------------------------------------------------------------------
 
     async def route(self, topic: str, *, template: bool = False) -> TopicRoute:
-        """Where the topic is: as known, or asked for now.  From then on the route is kept up to date.
+        """The topic's route, known or asked for now.  From then on the session keeps it up to date.
 
-        Raises RouteUnknown for a topic that no nameserver knows, or a RemotingError when none answers.  With
+        Raises RouteUnknown for a topic that no nameserver knows, or a RemotingError if none answers.  With
         `template` an unknown topic has the route that it would be made with, if brokers make topics.
         """
         known = self.routes.get(topic)
@@ -203,7 +203,7 @@ class Session:
         return await self.ask_route(topic, template=template)
 
     async def ask_route(self, topic: str, *, template: bool = False) -> TopicRoute:
-        """As `route`, asked for now in any case.  Who asks for the same meanwhile waits for that answer."""
+        """As `route`, but always asks now.  Callers that ask for the same meanwhile share the answer."""
         self._open()
         asking = self._asking.get((topic, template))
         if asking is None:
@@ -213,7 +213,7 @@ class Session:
         return await asyncio.shield(asking)
 
     def watch_route(self, topic: str, watcher: RouteWatcher) -> None:
-        """Calls `watcher` on the loop with every route of `topic` that is not the one before."""
+        """Calls `watcher` on the loop with every route of `topic` that differs from the one before."""
         self._watchers.setdefault(topic, []).append(watcher)
 
     def unwatch_route(self, topic: str, watcher: RouteWatcher) -> None:
@@ -221,14 +221,14 @@ class Session:
             self._watchers[topic].remove(watcher)
 
     def doubt(self, broker_name: str, addr: str) -> None:
-        """`addr` behaved as no master does: its routes are asked for at once, and often until that is over."""
+        """`addr` behaved as no master does: asks for its routes at once, and often until the doubt ends."""
         if self.routes.doubt(broker_name, addr, self._loop.time()):
             self._greeted.discard(addr)
             logger.info("is it still the master?  broker=%s addr=%s", broker_name, addr)
             self._wake_routes.set()
 
     def suspect(self, broker_name: str, addr: str) -> None:
-        """`addr` is silent: as `doubt`; and if another becomes the master, who waits for `addr` waits no more."""
+        """`addr` is silent: as `doubt`, and if another becomes master, calls stop waiting for `addr`."""
         self._silent[addr] = broker_name
         self.doubt(broker_name, addr)
 
@@ -271,7 +271,7 @@ class Session:
     def _route_asked(self, key: tuple[str, bool], task: asyncio.Task[TopicRoute]) -> None:
         self._asking.pop(key, None)
         if not task.cancelled():
-            task.exception()  # seen, even when everyone who waited has given up
+            task.exception()  # retrieved even if everyone who waited has given up
         looked, self._looked = self._looked, self._loop.create_future()
         if not looked.done():
             looked.set_result(None)
@@ -318,7 +318,7 @@ class Session:
     # -- groups and heartbeats ---------------------------------------------------------------------
 
     async def add_producer(self, group: str) -> None:
-        """Brokers are told of the group.  Each `add` is taken back by a `remove`."""
+        """Tells brokers of the group.  A `remove` takes back each `add`."""
         self._producers[group] = self._producers.get(group, 0) + 1
         await self.heartbeat()
 
@@ -339,12 +339,12 @@ class Session:
             await self._unregister(UnregisterClientHeader(self.client_id, consumer_group=group))
 
     def heartbeat_soon(self) -> None:
-        """A heartbeat now, for whoever cannot wait for it."""
+        """Sends a heartbeat now, for callers that cannot wait for the next one."""
         if not self.closed and (self._soon is None or self._soon.done()):
             self._soon = self.spawn(self.heartbeat())
 
     async def introduce(self) -> None:
-        """Returns when every broker that a route names has had a heartbeat, or could not be reached."""
+        """Returns when every broker that a route names has had a heartbeat, or is unreachable."""
         if self._strangers():
             await self.heartbeat()
 
@@ -372,7 +372,7 @@ class Session:
                 logger.warning("heartbeat failed: %s", error)
 
     def _to_greet(self) -> list[str]:
-        """Masters come first."""
+        """The brokers to send heartbeats to; masters come first."""
         ids_and_addrs = {
             (broker_id, addr)
             for addrs in self.routes.addrs().values()
@@ -383,7 +383,7 @@ class Session:
 
     async def _unregister(self, header: UnregisterClientHeader) -> None:
         async def take_off(addr: str) -> None:
-            with suppress(RemotingError):  # it forgets us by itself after a while
+            with suppress(RemotingError):  # the broker forgets us by itself after a while
                 await self.ask(addr, RequestCode.UNREGISTER_CLIENT, header)
 
         await asyncio.gather(*(take_off(addr) for addr in self._greeted))
@@ -399,7 +399,7 @@ class Session:
     # -- requests of brokers -----------------------------------------------------------------------
 
     def on_request(self, code: RequestCode, handler: RequestHandler) -> None:
-        """Requests of `code` go to every handler in turn until one gives an answer; oneway ones to all."""
+        """Gives requests of `code` to each handler in turn until one answers; oneway requests to all."""
         handlers = self._handlers.setdefault(code, [])
         handlers.append(handler)
         if len(handlers) == 1:
@@ -410,7 +410,7 @@ class Session:
             self._handlers[code].remove(handler)
 
     def _serve(self, connection: Connection, request: RemotingCommand) -> Outcome:
-        # The body is a view into what was read: what is handled later keeps a copy.
+        # The body is a view into what was read, so a handler that works later keeps a copy.
         request.body = bytes(request.body)
         return self._loop.create_task(self._handle(connection, request))
 
@@ -430,7 +430,7 @@ class Session:
     # -- callbacks and tasks -----------------------------------------------------------------------
 
     async def call_back(self, function: Callable[..., T | Awaitable[T]], *args: Any) -> T:
-        """What an application's function gives: `async def` is awaited, a plain one runs in a work thread."""
+        """The result of an application's function: awaits `async def`, runs a plain one in a work thread."""
         if is_async(function):
             return await cast("Awaitable[T]", function(*args))
         if self._work is None:
@@ -440,7 +440,7 @@ class Session:
         return cast(T, await self._work.submit(function, *args))
 
     def spawn(self, coroutine: Any) -> asyncio.Task[None]:
-        """A task that `close` cancels; what it raises is logged."""
+        """A task that `close` cancels; its exceptions are logged."""
         task: asyncio.Task[None] = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._spawned_done)
@@ -457,6 +457,6 @@ class Session:
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Whether calling it gives something to await; also of an object with an `async def __call__`."""
+    """Whether calling it returns an awaitable; also for an object with an `async def __call__`."""
     call = getattr(function, "__call__", None)  # noqa: B004 - the method itself is wanted
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

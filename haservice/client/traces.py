@@ -1,12 +1,12 @@
-"""Traces: what was done with a message, written beside it for `mqadmin queryMsgTraceById` and RocketMQ's dashboard.
+"""Traces: what happened to a message, written for `mqadmin queryMsgTraceById` and RocketMQ's dashboard.
 
-A trace message goes to `trace_topic`; its keys are the ids it tells of, its body entries that end with U+0002, of
-fields parted by U+0001, as RocketMQ's TraceDataEncoder makes them:
+A trace message goes to `trace_topic`.  Its keys are the ids of the messages it tells of.  Its body is entries
+that end with U+0002, of fields separated by U+0001, as RocketMQ's TraceDataEncoder makes them:
 
     Pub    time region group topic msgId tags keys storeHost bodyLength cost msgType offsetMsgId success clientHost
 
-Traces never hold an application up: they go out a little later, many in one message, and what cannot be sent, or
-comes faster than it goes, is dropped.
+Traces never hold an application up: they go out a little later, many in one message.  Traces that cannot be
+sent, or come faster than they can be sent, are dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SEND_TIMEOUT_S = 3.0
 
 
 class Pub(NamedTuple):
-    """A send that is over; `started_ms` is since 1970."""
+    """A finished send; `started_ms` is since 1970."""
 
     started_ms: int
     region: str
@@ -75,7 +75,7 @@ class TraceWriter:
         self._throttle = LogThrottle()
 
     def note(self, entry: str, keys: Sequence[str]) -> None:
-        """`keys` are those by which the entry is found."""
+        """Adds an entry; it is found by `keys`."""
         if len(self._waiting) >= WAITING_MAX:
             if self._throttle.ready("full"):
                 logger.warning("traces are dropped: more than %d wait", WAITING_MAX)
@@ -85,7 +85,7 @@ class TraceWriter:
             self._task = self._session.spawn(self._later())
 
     async def close(self) -> None:
-        """Sends what waits, for a while."""
+        """Sends waiting entries, for a while."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -8,7 +8,7 @@
       listener.check(message) ◀─────── 39 to a producer of the group, any that is connected
       commit or rollback (37) ───────▶
 
-So whatever `execute` did must be known to `check`, in this process or another of the group.
+So `check` must know what `execute` did, in this process or another of the group.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HALF_MESSAGE = "TRAN_MSG"
 
 
 class TransactionState(Enum):
-    """What became of a producer's own part; UNKNOWN has the broker ask again later."""
+    """The outcome of a producer's own part; with UNKNOWN the broker asks again later."""
 
     COMMIT = layout.SYS_TRANSACTION_COMMIT
     ROLLBACK = layout.SYS_TRANSACTION_ROLLBACK
@@ -49,19 +49,19 @@ class TransactionListener(Protocol):
     """An application's side.  Both may be `async def`; plain ones run in a work thread of the client."""
 
     def execute(self, message: Message, argument: Any) -> TransactionState | Awaitable[TransactionState]:
-        """Does the local part; the half message is stored."""
+        """Does the local part; the half message is already stored."""
         ...
 
     def check(self, message: Received) -> TransactionState | Awaitable[TransactionState]:
-        """What became of the local part of `message`, which any producer of the group may have sent."""
+        """The outcome of the local part of `message`, which any producer of the group may have sent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """The half message's result, how the transaction ended, and whether the broker has heard it.
+    """The half message's result, how the transaction ended, and whether the broker heard of it.
 
-    With `told` False the broker did not answer; it will ask `check`.
+    If `told` is False, the broker did not answer; it will ask `check`.
     """
 
     sent: SendResult
@@ -82,10 +82,10 @@ class Transactions:
         self._session.off_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
 
     async def finish(self, message: Message, sent: SendResult, argument: Any) -> TransactionResult:
-        """Has the listener do its part behind a stored half message, and tells the broker how it went.
+        """Has the listener do its part after the half message is stored, and tells the broker the outcome.
 
-        A half message that is not SEND_OK is rolled back.  What the listener raises is raised, after the
-        broker was told UNKNOWN.
+        A half message that is not SEND_OK is rolled back.  If the listener raises, this tells the broker
+        UNKNOWN and raises the same.
         """
         state = TransactionState.UNKNOWN
         told = False
@@ -114,7 +114,7 @@ class Transactions:
         return await self._tell(addr, header)
 
     async def _tell(self, addr: str, header: EndTransactionHeader) -> bool:
-        """Whether the broker has it.  It answers nothing to UNKNOWN, which is therefore sent oneway."""
+        """Whether the broker heard of it.  A broker does not answer UNKNOWN, so that is sent oneway."""
         try:
             if header.commit_or_rollback == TransactionState.UNKNOWN.value:
                 await self._session.tell(addr, RequestCode.END_TRANSACTION, header)
@@ -126,7 +126,7 @@ class Transactions:
         return True
 
     async def _on_check(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """39.  Another producer of this session may be the one meant."""
+        """Request 39.  May be meant for another producer of this session."""
         header = CheckTransactionStateHeader.decode(request.ext)
         try:
             record = next(decode_all(request.body))
@@ -165,7 +165,7 @@ class Transactions:
 
 
 def _as_state(said: object) -> TransactionState:
-    """Raises TypeError for a listener that forgot to say."""
+    """Raises TypeError if the listener returned no state."""
     if not isinstance(said, TransactionState):
         raise TypeError(f"a TransactionListener gives a TransactionState, not {said!r}")
     return said

@@ -1,6 +1,6 @@
-"""The data pipeline: the commit log, and brokers, as Spark sources and sink; and the jobs of mqpipeline.
+"""The data pipeline: Spark sources and a sink for the commit log and for brokers, and the jobs of mqpipeline.
 
-Importing this package needs no Spark; its sources and jobs do, see haservice.pipeline.session.
+Importing this package needs no Spark.  Its sources and jobs need it, see haservice.pipeline.session.
 """
 
 from __future__ import annotations

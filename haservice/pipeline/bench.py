@@ -3,17 +3,17 @@
     countBy       messages per topic, counted where the log is read, by the option of this name
     count         messages per topic, by Spark                    columns read: topic
     bytes         messages and bytes of bodies per topic          columns read: topic, body
-    all, sums     every column of every row, given to nobody      all but bodyCrcOk; all of them
+    all, sums     every column of every row, thrown away          all but bodyCrcOk; all of them
     parquet       the same query over the same rows as Spark wrote them, all columns, into Parquet
-    handed over   the same query over as many rows of a source that decodes one batch, and yields it again
-                  and again: what Spark takes for rows from Python, whoever makes them
+    handed over   the same query over as many rows from a source that decodes one batch and yields it
+                  again and again: what Spark needs to take rows from Python, however they are made
     plain loop    one Python process that decodes record by record and counts per topic
 
-Java compiles what it runs often, so before anything counts every query has run some times over a small part
-of all; then it runs once over the whole, so that files are in memory, and in rounds, by turns, of which the
-middle one counts.  Each time is that of a whole query, from spark.read on: both look at their files.
-Logs of several sizes are the first segments of one.  Absolute figures drift
-with the machine, the ratios are what counts.
+Java compiles code that runs often.  So each query first runs some times over a small part of the log, and
+once over all of it, which also brings the files into memory.  Then the queries run in rounds, by turns;
+the middle round counts.  Each time is that of a whole query, from spark.read on: both look at their files.
+A smaller log is the first segments of a larger one.  Absolute figures drift with the machine; the ratios
+count.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ PLAIN_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the result: seconds of the middle round, and of all cores; the largest Python worker.  What
-    is counted where it is read hands no rows over.
+    """One row of the result: seconds of the middle round, seconds of all cores, the largest Python worker.
+    A query that is counted in the source hands no rows over.
     """
 
     query: str
@@ -162,7 +162,7 @@ def say_plain(place: Path, body_bytes: int, as_json: bool) -> None:
 
 
 def make_log(place: Path, mib: int, body_bytes: int) -> None:
-    """A store as a broker leaves it; bodies have half to one and a half of their bytes."""
+    """Writes a store as a broker leaves it; body sizes are 0.5 to 1.5 times `body_bytes`."""
     if (place / "log").exists():
         return
     click.echo(f"making {mib} MiB of {body_bytes} B bodies in {place} …", err=True)
@@ -203,7 +203,7 @@ def make_log(place: Path, mib: int, body_bytes: int) -> None:
 
 
 def make_parquet(place: Path) -> None:
-    """Each segment's rows apart, so that several sizes share them; written by Spark."""
+    """Has Spark write each segment's rows apart, so that logs of several sizes share them."""
     wanted = [(number, place / f"parquet-{number}") for number, _ in enumerate(segments_of(place))]
     missing = [(number, target) for number, target in wanted if not (target / "_SUCCESS").exists()]
     if not missing:
@@ -222,7 +222,7 @@ def segments_of(place: Path) -> list[Path]:
 
 
 def first_segments(place: Path, count: int, first: int = 0) -> Path:
-    """A store of some of the segments, as links to them, and of what the queues have up to their end."""
+    """Makes a store of some of the segments, as links to them, and of the queues up to their end."""
     part, making = place / f"segments-{first}-{count}", place / f"making-{first}-{count}"
     if part.exists():
         return part
@@ -242,7 +242,7 @@ def first_segments(place: Path, count: int, first: int = 0) -> Path:
 
 
 def plain_loop(log: Path) -> tuple[float, int]:
-    """Seconds to decode the first records one by one and count them per topic; and how many."""
+    """Decodes the first records one by one and counts them per topic.  Returns seconds and records."""
     data = StoreView(log).segments()[0].path.open("rb").read(PLAIN_BYTES)
     counts: Counter[str] = Counter()
     place = 0
@@ -256,7 +256,7 @@ def plain_loop(log: Path) -> tuple[float, int]:
 def measured(
     place: Path, body_bytes: int, cores: int, mibs: Sequence[int], query: str, rounds: int
 ) -> Iterator[Figure]:
-    """In a process of its own: what Java has compiled for other queries makes one quicker, or slower."""
+    """Measures in a process of its own: code that Java compiled for one query changes another's speed."""
     code = "from haservice.pipeline.bench import measure; measure()"
     asked = json.dumps([str(place), body_bytes, cores, list(mibs), query, rounds])
     with subprocess.Popen([sys.executable, "-c", code, asked], stdout=subprocess.PIPE, text=True) as child:
@@ -269,9 +269,9 @@ def measured(
 
 
 def measure() -> None:
-    """Of the child: what to measure is its argument; writes a line of JSON for each figure."""
+    """Runs in the child: its argument says what to measure; it writes a line of JSON for each figure."""
     place, body_bytes, cores, mibs, query, rounds = json.loads(sys.argv[1])
-    # Java and Python work at the same time: without this one task would have more than one core.
+    # Java and Python work at the same time: without this line one task would use more than one core.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     spark = session("bench-pipeline", f"local[{cores}]", {"spark.sql.shuffle.partitions": "2"})
     spark.dataSource.register(SameBatch)
@@ -314,13 +314,13 @@ def measure() -> None:
 
 
 def check_rows(of_parquet: int, of_log: int, handed: int) -> None:
-    """Raises ValueError unless all have as many; of what is handed over, within a hundredth."""
+    """Raises ValueError unless all row counts are equal; the handed-over one may differ by a hundredth."""
     if of_log != of_parquet or abs(handed - of_log) > of_log / 100:
         raise ValueError(f"{of_parquet} rows of Parquet, {of_log} of the log, {handed} handed over")
 
 
 def in_turns(rounds: int, runs: Sequence[Callable[[], object]]) -> list[tuple[float, float]]:
-    """Of each its seconds, and those of all cores, in the middle one of its rounds."""
+    """Seconds, and seconds of all cores, of each run in its middle round."""
     seconds: list[list[tuple[float, float]]] = [[] for _ in runs]
     for number in range(rounds + 1):
         for run, found in zip(runs, seconds, strict=True):
@@ -333,7 +333,7 @@ def in_turns(rounds: int, runs: Sequence[Callable[[], object]]) -> list[tuple[fl
 
 
 class SameBatch(LogSource):
-    """The log's own source, but that a task yields its first batch, once for each window it would read."""
+    """The log's own source, but a task yields its first batch once for each window it would read."""
 
     @classmethod
     def name(cls) -> str:
@@ -353,7 +353,7 @@ class SameBatchReader(LogReader):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Of the log it may be put in another way than of rows, by options of the source."""
+    """A query of rows.  Over the log it may be put differently, by options of the source."""
 
     of_rows: Callable[[DataFrame], Any]
     columns: Sequence[str]
@@ -404,7 +404,7 @@ def largest_worker_mib() -> int:
 
 
 def cpu_seconds() -> float:
-    """What this process and all that it started have used: Spark's Java, and its Python workers."""
+    """CPU seconds of this process and all that it started: Spark's Java and its Python workers."""
     ticks = 0
     for process in [Path("/proc/self"), *descendants()]:
         with suppress(OSError):
@@ -414,7 +414,7 @@ def cpu_seconds() -> float:
 
 
 def descendants() -> list[Path]:
-    """Processes that this one started, or those that they started."""
+    """Processes that this one started, and those that they started."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -6,8 +6,8 @@
     3   the job could not run, or did not end
     130 the user ended it
 
-A job's module is loaded when the job is asked for, so `mqpipeline --help` needs no Spark, and what is missing
-is said in one line.
+A job's module is loaded when the user asks for the job.  So `mqpipeline --help` needs no Spark, and one line
+names what a job lacks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from haservice.pipeline.session import INSTALL
 from haservice.terminal.explain import explain
 from haservice.terminal.options import CONTEXT
 
-# The module of each job, which offers `command`, and its line in the help.
+# For each job its module, which offers `command`, and its line in the help.
 JOBS: Mapping[str, tuple[str, str]] = {
     "audit-replicas": (
         "haservice.pipeline.jobs.audit_replicas",
@@ -42,7 +42,7 @@ JOBS: Mapping[str, tuple[str, str]] = {
     "replay": ("haservice.pipeline.jobs.replay", "Sends a store's or an archive's messages to a broker."),
     "lag-report": ("haservice.pipeline.jobs.lag_report", "How far slaves lagged, from the brokers' samples."),
 }
-# For workers, who run their own Python.
+# Told to users whose workers, which run their own Python, lack something.
 LACKING = (
     "\n  workers lack it: install haservice with its extra [spark] on each, and name its Python by "
     "--conf spark.pyspark.python=…,\n  or ship this package with the job by "
@@ -52,28 +52,28 @@ GAVE_UP = (
     "Spark has given up: its master does not answer, or has ended the job; is --master right, and up?"
     "\n  --conf spark.log.level=WARN shows what Spark says"
 )
-# A job file's own keys.
+# The keys of a job file.
 FILE_KEYS = ("job", "arguments", "options", "master", "conf", "format")
 MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://.+:\d+|yarn|k8s://.+")
 MASTERS = "Spark knows local, local[4], local[*], spark://HOST:PORT, yarn and k8s://HOST:PORT"
-# Whose errors have their own words for users; others need the name of their class.
+# Our errors explain themselves to users; other errors need the name of their class.
 OURS = re.compile(r"(?:haservice|commitlog)\.[\w.]+: ")
 
 
 class CouldNotRun(click.ClickException):
-    """Neither a verdict nor a wrong command line."""
+    """The job could not run: neither a verdict nor a wrong command line."""
 
     exit_code = COULD_NOT_RUN
 
 
 class WrongFile(click.ClickException):
-    """A job file is a command line, and as wrong as one."""
+    """A job file is wrong, which counts as a wrong command line."""
 
     exit_code = USAGE
 
 
 class Jobs(click.Group):
-    """Loads a job when it is asked for, and says in one line why it could not run."""
+    """Loads a job when the user asks for it, and says in one line why it could not run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*JOBS, *super().list_commands(ctx)]
@@ -115,7 +115,7 @@ def words_of(error: BaseException) -> str:
 
 
 def said_by_spark(error: BaseException) -> str:
-    """What ended a Spark job, without the way it took through Java: the last error of Python, if any."""
+    """What ended a Spark job, without Java's stack traces: the last Python error, if there is one."""
     text = str(error)
     _, found, trace = text.rpartition("Traceback (most recent call last):\n")
     if found:
@@ -137,7 +137,7 @@ def said_by_spark(error: BaseException) -> str:
 
 
 def settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """K=V, as many as there are."""
+    """Parses any number of K=V."""
     pairs = [value.partition("=") for value in values]
     for name, equals, _value in pairs:
         if not name or not equals:
@@ -236,7 +236,7 @@ def run(ctx: click.Context, file: Path) -> None:
 
 
 def read_job(file: Path) -> dict[str, Any]:
-    """What a job file says, checked as far as it is the same for every job.  Raises ConfigError."""
+    """Reads a job file, and checks what is the same for every job.  Raises ConfigError."""
 
     def refuse(key: str, reason: str) -> ConfigError:
         return ConfigError(str(file), 0, key, reason)
@@ -265,7 +265,7 @@ def read_job(file: Path) -> dict[str, Any]:
 
 
 def arguments_of(file: Path, described: Mapping[str, Any], command: click.Command) -> Iterator[str]:
-    """The command line of a job file: options, then arguments.  Raises ConfigError."""
+    """A job file as a command line: options, then arguments.  Raises ConfigError."""
     known = {
         name.removeprefix("--"): one
         for one in command.params
@@ -283,7 +283,7 @@ def arguments_of(file: Path, described: Mapping[str, Any], command: click.Comman
 
 
 def _option(name: str, value: Any, known: Mapping[str, click.Option]) -> list[str]:
-    """As on a command line.  Raises ValueError."""
+    """An option as on a command line.  Raises ValueError."""
     one = known.get(name)
     if one is None:
         near = difflib.get_close_matches(name, known, 1)
@@ -305,7 +305,7 @@ def _option(name: str, value: Any, known: Mapping[str, click.Option]) -> list[st
 
 
 def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
-    """As Spark writes them: true, not True."""
+    """Values as Spark writes them: true, not True."""
     return {
         str(name): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()

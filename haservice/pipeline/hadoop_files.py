@@ -1,7 +1,7 @@
-"""Files where Spark writes them, local, HDFS or an object store: the few operations of an archive's journal.
+"""Files where Spark writes them (local, HDFS, object store): the few operations of an archive's journal.
 
-Done by Hadoop's FileSystem in Spark's own Java process, so that a path means here what it means to Spark.
-Paths are relative to the directory that a Place stands for.
+Hadoop's FileSystem does them in Spark's own Java process, so that a path means here what it means to Spark.
+Paths are relative to the directory of a Place.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class PlaceTaken(HAServiceError):
-    """Somebody else works here."""
+    """Another process works here."""
 
 
 class FileThere(NamedTuple):
-    """A file, its size, and when it was written, in ms."""
+    """A file, its size, and the time in ms when it was written."""
 
     path: str
     bytes: int
@@ -44,7 +44,7 @@ class Place:
 
     @property
     def local(self) -> Path | None:
-        """The directory, if it is one of this machine."""
+        """The directory, if it is on this machine."""
         return Path(self.root.removeprefix("file:")) if self.root.startswith("file:") else None
 
     def full(self, path: str) -> str:
@@ -60,14 +60,14 @@ class Place:
         self._files.mkdirs(self._at(path))
 
     def directories(self, path: str) -> list[str]:
-        """Of the directories in this one, their names."""
+        """The names of the directories in this one."""
         if not self.exists(path):
             return []
         found = [one for one in self._files.listStatus(self._at(path)) if one.isDirectory()]
         return sorted(one.getPath().getName() for one in found)
 
     def files(self, path: str) -> list[FileThere]:
-        """All below a directory, by path; none if it is not there."""
+        """All files below a directory, by path; none if the directory does not exist."""
         if not self.exists(path):
             return []
         found, listed = [], self._files.listFiles(self._at(path), True)
@@ -85,7 +85,7 @@ class Place:
             stream.close()
 
     def write_new(self, path: str, text: str) -> None:
-        """A new file, whole or not at all.  Raises PlaceTaken if there is one already."""
+        """Writes a new file, whole or not at all.  Raises PlaceTaken if it exists already."""
         part = f"{path}.{uuid.uuid4().hex}.part"
         stream = self._files.create(self._at(part), True)
         try:
@@ -98,13 +98,13 @@ class Place:
             raise PlaceTaken(f"{self.full(path)} was written meanwhile: does another archive run here?")
 
     def rename(self, source: str, target: str) -> None:
-        """Of a file, into a directory that is made.  Raises HAServiceError if it cannot be."""
+        """Moves a file into a directory, which is made.  Raises HAServiceError if that fails."""
         self.make_directory(target.rpartition("/")[0])
         if not self._files.rename(self._at(source), self._at(target)):
             raise HAServiceError(f"{self.full(source)}: not renamed to {self.full(target)}")
 
     def delete(self, path: str) -> None:
-        """A file, or a directory with all that is in it; fine if there is none."""
+        """Deletes a file, or a directory with all that is in it; fine if there is none."""
         self._files.delete(self._at(path), True)
 
     def sync(self, paths: Sequence[str]) -> None:
@@ -121,7 +121,7 @@ class Place:
 
     @contextmanager
     def taken(self, path: str) -> Iterator[None]:
-        """Nobody else works here meanwhile.  Of a local directory only: others have no such locks."""
+        """Locks out other processes meanwhile.  Only for a local directory: others have no such locks."""
         if self.local is None:
             yield
             return

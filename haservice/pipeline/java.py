@@ -1,11 +1,11 @@
-"""The Java process of a job's Spark: what it writes stays aside, and Ctrl-C ends it first.
+"""The Java process of a job's Spark: its output is kept aside, and Ctrl-C ends it first.
 
-Java, Spark and its workers write dozens of lines around every error, and some when all is well.  What a user
-needs of them is in the errors that Spark raises here, so theirs go to a file that is gone with the job,
-unless the user says by spark.log.level what is wanted of them.  Where Java does not even start, it is shown.
+Java, Spark and its workers write dozens of lines around every error, and some when all is well.  The errors
+that Spark raises here hold what a user needs.  So that output goes to a file that is deleted with the job,
+unless the user sets spark.log.level.  If Java does not even start, the output is shown.
 
-pyspark's own answer to Ctrl-C asks Java to cancel the jobs, amid the call that waits for them, which cannot
-be.  Here Java is ended, and with it tasks and workers, before anything else runs here.
+On Ctrl-C pyspark asks Java to cancel the jobs, amid the call that waits for them, which cannot work.  Here
+Ctrl-C ends Java, and with it tasks and workers, before anything else runs in this process.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # as shells count an end by SIGINT
 LOG_LEVEL = "spark.log.level"
-# Its hooks delete what it has on disks, and tell a cluster.
+# Time for Java's shutdown hooks, which delete its files, and tell the cluster.
 END_SECONDS = 10.0
 _SHOWN_LINES = 12
 
 
 class Interrupted(click.ClickException):
-    """The user ended the job; the text says what it had done."""
+    """The user ended the job; the text says what the job had done."""
 
     exit_code = INTERRUPTED
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C was what began it: what cleans up behind it finds no Java, and says so."""
+    """Whether Ctrl-C caused the error: cleaning up afterwards finds no Java, and fails with another error."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt | click.Abort | Interrupted):
             return True
@@ -52,9 +52,9 @@ def was_interrupted(error: BaseException | None) -> bool:
 
 @contextmanager
 def kept_aside() -> Iterator[None]:
-    """A Java process that is started here writes its errors where nobody looks, as long as it lives.
+    """A Java process started here writes its errors to a file that nobody sees, as long as it lives.
 
-    Raises NoSpark with the last of them if it does not start.
+    Raises NoSpark with the last of the errors if Java does not start.
     """
     sys.stderr.flush()
     with tempfile.TemporaryFile() as words:
@@ -78,7 +78,7 @@ def _last(words: IO[bytes]) -> str:
 
 
 class OwnJava:
-    """The process that `spark` runs in, started for this job."""
+    """The Java process of `spark`, started for this job."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -92,7 +92,7 @@ class OwnJava:
     def _interrupt(self, _signal: int, _frame: object) -> NoReturn:
         if not self._ended:
             self._ended = True
-            logging.disable()  # of py4j, which misses Java
+            logging.disable()  # py4j would log that Java is gone
             self._server.handle_error = lambda *_: None
             self._process.terminate()
             try:
@@ -102,6 +102,6 @@ class OwnJava:
         raise KeyboardInterrupt
 
     def close(self) -> None:
-        """Stops Spark, unless it has been ended."""
+        """Stops Spark, unless Ctrl-C has ended it."""
         if not self._ended:
             self._spark.stop()

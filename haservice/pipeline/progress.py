@@ -1,9 +1,9 @@
-"""A progress bar for Spark jobs: tasks that are done, of those known by now, and a rate.
+"""A progress bar for Spark jobs: tasks done, tasks known so far, and a rate.
 
     with progress(spark, "comparing", size=total_bytes):
         frame.collect()
 
-It is drawn on standard error where that is a terminal, and costs nothing where it is not.
+It draws on standard error if that is a terminal, and costs nothing if not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STOP_SECONDS = 5.0
 
 
 class Tasks(NamedTuple):
-    """Of all jobs of a group, as far as Spark has planned them."""
+    """Tasks of all jobs of a group, as far as Spark has planned them."""
 
     done: int
     known: int
@@ -39,7 +39,7 @@ class Tasks(NamedTuple):
 
 @contextmanager
 def progress(spark: SparkSession, title: str, *, size: int | None = None) -> Iterator[None]:
-    """Draws while the jobs of this thread inside run.  `size`: bytes of their input, for a rate in bytes."""
+    """Draws while this thread's jobs inside run.  `size`: bytes of their input, for a rate in bytes."""
     context = spark.sparkContext
     group = str(uuid.uuid4())
     context.setJobGroup(group, title)
@@ -72,7 +72,7 @@ def tasks_of(context: SparkContext, group: str) -> Tasks:
 
 
 def rate_text(tasks: Tasks, seconds: float, size: int | None) -> str:
-    """Tasks a second, or the bytes that these tasks stand for."""
+    """Tasks a second, or the bytes a second that these tasks stand for."""
     seconds = max(seconds, 0.001)
     if size is None or tasks.known == 0:
         return f"{tasks.done / seconds:,.1f} tasks/s"
@@ -103,10 +103,10 @@ class _Watch:
                 try:
                     tasks = tasks_of(self._context, self._group)
                 except Exception:
-                    return  # Java has ended; whoever waits for the job is told so
+                    return  # Java has ended; whoever waits for the job gets the error
                 bar.length = max(tasks.known, 1)
-                bar.finished = False  # what was planned is done, and more may have been planned since
+                bar.finished = False  # all planned tasks are done; Spark may plan more
                 bar.update(tasks.done - bar.pos, rate_text(tasks, time.monotonic() - started, self._size))
 
     def wake(self) -> None:
-        """`stop` itself is what it waits for."""
+        """Does nothing: the watch waits for `stop` itself."""

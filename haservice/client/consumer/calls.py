@@ -1,6 +1,6 @@
-"""GroupCalls: what a member of a consumer group asks of brokers, each one request and its answer as a value.
+"""GroupCalls: requests of a consumer group's member to brokers; each answer becomes a value.
 
-Everything that a master and its slave both answer goes to the master, and to a slave while there is none.
+Requests that both a master and its slave answer go to the master, and to a slave while there is none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMMIT, SUSPEND, SUBSCRIPTION = 0x1, 0x2, 0x4
 
 CALL_S = 5.0
 LOCK_S = 3.0
-# So long others are asked in the place of one that did not answer.
+# How long others are asked instead of an address that did not answer.
 AWAY_S = 3.0
 
 
@@ -65,7 +65,7 @@ _STATUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The answer to a pull.  `messages` are those that the subscription wants, of what the broker sent."""
+    """The answer to a pull.  `messages` are those of the broker's that the subscription wants."""
 
     status: PullStatus
     messages: Sequence[Received]
@@ -77,10 +77,10 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """`suspend_s`: how long a broker may hold a pull for which there is nothing; 0 asks for an answer now.
+    """`suspend_s`: how long a broker may hold a pull without messages; 0 asks for an answer now.
 
-    Tags go with every pull, so that a broker that has heard no heartbeat yet knows what is wanted.  SQL92 it
-    compiles once, from the heartbeat; `sql_in_pulls` is for who sends none.
+    Every pull has the tags, so that a broker that has heard no heartbeat yet knows what is wanted.  A broker
+    compiles SQL92 once, from the heartbeat; `sql_in_pulls` is for clients without heartbeats.
     """
 
     count: int = 32
@@ -90,7 +90,7 @@ class PullLimits:
 
 
 class GroupCalls:
-    """Of one group, over one session."""
+    """The calls of one group, over one session."""
 
     def __init__(self, session: Session, group: str) -> None:
         self.group = group
@@ -101,7 +101,7 @@ class GroupCalls:
     # Whom to ask
 
     def master(self, broker_name: str) -> str:
-        """Raises RemotingUnreachable while there is none."""
+        """The master's address.  Raises RemotingUnreachable while there is none."""
         addr = self._session.routes.master(broker_name)
         if addr is None:
             raise RemotingUnreachable(broker_name, "no master is known now")
@@ -110,7 +110,7 @@ class GroupCalls:
     def any_of(self, broker_name: str, broker_id: int = MASTER_ID) -> str:
         """The broker with that id, else the master, else a slave; first those that answered the last time.
 
-        Raises RemotingUnreachable where no route names any.
+        Raises RemotingUnreachable if no route names any.
         """
         addrs = self._session.routes.addrs_of(broker_name)
         if not addrs:
@@ -127,7 +127,7 @@ class GroupCalls:
     async def _invoke(
         self, broker_name: str, addr: str, request: RemotingCommand, timeout_s: float
     ) -> RemotingCommand:
-        """The answer, whatever its code.  One who does not answer is in doubt, and asked last for a while."""
+        """The answer, whatever its code.  Who does not answer is in doubt, and asked last for a while."""
         try:
             answer = await self._session.remoting.invoke(addr, request, timeout_s)
         except (RemotingUnreachable, RemotingTimeout):
@@ -153,10 +153,10 @@ class GroupCalls:
         *,
         commit: int | None = None,
     ) -> Pulled:
-        """11.  `commit` is an offset that the broker stores by the way.  Raises RemotingError."""
+        """Request 11.  The broker also stores the offset `commit`.  Raises RemotingError."""
         in_pull = limits.sql_in_pulls or not subscription.sql
         sys_flag = (SUSPEND if limits.suspend_s > 0 else 0) | (SUBSCRIPTION if in_pull else 0)
-        # A slave stores none that comes with a pull.
+        # A slave does not store the offset in a pull.
         commits = commit is not None and addr == self._session.routes.master(queue.broker_name)
         header = PullMessageHeader(
             consumer_group=self.group,
@@ -192,7 +192,7 @@ class GroupCalls:
         )
 
     async def send_back(self, message: Received, delay_level: int, max_reconsume_times: int) -> None:
-        """36: the broker puts the message into the group's retry topic, or among its dead letters."""
+        """Request 36: the broker puts the message into the group's retry topic, or among its dead letters."""
         header = SendBackHeader(
             offset=message.physical_offset,
             group=self.group,
@@ -205,7 +205,7 @@ class GroupCalls:
         await self._call(name, RequestCode.CONSUMER_SEND_MSG_BACK, header, addr=self.master(name))
 
     async def send_to_retry(self, broker_name: str, header: SendMessageHeader, body: bytes) -> None:
-        """310, of a message that cannot be sent back by 36."""
+        """Request 310, for a message that cannot be sent back by 36."""
         code = RequestCode.SEND_MESSAGE_V2
         addr = self.master(broker_name)
         request = RemotingCommand.request(code, header.encode(code), body)
@@ -223,7 +223,7 @@ class GroupCalls:
     # Offsets
 
     async def stored_offset(self, queue: MessageQueue) -> int | None:
-        """14: what the group has stored at the broker."""
+        """Request 14: the offset that the broker has stored for the group."""
         header = QueryConsumerOffsetHeader(self.group, queue.topic, queue.queue_id)
         answer = await self._call(
             queue.broker_name,
@@ -236,7 +236,7 @@ class GroupCalls:
         return OffsetResponseHeader.decode(answer.ext).offset
 
     async def store_offset(self, queue: MessageQueue, offset: int) -> None:
-        """15."""
+        """Request 15: stores the group's offset."""
         header = UpdateConsumerOffsetHeader(self.group, queue.topic, queue.queue_id, offset)
         await self._call(queue.broker_name, RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
@@ -247,7 +247,7 @@ class GroupCalls:
         return await self._offset(queue, RequestCode.GET_MAX_OFFSET)
 
     async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """29: the offset of the message that was stored nearest to that time."""
+        """Request 29: the offset of the message that was stored nearest to that time."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         answer = await self._call(queue.broker_name, code, header)
@@ -261,16 +261,16 @@ class GroupCalls:
     # The group
 
     async def members(self, broker_name: str) -> Sequence[str]:
-        """38: the client ids of the group, as one broker knows them."""
+        """Request 38: the client ids of the group, as one broker knows them."""
         header = ConsumerGroupHeader(self.group)
         code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
         answer = await self._call(broker_name, code, header, ResponseCode.SYSTEM_ERROR)
         if answer.code == ResponseCode.SYSTEM_ERROR:
-            return ()  # it knows no member yet
+            return ()  # the broker knows no member yet
         return ConsumerIdList.decode(answer.body).consumer_id_list
 
     async def lock(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        """41, at the masters of the queues: those that are this client's for the next 60 s.
+        """Request 41 to the masters of the queues; returns those that are this client's for the next 60 s.
 
         A broker that does not answer gives none.
         """
@@ -291,13 +291,13 @@ class GroupCalls:
         return LockBatchAnswer.decode(answer.body).lock_ok_mq_set
 
     async def unlock(self, queues: Collection[MessageQueue]) -> None:
-        """42.  A broker that cannot be told forgets the lock 60 s after it was last asked for it."""
+        """Request 42.  A broker that does not hear it drops the lock 60 s after the last request for it."""
         for name, some in _by_broker(queues).items():
             body = LockBatchRequest(self._session.client_id, self.group, some).encode()
             await self._call(name, RequestCode.UNLOCK_BATCH_MQ, None, body=body, addr=self.master(name))
 
     async def check(self, broker_name: str, subscription: Subscription) -> None:
-        """46: whether the broker can filter so; AnswerError says why not."""
+        """Request 46: whether the broker can filter by the subscription; AnswerError says why not."""
         body = CheckClientRequestBody(self._session.client_id, self.group, subscription.data()).encode()
         await self._call(broker_name, RequestCode.CHECK_CLIENT_CONFIG, None, body=body)
 
@@ -310,7 +310,7 @@ class GroupCalls:
         body: bytes = b"",
         addr: str | None = None,
     ) -> RemotingCommand:
-        """At any broker of the name, where no address is given."""
+        """Calls any broker of the name, if no address is given."""
         addr = addr or self.any_of(broker_name)
         request = RemotingCommand.request(code, header.encode() if header is not None else {}, body)
         answer = await self._invoke(broker_name, addr, request, CALL_S)

@@ -1,11 +1,11 @@
-"""GroupMember: a member of a consumer group, with the queues that are its own by rebalance.
+"""GroupMember: a member of a consumer group.  Rebalance decides which queues it has.
 
     subscriptions ─▶ heartbeats              routes, members (38) ─▶ plan ─▶ give up: commit, unlock
                                                                          └▶ take: lock, begin, read
 
-It is rebalanced every 20 s, and at once when a route changes or a broker says that the members have (40); a
-second later where something is still missing.  Offsets are committed every 5 s.  What messages are for, the
-consumer around it knows: push_consumer.py, pull_consumer.py.
+It rebalances every 20 s, at once when a route changes or a broker reports other members (40), and after a
+second while something is missing.  It commits offsets every 5 s.  The consumer around it handles the
+messages: push_consumer.py, pull_consumer.py.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 REBALANCE_S = 20.0
 # While a topic has no route, a lock or the list of members is missing, or a queue is being given up.
 UNSETTLED_S = 1.0
-RETRY_TOPIC_MS = 60_000  # so long the route of the retry topic is waited for
+RETRY_TOPIC_MS = 60_000  # how long to wait for the route of the retry topic
 COMMIT_S = 5.0
-# So long a member that leaves waits for queues that it is giving up.
+# How long a member that leaves waits for queues that it is giving up.
 RELEASE_S = 2.0
-# A member that brokers do not list keeps its queues for so long: it is to have them again in a moment.
+# A member that brokers do not list keeps its queues this long: it would get them again in a moment.
 UNLISTED_S = 60.0
 
 CLUSTERING = "CLUSTERING"
@@ -51,18 +51,18 @@ PULL = "CONSUME_ACTIVELY"
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """As what a consumer joins its group."""
+    """How a consumer joins its group."""
 
     group: str
     consume_type: str = PUSH
     broadcasting: bool = False
     consume_from: ConsumeFrom = ConsumeFrom.LAST
     allocate: Allocate = averagely
-    retries: bool = True  # the group's retry topic is subscribed as well
+    retries: bool = True  # also subscribes the group's retry topic
 
 
 class GroupMember:
-    """On one loop."""
+    """One member of a group.  On one loop."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class GroupMember:
         locks: QueueLocks | None = None,
         on_release: Callable[[QueueReader], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_release` is awaited before a queue is given to others: until nothing of it is consumed here."""
+        """`on_release` is awaited before a queue goes to others: until nothing of it is consumed here."""
         self.membership = membership
         self.subscriptions: dict[str, Subscription] = {}
         self.readers: dict[MessageQueue, QueueReader] = {}
@@ -100,7 +100,7 @@ class GroupMember:
     # The consumer around it
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Instead of an earlier one to the same topic; queues that are held go on with the new one."""
+        """Replaces an earlier subscription to the topic; readers of its queues go on with the new one."""
         self.subscriptions[subscription.topic] = subscription
         for reader in self.readers.values():
             if reader.queue.topic == subscription.topic:
@@ -112,7 +112,7 @@ class GroupMember:
         self.rebalance_soon()
 
     async def check_subscriptions(self) -> None:
-        """Whether brokers can filter by the SQL92 expressions; raises AnswerError.  Asks for all routes."""
+        """Raises AnswerError unless brokers can filter by the SQL92 expressions.  Asks for all routes."""
         for subscription in list(self.subscriptions.values()):
             view = await self._view(subscription.topic)
             names = sorted({queue.broker_name for queue in view.queues or ()})
@@ -127,11 +127,11 @@ class GroupMember:
             self._tasks.append(asyncio.create_task(self._locks.keep()))
 
     def balance(self) -> None:
-        """Shares the queues with the other members, from now on."""
+        """Shares the queues with the other members from now on."""
         self._tasks.append(asyncio.create_task(self._keep_balanced()))
 
     async def hold(self, queues: Collection[MessageQueue], subscriptions: Mapping[str, Subscription]) -> None:
-        """These queues and no others, whoever else has them.  Raises RouteUnknown or RemotingError."""
+        """Reads exactly these queues, whoever else has them.  Raises RouteUnknown or RemotingError."""
         for topic in {queue.topic for queue in queues}:
             await self._session.route(topic)
             self._watch(topic)
@@ -143,7 +143,7 @@ class GroupMember:
                 self.readers[queue].start()
 
     def halt(self) -> None:
-        """No queue is taken or given up any more, and none is pulled."""
+        """From now on takes, gives up and pulls no queue."""
         for task in self._tasks:
             task.cancel()
         for topic in self._watched:
@@ -152,7 +152,7 @@ class GroupMember:
             reader.halt()
 
     async def leave(self) -> None:
-        """After halt(), when nothing is consumed any more: offsets are stored, locks given back."""
+        """Call it after halt(), when nothing is consumed any more: stores offsets, gives locks back."""
         if self._releasing:
             await asyncio.wait(self._releasing.values(), timeout=RELEASE_S)
         tasks = [*self._tasks, *self._releasing.values()]
@@ -169,11 +169,11 @@ class GroupMember:
         self.readers.clear()
 
     def rebalance_soon(self) -> None:
-        """Something has changed."""
+        """Call it when something has changed."""
         self._due.set()
 
     def on_away(self, addr: str) -> None:
-        """Pulls that `addr` holds are not waited for: others may be asked."""
+        """Ends the wait for pulls that `addr` holds, so that others may be asked."""
         for reader in self.readers.values():
             reader.leave(addr)
 
@@ -189,7 +189,7 @@ class GroupMember:
         self.rebalance_soon()
 
     def data(self) -> ConsumerData:
-        """For heartbeats."""
+        """The member's data for heartbeats."""
         return ConsumerData(
             self.membership.group,
             consume_type=self.membership.consume_type,
@@ -199,7 +199,7 @@ class GroupMember:
         )
 
     async def commit(self) -> bool:
-        """Stores the offsets; what cannot be stored now is stored the next time."""
+        """Stores the offsets.  What cannot be stored now is stored the next time."""
         try:
             await self._offsets.commit()
         except (HAServiceError, OSError) as error:
@@ -237,7 +237,7 @@ class GroupMember:
                 logger.exception("offsets not stored group=%s", self.membership.group)
 
     async def rebalance(self) -> bool:
-        """Takes and gives up what has changed; False when that is not all that is to be done."""
+        """Takes and gives up queues as needed; False if more remains to be done."""
         views = await self._views()
         if self._unlisted(views):
             await self._session.heartbeat()
@@ -280,11 +280,11 @@ class GroupMember:
         return topic == retry_topic(self.membership.group)
 
     def _may_lack(self, topic: str) -> bool:
-        """A broker makes the retry topic at the first heartbeat, where the group's configuration has one."""
+        """Whether the retry topic may be missing: a broker makes it at the first heartbeat, if configured."""
         return self._is_retry(topic) and now_ms() - self.started_ms > RETRY_TOPIC_MS
 
     def _unlisted(self, views: Mapping[str, TopicView]) -> bool:
-        """A broker does not know of this member: it has not heard a heartbeat yet, or has forgotten it."""
+        """Whether a broker does not list this member: it heard no heartbeat yet, or has forgotten it."""
         own = self._session.client_id
         return any(view.members is not None and own not in view.members for view in views.values())
 
@@ -317,7 +317,7 @@ class GroupMember:
         task.add_done_callback(lambda _: self._releasing.pop(queue, None))
 
     async def _release(self, reader: QueueReader) -> None:
-        """The next owner begins at the offset that is stored now."""
+        """Gives a queue up.  The offset stored now is where the next owner begins."""
         queue = reader.queue
         try:
             reader.halt()

@@ -1,4 +1,4 @@
-"""What a consumer is made with; the defaults are those of RocketMQ's consumers."""
+"""The options of a consumer; the defaults are those of RocketMQ's consumers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ DEFAULT_LIMITS = Limits()
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
     """`broadcasting`         every member gets every message; offsets are in a file, nothing comes again
-    `consume_from`         where a group begins in a queue of which it has no offset
-    `allocate`             how members share queues; Java members of the group have to do the same
-    `pull_batch`           messages of one pull, at most; brokers have bounds of their own (32)
-    `suspend_s`            how long a broker may hold a pull while there is nothing
-    `limits`               what may wait of one queue
-    `offsets_directory`    of broadcasting consumers; None: ~/.rocketmq_offsets
+    `consume_from`         where a group begins in a queue for which it has no offset
+    `allocate`             how members share queues; the group's Java members have to do the same
+    `pull_batch`           the most messages of one pull; brokers have limits of their own (32)
+    `suspend_s`            how long a broker may hold a pull without messages
+    `limits`               how much may wait of one queue
+    `offsets_directory`    for broadcasting consumers; None: ~/.rocketmq_offsets
 
     Push consumers:
 
-    `orderly`              the messages of a queue one behind the other, in their order
+    `orderly`              the messages of a queue one after the other, in order
     `consume_threads`      calls of the callback at a time, of plain and of coroutine functions alike
     `batch_max`            messages of one call of `on_messages`
-    `max_reconsume_times`  tries before a message is a dead letter; None: 16, and without end if orderly
+    `max_reconsume_times`  tries before a message is a dead letter; None: 16, and no limit if orderly
     `consume_timeout_s`    a call that takes longer counts as failed
-    `suspend_queue_s`      orderly: so long a queue stands still behind a message that was not consumed
-    `close_timeout_s`      so long `close` waits for calls that run
+    `suspend_queue_s`      orderly: how long a queue waits after a message was not consumed
+    `close_timeout_s`      how long `close` waits for running calls
 
     Pull consumers:
 
-    `auto_commit`          `poll` stores how far the application has come, now and then, and `close` does
+    `auto_commit`          `poll` now and then stores how far the application has come, and so does `close`
     """
 
     broadcasting: bool = False

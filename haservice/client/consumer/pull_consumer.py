@@ -3,8 +3,8 @@
     queues by rebalance (`subscribe`) or chosen (`assign`) ─▶ pulls ahead (reader.py) ─▶ poll
 
 A message counts as consumed when the application asks for more: by the next `poll`, by the next step of
-`async for`, or by `commit`.  What it had before is stored now and then, and at the end, unless it says
-`auto_commit=False` and commits by itself.  The first class is asyncio's; the second is the same for threads.
+`async for`, or by `commit`.  Its offset is stored now and then, and at the end; with `auto_commit=False` only
+`commit` stores it.  The first class is for asyncio, the second for threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH_MAX = 1 << 31  # more than any poll gives
 
 
 class NotAssigned(ClientError):
-    """The queue is not this consumer's (any more): another member of the group may have it."""
+    """The queue is not (or no longer) this consumer's: another member of the group may have it."""
 
     def __init__(self, queue: MessageQueue) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class NotAssigned(ClientError):
 
 
 class _Buffer:
-    """What was pulled of one queue and not polled yet."""
+    """Messages of one queue that were pulled and not polled yet."""
 
     def __init__(self, in_flight: InFlight[Received]) -> None:
         self.in_flight = in_flight
@@ -57,8 +57,8 @@ class _Buffer:
 
 
 class AsyncPullConsumer:
-    """Either `subscribe` to topics, as a member of `group` that shares their queues with the others, or
-    `assign` queues, which are then read whoever else reads them.  Offsets are the group's either way.
+    """Use `subscribe` to be a member of `group` that shares the topics' queues with the others.  Or use
+    `assign` to read queues whoever else reads them.  Either way the offsets are the group's.
 
     Made and used on one running loop; `start` and `close`, or `async with`.
     """
@@ -71,7 +71,7 @@ class AsyncPullConsumer:
         session: Session | None = None,
         consuming: ConsumerOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """With `session` it shares that one, and leaves it open.  Raises NameserverUnknown."""
+        """With `session` it shares that session, and leaves it open.  Raises NameserverUnknown."""
         self.group = group
         self.consuming = consuming
         self._owns_session = session is None
@@ -111,7 +111,7 @@ class AsyncPullConsumer:
         self._answers = Answers(session, self._member, self._positions, self._stats)
         self._assigned: dict[str, Subscription] = {}
         self._buffers: dict[QueueReader, _Buffer] = {}
-        self._turn: deque[QueueReader] = deque()  # who has something, in the order of polls
+        self._turn: deque[QueueReader] = deque()  # readers with messages, in the order of polls
         self._polled: list[tuple[QueueReader, InFlight[Received], list[Received]]] = []
         self._arrived = asyncio.Event()
         self._paused: set[MessageQueue] = set()
@@ -122,7 +122,7 @@ class AsyncPullConsumer:
     # What is read
 
     def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
-        """As a push consumer's.  Raises ValueError, also behind `assign`."""
+        """As in a push consumer.  Raises ValueError, also after `assign`."""
         if self._assigned:
             raise ValueError("queues were assigned: subscribe and assign exclude each other")
         self._member.subscribe(Subscription(topic, expression, sql))
@@ -136,7 +136,7 @@ class AsyncPullConsumer:
             self.session.heartbeat_soon()
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """All that the topic has.  Raises RouteUnknown or RemotingError."""
+        """All queues of the topic.  Raises RouteUnknown or RemotingError."""
         self._check_open()
         await self.session.start()
         return list((await self.session.route(topic)).read_queues)
@@ -144,9 +144,9 @@ class AsyncPullConsumer:
     async def assign(
         self, queues: Collection[MessageQueue], expression: str = ALL, *, sql: bool = False
     ) -> None:
-        """Reads these queues from now on, and no others.  The consumer is no member of the group then.
+        """Reads exactly these queues from now on.  The consumer is then no member of the group.
 
-        Raises RouteUnknown or RemotingError, and ValueError behind `subscribe`.
+        Raises RouteUnknown or RemotingError, and ValueError after `subscribe`.
         """
         if self._member.subscriptions:
             raise ValueError("topics are subscribed: subscribe and assign exclude each other")
@@ -161,7 +161,7 @@ class AsyncPullConsumer:
     # From start to close
 
     async def start(self) -> Self:
-        """May be called again.  Raises AnswerError where a broker cannot filter by an expression."""
+        """May be called again.  Raises AnswerError if a broker cannot filter by an expression."""
         self._check_open()
         if self._started:
             return self
@@ -175,7 +175,7 @@ class AsyncPullConsumer:
         return self
 
     async def _join(self) -> None:
-        """From the first subscription on it is a member of the group."""
+        """Joins the group at the first subscription."""
         if self._joined or not self._member.subscriptions:
             return
         self._joined = True
@@ -186,7 +186,7 @@ class AsyncPullConsumer:
     async def close(self, *, consumed: bool = True) -> None:
         """Stores how far the application has come, if `auto_commit`, and leaves the group.
 
-        Without `consumed` what the last `poll` gave comes again.  May be called twice.
+        With `consumed=False` the messages of the last `poll` come again.  May be called twice.
         """
         if self._closed:
             return
@@ -212,7 +212,7 @@ class AsyncPullConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What the application was at when it raised is not consumed."""
+        """If the application raised, the message that it was at is not consumed."""
         await self.close(consumed=error is None or isinstance(error, asyncio.CancelledError | GeneratorExit))
 
     def _check_open(self) -> None:
@@ -222,10 +222,10 @@ class AsyncPullConsumer:
     # Messages
 
     async def poll(self, timeout_s: float = POLL_S, *, max_messages: int | None = None) -> list[Received]:
-        """Messages of one or more queues, each queue's in order; empty when none came within `timeout_s`.
+        """Messages of one or more queues, each queue's in order; empty if none came within `timeout_s`.
 
-        What the poll before gave counts as consumed from now on.  Raises ClientClosed, and as `start` does
-        behind a `subscribe`.
+        The messages of the previous poll count as consumed from now on.  Raises ClientClosed; after a
+        `subscribe` also what `start` raises.
         """
         self._check_open()
         self._finish_polled()
@@ -243,7 +243,7 @@ class AsyncPullConsumer:
         return found
 
     async def __aiter__(self) -> AsyncIterator[Received]:
-        """Message by message, for ever; each counts as consumed when the next one is asked for.
+        """Yields messages for ever; each counts as consumed when the next one is asked for.
 
         Ends when the consumer is closed.
         """
@@ -273,7 +273,7 @@ class AsyncPullConsumer:
         return found
 
     def put_back(self, count: int) -> None:
-        """The last `count` messages of the last poll are not consumed: the next one gives them again."""
+        """The last `count` messages of the last poll are not consumed: the next poll gives them again."""
         while count > 0 and self._polled:
             reader, in_flight, messages = self._polled[-1]
             buffer = self._buffers.get(reader)
@@ -310,12 +310,12 @@ class AsyncPullConsumer:
         await self._positions.commit_now()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """What is stored for the group, None when nothing is."""
+        """The offset stored for the group; None if there is none."""
         self._check_open()
         return await self._store.stored(queue)
 
     def position(self, queue: MessageQueue) -> int | None:
-        """The offset from which the next poll reads on; None until that is known.  Raises NotAssigned."""
+        """The offset at which the next poll goes on; None until it is known.  Raises NotAssigned."""
         reader = self._reader(queue)
         if reader.in_flight is None:
             return None
@@ -325,23 +325,23 @@ class AsyncPullConsumer:
         return reader.in_flight.pulled_to
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """The next poll reads `queue` from `offset`.  Raises NotAssigned."""
+        """Has the next poll read `queue` from `offset`.  Raises NotAssigned."""
         self._reader(queue).seek(offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         self.seek(queue, await self._calls.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Only what is stored from now on is read."""
+        """Reads only messages that are stored from now on."""
         self.seek(queue, await self._calls.max_offset(queue))
 
     async def offset_for_timestamp(self, queue: MessageQueue, when: datetime | float) -> int:
-        """Of the message that was stored nearest to `when`, which may be in seconds since 1970."""
+        """The offset of the message stored nearest to `when`, which may be in seconds since 1970."""
         seconds = when.timestamp() if isinstance(when, datetime) else when
         return await self._calls.offset_by_time(queue, int(seconds * 1000))
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
-        """Polls give nothing of these queues until `resume`."""
+        """Polls give no messages of these queues until `resume`."""
         self._paused.update(queues)
         self._pause()
 
@@ -380,14 +380,14 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
         consuming: ConsumerOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.group = group
-        self._left: deque[Received] = deque()  # polled for an iteration, which has not come to them
+        self._left: deque[Received] = deque()  # polled for an iteration that has not reached them
         self._iterating = False
         super().__init__(lambda: AsyncPullConsumer(group, options, consuming=consuming))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What the application was at when it raised is not consumed: the message of a `for`, or all of the
+        """If the application raised, its messages are not consumed: the message of a `for`, or all of the
         last poll.
         """
         if error is not None and self._thread.open:
@@ -426,7 +426,7 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
         return self._call(self._inner.poll(timeout_s, max_messages=max_messages))
 
     def __iter__(self) -> Iterator[Received]:
-        """As `async for`: message by message, each consumed when the next one is asked for."""
+        """As `async for`: yields messages; each counts as consumed when the next one is asked for."""
         while True:
             try:
                 polled = self.poll()
@@ -473,7 +473,7 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
         self._run(self._inner.resume, queues)
 
     def _put_back(self, more: int | None) -> None:
-        """What an iteration has not come to, and `more` of what it gave; without a number all of the last poll."""
+        """Puts back what an iteration has not reached, and `more` that it has; None: the whole last poll."""
         count = BATCH_MAX if more is None else len(self._left) + more
         self._left.clear()
         self._iterating = False

@@ -5,7 +5,7 @@
     own queues, by rebalance (group.py); offsets (offsets.py, local_offsets.py)
 
 A callback that returns has consumed its message; one that raises has not, see handler.py.  The first class is
-asyncio's; the second is the same for threads.
+for asyncio, the second for threads.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from haservice.remoting.bodies.clients import MessageQueue
 class AsyncPushConsumer:
     """A member of `group` that hands each message to `on_message`, or lists of them to `on_messages`.
 
-    Made and used on one running loop: `subscribe`, then `start` and `close`, or `async with`.  With a
-    `session` it shares that one, which it does not close; else it has one of its own.
+    Made and used on one running loop: `subscribe`, then `start` and `close`, or `async with`.  It shares the
+    `session` it is given, and does not close it; else it has one of its own.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class AsyncPushConsumer:
         return self
 
     async def check_subscriptions(self) -> None:
-        """Whether brokers can filter by the SQL92 expressions, as `start` asks, too.  Raises AnswerError."""
+        """Checks that brokers can filter by the SQL92 expressions, as `start` does.  Raises AnswerError."""
         await self._member.check_subscriptions()
 
     def unsubscribe(self, topic: str) -> None:
@@ -141,10 +141,10 @@ class AsyncPushConsumer:
     # From start to close
 
     async def start(self) -> Self:
-        """Joins the group.  May be called again.
+        """Joins the group.  May be called again.  Waits for topics that do not exist yet.
 
-        Raises AnswerError where a broker cannot filter by an SQL92 expression, and OSError where the offsets
-        of a broadcasting consumer cannot be read.  Topics that do not exist yet are waited for.
+        Raises AnswerError if a broker cannot filter by an SQL92 expression, and OSError if a broadcasting
+        consumer's offsets cannot be read.
         """
         if self._closed:
             raise ClientClosed(f"consumer {self.group}")
@@ -164,7 +164,7 @@ class AsyncPushConsumer:
         return self
 
     async def close(self) -> None:
-        """Waits for calls of the callback that run, stores the offsets and leaves the group.
+        """Waits for running calls of the callback, stores the offsets and leaves the group.
 
         May be called twice.
         """
@@ -199,18 +199,18 @@ class AsyncPushConsumer:
     # While it runs
 
     def pause(self) -> None:
-        """Nothing more is pulled; what was pulled is still consumed."""
+        """Pulls nothing more; messages already pulled are still consumed."""
         self._pause(True)
 
     def resume(self) -> None:
         self._pause(False)
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are this member's now, its retry queues among them."""
+        """The queues that this member has now, its retry queues included."""
         return sorted(self._member.readers)
 
     async def commit(self) -> bool:
-        """Stores the offsets now, not within 5 s; False when a broker did not take them, which will be asked
+        """Stores the offsets now, not within 5 s.  False if a broker did not take them; they are tried
         again.
         """
         return await self._member.commit()
@@ -300,7 +300,7 @@ class PushConsumer(BlockingFace[AsyncPushConsumer]):
         )
 
     def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
-        """See AsyncPushConsumer.subscribe.  Raises AnswerError for what a broker cannot filter by."""
+        """See AsyncPushConsumer.subscribe.  Raises AnswerError if a broker cannot filter by it."""
         self._run(self._inner.subscribe, topic, expression, sql=sql)
         if sql:
             self._call(self._inner.check_subscriptions())

@@ -1,6 +1,6 @@
-"""ConsumerStats: rates of the last minute, by topic, as a consumer tells them when it is asked (307).
+"""ConsumerStats: rates of the last minute, by topic; a consumer reports them when asked (307).
 
-Counted in steps of ten seconds, of which the last six count.  Owned by one loop.
+It counts in steps of ten seconds, and the last six steps make the minute.  Owned by one loop.
 """
 
 from __future__ import annotations

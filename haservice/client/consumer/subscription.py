@@ -12,7 +12,7 @@ ALL = "*"
 TAG = "TAG"
 SQL92 = "SQL92"
 
-# Brokers of ours refuse longer ones.
+# Our brokers refuse longer ones.
 EXPRESSION_CHARS_MAX = 8192
 
 
@@ -30,7 +30,7 @@ class Subscription:
     version: int = field(default_factory=now_ms)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no broker would take."""
+        """Raises ValueError for a subscription that no broker would take."""
         text = self.expression.strip()
         if len(text) > EXPRESSION_CHARS_MAX:
             raise ValueError(
@@ -43,7 +43,7 @@ class Subscription:
 
     @property
     def tags(self) -> frozenset[str]:
-        """Empty: every tag will do, and none."""
+        """The tags; empty: messages with any tag, or none."""
         text = self.expression.strip()
         if self.sql or text in ("", ALL):
             return frozenset()
@@ -54,7 +54,7 @@ class Subscription:
         return SQL92 if self.sql else TAG
 
     def data(self) -> SubscriptionData:
-        """As heartbeats have it."""
+        """The subscription as heartbeats have it."""
         tags = sorted(self.tags)
         return SubscriptionData(
             topic=self.topic,
@@ -67,10 +67,10 @@ class Subscription:
 
 
 def retry_topic(group: str) -> str:
-    """Where messages come back that a member could not consume."""
+    """The topic in which messages come back that a member could not consume."""
     return f"%RETRY%{group}"
 
 
 def dead_letter_topic(group: str) -> str:
-    """Where messages go that came back too often."""
+    """The topic for messages that came back too often."""
     return f"%DLQ%{group}"

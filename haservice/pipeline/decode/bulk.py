@@ -2,9 +2,9 @@
 
     window ─ loops.walk() ─▶ Records: where the parts of each lie ─▶ numbers: numpy; texts and bodies: Arrow
 
-Where the native kernel is, no record is touched by Python alone.  Bodies, topics and properties are taken by Arrow
-from the window's own bytes, between begin and end offsets.  What makes a record sound, and what its fields are, is
-commitlog.kernel's to say; a test compares the two row for row.
+With the native kernel, Python touches no single record.  Arrow takes bodies, topics and properties from the
+window's own bytes, between begin and end offsets.  commitlog.kernel defines what makes a record sound and
+what its fields are; a test compares the two row for row.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from commitlog.kernel.records import decode_host
 from haservice.pipeline.decode.properties import Properties
 from haservice.pipeline.decode.texts import Coded, Flags, Ints, coded, is_utf8
 
-# Of one batch: this much log, unless a record is larger, and as many rows.  What is made of it stays in the
-# processor's cache: with twice as much a scan took half as long again.
+# A batch holds this much log, unless a record is larger, and this many rows.  Its data then stay in the
+# processor's cache: with batches twice as large a scan took half as long again.
 WINDOW_BYTES = 4 << 20
 ROWS_MAX = 65_536
 
-# What lies before a body; what lies behind a host of IPv6 does so V6_BYTES later.
+# Bytes before a body.  What follows an IPv6 host lies V6_BYTES later.
 _HEAD = np.dtype(HEAD_DTYPE)
 _BEHIND_STORE_HOST = ("reconsume_times", "prepared_offset", "body_size")
 
-# Of each two bytes the four digits.
+# The four hex digits of each two-byte value.
 _HEX = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().upper().encode(), np.uint32)
 
 
 class Window:
-    """Bytes of one segment, from `offset` of the log on; `room` is what the segment has from there."""
+    """Bytes of one segment, from log offset `offset` on; from there the segment has `room` bytes."""
 
     __slots__ = ("bytes", "data", "offset", "room", "view")
 
@@ -70,9 +70,9 @@ class Window:
 def sound_run(
     window: Window, until: int | None = None, rows_max: int = ROWS_MAX, *, anywhere: bool = False
 ) -> Records:
-    """The sound records that follow each other from the window's begin on, and begin before `until` in it.
+    """The sound records that follow each other from the window's begin on, and begin in it before `until`.
 
-    Each lies in the log where it says; with `anywhere` that is believed, else it must be where the window is.
+    Each record states its own offset.  With `anywhere` that is believed, else it must match the window's.
     """
     layout = np.empty((len(LAYOUT), min(window.bytes // RECORD_BYTES_MIN, rows_max)), np.int64)
     offset = loops.ANYWHERE if anywhere else window.offset
@@ -84,7 +84,7 @@ def sound_run(
 
 
 def sound_at(window: Window, places: Ints, sizes: Ints, physical_offsets: Ints) -> tuple[Records, Flags]:
-    """Of what begins at `places`, and has `sizes`, the sound records, and which they are."""
+    """The sound ones of the records of these `sizes` that begin at `places`, and a flag for each place."""
     layout = np.empty((len(LAYOUT), len(places)), np.int64)
     sound = np.empty(len(places), np.bool_)
     loops.lay_out(window.view, places, places + sizes, physical_offsets, layout, sound)
@@ -95,8 +95,8 @@ def sound_at(window: Window, places: Ints, sizes: Ints, physical_offsets: Ints) 
 
 
 def candidates(window: Window) -> tuple[Records, Ints]:
-    """Where in the window sound records seem to begin, those inside of bodies included; and where some do
-    that are not all in the window, of which only the magic and their own offset are known.
+    """Places in the window where sound records seem to begin, also inside of bodies.  Then places of records
+    that the window cuts off: of those only the magic and their own offset were checked.
     """
     room, found, place = np.empty(1 + window.bytes // RECORD_BYTES_MIN, np.int64), [], 0
     while place <= window.bytes - RECORD_BYTES_MIN:
@@ -119,7 +119,7 @@ class Records:
         physical_offsets: Ints | None = None,
         topics: Coded | None = None,
     ) -> None:
-        """`layout` as of loops; `physical_offsets`: where they lie in the log, if not where the window is."""
+        """`layout` is that of loops.  `physical_offsets`: where they lie in the log, if not at the window."""
         self.window = window
         self._layout = layout
         self.places, self.sizes, self.body_at, self.body_end, self._topic_at, self._topic_end = layout
@@ -132,7 +132,7 @@ class Records:
         return len(self.places)
 
     def where(self, mask: Flags) -> Records:
-        """Those at which `mask` is true."""
+        """The records at which `mask` is true."""
         if mask.all():
             return self
         offsets = self.physical_offsets[mask]
@@ -143,21 +143,21 @@ class Records:
 
     @property
     def has_topic(self) -> Flags:
-        """Which have one that is UTF-8; without it a record is not sound."""
+        """Which records have a topic in UTF-8; a record without one is not sound."""
         are_text = np.array([is_utf8(topic) for topic in self.topics.texts], np.bool_)
         flags: Flags = are_text[self.topics.numbers]
         return flags
 
     @cached_property
     def _longer(self) -> tuple[Ints, Ints]:
-        """By how many bytes the born host and the store host of each are longer than those of IPv4."""
+        """How many bytes longer than in IPv4 the born host and the store host of each record are."""
         flags = self.window.ints(self.places + AT["sys_flag"], _HEAD["sys_flag"])
         born = np.where(flags & SYS_BORN_HOST_V6, V6_BYTES, 0)
         return born, np.where(flags & SYS_STORE_HOST_V6, V6_BYTES, 0)
 
     @cached_property
     def _heads(self) -> npt.NDArray[Any]:
-        # Numbers of a structure would be gathered one by one, plain bytes are all at once.
+        # numpy gathers a structure's numbers one by one, but plain bytes all at once.
         heads = self.window.ints(self.places, f"V{_HEAD.itemsize}").view(_HEAD)
         born, store = self._longer
         if born.any() or store.any():
@@ -173,7 +173,7 @@ class Records:
 
     @property
     def end_offset(self) -> int:
-        """Where in the log the last one ends."""
+        """The log offset at which the last record ends."""
         return int(self.physical_offsets[-1] + self.sizes[-1])
 
     @property
@@ -189,7 +189,7 @@ class Records:
         return self.field("store_timestamp")
 
     def field(self, name: str) -> npt.NDArray[Any]:
-        """The numbers that have this name in _HEAD, a copy; hosts only where there is no IPv6."""
+        """A copy of the numbers of this name in _HEAD; hosts only where there is no IPv6."""
         column = self._heads[name]
         return column.astype(column.dtype.newbyteorder("="))
 
@@ -199,7 +199,7 @@ class Records:
 
     @cached_property
     def sums_match(self) -> Flags:
-        """Whether each body matches the sum that its record states."""
+        """Whether each body matches the CRC that its record states."""
         sums = np.empty(len(self), np.uint32)
         loops.sum_bodies(self.window.view, self.body_at, self.body_end, sums)
         match: Flags = sums == self._heads["body_crc"]
@@ -234,7 +234,7 @@ class Records:
 
 
 def _hex_ids(hosts: npt.NDArray[Any], physical_offsets: Ints) -> pa.Array:
-    """Two bytes at a time: hosts have whole pairs of them."""
+    """Works two bytes at a time: hosts are whole pairs of bytes."""
     count, pairs = len(hosts), hosts.dtype.itemsize // 2
     raw = np.empty((count, pairs + 4), np.uint16)
     raw[:, :pairs] = np.ascontiguousarray(hosts).view(np.uint16).reshape(count, pairs)

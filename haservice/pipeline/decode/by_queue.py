@@ -1,10 +1,10 @@
-"""Rare topics by way of their consume queues: the log between their records is not read.
+"""Rare topics are read by their consume queues, without the log between their records.
 
     queue entries ─▶ those in the wanted part of the log ─▶ each record read alone, gathered ─▶ Records
 
-Queues lag behind a log that grows: what lies behind the last entry of all queues is read from the log itself.
-Records that a broker keeps out of its queues (half messages, of old versions under their own topic) are not
-found this way; the option useConsumeQueue=false finds them.
+Queues lag behind a log that grows: records behind the last entry of all queues are read from the log itself.
+Some records are in no queue (half messages, of old versions under their own topic), so they are not found
+this way; the option useConsumeQueue=false finds them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from haservice.pipeline.sources.store_view import (
     segment_path,
 )
 
-# A topic that fills more of the log than one part in so many is sooner found by reading all of it.
+# If a topic fills more than one part in so many of the log, reading the whole log is faster.
 RARE = 32
-# Its share is judged by so many entries of each queue.
+# A topic's share is estimated from this many entries of each queue.
 _JUDGED = 1000
 _ENTRIES_PER_TASK = 1 << 18
 
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """Of one queue the entries from number `begin` up to `end`; their records lie from `low` up to `high`."""
+    """Entries `begin` up to `end` of one queue; their records lie from `low` up to `high`."""
 
     broker_name: str
     log_directory: Path
@@ -56,10 +56,10 @@ class QueueRange(InputPartition):
 def ranges_by_queue(
     name: str, view: StoreView, low: int, high: int, selection: Selection, partitions_min: int
 ) -> tuple[list[QueueRange], int] | None:
-    """Ranges of queues for what is wanted of the log from `low` on, and up to where they have all of it.
+    """Ranges of queues for what is wanted of the log from `low` on, and up to where they are complete.
 
-    None if the log is better read itself: more than a few topics' worth of it is wanted, or after a crash
-    nobody knows whether the queues are whole.
+    None if reading the log itself is better: the wanted topics fill too much of it, or after a crash nobody
+    knows whether the queues are whole.
     """
     if selection.topics is None or ((view.root / "abort").exists() and not view.live()):
         return None
@@ -67,7 +67,7 @@ def ranges_by_queue(
     high = min(high, dispatched)
     if high <= low:
         return None
-    # Again, and afterwards: a queue that was looked at early may lack what another had when asked late.
+    # Looks at the queues again, now that `dispatched` is known: an earlier look may lack entries below it.
     queues = [
         queue
         for (topic, queue_id), queue in view.queues().items()
@@ -94,13 +94,13 @@ def _wants(selection: Selection, column: str, number: int) -> bool:
 
 
 def _behind_last(queue: QueueView) -> int:
-    """Where in the log the record of the last entry ends."""
+    """The log offset at which the last entry's record ends."""
     (last,) = queue.entries(queue.end - 1, queue.end)
     return int(last["offset"]) + int(last["size"]) if last["size"] != PRE_BLANK_SIZE else 0
 
 
 def _numbers(name: str, queue: QueueView, low: int, high: int, selection: Selection) -> tuple[int, int]:
-    """Of the entries whose records lie from `low` up to `high`, those whose numbers are wanted."""
+    """The wanted numbers of the entries whose records lie from `low` up to `high`."""
     begin, end = queue.first_at(low), queue.first_at(high)
     bounds = selection.bounds.get("queueOffset")
     if bounds is not None:
@@ -120,7 +120,7 @@ def _mean_bytes(queue: QueueView, begin: int, end: int) -> float:
 
 
 def pieces_by_queue(part: QueueRange) -> Iterator[tuple[LogSegment, Records | Damage]]:
-    """The records of a range, gathered; as damage, where none is though an entry says so; and the segment."""
+    """The records of a range, with their segment; Damage where an entry points at no record."""
     for at in range(part.begin, part.end, ROWS_MAX):
         entries = part.queue.entries(at, min(at + ROWS_MAX, part.end))
         for of_segment in _by_segment(part, entries):
@@ -144,7 +144,7 @@ def _by_segment(part: QueueRange, entries: npt.NDArray[Any]) -> Iterator[npt.NDA
 
 
 def _gathered(log: OpenSegment, entries: npt.NDArray[Any]) -> Iterator[Records | Damage]:
-    """Batches of bounded size."""
+    """Reads the entries' records in batches of bounded size."""
     parts: list[bytes] = []
     offsets: list[int] = []
     held = 0
@@ -163,7 +163,7 @@ def _gathered(log: OpenSegment, entries: npt.NDArray[Any]) -> Iterator[Records |
 
 
 def _judged(log: OpenSegment, parts: list[bytes], offsets: list[int]) -> Iterator[Records | Damage]:
-    """The sound ones of them; the others, one by one, as damage."""
+    """The sound records of these parts, and each other part as damage."""
     data = b"".join(parts)
     sizes = np.array([len(part) for part in parts], np.int64)
     window, places = Window(data, 0, len(data)), np.cumsum(sizes) - sizes

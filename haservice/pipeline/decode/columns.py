@@ -1,4 +1,4 @@
-"""Sound records as rows: each column of a schema, in Arrow.  Pure; builds none that is not asked for."""
+"""Sound records as rows: each column of a schema, in Arrow.  Pure; builds only the columns asked for."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from haservice.pipeline.decode.counting import BODY_BYTES, STORE_BYTES
 from haservice.pipeline.decode.schema import CORRUPT
 from haservice.pipeline.decode.texts import Ints, slices
 
-# Beyond the years 1 to 9999 there is no timestamp, in SQL or in Python.
+# SQL and Python have timestamps only for the years 1 to 9999.
 _MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
-# A body that unpacks to more is left as it is, and said to be damaged.
+# A body that unpacks to more than this stays packed, and is reported as damaged.
 UNPACKED_BYTES_MAX = 64 << 20
 
 
 def _timestamps(ms: Ints) -> pa.Array:
-    """Null where a clock said what no calendar has."""
+    """Null where the stored time is outside of the calendar."""
     impossible = (ms < _MS_MIN) | (ms > _MS_MAX)
     return pa.array(np.where(impossible, 0, ms) * 1000, pa.int64(), mask=impossible).cast(
         pa.timestamp("us", tz="UTC")
@@ -61,7 +61,7 @@ BUILDERS: dict[str, _Builder] = {
 def record_batch(
     records: Records, schema: pa.Schema, broker_name: str = "", *, decompress: bool = False
 ) -> pa.RecordBatch:
-    """The rows of sound records: the columns of `schema`, and no others are built."""
+    """The rows of sound records, with only the columns of `schema`."""
     count = len(records)
     unpacked = _Unpacked(records) if decompress and _UNPACKED & set(schema.names) else None
     arrays = []
@@ -83,7 +83,7 @@ def record_batch(
 
 
 def _typed(array: Any, wanted: pa.DataType) -> pa.Array:
-    """Dictionaries of what are not any yet, too."""
+    """Turns arrays into dictionaries where the schema wants that, too."""
     if not pa.types.is_dictionary(wanted):
         return array if isinstance(array, pa.Array) else pa.array(array, wanted)
     if not isinstance(array, pa.DictionaryArray):
@@ -91,12 +91,12 @@ def _typed(array: Any, wanted: pa.DataType) -> pa.Array:
     return array
 
 
-# What unpacking changes.
+# The columns that unpacking changes.
 _UNPACKED = {"body", "sysFlag", CORRUPT}
 
 
 class _Unpacked:
-    """Bodies, those that producers compressed unpacked; what cannot be is left as it is, with a reason."""
+    """Bodies, unpacked if compressed by producers; one that cannot be unpacked stays, with a reason."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -126,7 +126,7 @@ class _Unpacked:
         )
 
     def sys_flags(self) -> npt.NDArray[np.int32]:
-        """Without the bit for compressed where the body is not any more: who sends it on goes by it."""
+        """Clears the compressed bit where the body was unpacked: whoever sends the body on relies on it."""
         flags = self._records.field("sys_flag")
         flags[[number for number in self._bodies if number not in self._reasons]] &= ~SYS_COMPRESSED
         return flags

@@ -1,10 +1,10 @@
-"""Counts in place of rows: what groupBy(…).count() makes of a task's part of a log, made where it is read.
+"""Counts in place of rows: the source does the work of groupBy(…).count() for each task's part of the log.
 
     records of a window ─▶ numbers in place of the keys ─▶ count, bodyBytes, storeBytes of each ─▶ few rows
     a window, by topic  ─▶ Tally: the same in one step
 
-Spark 4.3 tells a source in Python neither what a query groups by nor which columns it wants, and takes each
-row out of its Arrow columns before the query begins.  Who only counts says so by the option countBy, and few
+Spark 4.3 tells a Python source neither what a query groups by nor which columns it wants, and takes each row
+out of its Arrow columns before the query begins.  The option countBy says that the user only counts, so few
 rows leave the worker.  They are partial counts: the query adds them up.
 """
 
@@ -24,11 +24,11 @@ from haservice.pipeline.decode.schema import arrow_schema, spark_schema
 from haservice.pipeline.decode.texts import is_utf8, texts_at
 
 _SUMS = COUNT, BODY_BYTES, STORE_BYTES = "count", "bodyBytes", "storeBytes"
-# Of so many values of the keys the sums are kept; then they are told, and begun anew.
+# Sums are kept for this many values of the keys; then they are handed on, and counting begins anew.
 _VALUES_MAX = 1 << 14
-# Up to so many values of the keys each has its place in a table, else in a sorted one of those there are.
+# Up to this many values of the keys, each has its place in a table; more go into a sorted array.
 _TABLE_MAX = 1 << 17
-# Of so many topics a tally takes in the records; the next one goes on, with the window's rest read anew.
+# A tally takes in this many topics.  The next tally goes on from there, and reads the window's rest anew.
 _TOPICS_MAX = 1 << 12
 
 # A value of the keys, and its three sums.
@@ -36,7 +36,7 @@ _Group = tuple[tuple[Any, ...], Sequence[int]]
 
 
 def counts_schema(keys: Sequence[str]) -> StructType:
-    """The keys, and what is told of each of their values.  Raises ConfigError for what is no key."""
+    """The keys, and the sums of each of their values.  Raises ConfigError for an unknown key."""
     schema = spark_schema(keys)
     for field in schema.fields:
         if isinstance(field.dataType, MapType):
@@ -45,7 +45,7 @@ def counts_schema(keys: Sequence[str]) -> StructType:
 
 
 def counted_columns(keys: Sequence[str]) -> pa.Schema:
-    """What is to be known of each record; of keys their numbers."""
+    """The columns needed of each record; keys as numbers."""
     numbered = [
         field.with_type(pa.dictionary(pa.int32(), field.type)) for field in arrow_schema(spark_schema(keys))
     ]
@@ -53,7 +53,7 @@ def counted_columns(keys: Sequence[str]) -> pa.Schema:
 
 
 class Tally:
-    """Sound records that follow each other, as no more than the sums of each topic."""
+    """A run of sound records, reduced to the sums of each topic."""
 
     def __init__(self, window: Window, until: int) -> None:
         topics, sums = np.empty((_TOPICS_MAX, 2), np.int64), np.empty((_TOPICS_MAX, len(_SUMS)), np.int64)
@@ -71,13 +71,13 @@ class Tally:
 
 
 def tallied(window: Window, until: int) -> Tally | Records:
-    """The window's records as a tally; as records where one has no topic that is a text, and is not sound."""
+    """The window as a tally; as records where one's topic is not UTF-8, for that one is not sound."""
     tally = Tally(window, until)
     return tally if all(map(is_utf8, tally.topics)) else sound_run(window, until)
 
 
 def counted(pieces: Iterable[pa.RecordBatch | Tally], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Rows of counts_schema, one for each value of the keys, of tallies and batches of counted_columns."""
+    """Adds up tallies and batches of counted_columns: a row of counts_schema for each value of the keys."""
     schema = pa.schema([*arrow_schema(spark_schema(keys)), *((name, pa.int64()) for name in _SUMS)])
     sums: dict[tuple[Any, ...], list[int]] = {}
     for piece in pieces:

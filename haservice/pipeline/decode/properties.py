@@ -1,7 +1,7 @@
 """Properties of many records at once: bytes of name 01 value 02 name 01 value … → maps and single values.
 
-As record.decode_properties() does it for one: pieces without a name, a value or the sign between are passed
-over, of equal names the last value counts at the first one's place, and what is no UTF-8 is replaced.
+The rules are those of record.decode_properties(): pieces without a name, a value or the 01 between are
+skipped.  Of equal names the last value counts, at the place of the first.  What is no UTF-8 is replaced.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pyarrow as pa
 from commitlog.kernel import loops
 from haservice.pipeline.decode.texts import Bytes, Coded, Ints, coded, slices
 
-# Up to so many places a table of how often each name occurs in each record is counted, instead of sorted.
+# Up to this many places, names are counted in a table per record and name; beyond, they are sorted.
 _COUNTS_MAX = 1 << 23
-# The least that one takes: a name, two signs and a value.
+# The least bytes of a property: a name, two separators and a value.
 _PIECE_BYTES_MIN = 4
 
 
 class Properties:
-    """Those of each record, which lie in `data` from its begin to its end."""
+    """The properties of each record, which lie in `data` from its begin to its end."""
 
     def __init__(self, data: Bytes, begins: Ints, ends: Ints) -> None:
         self._data = data
@@ -39,7 +39,7 @@ class Properties:
         """For each record the last value of `name`, null without one."""
         pieces = np.flatnonzero(self._names.numbers == self._names.number(name))
         wanted = np.full(self._records, -1, np.int64)
-        # Pieces are in their order, and of several values for one place numpy keeps the last.
+        # Pieces are in order, and numpy keeps the last of several values for one place.
         wanted[self._owners[pieces]] = pieces
         found = wanted[wanted >= 0]
         values = self._text(slices(self._data, self._assigns[found] + 1, self._ends[found]))
@@ -49,7 +49,7 @@ class Properties:
         return values.take(pa.array(numbers, mask=wanted < 0))
 
     def maps(self) -> pa.Array:
-        """All of them, a map for each record."""
+        """All properties, a map for each record."""
         owners, names = self._owners, self._names.numbers
         values = slices(self._data, self._assigns + 1, self._ends)
         if self._repeats():
@@ -61,7 +61,7 @@ class Properties:
         return pa.MapArray.from_arrays(pa.array(offsets), strings, self._text(values))
 
     def _text(self, array: pa.Array) -> pa.Array:
-        """Binary values as strings; of what is no UTF-8, the bytes that are not become U+FFFD."""
+        """Binary values as strings; bytes that are no UTF-8 become U+FFFD."""
         if self._ascii:
             return array.view(pa.string())
         try:
@@ -86,7 +86,7 @@ class Properties:
         return len(np.unique(places)) < len(places)
 
     def _without_repeats(self) -> tuple[Ints, Ints]:
-        """Of each name in each record the first piece, in their order, and the last one of it."""
+        """The first piece of each name in each record, in order, and the last piece of that name."""
         places = self._places
         order = np.argsort(places, kind="stable")
         begins = np.flatnonzero(np.diff(places[order], prepend=-1))

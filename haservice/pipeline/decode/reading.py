@@ -31,7 +31,7 @@ _tasks = itertools.count()
 
 
 class DamagedLog(HAServiceError):
-    """Bytes that are no record, where the mode FAILFAST allows none."""
+    """Bytes that are no record, while the mode is FAILFAST."""
 
     def __init__(self, segment: LogSegment, damage: Damage) -> None:
         super().__init__(
@@ -44,11 +44,11 @@ class DamagedLog(HAServiceError):
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """Of one segment the records that begin from `begin` up to `end`.
+    """The records of one segment that begin from `begin` up to `end`.
 
-    Where `begin` is not known to be an edge, the worker begins at the first edge behind it; the worker of the
-    range before goes on up to there.  `limit` is where the log or the segment ends.  With `torn` the range is
-    none of records, and that is why.
+    If `begin` may be no edge, the worker starts at the first edge behind it; the worker of the range before
+    reads up to there.  `limit` is where the log or the segment ends.  A range with `torn` holds no records,
+    for the reason that `torn` gives.
     """
 
     broker_name: str
@@ -69,7 +69,7 @@ class RangeReader:
     selection: Selection
 
     def rows(self, part: LogRange | QueueRange) -> Iterator[pa.RecordBatch]:
-        """Raises DamagedLog if the mode says so, SegmentGone unless losing data is fine."""
+        """Raises DamagedLog in mode FAILFAST, and SegmentGone unless the user accepts data loss."""
         settle()
         rows = self._rows(part)
         return counted(rows, self.options.count_by) if self.options.count_by else rows
@@ -107,7 +107,7 @@ class RangeReader:
                 yield part.segment, piece
 
     def _is_skipped(self, part: LogRange, log: OpenSegment, begin: int) -> bool:
-        """Whether nothing was stored in the wanted time; not asked of the log's last range."""
+        """Whether nothing in the range was stored in the wanted time.  Never true of the log's last range."""
         if begin >= part.end or part.end == part.limit:
             return False
         first = first_stored_ms(log, begin)
@@ -115,7 +115,7 @@ class RangeReader:
         return first is not None and behind is not None and self.selection.skips_time(first, behind)
 
     def _with_sums(self, segment: LogSegment, records: Records) -> Records:
-        """Those that the mode wants, where bodies are summed for bodyCrcOk; PERMISSIVE says it there."""
+        """The records that the mode wants, if bodyCrcOk is asked for; PERMISSIVE reports mismatches there."""
         if self.options.mode is Mode.PERMISSIVE or "bodyCrcOk" not in self.schema.names:
             return records
         for number in np.flatnonzero(~records.sums_match).tolist():
@@ -153,15 +153,15 @@ class RangeReader:
 
 
 def settle() -> None:
-    """Behind each task pyspark looks for garbage, 20 ms long among all that is imported: that stays, and so
-    does what the first task loads.
+    """Freezes what is loaded.  After each task pyspark collects garbage, which takes 20 ms with all that is
+    imported; this excludes the imports and what the first task loads.
     """
     if next(_tasks) < _SETTLING:
         gc.freeze()
 
 
 def first_stored_ms(log: OpenSegment, offset: int) -> int | None:
-    """When the record at `offset` was stored; None if none begins there, or a very long one."""
+    """When the record at `offset` was stored; None if no record begins there, or a very long one."""
     if not log.start <= offset < log.end:
         return None
     window = Window(log.read(offset, min(_LOOK_BYTES, log.end - offset)), offset, log.end - offset)

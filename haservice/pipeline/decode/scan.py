@@ -1,16 +1,16 @@
-"""Going over the records of a segment: runs of sound ones, damage between, and edges found in its middle.
+"""Scans the records of a segment: runs of sound ones, damage between them, and edges found from any place.
 
     segment   | record | record | ···damage··· | record | record |  blank  |
     pieces()  |      Records    |    Damage    |      Records    |
-    runs()    the same, with something else that is made of the records between
+    runs()    the same, but the caller chooses what to make of the records
 
-Damage is a range from a place where no sound record begins to the next place where one does.  Every place at
-which pieces() says that something begins is an edge; edge() finds one near any place without going there from
-the segment's start, so that a segment can be read from many places at once, and each record is read once.
+Damage is a range from a place where no sound record begins to the next place where one does.  An edge is any
+place where a scan by pieces() begins a record or damage.  edge() finds one near any place without a scan from
+the segment's start.  So a segment can be read from many places at once, and each record is read once.
 
-How an edge is found: what looks like a record in every field may still lie inside of another's body.  But
-what lies in no other that looks like one is no part of a body, for the record around it would look like one,
-too.  So the last such place before the place that is asked for is an edge, and from there it is a walk.
+How edge() works: bytes that look like a record in every field may still lie inside another record's body.
+But if no other place that looks like a record encloses them, they are no part of a body, for the enclosing
+record would look like one, too.  So the last such place before the wanted place is an edge; walk on from it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from commitlog.kernel.records import parse_head
 from haservice.pipeline.decode.bulk import WINDOW_BYTES, Records, Window, candidates, is_blank, sound_run
 from haservice.pipeline.decode.texts import Ints
 
-# The largest record of a broker whose maxMessageSize is the default: edges hide inside of none.
+# The largest record of a broker with the default maxMessageSize: edge() relies on none being larger.
 RECORD_BYTES_MAX = (4 << 20) + RECORD_OVERHEAD_MAX
-# An edge is sought this far before its place at first; most records are smaller.
+# How far before its place an edge is sought at first; most records are smaller.
 _NEAR_BYTES = 64 << 10
 _SEARCH_BYTES = 1 << 20
 _HEAD_BYTES_MAX = HEADS[SYS_HOSTS_V6].size
-# Topic and properties of one record with their sizes, in the wider of its two layouts.
+# Topic and properties of one record with their sizes, in the larger of the two layouts.
 _TAIL_BYTES_MAX = 2 + 65_535 + 2 + 32_767
 _INT = struct.Struct(">i")
 
 
 class Log(Protocol):
-    """What is read of an open segment; offsets are those of the log."""
+    """What scans need of an open segment; offsets are those of the log."""
 
     @property
     def start(self) -> int: ...
@@ -58,10 +58,10 @@ class Log(Protocol):
     def end(self) -> int: ...
 
     def read(self, offset: int, size: int, /) -> bytes:
-        """All of them, or an error."""
+        """Returns all of the bytes, or raises an error."""
 
     def next_data(self, offset: int, /) -> int:
-        """An offset before which, from `offset` on, are only zeros; the end when nothing else is left."""
+        """An offset; from `offset` up to it there are only zeros.  The end if there is nothing else."""
 
 
 class Damage(NamedTuple):
@@ -76,7 +76,7 @@ class Damage(NamedTuple):
 
 
 class Run(Protocol):
-    """What is made of sound records that follow each other."""
+    """What a caller makes of sound records that follow each other."""
 
     def __len__(self) -> int: ...
 
@@ -90,10 +90,10 @@ _Run = TypeVar("_Run", bound=Run)
 def pieces(
     log: Log, begin: int, end: int, limit: int | None = None, window_bytes: int = WINDOW_BYTES
 ) -> Iterator[Records | Damage]:
-    """Whatever begins from the edge `begin` up to `end`, all of it before the edge `limit`, else `end`.
+    """All pieces that begin from the edge `begin` up to `end`; each lies before the edge `limit`, else `end`.
 
-    `limit` is where the log or the segment ends; `end` may be any place before.  A window is as long as
-    `window_bytes`, or the record that begins it.  A blank ends the segment.
+    `limit` is where the log or the segment ends; `end` may be any place before.  A window is `window_bytes`
+    long, or as long as the record that begins it.  A blank ends the segment.
     """
     return runs(log, begin, end, limit, window_bytes, sound_run)
 
@@ -106,7 +106,7 @@ def runs(
     window_bytes: int,
     run: Callable[[Window, int], _Run],
 ) -> Iterator[_Run | Damage]:
-    """As pieces(); `run` makes of a window what begins in it up to a place, and is sound."""
+    """As pieces(), but `run` makes something of the sound records that begin in a window up to a place."""
     limit = end if limit is None else limit
     position, wanted = begin, window_bytes
     while position < end:
@@ -131,7 +131,7 @@ def runs(
 
 
 def judge(log: Log, offset: int, end: int) -> tuple[int, str]:
-    """Size of the sound record at `offset`, or 0 and why there is none; its body is not read."""
+    """Size of the sound record at `offset`, or 0 and the reason why there is none.  Its body is not read."""
     room = end - offset
     head = bytes(log.read(offset, min(_HEAD_BYTES_MAX, room)))
     if len(head) < BLANK_BYTES:
@@ -144,7 +144,7 @@ def judge(log: Log, offset: int, end: int) -> tuple[int, str]:
         body_bytes = _INT.unpack_from(head, layout.size - 4)[0] if len(head) >= layout.size else -1
         tail_bytes = size - layout.size - body_bytes
         if body_bytes > 0 and 0 < tail_bytes <= _TAIL_BYTES_MAX:
-            # The same record without its body is judged in its place.
+            # Judges the same record without its body instead.
             whole = bytearray(head[: layout.size])
             _INT.pack_into(whole, 0, size - body_bytes)
             _INT.pack_into(whole, layout.size - 4, 0)
@@ -175,7 +175,7 @@ def next_sound(log: Log, begin: int, end: int) -> int:
 
 
 def sound_places(log: Log, begin: int, end: int, room_end: int) -> tuple[Ints, Ints]:
-    """Where sound records seem to begin from `begin` to `end`, and where each of them ends."""
+    """Where sound records seem to begin between `begin` and `end`, and where each of them ends."""
     data = log.read(begin, min(end + RECORD_BYTES_MIN, room_end) - begin)
     found, crossing = candidates(Window(data, begin, room_end - begin))
     starts, ends = found.places + begin, found.places + found.sizes + begin
@@ -187,7 +187,7 @@ def sound_places(log: Log, begin: int, end: int, room_end: int) -> tuple[Ints, I
 
 
 def edge(log: Log, place: int, end: int) -> int:
-    """The first edge at or behind `place`; `end`, where the log or the segment ends, is the last one."""
+    """The first edge at or behind `place`.  The last edge is `end`, where the log or the segment ends."""
     if place <= log.start:
         return log.start
     if place >= end:
@@ -208,7 +208,7 @@ def edge(log: Log, place: int, end: int) -> int:
 
 
 def last_record(log: Log, end: int) -> int | None:
-    """Where a record begins that ends at `end`, as it seems; None if there is none, as behind damage."""
+    """Where the record that ends at `end` seems to begin; None if there is none, as behind damage."""
     for back in (_NEAR_BYTES, RECORD_BYTES_MAX):
         starts, ends = sound_places(log, max(log.start, end - back), end, end)
         found = starts[ends == end]
@@ -234,8 +234,8 @@ def _walk(log: Log, begin: int, place: int, end: int) -> int:
 def whole_end(log: Log, begin: int, limit: int, *, growing: bool = False) -> int:
     """Where the last whole record before `limit` ends, from the edge `begin` on.
 
-    What a stock broker cut off stays behind the end until it is written over: it is older than what lies
-    before.  With `growing`, somebody writes: of the last record some bytes may not be there yet.
+    Records that a stock broker cut off stay behind the end until it overwrites them; they are older than the
+    records before.  With `growing`, a broker writes, and some bytes of the last record may not be there yet.
     """
     if log.next_data(begin) >= limit:
         return begin
@@ -255,7 +255,7 @@ def whole_end(log: Log, begin: int, limit: int, *, growing: bool = False) -> int
 
 
 def _is_there(records: Records) -> bool:
-    """Whether all bytes of the last one are: its body matches its sum, and no zero ends its properties."""
+    """Whether the last record is there in full: its body matches its CRC, its properties do not end in 0."""
     one = records.where(np.arange(len(records)) == len(records) - 1)
     properties = one.window.data[int(one.properties_at[0]) : int(one.properties_end[0])]
     return bool(one.sums_match[0]) and (not len(properties) or bool(properties[-1]))

@@ -1,7 +1,7 @@
 """The columns of a message: names, types, and what each holds.  One table for every source, job and test.
 
-Names are those that users of rocketmq-spark and of Spark's Kafka source know.  A row of damaged bytes, see
-`_corrupt`, holds physicalOffset, storeSize, body and brokerName, and null in all other columns.
+The names are those that users of rocketmq-spark and of Spark's Kafka source know.  A row of damaged bytes
+(see `_corrupt`) holds physicalOffset, storeSize, body and brokerName, and null in all other columns.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pyspark.sql.types import (
 from haservice.errors import ConfigError
 
 CORRUPT = "_corrupt"
-# Of damaged bytes a row holds this many at most.
+# The body column of a damaged place holds at most this many bytes.
 CORRUPT_BODY_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column, as Spark and as Arrow know it."""
+    """One column, as Spark and Arrow know it."""
 
     name: str
     spark: DataType
@@ -80,7 +80,7 @@ ARROW_SCHEMA = pa.schema([(column.name, column.arrow) for column in COLUMNS])
 
 
 def spark_schema(names: Sequence[str]) -> StructType:
-    """The schema of some columns, in that order.  Raises ConfigError for a name that is none."""
+    """The schema of some columns, in that order.  Raises ConfigError for an unknown name."""
     for name in names:
         if name not in BY_NAME:
             raise ConfigError("columns", 0, name, f"no such column; there are {', '.join(NAMES)}")
@@ -88,9 +88,9 @@ def spark_schema(names: Sequence[str]) -> StructType:
 
 
 def arrow_schema(asked: StructType) -> pa.Schema:
-    """How rows for the schema a user asked for look in Arrow.
+    """The Arrow schema of rows for the schema that a user asked for.
 
-    Raises ConfigError for a column that is none, or is asked for as another type than it has.
+    Raises ConfigError for an unknown column, or one asked for with another type than it has.
     """
     spark_schema(asked.names)
     for field in asked.fields:

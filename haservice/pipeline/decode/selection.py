@@ -1,7 +1,7 @@
-"""Which records are wanted: options and pushed-down filters as ranges to skip by, and as a mask to choose by.
+"""Which records are wanted: options and pushed-down filters, as ranges to skip by and as a mask to choose by.
 
-Filters on topic, queueId, queueOffset, physicalOffset and storeTimestamp are taken from Spark: equality,
-order and IN.  They hold exactly, so Spark does not look again.  Others stay with Spark.
+This takes filters on topic, queueId, queueOffset, physicalOffset and storeTimestamp from Spark: equality,
+order and IN.  It applies them exactly, so Spark does not check again.  Other filters stay with Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from haservice.pipeline.decode.scan import Damage
 from haservice.pipeline.decode.texts import Flags, Ints
 from haservice.pipeline.sources.options import LATEST, LogOptions, Offsets, offsets_of
 
-# A broker's clock may be set back: what skips by time allows for that much.
+# Skipping by time allows for a broker's clock that was set back by this much.
 CLOCK_SLACK_MS = 600_000
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -37,14 +37,14 @@ _US = datetime.timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers from `low` to `high`, both included, and of these the `values` if they are given."""
+    """Numbers from `low` to `high`, both included; if `values` are given, only those of them."""
 
     low: int = _MIN
     high: int = _MAX
     values: frozenset[int] | None = None
 
     def also(self, other: Bounds) -> Bounds:
-        """What is in both."""
+        """The numbers that are in both."""
         values = other.values if self.values is None else self.values
         if self.values is not None and other.values is not None:
             values = self.values & other.values
@@ -63,7 +63,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is wanted of a store; `of_damage` too, unless filters say something that damage cannot fulfil."""
+    """What is wanted of a store.  `of_damage`: damage, too, unless a filter asks for what damage lacks."""
 
     topics: frozenset[str] | None = None
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Selection:
         )
 
     def push(self, filters: Iterable[Filter]) -> tuple[Selection, list[Filter]]:
-        """With those of the filters that can be held here, and the others."""
+        """A selection with those filters that it can apply, and the other filters."""
         selection, others = self, []
         for one in filters:
             held = selection._with(one)
@@ -122,7 +122,7 @@ class Selection:
         return self.bounds.get("physicalOffset", Bounds())
 
     def skips_time(self, first_ms: int, last_ms: int) -> bool:
-        """Whether nothing that was stored between these times is wanted, with a clock set back a little."""
+        """Whether nothing stored between these times is wanted, even if the clock was set back a little."""
         wanted = self.bounds.get("storeTimestamp", Bounds())
         return last_ms + CLOCK_SLACK_MS < wanted.low or first_ms - CLOCK_SLACK_MS > wanted.high
 
@@ -134,14 +134,14 @@ class Selection:
 
     @property
     def takes_all(self) -> bool:
-        """Damage, too: what leaves that out is one of these."""
+        """Whether everything is wanted, damage included: nothing else leaves damage out."""
         return self.topics is None and not (self.bounds or self.begins or self.ends)
 
     def keeps(self, damage: Damage) -> bool:
         return self.of_damage and bool(self.physical.mask(np.array([damage.begin]))[0])
 
     def choose(self, records: Records, broker_name: str) -> Records:
-        """Those that are wanted of a broker's."""
+        """The wanted ones of this broker's records."""
         for column, bounds in self.bounds.items():
             if len(records):
                 records = records.where(bounds.mask(_NUMBERS[column](records)))
@@ -156,7 +156,7 @@ class Selection:
 
 
 def _queue_mask(records: Records, offsets: Mapping[tuple[str, int], int], *, begins: bool) -> Flags:
-    """Which lie at or behind the offset of their queue, or before it; all of other queues."""
+    """Which records lie at or behind (`begins`), or before, their queue's offset; true for other queues."""
     wanted = np.ones(len(records), np.bool_)
     queue_ids, queue_offsets = records.queue_ids, records.queue_offsets
     for topic in {topic for topic, _ in offsets}:
@@ -174,7 +174,7 @@ _NUMBERS: dict[str, Any] = {
     "physicalOffset": lambda records: records.physical_offsets,
     "storeTimestamp": lambda records: records.store_ms,
 }
-# What one of the column's own units is in the units of a filter's value, microseconds for times.
+# How many of a filter value's units make one of the column's; a filter's times are in microseconds.
 _UNITS = {"queueId": 1, "queueOffset": 1, "physicalOffset": 1, "storeTimestamp": 1000}
 
 
@@ -187,7 +187,7 @@ def _texts(one: Filter) -> frozenset[str] | None:
 
 
 def _bounds(one: Filter, unit: int) -> Bounds | None:
-    """The numbers of a column that fulfil the filter; None if it is of another kind."""
+    """The numbers of a column that fulfil the filter; None for another kind of filter."""
     values = list(_numbers(one, unit))
     if not values or None in values:
         return None
@@ -208,7 +208,7 @@ def _bounds(one: Filter, unit: int) -> Bounds | None:
 
 
 def _numbers(one: Filter, unit: int) -> Iterator[int | None]:
-    """The filter's values as whole numbers, None for what is none."""
+    """The filter's values as whole numbers; None for a value that is none."""
     values = one.value if isinstance(one, In) else (getattr(one, "value", None),)
     for value in values:
         if unit > 1 and isinstance(value, datetime.datetime) and value.tzinfo is not None:

@@ -1,4 +1,4 @@
-"""Texts that lie among bytes: as an Arrow array of their own, or each told by a number.  Pure."""
+"""Texts that lie among bytes: as an Arrow array of their own, or each as a number.  Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Flags = npt.NDArray[np.bool_]
 
 
 def slices(data: Bytes, begins: Ints, ends: Ints) -> pa.Array:
-    """Binary values from each begin to its end, a copy; each begins where the one before ended, or behind.
+    """Copies the bytes from each begin to its end; each begins at or behind the end of the one before.
 
-    Every second value of an array whose offsets are begin, end, begin, end …: the others lie between them.
+    It takes every second value of an array with offsets begin, end, begin, end …: the others are the gaps.
     """
     count = len(begins)
     if not count:
@@ -32,33 +32,33 @@ def slices(data: Bytes, begins: Ints, ends: Ints) -> pa.Array:
 
 
 class Coded(NamedTuple):
-    """For each text its number, and of each number the text: equal texts have one number."""
+    """The number of each text, and the text of each number.  Equal texts have one number."""
 
     numbers: npt.NDArray[np.int32]
     texts: list[bytes]
 
     def number(self, text: bytes) -> int:
-        """-1 if it is not there."""
+        """The number of a text; -1 if it is not there."""
         return self.texts.index(text) if text in self.texts else -1
 
     def where(self, mask: Flags) -> Coded:
         return Coded(self.numbers[mask], self.texts)
 
     def among(self, wanted: frozenset[bytes]) -> Flags:
-        """Which are."""
+        """Which texts are wanted."""
         flags: Flags = np.array([text in wanted for text in self.texts], np.bool_)[self.numbers]
         return flags
 
     def strings(self) -> pa.Array:
-        """All of them; what is no UTF-8 has U+FFFD in its place."""
+        """All texts; bytes that are no UTF-8 become U+FFFD."""
         return self.names().take(pa.array(self.numbers))
 
     def dictionary(self) -> pa.DictionaryArray:
-        """The same, of numbers and names."""
+        """The same, as numbers and names."""
         return pa.DictionaryArray.from_arrays(self.numbers, self.names())
 
     def names(self) -> pa.Array:
-        """Of each number its text."""
+        """The text of each number."""
         return pa.array([str(text, "utf-8", "replace") for text in self.texts], pa.string())
 
 
@@ -71,7 +71,7 @@ def coded(data: Bytes, begins: Ints, ends: Ints) -> Coded:
 
 
 def texts_at(data: Bytes, places: Ints) -> list[bytes]:
-    """`places` has a row for each: where it begins, and where it ends."""
+    """`places` has a row for each text: its begin and its end."""
     return [data[begin:end].tobytes() for begin, end in places.tolist()]
 
 

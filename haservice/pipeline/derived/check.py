@@ -1,13 +1,13 @@
-"""A store's consume queues and index held against its log.
+"""Checks a store's consume queues and index against its log.
 
-    missing    a message of the log without its entry           wrong    an entry that is not what it gives
-    dangling   an entry of no message of the log, of an         chain    an index entry that nothing leads to
-               index one of a place behind its end
+    missing    a message of the log without its entry           wrong    an entry unlike its message
+    dangling   an entry without a message in the log; in        chain    an index entry that nothing leads to
+               the index, one for a place behind the log's end
 
-What lies behind the last entry there is does not count as missing: a broker dispatches it when it starts.
-Nor do messages of a topic that the broker no longer knows: it deletes their queues, and not the messages.
-Entries of messages that retention took, or that lie in damage, are passed over.  Other index entries of
-no message are counted, and are no finding: where the log was cut they stay, and mislead no further than any
+Messages behind the last entry do not count as missing: a broker dispatches them when it starts.  Nor do
+messages of a topic that the broker no longer knows: it deletes the topic's queues, but not its messages.
+Entries of messages that retention took, or that lie in damage, are skipped.  Other index entries without a
+message are counted, but are no finding: they stay where the log was cut, and mislead no further than any
 collision of hashes.
 """
 
@@ -34,7 +34,7 @@ _PLACE = ("physicalOffset", "storeSize", "tagsCode")
 
 
 class Checked(NamedTuple):
-    """`counts` by kind of finding, of which `first` are some; `notes` are no findings."""
+    """`counts` holds findings by kind, `first` some of them; `notes` are no findings."""
 
     entries: int
     counts: dict[str, int]
@@ -52,7 +52,7 @@ class Damages:
 
 
 def log_damages(spark: SparkSession, path: str, end: int, limit: int, *, crc: bool = False) -> Damages:
-    """What lies before `end` and is no record; or, with `crc`, one whose body does not match its sum."""
+    """Places before `end` that hold no record; with `crc`, also records whose body does not match its CRC."""
     columns = ("physicalOffset", "storeSize", "_corrupt", *(("bodyCrcOk",) if crc else ()))
     damaged = F.col("_corrupt").isNotNull()
     reason = F.col("_corrupt")
@@ -68,13 +68,13 @@ def log_damages(spark: SparkSession, path: str, end: int, limit: int, *, crc: bo
 def check_queues(
     spark: SparkSession, path: str, end: int, delay_levels: str, damages: Damages, limit: int
 ) -> Checked:
-    """The queues of the store at `path`, whose log ends at `end` and has these damages."""
+    """Checks the queues of the store at `path`, whose log ends at `end` and has these damages."""
     view = StoreView(path)
     start = view.start
     actual = derived(spark, view, "queues").filter(F.col("physicalOffset") >= start)
     seen = actual.agg(F.max(F.col("physicalOffset") + F.col("storeSize")), F.count("*")).collect()[0]
     dispatched = min(seen[0] or start, end)
-    # Wanted twice, and the log is not decoded twice for it.
+    # The entries are used twice; persisting them avoids decoding the log twice.
     entries = queue_entries(spark, path, delay_levels).filter(F.col("physicalOffset") < dispatched)
     entries = entries.persist(StorageLevel.DISK_ONLY)
     expected = kept_entries(entries)
@@ -99,7 +99,7 @@ def check_queues(
 
 
 def _queue_findings(expected: DataFrame, actual: DataFrame, live_end: int | None) -> DataFrame:
-    """Entries that are not as they should be; on a live store those from `live_end` on may be later ones."""
+    """Entries that are wrong.  On a live store, entries from `live_end` on may be new, not dangling."""
     a, b = expected.alias("a"), actual.alias("b")
     joined = a.join(b, [F.col(f"a.{name}") == F.col(f"b.{name}") for name in _QUEUE], "full_outer")
     same = [F.col(f"a.{name}") == F.col(f"b.{name}") for name in _PLACE]
@@ -120,9 +120,9 @@ def _queue_findings(expected: DataFrame, actual: DataFrame, live_end: int | None
 
 
 def check_index(spark: SparkSession, path: str, end: int, slots: int, entries: int, limit: int) -> Checked:
-    """The index of the store at `path`, whose log ends at `end`.
+    """Checks the index of the store at `path`, whose log ends at `end`.
 
-    Raises OtherSizes for files that these slots and entries do not make.
+    Raises OtherSizes for files that do not have these slots and entries.
     """
     view = StoreView(path)
     files = index_views(view, slots, entries)
@@ -156,7 +156,7 @@ def check_index(spark: SparkSession, path: str, end: int, slots: int, entries: i
 
 
 def _file_name(files: Sequence[IndexView], entry: Mapping[str, Any]) -> str | None:
-    """The index file that the entry is in, or would be if it is missing."""
+    """The index file that holds the entry, or that should hold it if it is missing."""
     if entry["file"] is not None:
         return str(files[entry["file"]].path.name)
     place: int = entry["physicalOffset"]
@@ -169,15 +169,15 @@ def _findings(rows: DataFrame, kind: Column) -> DataFrame:
 
 
 def _summed(rows: DataFrame, order: Sequence[str], limit: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """How many rows of each kind, and the first of them."""
+    """How many rows each kind has, and the first of them."""
     counts = {row.kind: row[1] for row in rows.groupBy("kind").count().collect()}
     first = rows.orderBy("kind", *order).limit(limit).collect() if counts else []
     return counts, [row.asDict(recursive=True) for row in first]
 
 
 def _broken_chains(entries: DataFrame, slots: DataFrame, slot_count: int) -> DataFrame:
-    """Entries that the one behind in their slot, or the slot, does not lead to."""
-    # A hash that is damaged may be negative.
+    """Entries to which the next one in their slot, or for the newest the slot, does not lead."""
+    # A damaged hash may be negative.
     slot = F.when(F.col("keyHash") >= 0, F.col("keyHash") % slot_count).otherwise(-1).cast("int")
     in_slot = Window.partitionBy("file", "slot").orderBy("number")
     chained = entries.withColumn("slot", slot).withColumns(
@@ -186,7 +186,7 @@ def _broken_chains(entries: DataFrame, slots: DataFrame, slot_count: int) -> Dat
     heads = chained.filter("newer is null").join(
         slots.withColumnRenamed("number", "head"), ["file", "slot"], "left"
     )
-    # A crash leaves slots that lead further than the header counts; from there the chain goes on.
+    # After a crash a slot may lead further than the header counts; the chain goes on from there.
     heads = heads.filter(F.col("head").isNull() | (F.col("head") < F.col("number")))
     links = chained.filter(F.col("older") != F.col("before"))
     columns = ("file", "number", "keyHash", "physicalOffset")

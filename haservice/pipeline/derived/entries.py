@@ -1,10 +1,10 @@
-"""What a broker derives from its log, as DataFrames: queue entries and index entries, from the records alone.
+"""What a broker derives from its log, as DataFrames: queue entries and index entries, from records alone.
 
     queue entries   topic, queueId, queueOffset, physicalOffset, storeSize, tagsCode
     index entries   keyHash, physicalOffset, position, storeMs       position: which of the message's keys
 
-Which records get entries, which keys, which tags code: commitlog.dispatch.dispatcher and commitlog.kernel.keys.  Hashes
-are Java's String.hashCode, here of whole Arrow columns at once.
+commitlog.dispatch.dispatcher and commitlog.kernel.keys define which records get entries, which keys, and
+which tags code.  Hashes are Java's String.hashCode, here of whole Arrow columns at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INDEX_COLUMNS = ("topic", "physicalOffset", "sysFlag", "storeTimestamp", "uniqKe
 
 
 def read_log(spark: SparkSession, path: str, columns: Sequence[str], **options: Any) -> DataFrame:
-    """The log of one store, of these columns."""
+    """These columns of one store's log."""
     reader = spark.read.format(FORMAT).option("columns", ",".join(columns))
     for name, value in options.items():
         reader = reader.option(name, value)
@@ -49,7 +49,7 @@ def read_log(spark: SparkSession, path: str, columns: Sequence[str], **options: 
 
 
 def java_hashes(strings: pa.Array) -> NDArray[np.int32]:
-    """Java's String.hashCode of each; 0 for a null."""
+    """Java's String.hashCode of each string; 0 for a null."""
     if isinstance(strings, pa.ChunkedArray):
         strings = strings.combine_chunks()
     strings = strings.cast(pa.large_string()).fill_null("")
@@ -64,7 +64,7 @@ def java_hashes(strings: pa.Array) -> NDArray[np.int32]:
     hashes[some] = np.add.reduceat(data * weights, begins[some], dtype=np.uint32)
     wide = data > 127
     if wide.any():
-        # Java counts UTF-16 units: one by one, and only those that have others than ASCII.
+        # Java hashes UTF-16 units.  Only strings with other characters than ASCII are hashed one by one.
         for row in np.unique(np.searchsorted(begins, np.flatnonzero(wide), side="right") - 1):
             hashes[row] = java_hash(strings[int(row)].as_py()) & 0xFFFFFFFF
     return hashes.view(np.int32)
@@ -86,7 +86,7 @@ def _hashes(strings: pa.Array) -> pa.Array:
 
 
 def _index_hash_column(column: Column) -> Column:
-    """As commitlog.index.index_file.index_hash: the absolute value, 0 for the one that has none in 32 bits."""
+    """As commitlog.index.index_file.index_hash: the absolute value, or 0 if that does not fit in 32 bits."""
     return by_arrow(_index_hashes, "int", column)
 
 
@@ -101,9 +101,9 @@ def _index_hashes(strings: pa.Array) -> pa.Array:
 
 
 def queue_entries(spark: SparkSession, path: str, delay_levels: str, **options: Any) -> DataFrame:
-    """The entries that the log's messages have in consume queues, each with the number that it says."""
+    """The entries that the log's messages have in consume queues, each with its message's queue offset."""
     plain = read_log(spark, path, QUEUE_COLUMNS, **options).filter(F.col("topic") != SCHEDULE_TOPIC)
-    # Only these are decoded with their properties, and sought in the log: queues may be what is wrong.
+    # Only these records are decoded with properties.  They are sought in the log, for queues may be wrong.
     only = {"topic": SCHEDULE_TOPIC, "useConsumeQueue": "false", **options}
     delayed = read_log(spark, path, DELAY_COLUMNS, **only).filter(F.col("topic") == SCHEDULE_TOPIC)
     code = _hash_column(F.coalesce("tags", F.lit(""))).cast("long")
@@ -131,7 +131,7 @@ def _deliver_ms(delays_ms: Sequence[int]) -> Column:
 
 
 def index_entries(spark: SparkSession, path: str, **options: Any) -> DataFrame:
-    """What the log's messages put into the index: UNIQ_KEY first, then each of KEYS."""
+    """The entries that the log's messages have in the index: UNIQ_KEY first, then each of KEYS."""
     rows = read_log(spark, path, INDEX_COLUMNS, **options)
     kept = F.col("sysFlag").bitwiseAND(SYS_TRANSACTION_MASK) != SYS_TRANSACTION_ROLLBACK
     keys = F.concat(F.array("uniqKey"), F.split(F.coalesce("keys", F.lit("")), " "))

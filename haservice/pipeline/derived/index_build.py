@@ -1,12 +1,12 @@
-"""Index files from index entries, written by Spark's tasks: the bytes that a dispatch of this log writes.
+"""Spark tasks write index files from index entries: the bytes that a dispatch of this log writes.
 
     entries ─ ordinal, in the log's order ─▶ file, number, slot ─ the one before in the slot ─▶ pwrite
 
-Of n entries a file takes n - 1, for number 0 has its place and is never used.  Files are made here, of full
-size, and the tasks write into them: entries in runs, slots in runs, headers at last.
+A file for n entries takes n - 1, for number 0 has a place and is never used.  The driver makes the files in
+full size.  Then tasks write runs of entries, then runs of slots; the driver writes the headers last.
 
-A file's name is the time at which a broker made it, which is not in the log: the time at which its first
-message was stored stands for it, in local time as there, and above the name before.
+A broker names a file by the time at which it made it, which is not in the log.  Here the store time of the
+file's first message stands for it, also in local time, and raised above the name of the file before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame
 
-# Of the log: entries are counted by such pieces, and put in order within them.
+# Pieces of the log by which entries are counted, and within which they are put in order.
 PIECE_BYTES = 16 << 20
 
 ENTRIES = np.dtype([("keyHash", ">i4"), ("physicalOffset", ">i8"), ("seconds", ">i4"), ("older", ">i4")])
@@ -43,7 +43,7 @@ Writer = Callable[[Iterator[pa.Array]], Iterator[pa.Array]]
 
 
 class IndexFileBuilt(NamedTuple):
-    """What a file's header says, and where it lies."""
+    """What a file's header says, and the file's path."""
 
     path: Path
     begin_ms: int
@@ -54,12 +54,12 @@ class IndexFileBuilt(NamedTuple):
 
 
 def numbered(entries: DataFrame, per_file: int) -> DataFrame:
-    """Entries with `ordinal`, 0 for the first of the log, and thereby `file` and `number`."""
+    """Adds `ordinal` to the entries, 0 for the log's first, and so `file` and `number`."""
     piece = F.floor(F.col("physicalOffset") / PIECE_BYTES).alias("piece")
     entries = entries.select("*", piece)
     in_piece = Window.partitionBy("piece").orderBy("physicalOffset", "position")
     before = Window.orderBy("piece").rowsBetween(Window.unboundedPreceding, -1)
-    # A row per piece: few enough for one task.
+    # One row per piece is few enough for one task.
     counts = entries.groupBy("piece").agg(F.count("*").alias("count"))
     begins = counts.select("piece", F.coalesce(F.sum("count").over(before), F.lit(0)).alias("begin"))
     ordinal = F.col("begin") + F.row_number().over(in_piece) - 1
@@ -78,7 +78,7 @@ def numbered(entries: DataFrame, per_file: int) -> DataFrame:
 
 
 def build_index(entries: DataFrame, directory: Path, slots: int, entries_max: int) -> list[IndexFileBuilt]:
-    """Writes the files into `directory`, which is there and empty; those that were written, in order."""
+    """Writes the files into the empty `directory`, which exists.  Returns the files in order."""
     rows = numbered(entries, entries_max - 1).persist(StorageLevel.DISK_ONLY)
     try:
         files = _make_files(rows, directory, file_bytes(slots, entries_max))
@@ -96,7 +96,7 @@ def build_index(entries: DataFrame, directory: Path, slots: int, entries_max: in
 
 
 def _make_files(rows: DataFrame, directory: Path, size: int) -> list[IndexFileBuilt]:
-    """Empty files of full size, one for each that the entries fill."""
+    """Makes an empty file of full size for each file that the entries fill."""
     heads = (
         rows.groupBy("file")
         .agg(
@@ -121,7 +121,7 @@ def _make_files(rows: DataFrame, directory: Path, size: int) -> list[IndexFileBu
 
 
 def _chained(rows: DataFrame, files: list[IndexFileBuilt], slots: int) -> DataFrame:
-    """With `slot`, `seconds`, `older` (0 for none) and `newer` (null for none)."""
+    """Adds `slot`, `seconds`, `older` (0 for none) and `newer` (null for none)."""
     spark = rows.sparkSession
     begins = [
         (number, file.begin_ms, files[number - 1].end_ms if number else 0)
@@ -129,7 +129,7 @@ def _chained(rows: DataFrame, files: list[IndexFileBuilt], slots: int) -> DataFr
     ]
     heads = F.broadcast(spark.createDataFrame(begins, "file int, beginMs long, beforeMs long"))
     in_slot = Window.partitionBy("file", "slot").orderBy("number")
-    # The first entry's seconds count from where the file before ends.
+    # The first entry's seconds count from the end time of the file before.
     since = F.when(F.col("number") == 1, F.col("beforeMs")).otherwise(F.col("beginMs"))
     seconds = F.floor((F.col("storeMs") - since) / 1000)
     limited = F.least(F.greatest(seconds, F.lit(0)), F.lit(_INT_MAX))
@@ -153,7 +153,7 @@ def _chained(rows: DataFrame, files: list[IndexFileBuilt], slots: int) -> DataFr
 
 
 def _written(rows: DataFrame, order: list[str], write: Writer) -> dict[int, int]:
-    """Has tasks write the rows, each a range of them in this order; how many of each file."""
+    """Has tasks write the rows, each task a range in this order.  Returns the number of rows of each file."""
     written = by_task(write, "int", F.struct(rows.columns))
     counts = (
         rows.repartitionByRange(*order)
@@ -165,7 +165,7 @@ def _written(rows: DataFrame, order: list[str], write: Writer) -> dict[int, int]
     return {row.file: row[1] for row in counts.collect()}
 
 
-# -- what tasks do: rows come sorted, no other task has rows of their range, and they may come twice -----
+# -- what tasks do: rows come sorted, each range belongs to one task, and a task may run twice ------------
 
 
 def _entry_writer(paths: list[str], slots: int) -> Writer:
@@ -201,7 +201,7 @@ def _slot_writer(paths: list[str]) -> Writer:
 
 
 class _Places:
-    """The files a task writes to, open as long as it lasts, and durable then."""
+    """The files that a task writes to: open as long as it runs, then made durable."""
 
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths
@@ -227,7 +227,7 @@ class _Places:
 
 
 def _runs(files: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
-    """Where one file's rows begin and end."""
+    """Begin and end of each file's rows."""
     edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
     yield from ((begin, end) for begin, end in pairwise(edges) if begin < end)
 

@@ -1,10 +1,10 @@
-"""Consume queues from queue entries, written by Spark's tasks: the bytes that a dispatch of this log writes.
+"""Spark tasks write consume queues from queue entries: the bytes that a dispatch of this log writes.
 
     entries ─ those that a renumbered queue dropped ─▶ one group per queue file ─▶ bytes ─▶ a file each
 
-A queue has each number once, and of two records with one number, or with numbers that fall, the later counts
-(commitlog.queues.consume_queue).  Numbers that no record has are filled with blanks, as there: before a queue's
-first message up to the beginning of its file, and between messages.  A gap longer than a file is damage.
+A queue has each number once.  Of two records with one number, or with falling numbers, the later one counts
+(commitlog.queues.consume_queue).  As there, blanks fill numbers without a record: between messages, and
+from the beginning of the first message's file up to that message.  A gap longer than a file is damage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from haservice.pipeline.decode.tasks import by_task
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Of the log.  Within a piece the order of a queue's messages is one task's matter, whatever the queue's size.
+# A piece of the log.  One task orders a queue's messages within a piece, however large the queue is.
 PIECE_BYTES = 64 << 20
 
 UNITS = np.dtype([("physicalOffset", ">i8"), ("storeSize", ">i4"), ("tagsCode", ">i8")])
@@ -56,7 +56,7 @@ class QueueFile(NamedTuple):
 
 
 def kept_entries(entries: DataFrame) -> DataFrame:
-    """Without those that later messages dropped, for the queue began anew at their number or below it."""
+    """Leaves out entries that a later message of the queue dropped: one with the same or a lower number."""
     queue = ["topic", "queueId"]
     piece = F.floor(F.col("physicalOffset") / PIECE_BYTES).alias("piece")
     entries = entries.select("*", piece)
@@ -80,9 +80,9 @@ def kept_entries(entries: DataFrame) -> DataFrame:
 
 
 def build_queues(entries: DataFrame, directory: Path, file_bytes: int) -> list[QueueFile]:
-    """Writes the files below `directory`, which is empty; those that were written.
+    """Writes the files below the empty `directory`, and returns them.
 
-    Raises NotBuilt for what stops a broker's dispatch, too.
+    Raises NotBuilt for what would also stop a broker's dispatch.
     """
     assert file_bytes % UNIT_BYTES == 0
     units = file_bytes // UNIT_BYTES
@@ -107,7 +107,7 @@ def file_path(directory: Path, topic: str, queue_id: int, file: int, file_bytes:
 
 
 def _writer(directory: Path, file_bytes: int) -> Callable[[Batches], Iterator[pa.Array]]:
-    """What a task does: its rows come sorted, no other has rows of their files, and it may come twice."""
+    """What a task does.  Its rows come sorted, no other task has rows of their files; it may run twice."""
     units = file_bytes // UNIT_BYTES
 
     def write(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
@@ -120,7 +120,7 @@ def _writer(directory: Path, file_bytes: int) -> Callable[[Batches], Iterator[pa
                 if not is_topic(topic.encode()) or queue_id < 0 or file < 0:
                     raise NotBuilt(f"topic {topic[:200]!r} queue {queue_id} cannot be a queue's name")
                 numbers = run.field("queueOffset").to_numpy()
-                # A batch may end amid a file: blanks go on where the last one ended.
+                # A batch may end within a file: blanks go on where the last batch ended.
                 low = last + 1 if key == before else int(numbers[0])
                 before, last = key, int(numbers[-1])
                 entries = np.full(last + 1 - low, _BLANK)
@@ -135,7 +135,7 @@ def _writer(directory: Path, file_bytes: int) -> Callable[[Batches], Iterator[pa
 
 
 def _runs(batch: pa.StructArray) -> Iterator[tuple[int, int]]:
-    """Where one file's rows begin and end."""
+    """Begin and end of each file's rows."""
     topics = batch.field("topic").dictionary_encode().indices.to_numpy()
     changes = np.zeros(max(len(batch) - 1, 0), bool)
     for column in (topics, *(batch.field(name).to_numpy() for name in _FILE[1:])):
@@ -155,7 +155,7 @@ def _put(path: Path, file_bytes: int, data: bytes, at: int) -> None:
 
 
 def _fill_between(files: list[QueueFile], directory: Path, file_bytes: int) -> None:
-    """Blanks before a queue's first message, and between files."""
+    """Writes blanks before a queue's first message, and between files."""
     units = file_bytes // UNIT_BYTES
     topic, queue_id = files[0][:2]
     for begin, end in _holes(files, units):
@@ -166,7 +166,7 @@ def _fill_between(files: list[QueueFile], directory: Path, file_bytes: int) -> N
 
 
 def _holes(files: list[QueueFile], units: int) -> Iterator[tuple[int, int]]:
-    """Numbers that no message has, from … to, that are not in the midst of one file's.  Raises NotBuilt."""
+    """Ranges of numbers without a message, but for those within one file.  Raises NotBuilt."""
     yield files[0].file * units, files[0].first
     for before, after in pairwise(files):
         missing = after.first - before.last - 1

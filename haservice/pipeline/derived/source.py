@@ -1,10 +1,10 @@
-"""What lies in a store's consume queue and index files, entry by entry, as a Spark source for the audits.
+"""The entries in a store's consume queue and index files, one by one, as a Spark source for the audits.
 
     kind   queues   topic, queueId, queueOffset, physicalOffset, storeSize, tagsCode        without blanks
            index    file, number, keyHash, physicalOffset, seconds, older                   from number 1
            slots    file, slot, number                                                      without empty ones
 
-Files of the index are numbered in the order of their names.
+Index files are numbered in the order of their names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME = "rocketmq-derived"
-# Of one task, and of one batch of it.
+# Entries of one task, and of one batch of it.
 TASK_ENTRIES = 2_000_000
 BATCH_ENTRIES = 100_000
 _INT, _LONG, _TEXT = pa.int32(), pa.int64(), pa.string()
@@ -48,11 +48,11 @@ SCHEMAS = {
 
 
 class OtherSizes(HAServiceError):
-    """Index files of other sizes than were given."""
+    """Index files do not have the sizes that were given."""
 
 
 class IndexView(NamedTuple):
-    """One index file, as its header says."""
+    """One index file, as its header describes it."""
 
     path: Path
     begin_ms: int
@@ -64,7 +64,7 @@ class IndexView(NamedTuple):
 
 
 def index_views(store: StoreView, slots: int, entries: int) -> list[IndexView]:
-    """The index files with entries, in their order.  Raises OtherSizes."""
+    """The index files that have entries, in order.  Raises OtherSizes."""
     try:
         paths = sorted(path for path in (store.root / "index").iterdir() if path.name.isdigit())
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def index_views(store: StoreView, slots: int, entries: int) -> list[IndexView]:
 
 
 def derived(spark: SparkSession, store: StoreView, kind: str, **options: Any) -> DataFrame:
-    """The entries of this kind that the store has; `slots` and `entries` of its index files as options."""
+    """The store's entries of this kind; options `slots` and `entries` give the size of its index files."""
     spark.dataSource.register(DerivedSource)
     reader = spark.read.format(NAME).option("kind", kind)
     for name, value in options.items():
@@ -182,7 +182,7 @@ class _Reader(DataSourceReader):
 
 
 def _packed(spans: Sequence[tuple[tuple[Any, ...], int, int]]) -> Iterator[_Pieces]:
-    """Small ones together, large ones cut: each about as much as one task should have."""
+    """Puts small spans together and cuts large ones, so that each task has about the right amount."""
     pieces: list[tuple[Any, ...]] = []
     room = TASK_ENTRIES
     for key, first, end in spans:

@@ -1,12 +1,11 @@
-"""The job `archive`: the log as Parquet, by topic and day, a bit more with each run.
+"""The job `archive`: the log as Parquet, by topic and day, extended by each run.
 
     log ─ slices of whole segments ─▶ staged files ─ one commit ─▶ DEST/topic=…/day=…/     (archive_journal)
-    small files of a topic and day ─▶ one staged file ─ one commit ─▶ the same, and they are gone
+    small files of a topic and day ─▶ one staged file ─ one commit ─▶ replaces them
 
-It is a batch job with a journal of its own, and not a stream with Spark's checkpoint: a stream notes how far
-it came in one place and the files are in another, and after a kill the two have to be brought together.  Here
-one commit says both.  Nothing is ever dropped: damaged places of the log are rows, too, as the source gives
-them.
+It is a batch job with a journal of its own, not a stream with Spark's checkpoint.  A stream notes its
+progress in one place and keeps files in another; after a kill the two have to be reconciled.  Here one commit
+holds both.  Nothing is ever dropped: damaged places of the log become rows, too, as the source gives them.
 
 The day is that of storeTimestamp in UTC.  Rows of one file are in the order of the log.
 """
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 PARTITIONED_BY = ("topic", "day")
-# What a reader gives to spark.read.schema(): without it a topic of digits would be read as a number.
+# The schema for spark.read.schema(): without it Spark reads a topic of digits as a number.
 SCHEMA = StructType([*SPARK_SCHEMA.fields, StructField("day", DateType())])
 DAY_MS = 86_400_000
 SLICE_BYTES = 1 << 30
@@ -47,7 +46,7 @@ MERGED_FILES_MIN = 8
 
 
 class ArchiveRefused(HAServiceError):
-    """The store and the archive do not go together; the text names what mends it."""
+    """The store and the archive do not match; the text says what to do."""
 
 
 class Archived(NamedTuple):
@@ -63,7 +62,7 @@ class Archived(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Rows as written; how many are damaged places, and how many have a body that does not match its CRC."""
+    """Rows written; how many are damaged places; how many have a body that does not match its CRC."""
 
     rows: int
     corrupt: int
@@ -132,7 +131,7 @@ def _begin(
 
 
 def _check_seam(store: StoreView, journal: Journal, name: str) -> None:
-    """Raises ArchiveRefused for a log that is not the one that was archived under this name."""
+    """Raises ArchiveRefused if the log is not the one that was archived under this name."""
     if name not in journal.seams:
         return
     offset, size, digest = journal.seams[name]
@@ -146,7 +145,7 @@ def _check_seam(store: StoreView, journal: Journal, name: str) -> None:
 def _check_new(
     spark: SparkSession, store: StoreView, place: Place, name: str, others: Mapping[str, int]
 ) -> None:
-    """Raises ArchiveRefused for a log that is archived already, under the name of another broker."""
+    """Raises ArchiveRefused if the log is already archived under another broker's name."""
     if not others:
         return
     columns = ("topic", "physicalOffset", "storeSize", "msgId", "storeTimestamp", "body")
@@ -168,7 +167,7 @@ def _check_new(
 
 
 def _day(time: Column) -> Column:
-    """By hand, for a session may have another time zone."""
+    """Computes the UTC day itself, for the session may have another time zone."""
     return F.date_from_unix_date(F.floor(F.unix_millis(time) / DAY_MS).cast("int"))
 
 
@@ -179,7 +178,7 @@ def _digest(store: StoreView, offset: int, size: int) -> str:
 
 
 def slices(begin: int, end: int, segment_bytes: int, slice_bytes: int) -> Iterator[tuple[int, int]]:
-    """From `begin` to `end`, cut between segments, where no record and no damage reaches across."""
+    """`begin` to `end`, cut between segments: neither a record nor damage spans two of them."""
     while begin < end:
         high = -(-(begin + slice_bytes) // segment_bytes) * segment_bytes
         yield begin, min(high, end)
@@ -195,7 +194,7 @@ def _append(
     high: int,
     file_bytes: int,
 ) -> Staged:
-    """One slice, one commit."""
+    """Archives one slice in one commit."""
     rows = (
         spark.read.format(FORMAT)
         .option("brokerNames", name)
@@ -203,7 +202,7 @@ def _append(
         .filter((F.col("physicalOffset") >= low) & (F.col("physicalOffset") < high))
     )
     staging = journal.new_staging()
-    # Spark makes the parts: a large topic in several, small ones together.
+    # Spark makes the parts: several of a large topic, one of several small ones.
     rows = rows.withColumn("day", _day(F.col("storeTimestamp"))).hint("rebalance", *PARTITIONED_BY)
     with _advised(spark, file_bytes):
         done = _stage(spark, journal.place, rows, staging)
@@ -222,7 +221,7 @@ def _append(
 def _seam(
     spark: SparkSession, store: StoreView, place: Place, staging: str, name: str
 ) -> dict[str, tuple[int, int, str]]:
-    """The last record that was staged; none of a slice without one."""
+    """The last record that was staged; none if the slice has no record."""
     if not _parts(place, staging):
         return {}
     rows = read_archive(spark, place.full(staging)).filter("_corrupt is null")
@@ -232,7 +231,7 @@ def _seam(
 
 @contextmanager
 def _advised(spark: SparkSession, file_bytes: int) -> Iterator[None]:
-    """What a rebalanced part has is about a file."""
+    """Makes a rebalanced part about as large as a file."""
     key = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
     before = spark.conf.get(key)
     spark.conf.set(key, str(file_bytes))
@@ -273,7 +272,7 @@ def _moves(journal: Journal, staging: str, name: str) -> Iterator[tuple[str, str
 
 
 def merges(files: Sequence[FileThere], file_bytes: int, files_min: int) -> Iterator[list[FileThere]]:
-    """Small files to be merged, each directory's into one; so many at a time that a commit stays small."""
+    """Small files to merge, each directory's into one; batches stay small so that commits do."""
     small: dict[str, list[FileThere]] = {}
     for one in files:
         if one.path.endswith(".parquet") and not one.path.startswith(JOURNAL) and one.bytes < file_bytes // 2:
@@ -291,7 +290,7 @@ def merges(files: Sequence[FileThere], file_bytes: int, files_min: int) -> Itera
 
 
 def _first_of(files: Sequence[FileThere], bytes_max: int) -> list[FileThere]:
-    """Those that make one file."""
+    """The first of the files, as many as fit into one."""
     sizes = accumulate(one.bytes for one in files)
     return [one for one, size in zip(files, sizes, strict=True) if size <= bytes_max]
 
@@ -305,7 +304,7 @@ def _merge(spark: SparkSession, journal: Journal, batch: Sequence[FileThere]) ->
     )
     staging = journal.new_staging()
     directories = {one.path.rpartition("/")[0] for one in batch}
-    # A directory's rows are one task's, and so one file.
+    # One task gets all rows of a directory, so they become one file.
     rows = rows.repartition(len(directories), *PARTITIONED_BY)
     done = _stage(spark, place, rows, staging)
     expected = rows.count()

@@ -1,16 +1,16 @@
-"""The journal of an archive: which files it consists of changes by commits, each whole or not at all.
+"""The journal of an archive: commits change which files the archive consists of, each whole or not at all.
 
     DEST/topic=Orders/day=2026-11-21/<first offset>-<commit>-<n>.parquet        what readers see
     DEST/_archive/commits/<number>.json      moves from staging, removals, and how far each log is archived
     DEST/_archive/staging/<commit's id>/…    files that nobody sees yet
 
-A commit is the appearing of its file, by one rename.  What it says is done after that, and done again by the
-next run if that was not finished: moves first, then removals, and the staging directory goes last.  So killed
-at any moment, the archive is as before the commit, or the next run makes it as behind the commit.  Rows and
-the place to go on from are in the same commit, so they cannot disagree.
+One rename makes a commit's file appear, and so commits it.  The run then does what the commit says: moves,
+then removals, then deletes the staging directory.  If it did not finish, the next run does it again.  So a
+kill at any moment leaves the archive as before the commit, or the next run completes it.  One commit holds
+the rows and the place to go on from, so they cannot disagree.
 
-Readers pass over what begins with an underscore.  Amid a commit they may see some of its files; amid one that
-merges files rows may be there twice for a moment, and never missing.
+Readers ignore names that begin with an underscore.  During a commit they may see only some of its files.
+During a merge they may see rows twice for a moment, but never miss any.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMMITS = f"{JOURNAL}/commits"
 STAGING = f"{JOURNAL}/staging"
 LOCK = f"{JOURNAL}/lock"
 VERSION = 1
-# Where nothing tells whether their owner lives, staged files are left alone for so long.
+# Where nobody can tell whether their owner lives, staged files are kept for this long.
 _ABANDONED_MS = 24 * 3600 * 1000
 
 
@@ -37,8 +37,8 @@ _ABANDONED_MS = 24 * 3600 * 1000
 class Commit:
     """What one commit says.
 
-    `through`: up to which offset the log of each broker is archived with it.  `seams`: of each the last
-    record that was, as offset, size and digest, by which its log is known again.
+    `through`: the offset up to which each broker's log is archived with it.  `seams`: each broker's last
+    archived record, as offset, size and digest, which identify its log.
     """
 
     number: int
@@ -54,14 +54,14 @@ class Commit:
 
 
 class ArchiveUnreadable(HAServiceError):
-    """The journal is of a later version, or none of ours."""
+    """A later version wrote the journal, or it is none of ours."""
 
 
 class Journal:
-    """Of one archive; one process at a time has it."""
+    """The journal of one archive; one process at a time has it."""
 
     def __init__(self, place: Place) -> None:
-        """Finishes what the last run has left.  Raises ArchiveUnreadable."""
+        """Finishes what the last run left unfinished.  Raises ArchiveUnreadable."""
         self.place = place
         self.last = self._read_last()
         if self.last is not None:
@@ -94,7 +94,7 @@ class Journal:
         rows: int = 0,
         corrupt: int = 0,
     ) -> Commit:
-        """Makes the files in `staging` part of the archive, and no others."""
+        """Adds the files in `staging`, and no others, to the archive."""
         made = Commit(self.next_number, staging, kind, through, seams, moves, removals, rows, corrupt)
         text = json.dumps({"version": VERSION, **asdict(made)}, indent=1)
         self.place.write_new(f"{COMMITS}/{made.number:010d}.json", text)
@@ -107,7 +107,7 @@ class Journal:
         return self.last.number + 1 if self.last is not None else 0
 
     def _apply(self, commit: Commit) -> None:
-        """May be done again, also after it was done in part.  Without its staging directory it was done."""
+        """May run again, even after a partial run.  A missing staging directory means that it is done."""
         place = self.place
         if not place.exists(commit.staging):
             return

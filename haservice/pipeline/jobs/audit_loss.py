@@ -1,9 +1,9 @@
-"""The job `audit-loss`: whether everything that was acknowledged is there, once, in its order, and in time.
+"""The job `audit-loss`: whether every acknowledged message is there, once, in order, and in time.
 
-With a producer's ledger every acknowledgement is held against the log, and with what consumers report against
-that; without one the log's own queue numbers are all there is to go by.  What was stored and never promised
-(a send that timed out) is no finding, nor are notes: messages that retention took, that still wait for their
-delay, or queues that were numbered anew after their topic was deleted.
+With a producer's ledger it checks every acknowledgement against the log, and what consumers report against
+the acknowledgements.  Without one it only has the log's own queue numbers.  A message that was stored and
+never promised (a send that timed out) is no finding.  Nor are notes: messages that retention took, messages
+that still wait for their delay, or queues that were numbered anew after their topic was deleted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from haservice.pipeline.sources.store_view import StoreView
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Kinds that are told, and are nothing wrong.
+# Kinds that are reported, but are not wrong.
 NOTES = {
     "expired": "acknowledged, and taken by retention since",
     "delayed": "waiting: not due yet, or of a transaction that is not ended",
@@ -71,7 +71,7 @@ _SHARES = (0.5, 0.9, 0.99, 0.999, 1.0)
 _SHARE_NAMES = ("p50", "p90", "p99", "p99.9", "max")
 _BINS_PER_DECADE = 8
 _TIME_POINTS = 120
-# So many of a store's topics are named to one who asks for another.
+# How many of a store's topics are named to a user who asks for another.
 _TOPICS_MAX = 20
 
 
@@ -90,7 +90,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds: of how many, at which shares, in which bins, and by time."""
+    """Milliseconds: how many values, percentiles, bins, and values over time."""
 
     count: int
     shares: Mapping[str, float]
@@ -100,11 +100,11 @@ class Latency:
 
 
 class NothingToCheck(HAServiceError):
-    """Of nothing everything would be true."""
+    """There is nothing to check; any verdict on it would be true."""
 
 
 class Held(NamedTuple):
-    """What was found."""
+    """What the audit found."""
 
     counts: dict[str, int]
     first: list[dict[str, Any]]
@@ -115,7 +115,7 @@ class Held(NamedTuple):
 
 
 def audit(spark: SparkSession, path: str, asked: Asked) -> Report:
-    """Holds ledgers against the store's log.  Raises HAServiceError or CommitLogError."""
+    """Checks ledgers against the store's log.  Raises HAServiceError or CommitLogError."""
     view = StoreView(path)
     segments = view.segments()
     start, end = segments[0].start, view.confirmed_end()
@@ -186,7 +186,7 @@ def _hold(spark: SparkSession, path: str, start: int, end: int, asked: Asked, da
 def _check_something(
     spark: SparkSession, path: str, asked: Asked, lines: Mapping[str, int], log: DataFrame
 ) -> None:
-    """Raises NothingToCheck where nothing wrong was found for nothing was looked at."""
+    """Raises NothingToCheck where nothing wrong was found only because nothing was checked."""
     if asked.ledgers and not lines["acknowledged"]:
         what = f"no line with status {' or '.join(asked.accept)}"
         of = f" and topic {' or '.join(asked.topics)}" if asked.topics else ""
@@ -221,7 +221,7 @@ def _topics(*ledgers: DataFrame | None) -> list[str] | None:
 
 
 def _consumed_ms(log: DataFrame, consumed: DataFrame) -> DataFrame:
-    """For each consumed line of a known place when it was stored, and how long that was before."""
+    """For each consumed line with a known place: when it was stored, and ms from then to its consumption."""
     rows = (
         known(consumed)
         .filter("consumedMs is not null")
@@ -235,7 +235,7 @@ def _consumed_ms(log: DataFrame, consumed: DataFrame) -> DataFrame:
 
 
 def _latency(rows: DataFrame) -> Latency:
-    """Of rows with `at` and `ms`."""
+    """The latency of rows with `at` and `ms`."""
     rows = rows.filter("ms >= 0")
     shares = F.percentile_approx("ms", list(_SHARES), 10_000)
     count, found, first, last = rows.agg(F.count("*"), shares, F.min("at"), F.max("at")).collect()[0]
@@ -298,13 +298,13 @@ def _report(path: str, start: int, end: int, held: Held, asked: Asked) -> Report
 
 
 def _one_of_each_first(named: list[str]) -> list[str]:
-    """A terminal shows a few only: no kind is to crowd out the others."""
+    """Puts one finding of each kind first: a terminal shows only a few, which should have all kinds."""
     firsts = list({line.partition(":")[0]: line for line in reversed(named)}.values())[::-1]
     return firsts + [line for line in named if line not in firsts]
 
 
 def _named(path: str, held: Held) -> Iterator[str]:
-    """A line for each finding: of what kind, where, which."""
+    """A line for each finding: its kind, its place, its message."""
     for kind in WORDS:
         if kind == "damaged":
             for one in held.damages.first:

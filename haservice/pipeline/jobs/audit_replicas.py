@@ -1,7 +1,7 @@
-"""The job `audit-replicas`: whether stores hold one log, and what each has built of it.
+"""The job `audit-replicas`: whether stores hold one log, and whether their queues and index match it.
 
-Stores are compared byte for byte where they overlap.  A log that begins later than another is retention's
-work, and no finding; one that ends earlier is a finding unless --prefix says that it may, as between brokers
+It compares stores byte for byte where they overlap.  A log that begins later than another is retention's
+work, and no finding.  A log that ends earlier is a finding, unless --prefix allows it, as between brokers
 that run.
 """
 
@@ -84,7 +84,7 @@ class OfStore:
 
 
 def look(paths: Sequence[str], asked: Asked) -> list[Side]:
-    """What can be told without Spark.  Raises HAServiceError or CommitLogError for what does not fit."""
+    """What can be checked without Spark.  Raises HAServiceError or CommitLogError for a mismatch."""
     sides = [side(path) for path in paths]
     check_sides(sides)
     if asked.index:
@@ -94,7 +94,7 @@ def look(paths: Sequence[str], asked: Asked) -> list[Side]:
 
 
 def audit(spark: SparkSession, paths: Sequence[str], asked: Asked) -> Report:
-    """Compares the stores.  Raises HAServiceError or CommitLogError for what cannot be compared."""
+    """Compares the stores.  Raises HAServiceError or CommitLogError if they cannot be compared."""
     sides = look(paths, asked)
     size = max(one.end for one in sides) - min(one.start for one in sides)
     with progress(spark, "bytes", size=size):
@@ -216,7 +216,7 @@ def _length(ranges: Sequence[tuple[int, int]]) -> int:
 def _named(
     stores: Sequence[OfStore], compared: Compared, named: Named, shorter: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """A line for each finding: where, of what kind, which."""
+    """A line for each finding: its place, its kind, its record."""
     sides = [one.side for one in stores]
     for record in named.records:
         words = ", ".join(record.columns) or record.reason or "bytes that no column shows"
@@ -240,7 +240,7 @@ def _named(
 
 
 def _entry_words(entry: Mapping[str, Any]) -> str:
-    """What an entry says, its places in the log last."""
+    """What an entry says; its places in the log come last."""
     return ", ".join(
         f"{name}={value}" for name, value in entry.items() if name != "kind" and value is not None
     )
@@ -348,7 +348,7 @@ def _sections(
 def _strips(sides: Sequence[Side], differences: Sequence[Difference]) -> str:
     low = min(one.start for one in sides)
     high = max(one.end for one in sides)
-    # A flipped byte is to be seen in a terabyte.
+    # Even one flipped byte in a terabyte has to be visible.
     least = (high - low) / 400
     strips: dict[str, list[tuple[float, float, str]]] = {}
     for number, one in enumerate(sides):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from haservice.pipeline.jobs.report import Report
 
-# Exit codes; 0 is all well, and cron can tell these apart.
+# Exit codes besides 0, all is well: cron can tell these apart.
 FINDINGS = 1
 USAGE = 2
 COULD_NOT_RUN = 3
@@ -39,7 +39,7 @@ COULD_NOT_RUN = 3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How the user wants this job run."""
+    """How the user wants this job to run."""
 
     name: str = "mqpipeline"
     master: str | None = None
@@ -51,7 +51,7 @@ class Job:
         return self.output_format == "json"
 
     def spark(self) -> SparkSession:
-        """The session, stopped when the command ends.  Raises NoSpark."""
+        """The session; it stops when the command ends.  Raises NoSpark."""
         own = "PYSPARK_GATEWAY_PORT" not in os.environ  # else spark-submit has started it
         with kept_aside() if own and LOG_LEVEL not in self.conf else nullcontext():
             spark = session(f"mqpipeline {self.name}", self.master, self.conf)
@@ -59,11 +59,11 @@ class Job:
         return spark
 
     def say(self, result: Mapping[str, Any], text: str) -> None:
-        """The job's one result on standard output: an object for a program, or `text` for a person."""
+        """Writes the job's one result to standard output: an object for a program, `text` for a person."""
         echo(to_json(result) if self.as_json else text)
 
     def end(self, report: Report, report_to: Path | None) -> NoReturn:
-        """Writes the report where it is wanted, says it, and ends the command by its verdict."""
+        """Writes the report where the user wants it, prints it, and ends the command by its verdict."""
         if report_to is not None:
             report.write(report_to)
         self.say(report.as_json(), report.as_text())

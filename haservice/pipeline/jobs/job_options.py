@@ -53,7 +53,7 @@ limit_option = click.option(
 
 
 def _made(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
-    """Now, and not behind hours of work."""
+    """Makes the directory now, not after hours of work."""
     if value is None:
         return None
     try:

@@ -1,9 +1,9 @@
-"""HA samples as DataFrames: one row per slave and sample, and what follows from those.
+"""HA samples as DataFrames: one row per slave and sample, and what follows from those rows.
 
-A broker writes a sample when something has changed, else every 10 s (haservice.broker.stats.ha_samples), so each
-counts for as long as it held.
+A broker writes a sample when something has changed, else every 10 s (haservice.broker.stats.ha_samples).  So
+each sample counts for as long as it held.
 
-    stall     the ack did not move, though the slave had something to get
+    stall     the ack did not move, though the slave was behind
     absence   a slave that had been there was not connected
     silence   no samples: the broker did not run
 """
@@ -31,7 +31,7 @@ SCHEMA = """
     master struct<addr string, state string, offset long, masterEnd long, lagBytes long, rate long>,
     _corrupt string
 """
-# A sample holds until the next one, but not longer: then its broker did not run.
+# A sample holds until the next one, but no longer than this: after that its broker did not run.
 HELD_MS_MAX = int(STILL_S * 1000) + 5_000
 SILENCE_MS = 30_000
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -39,14 +39,14 @@ CONNECTED = "TRANSFER"
 
 
 class NoSamples(HAServiceError):
-    """Nothing to report on; the text says where it was looked for, and what makes samples."""
+    """There is nothing to report on; the text says where samples were sought, and what makes them."""
 
 
 # -- reading -------------------------------------------------------------------------------------------
 
 
 def sample_files(places: Iterable[str]) -> list[str]:
-    """Files of samples: of a store, of its directory of samples, or files themselves.  Raises NoSamples."""
+    """Sample files: those of a store, of its directory of samples, or the files given.  Raises NoSamples."""
     found: dict[str, None] = {}
     for place in places:
         path = Path(place)
@@ -63,8 +63,8 @@ def sample_files(places: Iterable[str]) -> list[str]:
 
 
 def samples(spark: SparkSession, places: Sequence[str]) -> DataFrame:
-    """All samples, with their broker's directory and for how long each held.  Lines that are none are rows
-    with `_corrupt`."""
+    """All samples, with their broker's directory and how long each held.  Unreadable lines are rows with
+    `_corrupt`."""
     frame = (
         spark.read.schema(SCHEMA).option("columnNameOfCorruptRecord", "_corrupt").json(sample_files(places))
     )
@@ -76,7 +76,7 @@ def samples(spark: SparkSession, places: Sequence[str]) -> DataFrame:
 
 
 def slaves_seen(frame: DataFrame) -> DataFrame:
-    """A row for each slave and sample of its master, from when it was first there; nulls while it is not."""
+    """A row per slave and sample of its master, from the slave's first one on; null while it is away."""
     masters = frame.where("role <> 'SLAVE'")
     each = masters.select("broker", "ts", F.explode("slaves").alias("slave"))
     known = each.groupBy("broker", F.col("slave.id").alias("id")).agg(
@@ -106,7 +106,7 @@ def slaves_seen(frame: DataFrame) -> DataFrame:
 
 
 def _percentiles(column: str) -> list[Column]:
-    """Weighted by how long each value held."""
+    """Percentiles, weighted by how long each value held."""
     return [
         F.expr(f"percentile({column}, {share}, greatest(held, 1))").alias(f"{column}_{name}")
         for name, share in SHARES.items()
@@ -114,13 +114,13 @@ def _percentiles(column: str) -> list[Column]:
 
 
 def _share(flag: Column) -> Column:
-    """Of the time, or of the samples while they are all of one moment."""
+    """A flag's share of the time; of the samples if they are all of one moment."""
     held = F.try_divide(F.sum(F.when(flag, F.col("held")).otherwise(0)), F.sum("held"))
     return F.coalesce(held, F.avg(flag.cast("int")))
 
 
 def per_slave(seen: DataFrame) -> DataFrame:
-    """Of each slave over all the time."""
+    """Figures of each slave over the whole time."""
     return seen.groupBy("broker", "id", "slave").agg(
         *_percentiles("lagSeconds"),
         F.max("lagSeconds").alias("lagSeconds_max"),
@@ -134,7 +134,7 @@ def per_slave(seen: DataFrame) -> DataFrame:
 
 
 def over_time(seen: DataFrame, step_ms: int) -> DataFrame:
-    """Of each slave in each step of time."""
+    """Figures of each slave in each step of time."""
     begin = (F.floor(F.col("ts") / step_ms) * step_ms).alias("beginMs")
     return (
         seen.groupBy("broker", "id", "slave", begin)
@@ -150,14 +150,14 @@ def over_time(seen: DataFrame, step_ms: int) -> DataFrame:
 
 
 def episodes(seen: DataFrame, least_ms: int) -> DataFrame:
-    """Stalls and absences that took so long: runs of samples in which a slave's ack is the same, or none."""
+    """Stalls and absences of at least `least_ms`: runs of samples with one ack of a slave, or none."""
     in_order = Window.partitionBy("broker", "id").orderBy("ts")
-    # What stays the same while nothing moves; a slave that is not there has no ack.
+    # This value stays the same while nothing moves; an absent slave has no ack.
     value = F.when(~F.col("present"), F.lit(-2)).otherwise(F.coalesce("ack", F.lit(-1)))
     silent = F.lag("until").over(in_order) > SILENCE_MS
     changed = F.coalesce((F.lag("value").over(in_order) != F.col("value")) | silent, F.lit(True))
     runs = seen.withColumn("value", value).withColumn("changed", changed.cast("int"))
-    # Of a slave that is away its last ack counts.
+    # For an absent slave its last ack counts.
     last_ack = F.last("ack", ignorenulls=True).over(in_order)
     runs = runs.withColumns({"run": F.sum("changed").over(in_order), "ack": last_ack})
     lacking = F.coalesce("lagBytes", F.col("logEnd") - F.col("ack"))
@@ -186,7 +186,7 @@ def silences(frame: DataFrame) -> DataFrame:
 
 
 def links(frame: DataFrame) -> DataFrame:
-    """What slaves say of their link to the master."""
+    """What slaves report of their link to the master."""
     told = frame.where("role = 'SLAVE' and master is not null").withColumn(
         "lagBytes", F.when(F.col("master.lagBytes") >= 0, F.col("master.lagBytes"))
     )

@@ -1,8 +1,8 @@
-"""The job `lag-report`: how far slaves lagged, when they stood still, when they were away.
+"""The job `lag-report`: how far slaves were behind, when they stalled, and when they were absent.
 
     <store>/hasamples/ha.jsonl*  ─ lag_frames ─▶  percentiles, episodes, lines ─▶ verdict, page, JSON
 
-What is drawn is what the masters saw; what slaves say of their link is a table beside it.
+Plots show what the masters saw; a table beside them shows what slaves report of their link.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 EPISODE_S = 5.0
-# Of a line in a picture.
+# Points of one line in a plot.
 POINTS = 120
 EPISODES_SHOWN_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From where on something is a finding."""
+    """Beyond these values something is a finding."""
 
     episode_s: float = EPISODE_S
     p99_s: float | None = None
@@ -258,7 +258,7 @@ def _series(
 def _rates(
     lines: Sequence[Mapping[str, Any]], names: Mapping[tuple[str, str], str], step_ms: int
 ) -> dict[str, tuple[list[datetime], list[float]]]:
-    """How fast each log grew, and each slave followed."""
+    """How fast each log grew, and how fast each slave followed."""
     found: dict[str, tuple[list[datetime], list[float]]] = {}
     before: dict[tuple[str, str], Mapping[str, Any]] = {}
     for one in lines:
@@ -280,7 +280,7 @@ def _rates(
 
 
 def _strips(waits: Sequence[Mapping[str, Any]], names: Mapping[tuple[str, str], str], all_of: Row) -> str:
-    """When each slave moved, stood still, or was away; in minutes from the first sample."""
+    """When each slave moved, stalled, or was absent; in minutes from the first sample."""
 
     def minutes(ms: int) -> float:
         return float(ms - all_of.beginMs) / 60_000

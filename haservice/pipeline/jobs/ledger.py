@@ -1,10 +1,10 @@
-"""Ledgers, as DataFrames: what a producer was told of its sends, and what consumers say they got.
+"""Ledgers, as DataFrames: which answers a producer got to its sends, and what consumers report.
 
     producer   {"topic", "queueId", "queueOffset", "msgId" | "uniqKey", "status", "sentMs", "ackedMs"}
     consumer   {"topic", "queueId", "queueOffset", "msgId" | "uniqKey", "group", "consumedMs"}
 
-JSON, a line each, in the order in which things happened; empty lines are none.  msgId may
-be either of RocketMQ's two ids: a client calls the unique key so, a broker the offset id.
+A ledger is JSON, a line each, in the order of events; empty lines are ignored.  msgId may be either of
+RocketMQ's two ids: a client uses the name for the unique key, a broker for the offset id.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def read_ledger(
     spark: SparkSession, paths: Sequence[str], schema: str, accept: Sequence[str] | None = None
 ) -> DataFrame:
     """The lines of these files with `file`, `line` (which rises within a file), `blank`, and `unreadable`:
-    why a line is none.
+    the reason why a line cannot be used.
 
-    `id` is the unique key, else the message id, in upper case.  A line names its message; of a producer's,
-    one whose status `accept` has.
+    `id` is the unique key, else the message id, in upper case.  A line has to name its message; a producer's
+    line only if its status is in `accept`.
     """
     text = spark.read.text(list(paths)).select(
         "value",
         F.col("_metadata.file_path").alias("file"),
-        # Splits are read in order, and by one task each.
+        # One task reads each split, in order.
         F.struct(
             F.col("_metadata.file_block_start").alias("start"), F.monotonically_increasing_id().alias("id")
         ).alias("line"),
@@ -58,7 +58,7 @@ def read_ledger(
 
 
 def _reason(schema: str, accept: Sequence[str] | None) -> Column:
-    """Why a line is none; null for one that is."""
+    """Why a line cannot be used; null for a good one."""
     said = F.col("said")
     reasons = [F.when(said.isNull(), "no JSON object")]
     for field in schema.replace("`", "").split(", "):
@@ -77,13 +77,13 @@ def _reason(schema: str, accept: Sequence[str] | None) -> Column:
 
 
 def readable(ledger: DataFrame) -> DataFrame:
-    """The lines that are some."""
+    """The lines that can be used."""
     return ledger.filter("unreadable is null and not blank")
 
 
 def line_numbers(ledger: DataFrame) -> DataFrame:
     """Each line's `number` in its file, from 1 on."""
-    # A task reads a split of a file from its begin to its end, and numbers what it reads without a gap.
+    # A task reads a split of a file from its beginning to its end, and numbers its lines without a gap.
     splits = ledger.groupBy("file", F.col("line.start").alias("start")).agg(
         F.min("line.id").alias("first"), F.count("*").alias("lines")
     )

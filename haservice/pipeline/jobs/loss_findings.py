@@ -1,12 +1,12 @@
 """What can be wrong between ledgers and a log, each kind as a DataFrame of findings.
 
-    missing       acknowledged, and not in the log             duplicated     more than once in the log
-    misplaced     in the log, elsewhere than acknowledged      unledgered     in the log, and in no ledger
-    outOfOrder    later sent than acknowledged what is behind  ledgerOrder    the same, by lines of the ledger
-    ledgerTwice   one acknowledgement in two lines             unreadable     a line that is none
-    gap           numbers of a queue that no message has
+    missing       acknowledged, but not in the log             duplicated     more than once in the log
+    misplaced     in the log, elsewhere than acknowledged      unledgered     in the log, but in no ledger
+    outOfOrder    acked before a lower number was sent         ledgerOrder    the same, by lines of the ledger
+    ledgerTwice   one acknowledgement in two lines             unreadable     a line that cannot be used
+    gap           numbers of a queue without a message
     unconsumed    a group never got it                         consumedTwice  a group got it more than once
-    consumedOrder a group got it before what lies before it    phantom        consumed, and never in the log
+    consumedOrder a group got it after a later message         phantom        consumed, but never in the log
 
 Every finding has the columns of FINDING.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-# Where messages wait under another topic than they were sent to.
+# Messages wait here, under another topic than they were sent to.
 WAITING_TOPICS = (SCHEDULE_TOPIC, HALF_TOPIC)
 FINDING = ("kind", "topic", "queueId", "queueOffset", "id", "file", "detail")
 _PLAIN = (
@@ -43,7 +43,7 @@ _PLAIN = (
     "msgId",
 )
 _QUEUE = ("topic", "queueId")
-# Of one message's copies so many are shown.
+# How many copies of one message are shown.
 _PLACES_MAX = 5
 
 
@@ -70,12 +70,12 @@ def all_of(findings: Sequence[DataFrame]) -> DataFrame:
 
 
 def messages(spark: SparkSession, path: str, end: int, topics: Sequence[str] | None) -> DataFrame:
-    """Messages of queues, of these topics or of all, and those that wait to be; with `waiting`, and
-    `logTopic`: where they wait.
+    """Messages of these topics (or of all) in queues, and those that still wait.  `waiting` marks those, and
+    `logTopic` is where they wait.
     """
     plain = read_log(spark, path, _PLAIN).filter(~F.col("topic").isin(*WAITING_TOPICS))
     plain = plain.withColumns({"waiting": F.lit(False), "logTopic": F.col("topic")})
-    # Only these are decoded with their properties, and sought in the log: queues may be what is wrong.
+    # Only these records are decoded with properties.  They are sought in the log, for queues may be wrong.
     only = {"topic": ",".join(WAITING_TOPICS), "useConsumeQueue": "false"}
     waiting = read_log(spark, path, (*_PLAIN, "properties"), **only).filter(
         F.col("topic").isin(*WAITING_TOPICS)
@@ -94,13 +94,13 @@ def messages(spark: SparkSession, path: str, end: int, topics: Sequence[str] | N
 
 
 def with_ids(log: DataFrame) -> DataFrame:
-    """A row for each id under which a ledger may know the message: its own two, and its place."""
+    """A row for each id by which a ledger may name the message: its own two ids, and its place."""
     ids = F.array(F.upper("uniqKey"), "msgId", place_id())
     return log.withColumn("id", F.explode(F.array_distinct(F.array_compact(ids))))
 
 
 def place_id() -> Column:
-    """What stands for the id of a message of which only the place is known."""
+    """Stands for the id of a message of which only the place is known."""
     return F.concat_ws("/", F.lit("@"), "queueId", "queueOffset")
 
 
@@ -110,12 +110,12 @@ def known(ledger: DataFrame) -> DataFrame:
 
 
 def gaps(log: DataFrame, start: int, topics: Sequence[str] | None) -> DataFrame:
-    """Numbers that no message of a queue has, as the order of the log says; and where numbers fall."""
+    """Numbers of a queue without a message, in the log's order; and places where numbers fall."""
     rows = log.withColumn("topic", F.col("logTopic"))
     if topics is not None:
         rows = rows.filter(F.col("topic").isin(*topics))
     in_order = Window.partitionBy(*_QUEUE).orderBy("physicalOffset")
-    # A log that begins at 0 has every queue's first message.
+    # A log that begins at 0 holds every queue's first message.
     before = F.lag("queueOffset", 1, -1 if start == 0 else None).over(in_order)
     rows = rows.withColumn("before", before).filter(F.col("queueOffset") != F.col("before") + 1)
     missing = F.col("queueOffset") - F.col("before") - 1
@@ -141,7 +141,7 @@ def unreadable(ledger: DataFrame) -> DataFrame:
 
 
 def against_log(acked: DataFrame, log: DataFrame, start: int) -> DataFrame:
-    """Of every line: missing, delayed, expired, duplicated or misplaced; nothing for those that are fine."""
+    """Each line that is not fine, as missing, delayed, expired, duplicated or misplaced."""
     place = F.struct("queueId", "queueOffset", "physicalOffset")
     found = (
         with_ids(log)
@@ -191,7 +191,7 @@ def against_log(acked: DataFrame, log: DataFrame, start: int) -> DataFrame:
 
 
 def unledgered(lines: DataFrame, log: DataFrame) -> DataFrame:
-    """Messages between a ledger's first and last of a queue that no line names."""
+    """Messages that no line names, between the first and last of their queue in the ledger."""
     placed = lines.filter(F.col("queueOffset").isNotNull())
     spans = placed.groupBy(*_QUEUE).agg(F.min("queueOffset").alias("low"), F.max("queueOffset").alias("high"))
     inside = (
@@ -207,16 +207,16 @@ def unledgered(lines: DataFrame, log: DataFrame) -> DataFrame:
 
 
 def ledger_twice(acked: DataFrame) -> DataFrame:
-    """Lines that name a message that a line before has named."""
+    """Lines that name a message that an earlier line has named."""
     in_order = Window.partitionBy("topic", "id").orderBy("file", "line")
     rows = acked.withColumn("times", F.row_number().over(in_order)).filter("times > 1")
     return finding(rows, "ledgerTwice", F.concat(F.lit("time "), "times"))
 
 
 def out_of_order(acked: DataFrame) -> DataFrame:
-    """Acknowledged before something was sent at all that has the lower number, or the earlier line.
+    """Messages acknowledged before one with a lower number, or in an earlier line, was sent at all.
 
-    By one producer's clock: a file is one producer's.  Sends at the same time have no order.
+    Times are by one producer's clock: a file is one producer's.  Sends at the same time have no order.
     """
     timed = acked.filter("queueOffset is not null and sentMs is not null and ackedMs is not null")
     found = []
@@ -239,11 +239,11 @@ def out_of_order(acked: DataFrame) -> DataFrame:
 
 
 def consumed_against(acked: DataFrame, log: DataFrame, consumed: DataFrame, *, ordered: bool) -> DataFrame:
-    """Every group's lines against what was acknowledged, and against the log."""
+    """Checks every group's lines against what was acknowledged, and against the log."""
     lines = known(consumed).withColumn("group", F.coalesce("group", F.lit("")))
     groups = lines.select("group", "topic").distinct()
     present = with_ids(log.filter("not waiting")).select("topic", "id", "physicalOffset")
-    # Each message once, whatever id a line names it by.
+    # Each message counts once, whichever id a line names it by.
     got = lines.join(present, ["topic", "id"], "left")
     wanted = acked.join(present, ["topic", "id"]).dropDuplicates(["topic", "physicalOffset"])
     unconsumed = wanted.join(groups, "topic").join(

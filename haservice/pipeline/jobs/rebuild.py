@@ -1,15 +1,15 @@
 """The job `rebuild`: consume queues and index files from the log alone.
 
-What "as the broker builds them" means: the bytes that a broker writes which starts on this log with neither.
-They are those of the broker's own files as long as the log still has all that those were built from.  Once
-retention took the log's beginning, the broker's older entries of it are blanks here, and the index begins
-with the log's first message.  A deleted topic comes back, for its messages are in the log, as it does when a
-broker builds anew.  Names of index files are times of the broker's clock, which the log does not have: see
+It writes the bytes that a broker would write that starts on this log without queues and index.  They equal
+the broker's own files as long as the log still has everything that those were built from.  Once retention
+took the log's beginning, the broker's older queue entries are blanks here, and the index begins with the
+log's first message.  A deleted topic comes back, for the log has its messages; that also happens when a
+broker builds anew.  Index files are named by times of the broker's clock, which the log does not have: see
 index_build.
 
-In place, the new files are built beside the old ones and take their names at the end; the old ones move to
-replaced-<time>/.  Killed before that, nothing has changed; killed amid it, the next start of the broker
-builds what is missing by itself.
+In place, the job builds new files beside the old ones and renames them at the end; the old files move to
+replaced-<time>/.  A kill before the renames changes nothing.  After a kill amid them the broker builds what
+is missing at its next start.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _DEFAULTS = LogOptions(root=Path())
 
 
 class RebuildRefused(HAServiceError):
-    """The directory, or what lies in it, does not allow it; the text names what mends it."""
+    """The directory, or its content, does not allow a rebuild; the text says what to do."""
 
 
 class Sizes(NamedTuple):
-    """What a broker's configuration says of its files."""
+    """The file sizes in a broker's configuration."""
 
     queue_file_bytes: int
     index_slots: int
@@ -77,7 +77,7 @@ def rebuild(
 ) -> Built:
     """Writes consumequeue/ and index/ into `directory`, which has neither.
 
-    Raises HAServiceError for what a broker would not dispatch, either.
+    Raises HAServiceError for a log that a broker would not dispatch either.
     """
     segments = store.segments()
     start, end = segments[0].start, store.confirmed_end()
@@ -131,7 +131,7 @@ def _sync(directory: Path) -> None:
 
 @contextmanager
 def in_place(root: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    """A directory to build in, whose `names` take their places in the store at the end; nobody has the store.
+    """Locks the store and gives a directory to build in.  At the end its `names` replace those of the store.
 
     Raises RebuildRefused.
     """
@@ -171,9 +171,9 @@ def elsewhere(directory: Path, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def sizes_of(store: StoreView, sizes: Sizes, *, queues_fit: bool, index_fits: bool) -> Sizes:
-    """`sizes`, but a queue file's size of 0 is that of the files there are.
+    """`sizes`, but a queue file size of 0 becomes that of the files in the store.
 
-    Raises RebuildRefused if they have to fit the store's files, which its broker asks for, and do not.
+    Raises RebuildRefused if sizes have to fit the store's files, because its broker uses them, and do not.
     """
     found = _first_size(store.queue_dirs().values())
     wanted = sizes.queue_file_bytes or found or _DEFAULTS.queue_file_size
@@ -242,7 +242,7 @@ def command(
     queues, index = only in (None, QUEUES), only in (None, INDEX)
     names = tuple(name for name, wanted in ((QUEUES, queues), (INDEX, index)) if wanted)
     sizes = Sizes(queue_file_bytes, index_slots, index_entries, delay_levels)
-    # Elsewhere whoever says other sizes wants them.
+    # Elsewhere the user may choose other sizes.
     other = (index_slots, index_entries) != (_DEFAULTS.index_slots, _DEFAULTS.index_entries)
     sizes = sizes_of(view, sizes, queues_fit=to is None, index_fits=to is None or (index and not other))
     place: Callable[..., Any] = elsewhere if to is not None else in_place

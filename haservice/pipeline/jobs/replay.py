@@ -1,10 +1,10 @@
-"""The job `replay`: messages of a store, or of Parquet, are sent to brokers once more.
+"""The job `replay`: sends messages of a store, or of Parquet, to brokers once more.
 
     SOURCE ─ topics, times ─▶ rows ─ topic map ─▶ sink ─▶ brokers
 
-What consumers would never have seen (halves of transactions, and those rolled back) is not sent.  Bodies,
-properties and flags are those that were stored, the unique key included, so that a consumer can tell what it
-has had before.  Messages are sent at least once, and their old times and hosts are gone.
+It does not send what consumers never see (half messages, and rolled back ones).  Bodies, properties and flags
+stay as stored, the unique key included, so that a consumer can recognise what it has had before.  Messages
+are sent at least once; their old times and hosts are lost.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SUMMARY_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to send, and where.  `topics` maps each to its name at the target."""
+    """What to send, and where.  `topics` maps each topic to its name at the target."""
 
     topics: Mapping[str, str]
     name_servers: tuple[str, ...] = ()
@@ -75,9 +75,9 @@ def is_store(source: str) -> bool:
 
 
 def messages(spark: SparkSession, source: str, asked: Asked) -> DataFrame:
-    """The rows of the source that are asked for, under the names of their topics there.
+    """The rows of the source that are asked for, with their topics' names at the target.
 
-    Raises ConfigError for a table without topic and body, and for a topic that is not there.
+    Raises ConfigError for a table without topic and body, and for a topic that is not in the source.
     """
     if is_store(source):
         mode = Mode.DROPMALFORMED if asked.skip_damage else Mode.FAILFAST
@@ -118,7 +118,7 @@ def check_topics(source: str, topics: DataFrame, wanted: Sequence[str]) -> None:
 
 @contextmanager
 def damage_named() -> Iterator[None]:
-    """What a task says of damage, with the option of this job that goes on behind it."""
+    """Adds to a task's error about damage the option of this job that skips damage."""
     try:
         yield
     except Exception as error:
@@ -138,13 +138,13 @@ def parquet(spark: SparkSession, source: str) -> DataFrame:
             raise ConfigError(source, 0, name, f"is no column of this table: {', '.join(frame.columns)}")
     if isinstance(frame.schema["topic"].dataType, StringType):
         return frame
-    # A directory topic=0815 was taken for a number.
+    # Spark took a directory topic=0815 for a number.
     fields = [StructField("topic", StringType()) if one.name == "topic" else one for one in frame.schema]
     return spark.read.schema(StructType(fields)).parquet(source)
 
 
 def summary(frame: DataFrame, asked: Asked) -> Table:
-    """How much of each topic there is, and from when."""
+    """How many messages of each topic there are, and from when."""
     time = F.col("storeTimestamp") if "storeTimestamp" in frame.columns else F.lit(None)
     found = frame.groupBy("topic").agg(
         F.count("*"),
@@ -158,7 +158,7 @@ def summary(frame: DataFrame, asked: Asked) -> Table:
 
 
 def outgoing(frame: DataFrame, asked: Asked) -> DataFrame:
-    """As the sink takes them: with new topics, in tasks that keep to the rate, in order if that is asked."""
+    """The rows for the sink: topics renamed, in tasks that keep to the rate, in order if that is asked."""
     tasks = frame.sparkSession.sparkContext.defaultParallelism
     if asked.per_second is not None:
         tasks = min(tasks, asked.per_second)  # each sends one a second, or more
@@ -176,7 +176,7 @@ def outgoing(frame: DataFrame, asked: Asked) -> DataFrame:
 
 
 def check_target(frame: DataFrame, asked: Asked) -> None:
-    """Says now what every task would say.  Raises click.ClickException, RouteUnknown, or RemotingError."""
+    """Raises what every task would raise later: click.ClickException, RouteUnknown, or RemotingError."""
     last_ids: dict[str, int | None] = {}
     if asked.keep_queues:
         with damage_named(), progress(frame.sparkSession, "looking for queues"):
@@ -197,7 +197,7 @@ def check_target(frame: DataFrame, asked: Asked) -> None:
 
 
 def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
-    """Sends the rows; what became of them.  Raises what a look at the target says, or Spark's error."""
+    """Sends the rows; returns what became of them.  Raises what check_target raises, or Spark's error."""
     check_target(frame, asked)
     rows, spark = outgoing(frame, asked), frame.sparkSession
     with tempfile.TemporaryDirectory(prefix="replay-") as directory:
@@ -235,7 +235,7 @@ def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
 
 
 def topic_map(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """T, or T=AT_TARGET; as many as there are."""
+    """Parses any number of T or T=AT_TARGET."""
     found: dict[str, str] = {}
     for value in values:
         topic, _equals, target = value.partition("=")

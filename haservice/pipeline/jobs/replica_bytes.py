@@ -1,11 +1,11 @@
-"""Several stores of one log, compared byte for byte: by pieces of the log, digests and differences of each.
+"""Compares several stores of one log byte for byte: piece by piece, by digests and differences.
 
     log       | segment | segment | segment ··
     pieces    | 8 MiB | 8 MiB | …         cut where a segment, or one of the stores, ends
     a piece   digest per store, and where its bytes differ from those of the first store that has it
 
-What lies behind a blank's head is no part of the log: a master writes no more of it, and a replica may lack
-it.  A segment's digest is the SHA-256 of its pieces' digests (BLAKE2b, 16 bytes) in their order.
+Bytes behind a blank's head are no part of the log: a master writes only the head, and a replica may lack the
+rest.  A segment's digest is the SHA-256 of its pieces' digests (BLAKE2b, 16 bytes) in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 8 << 20
 DIGEST_BYTES = 16
-# Differences of a piece that are told apart; what follows counts to the last one.  Nearer ones are one.
+# A piece keeps this many differences apart; the last one takes in the rest.  Nearer ones are joined.
 RUNS_MAX = 64
 RUN_GAP_BYTES = 32
 _FOUND = (
@@ -50,7 +50,7 @@ _FOUND_ARROW = pa.list_(
 
 
 class NotComparable(HAServiceError):
-    """The stores are not of one log, as far as their files say."""
+    """Judging by their files, the stores do not hold one log."""
 
 
 class Side(NamedTuple):
@@ -64,7 +64,7 @@ class Side(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """From `begin` to `end` the bytes of `store` are not those of the first store that has them, `other`."""
+    """From `begin` to `end` the bytes of `store` differ from those of `other`, the first store with them."""
 
     begin: int
     end: int
@@ -73,7 +73,7 @@ class Difference(NamedTuple):
 
 
 class SegmentDigest(NamedTuple):
-    """Of one store's part of a segment."""
+    """The digest of one store's part of a segment."""
 
     segment: int
     store: int
@@ -83,7 +83,7 @@ class SegmentDigest(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What came of it."""
+    """The result of a comparison."""
 
     digests: list[SegmentDigest]
     differences: list[Difference]
@@ -110,7 +110,7 @@ def check_sides(sides: Sequence[Side]) -> None:
 
 
 def compare(spark: SparkSession, sides: Sequence[Side]) -> Compared:
-    """Reads all that at least one store has, once."""
+    """Reads once all bytes that at least one store has."""
     cuts = _segment_cuts(spark, sides)
     planned = list(_planned(sides, cuts))
     if not planned:
@@ -152,7 +152,7 @@ def compare(spark: SparkSession, sides: Sequence[Side]) -> Compared:
 
 
 def islands(sides: Sequence[Side]) -> list[tuple[int, int]]:
-    """From where to where the logs lie together: more than one are of logs without a byte in common."""
+    """Ranges in which logs overlap; more than one mean that some logs have no byte in common."""
     found: list[tuple[int, int]] = []
     for one in sorted(sides, key=lambda each: each.start):
         if found and one.start < found[-1][1]:
@@ -163,7 +163,7 @@ def islands(sides: Sequence[Side]) -> list[tuple[int, int]]:
 
 
 def shared(sides: Sequence[Side]) -> list[tuple[int, int]]:
-    """The ranges of the log that at least two stores have; all of it where there is one store alone."""
+    """Ranges of the log that at least two stores have; with one store, all of its log."""
     least = min(2, len(sides))
     found: list[tuple[int, int]] = []
     for begin, end in pairwise(sorted({one.start for one in sides} | {one.end for one in sides})):
@@ -179,7 +179,7 @@ def _has(one: Side, offset: int) -> bool:
 
 
 def _planned(sides: Sequence[Side], cuts: dict[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Segment, begin and end of every piece; each store has all of a piece, or nothing."""
+    """Segment, begin and end of every piece; each store has all of a piece, or none of it."""
     size = sides[0].segment_bytes
     start, end = min(one.start for one in sides), max(one.end for one in sides)
     edges = {one.start for one in sides} | {one.end for one in sides}
@@ -191,7 +191,7 @@ def _planned(sides: Sequence[Side], cuts: dict[int, int]) -> Iterator[tuple[int,
 
 
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
-    """Numbers of small works, `id`, spread over tasks."""
+    """Numbers of small pieces of work, `id`, spread over tasks."""
     return spark.range(0, count, 1, min(count, 4 * spark.sparkContext.defaultParallelism))
 
 
@@ -199,7 +199,7 @@ def _numbers(spark: SparkSession, count: int) -> DataFrame:
 
 
 def _segment_cuts(spark: SparkSession, sides: Sequence[Side]) -> dict[int, int]:
-    """Where what counts of each whole segment ends: behind the head of its blank, of the latest one."""
+    """Where the bytes that count end in each whole segment: behind its blank's head, of the latest blank."""
     size = sides[0].segment_bytes
     whole = [
         (number, segment)
@@ -222,7 +222,7 @@ def _segment_cuts(spark: SparkSession, sides: Sequence[Side]) -> dict[int, int]:
 
 
 def _blank_begin(path: str, start: int) -> int:
-    """Where the segment's last record, or damage, ends."""
+    """Where the segment's last record or damage ends."""
     segment = next((one for one in StoreView(path).find_segments() if one.start == start), None)
     if segment is None:
         return start
@@ -288,7 +288,7 @@ def _bytes(log: OpenSegment, begin: int, end: int) -> bytes:
 
 
 def runs_of(first: bytes, other: bytes, offset: int) -> list[tuple[int, int]]:
-    """Where two byte strings of one length differ; `offset` is where they begin."""
+    """Where two byte strings of one length differ; `offset` is where they begin in the log."""
     places = np.flatnonzero(np.frombuffer(first, np.uint8) != np.frombuffer(other, np.uint8))
     if not len(places):
         return []

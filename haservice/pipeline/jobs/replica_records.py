@@ -1,4 +1,4 @@
-"""Differences of bytes, named as records: which message, in which store, and what of it is not the same.
+"""Names the records in which bytes differ: which message, in which store, and which fields differ.
 
 bytes that differ ─▶ records they lie in, of both stores ─ by place in the log ─▶ different, missing, extra
 """
@@ -18,7 +18,7 @@ from haservice.pipeline.jobs.replica_bytes import Difference, Side
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Segments whose differences are named, those of the lowest offsets; of the others only bytes are known.
+# Records are named for this many differing segments, the lowest; of others only bytes are reported.
 SEGMENTS_MAX = 32
 _IDENTITY = ("topic", "queueId", "queueOffset", "msgId", "uniqKey")
 _COMPARED = (
@@ -43,8 +43,8 @@ COLUMNS = tuple(dict.fromkeys(_READ))
 
 
 class NamedRecord(NamedTuple):
-    """One record that two stores do not have alike.  `kind` is how the second has it: different, missing or
-    extra; `sound_*` whether its fields and its CRC fit in each store, None where it is not.
+    """A record that is not alike in two stores.  `kind` is how the second store has it: different, missing or
+    extra.  `sound_*`: whether its fields and CRC are right in each store; None where it is missing.
     """
 
     offset: int
@@ -63,7 +63,7 @@ class NamedRecord(NamedTuple):
 
 
 class Named(NamedTuple):
-    """`counts` by kind of all records found, of which `records` are the first."""
+    """`counts` of all records found, by kind; `records` are the first of them."""
 
     counts: dict[str, int]
     records: list[NamedRecord]
@@ -73,7 +73,7 @@ class Named(NamedTuple):
 def name_records(
     spark: SparkSession, sides: Sequence[Side], differences: Sequence[Difference], limit: int
 ) -> Named:
-    """The records that the differences lie in, in the log's order; `limit` of them with all that is known."""
+    """The records in which the differences lie, in the log's order; `limit` of them with all details."""
     size = sides[0].segment_bytes
     groups: dict[tuple[int, int, int], list[Difference]] = {}
     for one in differences:
@@ -110,7 +110,7 @@ def _of_segment(
         rows = read_log(spark, sides[number].path, COLUMNS)
         rows = rows.filter((F.col("physicalOffset") >= low) & (F.col("physicalOffset") < high))
         rows = rows.join(runs, (F.col("physicalOffset") < F.col("high")) & (end > F.col("low")), "left_semi")
-        # Maps are not compared; what they hold is.
+        # Spark compares no maps, but their entries.
         entries = F.array_sort(F.map_entries("properties"))
         return rows.withColumn("properties", entries)
 
@@ -118,7 +118,7 @@ def _of_segment(
 
 
 def differing(rows: DataFrame, others: DataFrame, store: int, other: int) -> DataFrame:
-    """Records of two stores by their place, with the names of the columns that are not the same."""
+    """Records of two stores by place, with the names of the columns that differ."""
     a, b = rows.alias("a"), others.alias("b")
     joined = a.join(b, F.col("a.physicalOffset") == F.col("b.physicalOffset"), "full_outer")
     both = F.col("a.physicalOffset").isNotNull() & F.col("b.physicalOffset").isNotNull()

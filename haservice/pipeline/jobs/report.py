@@ -1,9 +1,9 @@
 """What a job found, as JSON for machines and as one page for people: a verdict, figures, tables, plots.
 
-    exit code    0 nothing to find fault with | 1 findings        (2 usage, 3 could not run: the command's)
+    exit code    0 no findings | 1 findings        (2 usage, 3 could not run: the command's)
 
-The page, report.html.jinja beside this, is one HTML file without JavaScript that loads nothing: plots are SVG
-inside it, drawn by matplotlib.  Where matplotlib is missing the page has its tables and says so.
+The page, report.html.jinja beside this, is one HTML file without JavaScript that loads nothing.  Plots are
+SVG inside it, drawn by matplotlib.  Without matplotlib the page has its tables and says so.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 try:
     import matplotlib.figure as _figure
-except ImportError:  # a cluster's image without it: reports do without pictures
+except ImportError:  # a cluster's image without it: reports do without plots
     _figure = None  # type: ignore[assignment]
 
 JSON_NAME = "report.json"
 PAGE_NAME = "report.html"
-# A page is for reading: longer tables are cut there, and whole in the JSON.
+# The page cuts longer tables; the JSON has them whole.
 PAGE_ROWS_MAX = 200
-# In a terminal so many findings are named.
+# How many findings a terminal shows.
 TEXT_NAMED_MAX = 10
 
 GOOD, BAD, QUIET, MARK = "#2c7a4b", "#b3261e", "#b9bec6", "#33588c"
@@ -62,7 +62,7 @@ class Report:
 
     `verdict` is one sentence, `findings` how many things are wrong, `figures` the few numbers that come
     first, `named` a line for each of the first findings.
-    `data` is the whole of it for machines, in plain values; `sections` is what people read.
+    `data` is the whole result for machines, in plain values; `sections` is what people read.
     """
 
     job: str
@@ -80,7 +80,7 @@ class Report:
         return 1 if self.findings else 0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; the same keys come first for every job."""
+        """The report in plain values; every job has the same first keys."""
         return {
             "job": self.job,
             "ok": not self.findings,
@@ -111,7 +111,7 @@ class Report:
         )
 
     def write(self, directory: Path) -> tuple[Path, Path]:
-        """Writes report.json and report.html into `directory`, which is made; where they lie."""
+        """Writes report.json and report.html into `directory`, which it makes.  Returns their paths."""
         directory.mkdir(parents=True, exist_ok=True)
         data, page = directory / JSON_NAME, directory / PAGE_NAME
         data.write_text(json.dumps(self.as_json(), indent=2, ensure_ascii=False, default=str) + "\n")
@@ -121,7 +121,7 @@ class Report:
 
 @functools.cache
 def _template() -> Template:
-    # A worker of Spark imports this module too, and makes no pages.
+    # Spark's workers import this module too, and make no pages.
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
 
     pages = Environment(
@@ -161,7 +161,7 @@ def size_words(size: float) -> str:
 
 
 def svg(draw: Callable[[Figure], None], *, width: float = 10.0, height: float = 3.0) -> str:
-    """What `draw` puts on a figure of so many inches, as SVG to stand in a page; empty without matplotlib."""
+    """What `draw` puts on a figure of this size in inches, as SVG for a page; empty without matplotlib."""
     if _figure is None:
         return ""
     figure = _figure.Figure(figsize=(width, height), layout="constrained")
@@ -170,7 +170,7 @@ def svg(draw: Callable[[Figure], None], *, width: float = 10.0, height: float = 
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     out = io.StringIO()
-    # Without a date the same data gives the same bytes.
+    # Without a date the same data give the same bytes.
     figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
     return text[text.index("<svg") :]
@@ -252,7 +252,7 @@ def strips_plot(
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         names = list(strips)[::-1]
-        # A thin piece is seen, too: it has an edge of its own colour.
+        # A thin piece has an edge of its own colour, so that it is visible.
         for row, name in enumerate(names):
             for begin, end, colour in strips[name]:
                 axes.broken_barh(

@@ -23,7 +23,7 @@ FORMAT = "rocketmq"
 
 
 class ReadFrom(Enum):
-    """Which brokers of a name are read; a master that is away is stood in for by its slaves."""
+    """Which brokers of a name are read; slaves stand in for a master that is away."""
 
     MASTER = "master"
     SLAVE = "slave"
@@ -83,7 +83,7 @@ class BrokerOptions:
     )
 
     def check(self) -> None:
-        """Raises ConfigError for what no read can do without."""
+        """Raises ConfigError if an option that every read needs is missing."""
         if not self.name_servers:
             raise ConfigError(FORMAT, 0, "nameServer", "has to be given, such as 127.0.0.1:9876")
         if not self.topics:

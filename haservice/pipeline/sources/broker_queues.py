@@ -1,6 +1,6 @@
-"""The queues of topics: who has them, from where to where they go, and a stream's offsets in them.
+"""The queues of topics: which brokers have them, their first and last offsets, and a stream's offsets.
 
-A stream's offset is a tree, topic > broker > queue > offset, as JSON has it.
+A stream's offset is a tree in JSON: topic > broker > queue > offset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tree = dict[str, dict[str, dict[str, int]]]
 
 
 class Queue(NamedTuple):
-    """One queue, and who has it, the first to be asked first."""
+    """One queue, and the addresses of who has it; the first is asked first."""
 
     topic: str
     broker_name: str
@@ -38,14 +38,14 @@ class Span(NamedTuple):
 
 
 class Topics:
-    """The queues of some topics, and their bounds.  Asks anew each time; used by one thread."""
+    """The queues of some topics, and their bounds.  Asks the brokers each time; for one thread only."""
 
     def __init__(self, admin: Admin, options: BrokerOptions) -> None:
         self._admin = admin
         self._options = options
 
     def queues(self) -> list[Queue]:
-        """Raises BrokerRefused for a topic without one, RemotingError or AnswerError."""
+        """Raises BrokerRefused for a topic without a queue, RemotingError or AnswerError."""
         found = []
         for topic in self._options.topics:
             route = self._route(topic)
@@ -84,21 +84,21 @@ class Topics:
         )
 
     def span(self, queue: Queue) -> Span:
-        """Asks the broker; one that holds messages back for its slaves is asked how far it gives them."""
+        """Asks the broker.  If it holds messages back for its slaves, finds out how far it gives messages."""
         low, high = (
             self._offset(queue, code, QueueHeader(queue.topic, queue.queue_id))
             for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
         )
         if high <= low or self._is_given(queue, high - 1):
             return Span(low, max(low, high))
-        given, held = low, high - 1  # below `given` all is given, what is at `held` is not
+        given, held = low, high - 1  # all below `given` is given; what is at `held` is not
         while given < held:
             middle = (given + held) // 2
             given, held = (middle + 1, held) if self._is_given(queue, middle) else (given, middle)
         return Span(low, given)
 
     def at_time(self, queue: Queue, stored_ms: int) -> int:
-        """The offset that is nearest to a time."""
+        """The offset nearest to a time."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, stored_ms)
         return self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
@@ -138,13 +138,13 @@ def offset_in(tree: Tree, queue: Queue) -> int | None:
 
 
 def merged(old: Tree, new: Tree) -> Tree:
-    """What `new` says, and `old` of all others."""
+    """The offsets of `new`, and those of `old` for all other queues."""
     offsets = {**_flat(old), **_flat(new)}
     return tree_of((Queue(*key, ()), offset) for key, offset in sorted(offsets.items()))
 
 
 def missing(start: Tree, end: Tree, queues: Iterable[Queue]) -> str:
-    """A queue that has something between two offsets, and is none of these; "" if there is none."""
+    """Names a queue with messages between two offsets that is not among `queues`; "" if there is none."""
     begins, there = _flat(start), {queue[:3] for queue in queues}
     for key, offset in _flat(end).items():
         if key not in there and begins.get(key, 0) < offset:
@@ -163,9 +163,9 @@ def _flat(tree: Tree) -> dict[tuple[str, str, int], int]:
 
 
 def limited(begins: Mapping[Queue, int], ends: Mapping[Queue, int], most: int) -> dict[Queue, int]:
-    """At most so many offsets on from `begins`, of each queue as its share of what there is.
+    """At most `most` offsets on from `begins`: each queue gets its share of the messages there are.
 
-    A share is at least one as long as any are left, and what is furthest behind comes first.
+    A share is at least one while any are left; the queue that is furthest behind comes first.
     """
     counts = {queue: end - begins[queue] for queue, end in ends.items()}
     total = sum(counts.values())

@@ -2,8 +2,8 @@
 
     spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "Orders").load()
 
-The driver asks nameserver and brokers which queues there are and how far they go; workers pull a range of
-offsets each.  Never read is what consumers may not read yet.  Writing is haservice.pipeline.sources.sink's.
+The driver asks nameserver and brokers which queues there are and how far they go.  Workers pull a range of
+offsets each, but never what consumers may not read yet.  haservice.pipeline.sources.sink does the writing.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from haservice.pipeline.sources.sink import BrokerStreamWriter, BrokerWriter, Si
 
 logger = logging.getLogger(__name__)
 
-# What Spark reads itself of the options of a stream that is written.
+# Options of a written stream that Spark reads itself.
 SPARKS_OPTIONS = ("checkpointlocation",)
 
 
 class BrokerSource(DataSource):
-    """Spark's entry; made anew in each process."""
+    """Spark's entry point; made anew in each process."""
 
     @classmethod
     def name(cls) -> str:
@@ -95,7 +95,7 @@ class BrokerSource(DataSource):
 
 
 class _Reading:
-    """What a batch and a stream have in common."""
+    """What a batch and a stream share."""
 
     def __init__(self, options: BrokerOptions, schema: StructType) -> None:
         self._options = options
@@ -115,9 +115,9 @@ class _Reading:
         return admin_of(self._options.name_servers, self._options.credentials_file)
 
     def _begin(self, topics: Topics, queue: Queue, span: Span, everywhere: int) -> int:
-        """Where the options say that reading begins, whether it is there or not."""
+        """Where the options begin the read, even if the queue no longer holds that offset."""
         if self._options.starting_ms is not None:
-            # Of messages of one ms any may be the nearest, so the one before is sought.
+            # Any message of one ms may be found as the nearest, so this seeks the ms before.
             return max(span.low, min(topics.at_time(queue, self._options.starting_ms - 1), span.high))
         wanted = (self._options.starting_offsets or Place(everywhere)).of(*queue[:3])
         return {EARLIEST: span.low, LATEST: span.high}.get(wanted, wanted)
@@ -132,7 +132,7 @@ class _Reading:
         return span.high if wanted in (LATEST, EARLIEST) else min(wanted, span.high)
 
     def _still_there(self, queue: Queue, span: Span, begin: int, end: int) -> int:
-        """Where to begin: `begin`, or what the queue holds first if losing data is fine."""
+        """`begin`, or the first offset that the queue holds if the user accepts data loss."""
         if begin >= end or (span.low <= begin and end <= span.high):
             return begin
         lost = OffsetsLost(
@@ -149,7 +149,7 @@ class _Reading:
         return max(begin, span.low)
 
     def _ranges(self, wanted: Sequence[tuple[Queue, int, int]]) -> list[InputPartition]:
-        """One of each queue, or several where minPartitions asks for more."""
+        """One range of each queue, or several if minPartitions asks for more."""
         chosen = []
         for queue, begin, end in wanted:
             offsets = self._selection.bounds.get("queueOffset", Bounds())
@@ -187,7 +187,7 @@ class _Reading:
 
 
 class BrokerReader(_Reading, DataSourceReader):
-    """A batch: from the earliest to the latest, unless options say otherwise."""
+    """A batch: from the earliest to the latest message, unless options say otherwise."""
 
     def __init__(self, options: BrokerOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -216,7 +216,7 @@ class BrokerReader(_Reading, DataSourceReader):
 
 
 class UnfilteredBrokerReader(BrokerReader):
-    """What a table of load() is read with unless pushFilters=true, see haservice.pipeline.sources.options."""
+    """Reads a table of load() unless pushFilters=true, see haservice.pipeline.sources.options."""
 
     pushFilters = DataSourceReader.pushFilters
 
@@ -248,12 +248,12 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             ends[queue] = max(begins[queue], min(span.high, begins[queue] if target is None else target))
         if isinstance(limit, ReadMaxRows):
             ends = limited(begins, ends, limit.max_rows)
-        # A broker that is away comes back: its queues stay where they were read up to.
+        # A broker that is away comes back: its queues keep the offsets up to which they were read.
         return merged(start, tree_of(ends.items()))
 
     @staticmethod
     def _first(start: Tree, queue: Queue) -> int:
-        """A queue that is new to the stream is read from its first message."""
+        """Where the stream begins in a queue: a new queue is read from its first message."""
         known = offset_in(start, queue)
         return 0 if known is None else known
 

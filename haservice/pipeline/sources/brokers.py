@@ -1,7 +1,7 @@
-"""How jobs reach brokers: the nameservers and keys that options say, the same on driver and workers.
+"""How jobs reach brokers: nameservers and keys come from options, the same on driver and workers.
 
-What a nameserver or broker is asked for, haservice.client asks already; here is only with whose keys, and
-what of its refusals a Spark job says.
+haservice.client already asks nameservers and brokers.  This module adds whose keys sign the requests, and
+how a Spark job words refusals.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from haservice.terminal.options import addresses
 
 
 class BrokerRefused(HAServiceError):
-    """What tools say to a person: no queue to write to, nobody to read from."""
+    """A refusal as tools word it for a person: no queue to write to, nobody to read from."""
 
 
 def name_servers(text: str) -> tuple[str, ...]:
-    """Of an option: host:port;host:port.  Raises ValueError."""
+    """Parses an option: host:port;host:port.  Raises ValueError."""
     try:
         return addresses(text)
     except click.BadParameter as error:
@@ -31,7 +31,7 @@ def name_servers(text: str) -> tuple[str, ...]:
 
 
 def way_to(credentials_file: str | None) -> Access:
-    """Signed with the keys of this file, which is the same on every worker; else as tools are, access.py.
+    """Access with the keys of this file, which is the same on every worker; else as tools have it, access.py.
 
     Raises ConfigError.
     """

@@ -1,9 +1,9 @@
-"""The offsets of a stream of stores: for each broker's name up to where its log was read, as JSON has it.
+"""Offsets of a stream of stores, in JSON: up to where each broker's log was read.
 
     {"broker-a": {"offset": 13054196, "record": 13053900, "digest": "5f0c…"}, "broker-b": 0}
 
-By the record that ends at an offset a log is known again that was cut below it, and grew since.  Where no
-record is before (the log's begin, damage), and in checkpoints of old, an offset is a number alone.
+The record that ends at an offset shows whether the log was cut below it and has grown since.  An offset is a
+number alone if no record is before it (the log's beginning, damage), and in old checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from haservice.pipeline.sources.store_view import OpenSegment, StoreView
 
 
 class Mark(TypedDict):
-    """An offset, where the record before it begins, and what that one's head is like."""
+    """An offset, where the record before it begins, and a digest of that record's head."""
 
     offset: int
     record: int
@@ -60,7 +60,7 @@ def is_held(view: StoreView, offset: Offset) -> bool:
 
 
 def next_edge(view: StoreView, place: int) -> int:
-    """Where in the log something begins at `place` or behind it; the end is the last such place."""
+    """The first edge of the log at or behind `place`; the log's end is the last edge."""
     end = view.end()
     for segment in view.find_segments():
         if segment.start <= place < min(segment.end, end):
@@ -70,6 +70,6 @@ def next_edge(view: StoreView, place: int) -> int:
 
 
 def _digest(log: OpenSegment, record: int) -> str:
-    """Of the head: it has the body's sum, the places in log and queue, and the times."""
+    """Digest of a record's head, which has the body's CRC, its offsets in log and queue, and the times."""
     head = log.read(record, min(RECORD_BYTES_MIN, log.end - record))
     return blake2b(head, digest_size=8).hexdigest()

@@ -3,7 +3,7 @@
     spark.read.format("rocketmq-log").load("/data/store-a")
     spark.readStream.format("rocketmq-log").option("startingOffsets", "earliest").load("/data/store-a")
 
-The driver looks at the stores and cuts what is wanted into ranges of bytes; workers read a range each, so
+The driver looks at the stores and cuts the wanted log into ranges of bytes.  Each worker reads a range, so
 stores must be mounted at the same path on the driver and on all workers.
 """
 
@@ -47,18 +47,18 @@ from haservice.pipeline.sources.store_view import LogSegment, StoreView
 logger = logging.getLogger(__name__)
 
 FORMAT = "rocketmq-log"
-# What a task reads, unless minPartitions asks for more tasks, or this machine's cores for work.
+# Bytes of a task, unless minPartitions asks for more tasks, or this machine's cores would have no work.
 RANGE_BYTES = 128 << 20
 RANGE_BYTES_MIN = 64 << 10
 CORE_BYTES_MIN = 16 << 20
-# Topics that are told to somebody who named none of them.
+# How many topics are named to a user who named an unknown one.
 _NAMED_MAX = 20
-# By the brokers' names.
+# By broker name.
 Offsets = dict[str, Offset]
 
 
 class DataLoss(HAServiceError):
-    """The log, which holds `start` to `end`, is not the one any more that was read up to `offset`."""
+    """The log, which holds `start` to `end`, is no longer the one that was read up to `offset`."""
 
     def __init__(self, store: StoreView, offset: int, start: int, end: int) -> None:
         if offset < start:
@@ -77,7 +77,7 @@ class DataLoss(HAServiceError):
 
 
 class LogSource(DataSource):
-    """Spark's entry; made anew in each process."""
+    """Spark's entry point; made anew in each process."""
 
     @classmethod
     def name(cls) -> str:
@@ -103,7 +103,7 @@ SOURCE = LogSource
 
 
 def _read_schema(options: LogOptions, asked: StructType) -> pa.Schema:
-    """What workers read of each record, so that the table has the schema that was asked for."""
+    """The columns that workers read, so that the table has the schema that the user asked for."""
     if not options.count_by:
         return arrow_schema(asked)
     if options.columns or asked != counts_schema(options.count_by):
@@ -112,7 +112,7 @@ def _read_schema(options: LogOptions, asked: StructType) -> pa.Schema:
 
 
 class _Stores:
-    """The stores of a read, with the names of their brokers, and how their logs are cut into ranges."""
+    """The stores of a read, their brokers' names, and how their logs are cut into ranges."""
 
     def __init__(self, options: LogOptions) -> None:
         """Raises ConfigError, or StoreUnreadable for a path that is no store."""
@@ -130,8 +130,8 @@ class _Stores:
         self.items = list(zip(names, views, strict=True))
 
     def check_names(self, *, may_come: bool = False) -> None:
-        """Raises ConfigError for a topic or queue of the options that no store has, as far as queues can
-        tell; where one `may_come`, a warning is enough for a topic that is to be read.
+        """Raises ConfigError for a topic or queue of the options that no store has, judging by the queues.
+        With `may_come` it only warns of an unknown topic to read.
         """
         places = (
             ("startingOffsets", self.options.starting_offsets),
@@ -168,7 +168,7 @@ class _Stores:
             self._check_ends()
 
     def _check_ends(self) -> None:
-        """Raises ConfigError for an offset to begin at that its queue has not come to."""
+        """Raises ConfigError for a starting offset that its queue has not reached."""
         starting = self.options.starting_offsets
         if starting is None or not starting.offsets:
             return
@@ -188,7 +188,7 @@ class _Stores:
     def ranges(
         self, wanted: Sequence[tuple[str, StoreView, int, int]], selection: Selection
     ) -> list[LogRange]:
-        """What lies from an edge up to an edge of each store, in pieces for the workers."""
+        """The wanted parts of the stores, each from edge to edge, in pieces for the workers."""
         spans = []
         for name, view, begin, end in wanted:
             for segment in _unskipped(view.find_segments(), selection):
@@ -217,7 +217,7 @@ def _check_name(key: str, topic: str, queue_id: int | None, queues: Mapping[str,
 
 
 def _unskipped(segments: Sequence[LogSegment], selection: Selection) -> Iterator[LogSegment]:
-    """Those that may hold what is wanted, by when their first records were stored."""
+    """The segments that may hold what is wanted, judging by the store times of their first records."""
     if not selection.by_time:
         yield from segments
         return
@@ -241,7 +241,7 @@ def _before(selection: Selection, stored_ms: int) -> bool:
 def _cut(
     name: str, segment: LogSegment, low: int, high: int, step: int, selection: Selection
 ) -> Iterator[LogRange]:
-    """Ranges of equal size, of which the outermost begin and end at edges."""
+    """Ranges of equal size; the first begins and the last ends at an edge."""
     count = max(1, round((high - low) / step))
     places = [low + (high - low) * number // count for number in range(count + 1)]
     physical = selection.physical
@@ -318,7 +318,7 @@ class LogReader(DataSourceReader):
 
 
 class UnfilteredLogReader(LogReader):
-    """What a table of load() is read with unless pushFilters=true, which says why."""
+    """Reads a table of load() unless pushFilters=true; options.py says why."""
 
     pushFilters = DataSourceReader.pushFilters
 
@@ -377,7 +377,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return wanted[0].start if wanted else view.confirmed_end()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Raises DataLoss.  Of a log that was cut, where losing data is fine, the offset goes back."""
+        """Raises DataLoss.  If a log was cut and the user accepts data loss, its offset goes back."""
         there = {name: self._held(view, start.get(name, view.start)) for name, view in self._stores.items}
         begins = {name: place_of(offset) for name, offset in there.items()}
         ends = dict(begins)
@@ -396,7 +396,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, **there}
 
     def _held(self, view: StoreView, offset: Offset) -> Offset:
-        """The same; or, of a log that is not what was read, where it goes on if losing data is fine."""
+        """The same offset if the log is the one that was read; else where to go on, data loss accepted."""
         if is_held(view, offset):
             return offset
         place, start, end = place_of(offset), view.start, view.end()
@@ -410,7 +410,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return mark(view, there)
 
     def _limited(self, begins: dict[str, int], ends: dict[str, int], rows: int) -> dict[str, int]:
-        """At most `rows` records on from `begins`, of each store as its share of what is to be read."""
+        """At most `rows` records on from `begins`: each store gets its share of what is to be read."""
         total = sum(ends[name] - begins[name] for name in ends)
         left, limited = rows, dict(ends)
         for name, view in self._stores.items:
@@ -432,7 +432,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- rows -----------------------------------------------------------------------------------------
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """Raises DataLoss, too, for a batch that is run again and would not have the same rows."""
+        """Also raises DataLoss for a batch that runs again and would not have the same rows."""
         views = dict(self._stores.items)
         wanted = []
         for name, until in end.items():

@@ -1,6 +1,6 @@
-"""Options of the sources: from Spark's strings to frozen values; what is unknown or wrong is refused by name.
+"""Options of the sources: turns Spark's strings into frozen values; names an unknown or wrong option.
 
-Spark tells a source its options with their names in lower case, and any name may be written in any case.
+Spark gives a source its options with lower-case names; users may write any name in any case.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from haservice.errors import ConfigError
 T = TypeVar("T")
 
 EARLIEST, LATEST = -2, -1
-# Of a JSON of offsets, by topic, broker (None: every one), and queue id.
+# From a JSON of offsets: by topic, broker (None: all brokers), and queue id.
 Offsets = Mapping[tuple[str, str | None, int], int]
 
 
 class Mode(Enum):
-    """What becomes of damaged bytes."""
+    """What a read does with damaged bytes."""
 
     PERMISSIVE = "PERMISSIVE"
     DROPMALFORMED = "DROPMALFORMED"
@@ -34,7 +34,7 @@ class Mode(Enum):
 class Place:
     """Where reading begins or ends: at the log's `earliest` or `latest`, or at queue offsets.
 
-    `offsets` may hold EARLIEST and LATEST, too; a queue that is not in it is read whole.
+    `offsets` may hold EARLIEST and LATEST, too; a queue that it does not name is read whole.
     """
 
     everywhere: int
@@ -45,21 +45,21 @@ class Place:
 
 
 def offsets_of(offsets: Offsets, broker_name: str) -> dict[tuple[str, int], int]:
-    """By topic and queue id; what is said of the broker itself goes before what is said of every one."""
+    """Offsets by topic and queue id; an offset for this broker takes precedence over one for all."""
     general = {(topic, queue): at for (topic, broker, queue), at in offsets.items() if broker is None}
     own = {(topic, queue): at for (topic, broker, queue), at in offsets.items() if broker == broker_name}
     return general | own
 
 
 def option(key: str, default: Any, parse: Callable[[str], Any], doc: str) -> Any:
-    """A field that is read from the option `key`; `parse` raises ValueError saying what is allowed."""
+    """A field that is read from the option `key`; `parse` raises ValueError that says what is allowed."""
     return dataclasses.field(default=default, metadata={"key": key, "parse": parse, "doc": doc})
 
 
 def read_options(kind: type[T], source: str, given: Mapping[str, str]) -> T:
-    """The options dataclass `kind` of format `source` from what a user gave.
+    """Makes the options dataclass `kind` of format `source` from a user's options.
 
-    Raises ConfigError naming the option, and the nearest known one for a name that is unknown.
+    Raises ConfigError with the option's name; for an unknown one also with the nearest known name.
     """
     fields = {field.metadata["key"].lower(): field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     known = [field.metadata["key"] for field in fields.values()]
@@ -166,8 +166,8 @@ def timestamp_ms(value: str) -> int:
     return whole(0)(value)
 
 
-# Spark (4.1 to 4.3 at least) keeps what a filter came to with the table that load() gave, not with the query:
-# the next query of the same table, or another branch of the same one, gets that filter's rows, and no others.
+# Spark (4.1 to 4.3 at least) keeps a filter's result with the table that load() gave, not with the query.
+# The next query of that table, or another branch of the same one, gets that filter's rows, and no others.
 PUSH_FILTERS = (
     "Whether filters of a query skip what they can, before Spark looks; for a table that load() made for "
     "this query only: Spark would give its rows to the next query of the same table as well."

@@ -1,9 +1,9 @@
-"""What a worker of format "rocketmq" does: one range of one queue, pulled from its broker, in Arrow batches.
+"""The work of format "rocketmq" on a worker: pulls one range of one queue from its broker, in Arrow batches.
 
     pull ─ 32 messages at most ─▶ … ─▶ records, one behind the other ─ bulk, columns ─▶ rows
 
-Messages are pulled as any consumer does, without a group's offset being moved.  When a broker is away, the
-next one that has the queue is asked.
+It pulls messages as any consumer does, but moves no group's offset.  If a broker is away, it asks the next
+one that has the queue.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from haservice.remoting.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
-# One Arrow batch: so many bytes of records, and what the last pull brought.
+# An Arrow batch has this many bytes of records, and the rest of the last pull.
 BATCH_BYTES = 4 << 20
-# How long a broker that is away, and a message that consumers may not read yet, are waited for.
+# How long to wait for a broker that is away, or for a message that consumers may not read yet.
 PATIENCE_S = 60.0
 AGAIN_S, AGAIN_MAX_S = 0.05, 5.0
 
@@ -57,12 +57,12 @@ class OffsetsLost(HAServiceError):
 
 
 class NotReadable(HAServiceError):
-    """Messages that a broker holds and gives to nobody yet."""
+    """A broker holds messages that it gives to nobody yet."""
 
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """Offsets `begin` to `end` of one queue; `addrs` are those who have it, the first to be asked first."""
+    """Offsets `begin` to `end` of one queue; `addrs` are the brokers that have it, in the order to ask."""
 
     topic: str
     broker_name: str
@@ -101,7 +101,7 @@ class QueueReader:
                 yield from self._batch(part, b"".join(kept))
 
     def _pulls(self, pulls: Pulls) -> Iterator[bytes | memoryview]:
-        """The records from the range's begin on, until its end is behind."""
+        """The records from the range's beginning on, until its end is passed."""
         part, offset = pulls.part, pulls.part.begin
         while offset < part.end:
             pulled = pulls.pull(offset, part.end)
@@ -130,7 +130,7 @@ class QueueReader:
 
 
 def records_of(data: bytes) -> Records:
-    """The records of pulls, one behind the other.  Raises HAServiceError for bytes that are none."""
+    """The records of pulls, one behind the other.  Raises HAServiceError for bytes that are no record."""
     records = sound_run(Window(data, 0, len(data)), rows_max=len(data), anywhere=True)
     end = int(records.properties_end[-1]) if len(records) else 0
     if end != len(data):
@@ -139,7 +139,7 @@ def records_of(data: bytes) -> Records:
 
 
 def _tagged(records: Records, tags: frozenset[str]) -> Flags:
-    """A broker filters by the tags' hashes, which different tags may share."""
+    """Which records have the tags.  A broker filters by the tags' hashes, which different tags may share."""
     flags: Flags = pc.is_in(
         records.properties.last(b"TAGS"), value_set=pa.array(sorted(tags), pa.string())
     ).to_numpy(zero_copy_only=False)
@@ -156,9 +156,9 @@ class Pulls:
         self._turn = 0
 
     def pull(self, offset: int, end: int) -> Pulled:
-        """What is at `offset`, as soon as consumers may read it.
+        """The messages at `offset`, as soon as consumers may read them.
 
-        Raises NotReadable when they may not for long, RemotingError when nobody answers for long.
+        Raises NotReadable if they may not for too long, RemotingError if nobody answers for too long.
         """
         retrying = Retrying(
             retry=retry_if_result(lambda pulled: pulled.next_offset == offset),
@@ -203,4 +203,4 @@ class Pulls:
 
 
 class BrokerBusy(HAServiceError):
-    """It says so itself, and may not a moment later."""
+    """A broker says that it is busy; a moment later it may not be."""

@@ -6,14 +6,14 @@
     keys         string or array<string>
     properties   map<string, string>
     flag         int
-    sysFlag      int                      only what it says of how the body is compressed
+    sysFlag      int                      only its bits about the body's compression
     queueId      int                      this queue of the topic; null: any in turn
     delayLevel   int                      1 ... 18 of the broker's messageDelayLevel; null or 0: at once
 
-Only body, and a topic, must be there; other columns of a source are passed over.  A task sends with many
-messages in flight and waits when they are; those for one queueId go one behind the other, in the order of
-their rows.  What gets no good answer is sent again: to another queue where any will do.  A message that still
-has none fails the task, which Spark runs again as a whole, so a message may be stored more than once.
+Only body and a topic are required; other columns are ignored.  A task sends with many messages in flight, and
+waits when there are enough.  Messages for one queueId go one after the other, in the order of their rows.  A
+message without a good answer is sent again, to another queue if any will do.  If it still gets none, the
+task fails and Spark runs it again as a whole, so a message may be stored more than once.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ from haservice.pipeline.sources.options import names, option, text, whole
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import ResponseCode
 
-# What a message's state with its broker was, and not what the message is.  With the first one in a message
-# that is sent, the broker would take it for half of a transaction.
+# Properties about a message's state with its broker, not about the message.  A broker would take a sent
+# message with the first one for a half message.
 BROKERS_PROPERTIES = frozenset(
     {
         "TRAN_MSG",
@@ -83,22 +83,22 @@ BROKERS_PROPERTIES = frozenset(
         "CHECK_IMMUNITY_TIME_IN_SECONDS",
     }
 )
-# Answers, and their absence, that may be others a moment later.
+# Answers, or none, that may change a moment later.
 PASSING = frozenset(
     {NO_ANSWER, UNREACHABLE, ResponseCode.SYSTEM_BUSY.name, ResponseCode.SERVICE_NOT_AVAILABLE.name}
 )
-# A message that is stored, but not as safely as the broker's mode says, is stored again by each try.
+# A message that was stored, but less safely than the broker's mode says, is stored again by each try.
 STORED_TRIES = 3
 RETRY_WAIT_S = 0.05
 RETRY_WAIT_MAX_S = 5.0
-# Beside the number of messages in flight, for bodies may be large.
+# A limit beside the number of messages in flight, for bodies may be large.
 IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
 LANE_DEPTH = 2
 SLICE_ROWS = 256
 ROUTE_S = 30.0
 DELAY_LEVELS_MAX = 18
 _LONG_AGO_S = float("-inf")
-# Of a message for which no queue is known at the moment.
+# Stands for the queue of a message while no queue is known.
 _NOWHERE = Queue("no broker", "no address", -1)
 
 _TEXTS, _WHOLE = (StringType,), (IntegerType, LongType, ShortType)
@@ -158,7 +158,7 @@ class SinkOptions:
     )
 
     def check(self, schema: StructType) -> None:
-        """Raises ConfigError for options, or a table, that cannot be sent.  Of the driver."""
+        """Raises ConfigError for options, or a table, that cannot be sent.  Runs on the driver."""
 
         def refuse(key: str, reason: str) -> ConfigError:
             return ConfigError("rocketmq", 0, key, reason)
@@ -181,11 +181,11 @@ class SinkOptions:
 
 
 class SinkFailed(HAServiceError):
-    """Messages without a good answer; the text says which answer, of whom, and what the task had sent."""
+    """Messages got no good answer; the text says which answer, from whom, and what the task had sent."""
 
 
 class Count:
-    """How many messages a task has sent, in a file: what it says is there when the task is killed, too."""
+    """How many messages a task has sent, in a file: the count survives if the task is killed."""
 
     SIZE = 8
 
@@ -227,7 +227,7 @@ class Sending(WriterCommitMessage):
 
 
 def messages_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
-    """The rows as messages.  Raises SinkFailed for one that cannot be one."""
+    """The rows as messages.  Raises SinkFailed for a row that cannot be a message."""
     wanted = [name for name in COLUMNS if name in batch.schema.names]
     part = batch.select(wanted)
     for start in range(0, part.num_rows, SLICE_ROWS):
@@ -274,7 +274,7 @@ def message_of(row: Mapping[str, Any], topic: str | None) -> Message:
 
 
 class Sender:
-    """Sends what one task has.  On one loop, for one run."""
+    """Sends the messages of one task.  For one event loop and one run."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -282,7 +282,7 @@ class Sender:
         self.sending = Sending()
         self._count = Count(options.progress) if options.progress is not None else None
         self._admin = admin_of(options.name_servers, options.credentials_file)
-        self._asking = asyncio.Lock()  # the admin's: it serves one thread at a time
+        self._asking = asyncio.Lock()  # guards the admin, which serves one thread at a time
         self._routes: dict[str, tuple[float, list[Queue]]] = {}
         self._turn = itertools.count()
         self._room = asyncio.Condition()  # guards _bytes
@@ -312,9 +312,9 @@ class Sender:
     async def _feed(
         self, batches: Iterator[pa.RecordBatch], lanes: Sequence[asyncio.Queue[Message | None]]
     ) -> None:
-        """Hands each message to a lane; those of one queue to the same, which keeps their order."""
+        """Hands each message to a lane; one queue's messages go to one lane, which keeps their order."""
         started, count, turn = time.monotonic(), 0, itertools.cycle(lanes)
-        # Aside, for what computes the rows may take its time, and answers come meanwhile.
+        # In a thread, for computing the rows may take long, and answers come meanwhile.
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             for message in messages_of(batch, self._options.topic):
                 if self._options.per_second is not None:
@@ -385,7 +385,7 @@ class Sender:
         return (state.seconds_since_start or 0.0) * 1000 >= self._options.patience_ms
 
     async def _queues_of(self, topic: str) -> list[Queue]:
-        """Looked up again at times, and when a broker is gone: another may be the master now.
+        """Looks queues up again at times, and when a broker is unreachable: another may be the master now.
 
         Raises RemotingError or BrokerRefused; for a topic that was found before, that may pass.
         """
@@ -414,7 +414,7 @@ class Sender:
 
 
 class BrokerWriter(DataSourceArrowWriter):
-    """Of a batch."""
+    """Writes a batch."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -427,7 +427,7 @@ class BrokerWriter(DataSourceArrowWriter):
 
 
 class BrokerStreamWriter(DataSourceStreamArrowWriter):
-    """Of a stream."""
+    """Writes a stream."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -440,7 +440,7 @@ class BrokerStreamWriter(DataSourceStreamArrowWriter):
 
 
 def send(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Sending:
-    """All that one task has."""
+    """Sends all messages of one task."""
 
     async def run() -> Sending:
         return await Sender(options).run(batches)
@@ -449,7 +449,7 @@ def send(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Sending:
 
 
 def note(options: SinkOptions, done: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
-    """The counts of all tasks together, where they are wanted."""
+    """Writes the counts of all tasks together, if the user wants them."""
     if options.report is None:
         return
     sent = [one for one in done if isinstance(one, Sending)]

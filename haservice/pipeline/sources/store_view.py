@@ -1,12 +1,12 @@
-"""StoreView: a store directory read from outside: nothing is opened for writing, locked or changed.
+"""StoreView reads a store directory from outside: it opens nothing for writing, and locks or changes nothing.
 
     <store>/commitlog/<20 digits>                  segments, all of one size
     <store>/consumequeue/<topic>/<queueId>/…       entries of 20 bytes: physical offset 8, size 4, tags code 8
-    <store>/hasamples/ha.jsonl                     what a running broker says of itself, a line a second
+    <store>/hasamples/ha.jsonl                     samples of a running broker about itself, a line a second
     <store>/lock                                   held by a running broker
 
-The store may be a master's, a slave's or a copy, in use or not.  What a view says holds for that moment: ask
-it again and it looks again.  It is a path, and travels to Spark's workers as one.
+The store may be a master's, a slave's or a copy, in use or not.  What a view returns holds for that moment;
+each call looks again.  A view is a path, and goes to Spark's workers as one.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PRE_BLANK_SIZE = 0x7FFFFFFF
 # A broker at rest writes a sample every 10 s.
 SAMPLE_FRESH_S = 30.0
 _SAMPLE_BYTES = 64 << 10
-# Of so many queues the last entries are looked at for a place near the log's end.
+# The last entries of this many queues are checked for a place near the log's end.
 _QUEUES_ASKED_MAX = 512
 _ZEROS = bytes(1 << 20)
 _PAGE_BYTES = 4096
 
 
 class SegmentGone(HAServiceError):
-    """A segment that was there when the reading was planned: retention took it, or the store was moved."""
+    """A segment that existed when the read was planned is gone: retention took it, or the store was moved."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ class OpenSegment:
         self._fd = fd
 
     def read(self, offset: int, size: int) -> bytes:
-        """Raises StoreUnreadable unless all of them are there."""
+        """Raises StoreUnreadable unless all bytes are there."""
         try:
             data = os.pread(self._fd, size, offset - self.start)
         except OSError as error:
@@ -77,10 +77,10 @@ class OpenSegment:
         return data
 
     def next_data(self, offset: int) -> int:
-        """An offset before which, from `offset` on, there are zeros only; the end when nothing else is left.
+        """An offset; from `offset` up to it there are only zeros.  The end if there is nothing else.
 
-        A segment is allocated whole, and what of it was never written need not be read, unless somebody did:
-        then the kernel keeps pages of zeros.  When they are many, they are given back here, so that the next
+        A segment is allocated whole.  Parts that were never written need not be read, unless somebody read
+        them: then the kernel keeps pages of zeros.  If those are many, this gives them back, so that the next
         look is short.
         """
         begin, piece, read = offset, _PAGE_BYTES, 0
@@ -90,7 +90,7 @@ class OpenSegment:
             except OSError:
                 offset = self.end
                 break
-            # Up to where a page ends: the rest of one that was read would count as data.
+            # Reads up to a page's end: the rest of a page that was read would count as data.
             size = piece - (offset - self.start) % piece
             data = self.read(offset, min(size, self.end - offset))
             if data != _ZEROS[: len(data)]:
@@ -103,7 +103,7 @@ class OpenSegment:
         return offset
 
     def data_end(self, begin: int) -> int:
-        """Behind the last byte from `begin` on that is not zero; `begin` without one."""
+        """The offset behind the last byte from `begin` on that is not zero; `begin` without such a byte."""
         found, position = begin, begin
         while (position := self.next_data(position)) < self.end:
             data = self.read(position, min(len(_ZEROS), self.end - position))
@@ -125,7 +125,7 @@ class LogSegment(NamedTuple):
 
     @contextmanager
     def open(self, *, scattered: bool = False) -> Iterator[OpenSegment]:
-        """Raises SegmentGone, or StoreUnreadable.  `scattered`: the kernel shall not read ahead."""
+        """Raises SegmentGone, or StoreUnreadable.  With `scattered` the kernel does not read ahead."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -142,7 +142,7 @@ class LogSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """One consume queue: the entries of numbers `first` up to `end`, in files of `file_entries` each."""
+    """One consume queue: entries of numbers `first` up to `end`, in files of `file_entries` each."""
 
     topic: str
     queue_id: int
@@ -169,7 +169,7 @@ class QueueView:
     def first_at(self, offset: int) -> int:
         """Number of the first entry whose record lies at or behind `offset` in the log."""
         low, high = self.first, self.end
-        middle = high - 1  # who looks for the log's end finds it here
+        middle = high - 1  # a search for the log's end finds it here at once
         while low < high:
             (entry,) = self.entries(middle, middle + 1)
             if entry["offset"] >= offset:
@@ -184,7 +184,7 @@ class StoreView:
     """The store at `path`: a broker's storePathRootDir, or a directory of segments alone."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises StoreUnreadable for what is neither."""
+        """Raises StoreUnreadable for a path that is neither."""
         self.path = Path(path)
         if (self.path / "commitlog").is_dir():
             self.root, self.log_directory = self.path, self.path / "commitlog"
@@ -200,14 +200,14 @@ class StoreView:
 
     @property
     def name(self) -> str:
-        """What the store is called where nobody says otherwise: the directory's name."""
+        """The store's name if the user gives none: the directory's name."""
         return (self.root if self.log_directory.name == "commitlog" else self.path).resolve().name
 
     # -- the log ------------------------------------------------------------------------------------
 
     def segments(self) -> tuple[LogSegment, ...]:
-        """The log's files in their order.  Raises StoreUnreadable, or one of its kinds, for a log that has
-        none, of which one is missing between others, or one is of another size.
+        """The log's files in order.  Raises StoreUnreadable, or a subclass, if the log has no files, if one
+        is missing between others, or if one has another size.
         """
         found = self.find_segments()
         if not found:
@@ -217,7 +217,7 @@ class StoreView:
         return found
 
     def find_segments(self) -> tuple[LogSegment, ...]:
-        """The same, and none are fine."""
+        """As segments(), but a log without files is fine."""
         found = []
         for name in _segment_names(self.log_directory):
             path = self.log_directory / name
@@ -229,7 +229,7 @@ class StoreView:
             return ()
         size = found[0].size
         if len(found) > 1 and found[-1].size < size and not _holds_data(found[-1]):
-            found.pop()  # it is being made, or a crash kept it from being finished
+            found.pop()  # it is being made, or a crash left it unfinished
         if size == 0 or any(segment.size != size for segment in found):
             raise _wrong_size(found)
         if found[0].start % size:
@@ -244,14 +244,14 @@ class StoreView:
 
     @property
     def start(self) -> int:
-        """The first offset there is."""
+        """The log's first offset."""
         segments = self.find_segments()
         return segments[0].start if segments else 0
 
     def end(self, begin: int | None = None, limit: int | None = None) -> int:
-        """Where the last whole record ends, of those that end at or before `limit`.
+        """Where the last whole record ends that ends at or before `limit`.
 
-        `begin`: an edge that is known, to look from.  A blank at the end is not passed.
+        `begin`: a known edge to look from.  A blank at the end is not passed.
         """
         return self._tail(begin, limit, growing=self.live())[0]
 
@@ -262,7 +262,7 @@ class StoreView:
         return self.end(begin, confirmed if isinstance(confirmed, int) and confirmed >= 0 else None)
 
     def readable(self) -> tuple[int, Damage | None]:
-        """The confirmed end; and of a store that nobody writes, what lies behind it and is no record."""
+        """The confirmed end; if nobody writes the store, also the bytes behind it that are no record."""
         if self.live():
             return self.confirmed_end(), None
         return self._tail(None, None, growing=False)
@@ -285,7 +285,7 @@ class StoreView:
         return segments[0].start if segments else 0, torn
 
     def _near_end(self, segment: LogSegment, stop: int) -> int:
-        """An edge of the segment not far before `stop`, as the queues know it; else the segment's start."""
+        """An edge shortly before `stop`, found by the queues; else the segment's start."""
         last = 0
         for queue in list(self.queues().values())[:_QUEUES_ASKED_MAX]:
             number = queue.first_at(stop)
@@ -320,7 +320,7 @@ class StoreView:
         return {key: view for key, view in views.items() if view is not None}
 
     def configured_topics(self) -> dict[str, Any] | None:
-        """The topics of the broker's configuration; None where there is none beside the store."""
+        """The topics of the broker's configuration; None if there is none beside the store."""
         try:
             table = json.loads((self.root / "config" / "topics.json").read_bytes())["topicConfigTable"]
             return dict(table)
@@ -328,7 +328,7 @@ class StoreView:
             return None
 
     def known_queues(self) -> dict[str, set[int]]:
-        """The queues of each topic, with messages or none; empty for a log without its store."""
+        """The queues of each topic, with or without messages; empty for a log without its store."""
         found: dict[str, set[int]] = {}
         for topic, queue_id in self.queue_dirs():
             found.setdefault(topic, set()).add(queue_id)
@@ -344,11 +344,11 @@ class StoreView:
         return is_locked(self.root) or self.sample() is not None
 
     def sample(self) -> dict[str, Any] | None:
-        """The newest thing that a running broker said of itself.
+        """The newest sample of a running broker.
 
-        One of this machine runs only if it holds the lock; another's lock need not be seen here.
+        A broker on this machine runs only if it holds the lock; another machine's lock may be invisible here.
         """
-        # Right after the file was rolled the newest line is in the one before.
+        # Right after the file was rolled, the newest line is in the file before.
         for name in ("ha.jsonl", "ha.jsonl.1"):
             for line in reversed(_last_lines(self.root / "hasamples" / name)):
                 if not is_sound_line(line):
@@ -365,7 +365,7 @@ class StoreView:
 
 
 def _last_lines(path: Path) -> list[bytes]:
-    """The whole lines that end a file: one without a newline is half written."""
+    """The whole lines at a file's end: a line without a newline is half written."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _SAMPLE_BYTES))
@@ -386,7 +386,7 @@ def segment_path(directory: Path, start: int) -> Path:
 
 
 def _wrong_size(segments: Sequence[LogSegment]) -> StoreUnreadable:
-    """Names the odd one, as those that follow each other tell by their names how long they are."""
+    """Names the segment of wrong size: neighbours' names tell how long a segment is."""
     mend = (
         "was cut off while it was copied, or is of another store; copy it again from the broker or a replica"
     )
@@ -406,7 +406,7 @@ def _wrong_size(segments: Sequence[LogSegment]) -> StoreUnreadable:
 
 
 def _torn(log: OpenSegment, end: int) -> Damage | None:
-    """What lies behind the log's end; of a blank only its head is written, and need not count."""
+    """The damage behind the log's end.  A blank is none, of which only the head is written."""
     data_end = log.data_end(end)
     if data_end == end:
         return None
@@ -442,7 +442,7 @@ def _queue_view(topic: str, queue_id: int, directory: Path) -> QueueView | None:
 
 
 def _filled(path: Path, entries: int) -> int:
-    """How many entries the file begins with; they are filled in their order."""
+    """How many entries the file begins with; files are filled in order."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         low, high = 0, entries

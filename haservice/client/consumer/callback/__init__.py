@@ -1,1 +1,1 @@
-"""What becomes of messages that were pulled: the callback, and retries."""
+"""What happens to pulled messages: the callback, and retries."""

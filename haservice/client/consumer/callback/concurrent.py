@@ -1,7 +1,7 @@
-"""Concurrent: messages of all queues go to the callback as they come, as many at a time as there are workers.
+"""Concurrent: workers hand messages of all queues to the callback as they come, each worker one at a time.
 
-Each worker takes a piece of what a pull brought, has it consumed, and gives back what was not.  While few
-messages wait a piece is one call of the callback; the more there are, the more calls a thread gets at once.
+A worker takes a piece of a pull, calls the callback, and gives back what was not consumed.  While few
+messages wait, a piece is one call of the callback; the more wait, the more calls a thread gets at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from haservice.client.message import Received
 
 logger = logging.getLogger(__name__)
 
-# A message that could not be given back is consumed again here after so long.
+# A message that could not be given back is consumed here again after this time.
 AGAIN_S = 5.0
-# Calls of the callback that a thread gets at once, at most.
+# A thread gets at most this many calls of the callback at once.
 CALLS_MAX = 32
 
-# (message, delay level) → whether it is off our hands.
+# (message, delay level) → whether a broker has taken the message.
 GiveBackOne = Callable[[Received, int], Awaitable[bool]]
-# Told of a call of the callback with messages from a topic, and what came of it.
+# Called after each call of the callback: with its topic, and its outcome.
 Note = Callable[[str, Outcome[Received]], None]
 
 
@@ -41,9 +41,9 @@ class _Piece:
 
 
 class Concurrent:
-    """One consumer's workers.  On one loop.
+    """The workers of one consumer.  On one loop.
 
-    What waits is bounded by what the readers have in flight.
+    The readers' limits for messages in flight also bound what waits here.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Concurrent:
         workers: int,
         batch_max: int,
     ) -> None:
-        """Without `give_back`, a broadcasting consumer's, what is not consumed is logged and let go.
+        """Without `give_back` (broadcasting), messages that were not consumed are logged and dropped.
 
-        `note` is told of each call of the callback.
+        `note` is called after each call of the callback.
         """
         self._handler = handler
         self._give_back = give_back
@@ -78,7 +78,7 @@ class Concurrent:
         ]
 
     async def stop(self, timeout_s: float) -> None:
-        """Begins no more calls, waits for those that run, and ends the workers."""
+        """Begins no more calls, waits for running ones, and ends the workers."""
         self._closing = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -90,8 +90,8 @@ class Concurrent:
         await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def release(self, reader: QueueReader) -> None:
-        """The reader was halted.  What it delivered and is not consumed comes to its next owner; calls that
-        run are not waited for, as with Java's members.
+        """The reader was halted.  Its next owner gets what was delivered and not consumed.  As with Java's
+        members, this does not wait for running calls.
         """
 
     def deliver(self, reader: QueueReader, messages: Sequence[Received]) -> None:
@@ -142,7 +142,7 @@ class Concurrent:
             self._put(_Piece(piece.reader, piece.in_flight, group))
 
     async def _failed(self, piece: _Piece, outcome: Outcome[Received]) -> list[Received]:
-        """Those that are off our hands."""
+        """Gives failed messages back; returns those that need no more work here."""
         if self._give_back is None:
             log_failure(piece.reader, outcome, "broadcasting: they do not come again")
             return list(outcome.failed)
@@ -164,7 +164,7 @@ def tried(message: Received) -> Received:
 
 
 def log_failure(reader: QueueReader, outcome: Outcome[Received], what_now: str) -> None:
-    """The traceback tells where in the callback; what a RetryLater asks for is no trouble."""
+    """The traceback tells where the callback failed; a RetryLater is no failure, and logs none."""
     expected = outcome.delay_level != 0 or outcome.delay_s is not None or outcome.consumed > 0
     first = outcome.failed[0]
     logger.log(

@@ -1,10 +1,10 @@
-"""GiveBack: what becomes of a message that was not consumed, at the brokers.
+"""GiveBack: hands a message that was not consumed to the brokers.
 
     36 to the master the message came from      it comes again from the retry topic, later each time
-    ├─ the master cannot be reached: a copy is sent to the retry topic, of any master
+    ├─ the master is unreachable or refuses: a copy is sent to the retry topic, of any master
     └─ that fails, too: the message stays where it is, and is consumed again here
 
-From `max_reconsume_times` on it is a dead letter instead, in %DLQ%GROUP.
+From `max_reconsume_times` retries on it is a dead letter instead, in %DLQ%GROUP.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from haservice.remoting.headers.clients import SendMessageHeader
 
 logger = logging.getLogger(__name__)
 
-# Of a group that says nothing: as RocketMQ's concurrent consumers.
+# For a group that sets nothing: as in RocketMQ's concurrent consumers.
 MAX_RECONSUME_TIMES = 16
-# The first retry comes after level 3, the next one a level more.
+# The first retry comes after level 3, each further one a level later.
 FIRST_DELAY_LEVEL = 3
 
 
 class GiveBack:
-    """One consumer's."""
+    """Gives messages back for one consumer."""
 
     def __init__(self, calls: GroupCalls, max_reconsume_times: int = MAX_RECONSUME_TIMES) -> None:
         self._calls = calls
         self._max = max_reconsume_times
 
     async def again(self, message: Received, delay_level: int) -> bool:
-        """It comes again; False when no broker took it."""
+        """Has the message come again; False if no broker took it."""
         try:
             await self._calls.send_back(message, delay_level, self._max)
         except HAServiceError as error:
@@ -48,7 +48,7 @@ class GiveBack:
         return True
 
     async def copy(self, message: Received, delay_level: int) -> bool:
-        """Sends a copy to the retry topic, which a broker that counts enough tries puts among the dead letters."""
+        """Sends a copy to the retry topic; a broker that counts enough tries makes it a dead letter."""
         properties = {
             **message.properties,
             "RETRY_TOPIC": message.topic,

@@ -1,10 +1,10 @@
-"""Handler: calls the application's callback, on the loop or in threads, and says what became of the messages.
+"""Handler: calls the application's callback, on the loop or in threads, and reports the outcome.
 
-A callback that returns has consumed what it was given, whatever it returns.  One that raises has not: its
-messages come again.  RetryLater says when; any other exception leaves that to the broker.
+A callback that returns has consumed its messages, whatever it returns.  If it raises, they are not consumed
+and come again.  RetryLater says when; after any other exception the broker decides.
 
-A coroutine function runs on the loop.  A plain function runs in one of a bounded number of threads.  Several
-calls go to a thread together while many messages wait: a hand-over costs more than many a callback.
+A coroutine function runs on the loop.  A plain function runs in one of a bounded number of threads.  While
+many messages wait, a thread gets several calls at once: a hand-over costs more than many a callback.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class RetryLater(Exception):
     """Raised by a callback: these messages are not consumed, and come again.
 
     `delay_level`  1 to 18 as in messageDelayLevel; 0: a longer one each time; -1: a dead letter at once.
-                   Orderly consumers have no levels: the queue stands still meanwhile.
-    `delay_s`      orderly consumers only: how long the queue stands still.
-    `consumed`     of a callback that takes lists: so many from the front are consumed all the same.
+                   Orderly consumers have no levels: their queue waits meanwhile.
+    `delay_s`      orderly consumers only: how long the queue waits.
+    `consumed`     for a callback that takes lists: this many from the front count as consumed.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class RetryLater(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[M]):
-    """Of one call of the callback."""
+    """The outcome of one call of the callback."""
 
     messages: Sequence[M]
-    consumed: int  # so many from the front
+    consumed: int  # how many from the front
     seconds: float
     error: Exception | None = None
 
@@ -78,14 +78,14 @@ class ConsumeTimeout(Exception):
 
 
 class Handler(Generic[M]):
-    """One consumer's callback.  On one loop."""
+    """The callback of one consumer.  On one loop."""
 
     def __init__(self, callback: Callback, *, takes_lists: bool, threads: int, timeout_s: float) -> None:
-        """`takes_lists`: the callback is given lists of messages, else one message.  `threads` bounds how
-        many calls of a plain function run at a time; `timeout_s` is for one call.
+        """`takes_lists`: the callback takes lists of messages, else single messages.  `threads` bounds the
+        running calls of a plain function; `timeout_s` is for one call.
         """
         self.on_loop = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
-            type(callback).__call__  # an object that is called as one
+            type(callback).__call__  # an object with __call__
         )
         self._callback = callback
         self._takes_lists = takes_lists
@@ -97,16 +97,16 @@ class Handler(Generic[M]):
             self._pool.start(asyncio.get_running_loop())
 
     def stop(self, deadline: Deadline) -> bool:
-        """Ends the threads; False when a callback still runs at the deadline.  Blocks."""
+        """Ends the threads; False if a callback still runs at the deadline.  Blocks."""
         return self._pool is None or self._pool.stop(deadline)
 
     async def call(
         self, groups: Sequence[Sequence[M]], *, go_on: GoOn = lambda outcome: True
     ) -> list[Outcome[M]]:
-        """One call for each group, in order.
+        """Makes one call for each group, in order.
 
-        There are fewer outcomes than groups when one took too long, or `go_on`, which is asked behind each,
-        in the thread that ran it, said no.
+        There are fewer outcomes than groups if a call took too long, or if `go_on` returned False: it is
+        asked after each call, in the thread that ran it.
         """
         if self._pool is None:
             return await self._on_loop(groups, go_on)
@@ -139,7 +139,7 @@ class Handler(Generic[M]):
 
 
 class _Job(Generic[M]):
-    """Calls for one thread.  The loop reads `began` and may abandon it; all else is the thread's."""
+    """Calls for one thread.  The loop reads `began` and may abandon the job; the thread owns all else."""
 
     def __init__(
         self, callback: Callback, groups: Sequence[Sequence[M]], takes_lists: bool, go_on: GoOn
@@ -168,7 +168,7 @@ class _Job(Generic[M]):
         return self._outcomes
 
     def abandon(self, error: ConsumeTimeout) -> list[Outcome[M]]:
-        """What is done so far, and the call that takes too long as failed; the thread begins no other."""
+        """Outcomes so far, and a failed one for the call that takes too long; the thread begins no other."""
         self._abandoned = True
         outcomes = list(self._outcomes)
         if len(outcomes) < len(self._groups):

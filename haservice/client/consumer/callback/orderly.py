@@ -1,11 +1,11 @@
-"""Orderly: the messages of a queue go to the callback one by one, in the order in which they were stored.
+"""Orderly: hands the messages of a queue to the callback one by one, in the order in which they were stored.
 
     take the queue's lock ─▶ the next messages ─▶ callback ─┬─ consumed ─▶ the next ones
                                       ▲                     └─ not ─▶ the queue stands still for a while ─┐
                                       └───────────────────────────────────────────────────────────────────┘
 
-Queues run side by side, as many as there are workers.  A message that was tried too often goes among the dead
-letters, where the consumer sets a bound; without one its queue waits for it.
+There are as many queues at a time as workers.  With a bound on tries, a message that was tried too often
+becomes a dead letter.  Without one, its queue waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUSPEND_MIN_S, SUSPEND_MAX_S = 0.01, 30.0
 
 
 class _Line:
-    """What waits of one queue."""
+    """The waiting messages of one queue."""
 
     def __init__(self) -> None:
         self.waiting: deque[Received] = deque()
@@ -40,7 +40,7 @@ class _Line:
 
 
 class Orderly:
-    """One consumer's queues.  On one loop."""
+    """The queues of one consumer.  On one loop."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Orderly:
         self._closing = False
 
     def start(self) -> None:
-        """Queues begin with their first messages."""
+        """Begins each queue with its first messages."""
 
     def deliver(self, reader: QueueReader, messages: Sequence[Received]) -> None:
         if self._closing:
@@ -81,7 +81,7 @@ class Orderly:
         line.arrived.set()
 
     async def release(self, reader: QueueReader) -> None:
-        """The reader was halted: waits for the call that runs, whatever it takes, and forgets the queue."""
+        """The reader was halted: waits for the running call, however long it takes, and forgets the queue."""
         line = self._lines.pop(reader, None)
         if line is not None and line.task is not None:
             await line.resting.wait()
@@ -89,7 +89,7 @@ class Orderly:
             await asyncio.gather(line.task, return_exceptions=True)
 
     async def stop(self, timeout_s: float) -> None:
-        """Begins no more calls, waits for those that run, and ends."""
+        """Begins no more calls, waits for running ones, and ends."""
         self._closing = True
         lines = list(self._lines.values())
         try:
@@ -122,13 +122,13 @@ class Orderly:
                 await asyncio.sleep(pause_s)
 
     def _clear_if_moved(self, reader: QueueReader, line: _Line) -> None:
-        """What waits of a queue that was sent to another offset counts no more."""
+        """Drops waiting messages if the queue was sent to another offset."""
         if line.in_flight is not reader.in_flight:
             line.in_flight = reader.in_flight
             line.waiting.clear()
 
     async def _next(self, reader: QueueReader, line: _Line) -> float:
-        """Calls the callback with the messages in front; returns how long the queue stands still then."""
+        """Calls the callback with the first messages; returns how long the queue waits afterwards."""
         async with self._slots:
             in_flight = line.in_flight
             assert in_flight is not None
@@ -175,7 +175,7 @@ class Orderly:
         for number, message in enumerate(outcome.failed):
             line.waiting[number] = tried(message)
         while number >= 0 and await self._is_over(line.waiting[0], outcome):
-            if not reader.is_current(in_flight):  # it was sent elsewhere meanwhile
+            if not reader.is_current(in_flight):  # the queue was sent to another offset meanwhile
                 return 0.0
             reader.consumed(in_flight, [line.waiting.popleft()])
             number -= 1
@@ -183,7 +183,7 @@ class Orderly:
         return min(max(wanted, SUSPEND_MIN_S), SUSPEND_MAX_S) if number >= 0 else 0.0
 
     async def _is_over(self, message: Received, outcome: Outcome[Received]) -> bool:
-        """Whether it was tried too often, or is to be tried no more, and a broker has taken it."""
+        """Whether no more tries follow (too many, or none wanted) and a broker has taken the message."""
         too_often = self._max is not None and message.reconsume_times > self._max
         if not too_often and outcome.delay_level != DEAD_LETTER:
             return False

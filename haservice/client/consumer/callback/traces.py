@@ -1,10 +1,10 @@
-"""Traces of consuming: what consumers leave in the trace topic, as Java's do.  Pure.
+"""Traces of consuming, which consumers write to the trace topic as Java's do.  Pure.
 
     SubBefore   time region group request msgId tries keys                     who got it, and when
     SubAfter    request msgId cost success keys code time group                what came of it
 
-One request is one call of the callback.  Both entries are made when its outcome is known; who writes them, and
-the form of an entry, haservice.client.traces says.
+One request is one call of the callback.  Both entries are made when its outcome is known.
+haservice.client.traces defines the form of an entry, and writes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SUCCESS, _TIME_OUT, _EXCEPTION, _FAILED = 0, 1, 2, 4
 
 
 def encode(group: str, request_id: str, ended_ms: int, outcome: Outcome[Received]) -> str:
-    """The entries of both kinds; empty when no message of the call is to be traced."""
+    """The entries of both kinds; empty if no message of the call is to be traced."""
     traced = [one for one in outcome.messages if one.properties.get("TRACE_ON") != "false"]
     took_ms = int(outcome.seconds * 1000)
     region = traced[0].properties.get("MSG_REGION", REGION) if traced else ""

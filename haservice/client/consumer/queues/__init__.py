@@ -1,1 +1,1 @@
-"""The queues that a consumer holds: which, from where on, what of them is not consumed yet."""
+"""The queues that a consumer holds: which, from where on, and what of them is not consumed yet."""

@@ -1,7 +1,7 @@
-"""Which queues of a topic are which member's.  Pure.
+"""Which member gets which queues of a topic.  Pure.
 
-Every member computes the whole division for itself, from the same queues and the same members, and takes its
-own part.  So all must sort alike, and divide alike: what is here gives what Java members of the group compute.
+Every member computes the whole division for itself, from the same queues and members, and takes its own part.
+So all must sort and divide alike: these functions give what Java members of the group compute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Allocate = Callable[[Collection[MessageQueue], Collection[str], str], list[Messa
 
 
 def averagely(queues: Collection[MessageQueue], members: Collection[str], own: str) -> list[MessageQueue]:
-    """Runs of neighbours, RocketMQ's default (AVG): the first members get one more where it does not go up."""
+    """Runs of neighbours, RocketMQ's default (AVG); the first members get one more if any are left over."""
     ordered, position, count = _ordered(queues, members, own)
     if position is None:
         return []
@@ -27,7 +27,7 @@ def averagely(queues: Collection[MessageQueue], members: Collection[str], own: s
 def averagely_by_circle(
     queues: Collection[MessageQueue], members: Collection[str], own: str
 ) -> list[MessageQueue]:
-    """Dealt out one by one (AVG_BY_CIRCLE)."""
+    """Deals queues out one by one (AVG_BY_CIRCLE)."""
     ordered, position, count = _ordered(queues, members, own)
     return [] if position is None else ordered[position::count]
 
@@ -43,7 +43,7 @@ def by_config(chosen: Collection[MessageQueue]) -> Allocate:
 
 
 def sorted_queues(queues: Collection[MessageQueue]) -> list[MessageQueue]:
-    """By topic, broker name and id, as Java compares them."""
+    """Queues by topic, broker name and id, in Java's order."""
     return sorted(
         queues, key=lambda queue: (_java_key(queue.topic), _java_key(queue.broker_name), queue.queue_id)
     )
@@ -52,14 +52,14 @@ def sorted_queues(queues: Collection[MessageQueue]) -> list[MessageQueue]:
 def _ordered(
     queues: Collection[MessageQueue], members: Collection[str], own: str
 ) -> tuple[list[MessageQueue], int | None, int]:
-    """The queues, the member's place among the members (None when it is not one of them), their number.
+    """The queues, the member's place among the members (None if it is not one of them), their number.
 
-    A broker lists a client that has just connected anew twice; each of the two gets a part, as Java has it.
+    A broker lists a client that has just reconnected twice; each entry gets a part, as with Java's members.
     """
     ids: Sequence[str] = sorted(members, key=_java_key)
     return sorted_queues(queues), ids.index(own) if own in members else None, len(ids)
 
 
 def _java_key(text: str) -> bytes:
-    """Java compares texts by UTF-16 units, Python by code points: beyond U+FFFF the two differ."""
+    """Java compares texts by UTF-16 units, Python by code points: they differ beyond U+FFFF."""
     return text.encode("utf-16-be", "surrogatepass")

@@ -1,4 +1,4 @@
-"""What of one queue was pulled and is not consumed yet, and so which offset may be committed.  Pure.
+"""Which messages of one queue are pulled and not consumed yet, and so which offset may be committed.  Pure.
 
         consumed     in flight: m a message, . consumed or filtered
     ───────────────┬─────────────────────┬────────────────▶ queue offset
@@ -7,7 +7,7 @@
              committable              pulled_to
 
 The lowest message that is not consumed holds the offset back: after a crash everything from there on comes
-again.  The bounds are those of RocketMQ's push consumer; while one is reached nothing more is pulled.
+again.  The limits are those of RocketMQ's push consumer; while one is reached, nothing more is pulled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Pulled(Protocol):
-    """What is asked of a message."""
+    """What InFlight needs of a message."""
 
     @property
     def queue_offset(self) -> int: ...
@@ -33,18 +33,18 @@ M = TypeVar("M", bound=Pulled)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one queue: pullThresholdForQueue, pullThresholdSizeForQueue, consumeConcurrentlyMaxSpan.
+    """Limits of one queue: pullThresholdForQueue, pullThresholdSizeForQueue, consumeConcurrentlyMaxSpan.
 
-    One pull more than the limits say may be in memory: what it brings is not known before.
+    Memory may hold one pull more than the limits say: nobody knows beforehand what it brings.
     """
 
     messages_max: int = 1000
     bytes_max: int = 100 * 1024 * 1024
-    span_max: int | None = 2000  # None: orderly, where nothing overtakes
+    span_max: int | None = 2000  # None: orderly, where no message overtakes another
 
 
 class InFlight(Generic[M]):
-    """Of one queue.  Owned by one thread, or one loop."""
+    """The messages of one queue in flight.  Owned by one thread, or one loop."""
 
     def __init__(self, start: int, limits: Limits) -> None:
         """`start` is the offset of the first pull."""
@@ -61,10 +61,10 @@ class InFlight(Generic[M]):
         return message.queue_offset in self._messages
 
     def add(self, messages: Iterable[M], next_offset: int) -> list[M]:
-        """The answer to a pull, which goes on at `next_offset`; gives those that are new.
+        """Adds the answer to a pull, which goes on at `next_offset`; returns the messages that are new.
 
-        A broker may hand out an offset again (a slave that is asked in the master's place): a message is
-        taken once, in the order of offsets.
+        A broker may give an offset again (a slave asked instead of the master): each message is taken once,
+        in the order of offsets.
         """
         new = []
         for message in messages:
@@ -78,7 +78,7 @@ class InFlight(Generic[M]):
         return new
 
     def remove(self, messages: Iterable[M]) -> None:
-        """They are consumed, or given back.  Those that are not in flight (any more) are ignored."""
+        """These messages are consumed, or given back.  Ignores those that are not in flight (any more)."""
         for message in messages:
             if self._messages.pop(message.queue_offset, None) is not None:
                 self.bytes -= message.store_bytes
@@ -90,7 +90,7 @@ class InFlight(Generic[M]):
 
     @property
     def lowest(self) -> int:
-        """The offset of the first message in flight; -1 when there is none."""
+        """The offset of the first message in flight; -1 if there is none."""
         return next(iter(self._messages), -1)
 
     @property
@@ -99,7 +99,7 @@ class InFlight(Generic[M]):
 
     @property
     def full(self) -> str:
-        """Which bound keeps the next pull back, in words; empty when none does."""
+        """Which limit keeps the next pull back, in words; empty if none does."""
         limits = self._limits
         count = len(self._messages)
         if count >= limits.messages_max:

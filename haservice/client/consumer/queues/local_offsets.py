@@ -1,7 +1,7 @@
-"""LocalOffsets: a broadcasting consumer's offsets, in a file of its own machine.
+"""LocalOffsets: a broadcasting consumer's offsets, in a file on its own machine.
 
-The file is Java's, in its place and form: ~/.rocketmq_offsets/CLIENT_ID/GROUP/offsets.json, with the one
-before it as offsets.json.bak.
+It is the file that Java's clients use, ~/.rocketmq_offsets/CLIENT_ID/GROUP/offsets.json; the previous one is
+kept as offsets.json.bak.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.admin import ResetOffsetBody
 from haservice.remoting.bodies.clients import MessageQueue
 
-# The instance that Java's broadcasting consumers have: their offsets outlive the process.
+# The instance name of Java's broadcasting consumers: it lets their offsets outlive the process.
 INSTANCE = "DEFAULT"
 
 
 def default_directory() -> Path:
-    """As Java's, whose property rocketmq.client.localOffsetStoreDir is an environment variable here."""
+    """As Java's; an environment variable stands for its property rocketmq.client.localOffsetStoreDir."""
     return Path(os.environ.get("ROCKETMQ_OFFSETS_DIR") or Path.home() / ".rocketmq_offsets")
 
 
 class LocalOffsets:
-    """One group's.  On one loop; the file is written in a thread of the loop's executor."""
+    """The offsets of one group.  On one loop; a thread of the loop's executor writes the file."""
 
     def __init__(self, directory: Path, client_id: str, group: str) -> None:
         self.path = directory / client_id / group / "offsets.json"
-        # Java knows no checksum beside it; one that a Java client's write leaves behind would be wrong.
+        # Java knows no checksum file; one would be wrong after a Java client has written the offsets.
         self._file = PersistedFile(self.path, keeps_sums=False)
-        self._writing = asyncio.Lock()  # one table is made out of the one before
+        self._writing = asyncio.Lock()  # each table is made from the one before
         self._offsets: dict[MessageQueue, int] = {}
         self._stored: dict[MessageQueue, int] = {}
 
@@ -57,7 +57,7 @@ class LocalOffsets:
         self._offsets.pop(queue, None)
 
     async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
-        """Writes the offsets of `queues`, of all without them.  Raises OSError."""
+        """Writes the offsets of `queues`; None: of all.  Raises OSError."""
         async with self._writing:
             table = self._stored | {
                 queue: offset for queue, offset in self._offsets.items() if queues is None or queue in queues
@@ -69,7 +69,7 @@ class LocalOffsets:
 
 
 def offsets_of(session: Session, calls: GroupCalls, consuming: ConsumerOptions) -> Offsets:
-    """At the brokers, or of a broadcasting consumer in a file that is found again after a restart."""
+    """Offsets at the brokers; for a broadcasting consumer, in a file that is found again after a restart."""
     if not consuming.broadcasting:
         return BrokerOffsets(calls)
     instance = session.options.instance_name or INSTANCE

@@ -1,7 +1,7 @@
-"""QueueLocks: which queues are this member's alone, for orderly consumption.
+"""QueueLocks: which queues only this member consumes, for orderly consumption.
 
-A broker gives a lock for 60 s and knows nothing of it after a failover.  So locks are asked for again every
-20 s, and one that was not given for 30 s is not relied on: another member cannot have got it by then.
+A broker gives a lock for 60 s, and forgets it in a failover.  So the member asks again every 20 s, and does
+not rely on a lock that was last given 30 s ago: until then no other member can have got it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 20.0
 VALID_S = 30.0
-# While a lock that is wanted is not held.
+# While a wanted lock is not held.
 AGAIN_S = 1.0
 
 
 class QueueLocks:
-    """One consumer's.  On one loop; `is_held` from any thread."""
+    """The locks of one consumer.  On one loop; `is_held` from any thread."""
 
     def __init__(self, calls: GroupCalls, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._calls = calls
         self._clock_s = clock_s
         self._locked_s: dict[
             MessageQueue, float
-        ] = {}  # when the broker gave it last, counted from the request
+        ] = {}  # when the broker last gave the lock, counted from the request
         self._wanted: set[MessageQueue] = set()
 
     def is_held(self, queue: MessageQueue) -> bool:
@@ -39,12 +39,12 @@ class QueueLocks:
         return locked_s is not None and self._clock_s() - locked_s < VALID_S
 
     def age_s(self, queue: MessageQueue) -> float | None:
-        """Since the broker gave it last."""
+        """Seconds since the broker last gave the lock."""
         locked_s = self._locked_s.get(queue)
         return None if locked_s is None else self._clock_s() - locked_s
 
     async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        """Those that are this member's now; they are kept until `release`."""
+        """Takes locks; returns the queues that this member has now.  They are kept until `release`."""
         taken = await self._ask(queues)
         self._wanted |= taken
         return taken
@@ -66,7 +66,7 @@ class QueueLocks:
             logger.info("lock not given back, it ends by itself queue=%s reason=%s", queue, error)
 
     async def keep(self) -> None:
-        """Asks again for what is held, for ever."""
+        """Asks again for all wanted locks, for ever."""
         while True:
             await asyncio.sleep(REFRESH_S)
             if not self._wanted:

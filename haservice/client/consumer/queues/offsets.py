@@ -1,7 +1,7 @@
-"""How far a group is in each queue: at the brokers for a clustering group, see local_offsets for broadcasting.
+"""How far a group is in each queue: at the brokers for a clustering group; broadcasting: local_offsets.
 
-ConsumeFrom     where a group begins in a queue of which it has no offset
-BrokerOffsets   what is stored at the brokers (14, 15), and what is to be stored next
+ConsumeFrom     where a group begins in a queue for which it has no offset
+BrokerOffsets   the offsets stored at the brokers (14, 15), and those to store next
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from haservice.remoting.bodies.clients import MessageQueue
 class ConsumeFrom:
     """`ConsumeFrom.LAST`, `ConsumeFrom.FIRST`, or `ConsumeFrom.at(datetime(2026, 11, 21))`.
 
-    For a queue without an offset of the group only.  A queue that has all its messages since the first one
-    in memory is read from the first one, whatever is said here: brokers answer so.
+    Only for a queue for which the group has no offset.  If a queue still has all messages since its first one
+    in memory, the group reads from the first one in any case: brokers answer so.
     """
 
     wire_name: str
@@ -33,7 +33,7 @@ class ConsumeFrom:
 
     @classmethod
     def at(cls, when: datetime | float) -> ConsumeFrom:
-        """About the first message that was stored then; `when` may be in seconds since 1970."""
+        """Near the first message that was stored then; `when` may be in seconds since 1970."""
         seconds = when.timestamp() if isinstance(when, datetime) else when
         return cls("CONSUME_FROM_TIMESTAMP", int(seconds * 1000))
 
@@ -46,22 +46,22 @@ class Offsets(Protocol):
     """BrokerOffsets or LocalOffsets."""
 
     async def stored(self, queue: MessageQueue) -> int | None:
-        """What the group has stored; raises RemotingError."""
+        """The offset that the group has stored; raises RemotingError."""
 
     def current(self, queue: MessageQueue) -> int | None:
-        """What is to be stored next."""
+        """The offset to store next."""
 
     def update(self, queue: MessageQueue, offset: int) -> None: ...
 
     def forget(self, queue: MessageQueue) -> None:
-        """The queue is another member's from now on: what it stores is not to be overwritten."""
+        """Another member has the queue from now on; its stored offsets must not be overwritten."""
 
     async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
-        """Stores what is known of `queues`, of all without them; raises RemotingError or OSError."""
+        """Stores the known offsets of `queues`; None: of all.  Raises RemotingError or OSError."""
 
 
 class BrokerOffsets:
-    """One group's.  On one loop."""
+    """The offsets of one group.  On one loop."""
 
     def __init__(self, calls: GroupCalls) -> None:
         self._calls = calls
@@ -80,9 +80,9 @@ class BrokerOffsets:
         self._offsets.pop(queue, None)
 
     async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
-        """All that can be stored is stored before the first error is raised.
+        """Stores all that can be stored before it raises the first error.
 
-        Offsets that have not changed are stored again: a broker that has become master may know older ones.
+        It stores unchanged offsets again, too: a broker that has become master may know older ones.
         """
         wanted = self._offsets.keys() if queues is None else [one for one in queues if one in self._offsets]
         outcomes = await asyncio.gather(
@@ -102,7 +102,7 @@ async def begin_at(
     if stored is not None:
         return stored
     if queue.topic.startswith("%RETRY%") or consume_from == ConsumeFrom.FIRST:
-        return await calls.min_offset(queue)  # what came back to the group is for the group to consume
+        return await calls.min_offset(queue)  # the group has to consume what came back to it
     if consume_from == ConsumeFrom.LAST:
         return await calls.max_offset(queue)
     return await calls.offset_by_time(queue, consume_from.timestamp_ms)

@@ -1,4 +1,4 @@
-"""PolledOffsets: how far an application that polls has come, beside what of it is stored."""
+"""PolledOffsets: how far a polling application has come, and which offsets are stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from haservice.remoting.bodies.clients import MessageQueue
 
 
 class PolledOffsets:
-    """Offsets as the application has come: stored when it commits, or by themselves if `auto`."""
+    """The application's offsets: stored when it commits, or automatically if `auto`."""
 
     def __init__(self, store: Offsets, auto: bool) -> None:
         self._store = store

@@ -1,11 +1,11 @@
-"""QueueReader: pulls one queue as long as the consumer holds it, and knows what of it is not consumed yet.
+"""QueueReader: pulls one queue while the consumer holds it, and knows which messages are not consumed yet.
 
     begin ─▶ room? ─▶ pull, held by the broker while there is nothing ─▶ deliver ─┐
                ▲                                                                  │
                └──────────────────────────────────────────────────────────────────┘
 
-A failed pull is repeated soon, at the slave while the master does not answer, and at once when a route has
-changed: so the new master of a failover is asked as soon as the name servers know it.
+A failed pull is repeated soon, from the slave while the master does not answer, and at once when a route has
+changed.  So the new master of a failover is asked as soon as the nameservers know it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from haservice.remoting.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
-# After a pull that failed: a peer that is away may be back any moment, one that refuses will do so again.
+# After a failed pull: a broker that is away may soon be back; one that refuses will refuse again.
 AWAY_S, AWAY_MAX_S = 0.1, 1.0
 REFUSED_S = 3.0
-# A broker that has nothing holds a pull.  One that does not is asked no more often than this.
+# A broker without messages holds a pull.  One that does not is asked no more often than this.
 STILL_S = 0.2
 LOG_INTERVAL_S = 30.0
 
@@ -48,7 +48,7 @@ _UNHEARD = frozenset(
 )
 
 
-# It is on its way up or down, as at a change of roles, or has too much to do.
+# The broker is starting or stopping, as at a change of roles, or is overloaded.
 _SOON = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
 
 
@@ -63,17 +63,17 @@ class Reading:
     pull_limits: PullLimits
     begin_at: Callable[[MessageQueue], Awaitable[int]]
     deliver: Callable[[QueueReader, Sequence[Received]], None]
-    on_unheard: Callable[[str], None]  # a broker wants a heartbeat
+    on_unheard: Callable[[str], None]  # a broker needs a heartbeat
     commits: bool = True  # pulls carry the offset
 
 
 class QueueReader:
-    """One queue.  On one loop."""
+    """Reads one queue.  On one loop."""
 
     def __init__(self, queue: MessageQueue, subscription: Subscription, reading: Reading) -> None:
         self.queue = queue
         self.subscription = subscription
-        self.in_flight: InFlight[Received] | None = None  # None until it is known where to begin
+        self.in_flight: InFlight[Received] | None = None  # None until the first offset is known
         self.halted = False
         self.dropped = False
         self.last_pull_ms = self.last_consume_ms = now_ms()
@@ -81,9 +81,9 @@ class QueueReader:
         self._paused = False
         self._broker_id = MASTER_ID
         self._room = asyncio.Event()  # something was consumed, or the pause is over
-        self._retry = asyncio.Event()  # a failed pull is not to be waited for any longer
+        self._retry = asyncio.Event()  # ends the pause after a failed pull
         self._moved_to: int | None = None
-        self._asked = ""  # who holds a pull now
+        self._asked = ""  # the broker that holds a pull now
         self._log = LogThrottle(LOG_INTERVAL_S)
         self._task: asyncio.Task[None] | None = None
 
@@ -91,23 +91,23 @@ class QueueReader:
         self._task = asyncio.create_task(self._run(), name=f"read {self.queue}")
 
     def drop(self) -> None:
-        """What is consumed from now on does not count either."""
+        """As halt(), but what is consumed from now on does not count either."""
         self.dropped = True
         self.halt()
 
     def halt(self) -> None:
-        """No more is pulled, and no more calls of the callback are to begin; those that run still count."""
+        """Pulls no more, and no more calls of the callback may begin; running ones still count."""
         self.halted = True
         if self._task is not None:
             self._task.cancel()
 
     async def stopped(self) -> None:
-        """After drop() or halt()."""
+        """Waits for the end of the reader.  Call it after drop() or halt()."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def seek(self, offset: int) -> None:
-        """Pulls from `offset` on; what was pulled before and is not consumed does not count any more."""
+        """Pulls from `offset` on; messages pulled before and not consumed no longer count."""
         if self._task is not None:
             self._task.cancel()
         self.in_flight = InFlight(offset, self._reading.limits)
@@ -128,7 +128,7 @@ class QueueReader:
             self.leave(self._asked)
 
     def look_again(self) -> None:
-        """A route has changed: what failed is tried again, and who is not the one to ask any more is left."""
+        """A route has changed: repeats a failed pull, and leaves a broker that is not the one to ask now."""
         self._retry.set()
         if self._asked:
             try:
@@ -139,18 +139,18 @@ class QueueReader:
                 self.leave(self._asked)
 
     def leave(self, addr: str) -> None:
-        """A pull that `addr` holds is not waited for any more."""
+        """Stops waiting for a pull that `addr` holds."""
         if addr == self._asked and self._task is not asyncio.current_task() and not self.halted:
             if self._task is not None:
                 self._task.cancel()
             self.start()
 
     def is_current(self, in_flight: InFlight[Received]) -> bool:
-        """Whether what was delivered out of `in_flight` still counts."""
+        """Whether messages delivered from `in_flight` still count."""
         return not self.dropped and in_flight is self.in_flight
 
     def consumed(self, in_flight: InFlight[Received], messages: Sequence[Received]) -> None:
-        """They are done with, one way or the other."""
+        """The messages are finished, one way or the other."""
         self.last_consume_ms = now_ms()
         if not self.is_current(in_flight):
             return
@@ -210,13 +210,13 @@ class QueueReader:
         elif not in_flight:
             reading.offsets.update(self.queue, in_flight.committable)
         if in_flight.pulled_to == asked and time.monotonic() - began < STILL_S:
-            await asyncio.sleep(STILL_S)  # such as a slave that does not have what the dead master had
+            await asyncio.sleep(STILL_S)  # such as a slave that lacks what the dead master had
 
     def _on_moved(self, asked: int, pulled: Pulled) -> None:
         """The queue does not have this offset: retention took it, or the log was cut at a failover.
 
-        What was pulled before is consumed all the same.  Forward that is all; back, the offsets are those of
-        other messages, which have to wait until then.
+        Messages pulled before are still consumed.  After a move forward nothing else happens.  After a move
+        back the offsets belong to other messages, which have to wait until then.
         """
         logger.warning(
             "offset moved queue=%s group=%s asked=%d min=%d max=%d going_on_at=%d",
@@ -237,7 +237,7 @@ class QueueReader:
         await self._reading.offsets.commit([self.queue])
 
     async def _pause(self, error: Exception, pause_s: float) -> float:
-        """Returns the length of the next one."""
+        """Pauses after a failed pull; returns the length of the next pause."""
         if self._log.ready(type(error).__name__):
             logger.warning(
                 "pull failed, it is repeated queue=%s group=%s reason=%s",

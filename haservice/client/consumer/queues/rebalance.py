@@ -1,11 +1,11 @@
-"""Which queues a member takes and gives up, as topics, routes and members are now.  Pure.
+"""Which queues a member takes and gives up, given the current topics, routes and members.  Pure.
 
     subscribed topics ─┐
     queues of each ────┼─▶ plan ─▶ take, give_up
     members of each ───┤
     held queues ───────┘
 
-What is not known changes nothing: a topic whose route or whose members nobody could name keeps its queues.
+Unknown facts change nothing: a topic keeps its queues if its route or its members are unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from haservice.remoting.bodies.clients import MessageQueue
 class TopicView:
     """A subscribed topic: its queues, and the ids of the group's members.  None: not known now.
 
-    Of a broadcasting group `members` is None as well, and `shared` false: every member reads all queues.
+    For a broadcasting group `members` is None, too, and `shared` false: every member reads all queues.
     """
 
     queues: Collection[MessageQueue] | None
@@ -46,10 +46,10 @@ def plan(
     *,
     keep_unlisted: bool = True,
 ) -> Plan:
-    """Queues of a topic that is no longer among `topics` are given up.
+    """Gives up queues of topics that are no longer in `topics`.
 
     A broker that does not list the member itself has not heard its heartbeat yet, as after a failover.  A
-    Java member would give up all its queues then, and take them again a moment later; with `keep_unlisted`
+    Java member would then give up all its queues, and take them again a moment later; with `keep_unlisted`
     this one keeps them.
     """
     wanted: set[MessageQueue] = set()
@@ -64,7 +64,7 @@ def plan(
 def _part(
     view: TopicView, own: str, allocate: Allocate, keep_unlisted: bool
 ) -> Collection[MessageQueue] | None:
-    """The member's own queues; None when it cannot be told."""
+    """The member's own queues; None if that cannot be told."""
     if view.queues is None:
         return None
     if not view.shared:
