@@ -330,7 +330,7 @@ class TlsTransport(_OnSocket):
         assert written == len(data), (written, len(data))
 
     def _flush(self, wait: bool = True) -> None:
-        """Sends what is sealed, in order.  Without `wait`, leaves that to a thread that is already sending."""
+        """Sends what is sealed, in order.  Without `wait`, leaves that to a thread that is sending."""
         while self._outgoing.pending or self._unsent:
             if not self._send_lock.acquire(blocking=wait):
                 return
