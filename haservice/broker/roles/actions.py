@@ -47,8 +47,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Where our log ends now; `failure` says why it ends short of the aim, `more` that there is more to pull.
-    """
+    """Where our log ends now; `failure`: why it ends short of the aim; `more`: there is more to pull."""
 
     end: int
     failure: str = ""
@@ -56,7 +55,7 @@ class Pulled:
 
 
 class NoVote(NamedTuple):
-    """Why a broker gives no vote though it was asked for its pledge; `answered`: it said no."""
+    """Why a broker that was asked for its pledge says nothing of itself; `answered`: it said no."""
 
     addr: str
     why: str
@@ -65,7 +64,7 @@ class NoVote(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """What the brokers that pledged themselves say of their logs, and why the others gave no vote."""
+    """What those asked for their pledges say of themselves, and why others did not answer so."""
 
     heard: Sequence[LineageBody]
     refused: Sequence[NoVote] = ()
