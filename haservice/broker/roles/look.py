@@ -89,7 +89,7 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
         undecided = undecided and f"{undecided}: {state.who.failover}"
         state = state.but(waiting=waiting, undecided=state.undecided or undecided)
     else:
-        # A new epoch of ours clears a doubt only if there was none before.
+        # A new epoch does not settle whether a slave was promoted: a doubt stays in the file.
         changes = {
             **begun,
             **changes,
@@ -131,8 +131,7 @@ class Proving(Looking):
         if not self.claims:
             return self._nobody(state.but(change=None, unproven="; ".join(self.doubts)), view)
         newer, peer = self.claims[0]
-        # A master with an empty log that still refuses writes has nothing to prove it by, and nothing to
-        # lose.
+        # A master with an empty log that still refuses writes has nothing to prove it by, or to lose.
         is_blank = view.log.is_empty and (self.start is not None or bool(state.held))
         if is_blank or is_member(view.kept.members, peer):
             return self._give_way(state, newer, view)

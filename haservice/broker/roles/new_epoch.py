@@ -200,8 +200,7 @@ class Following(Change):
         newer = self.newer
         changes: dict[str, Any] = {"command": command, "handing_over": None}
         if newer.replica_id:
-            # Our own last epoch may have left no byte; then only this keeps us from following an older
-            # master.
+            # Our last epoch may have left no byte; then only this keeps us from an older master.
             changes["pledge"] = Pledge(newer.epoch, newer.replica_id, newer.broker_addr)
         return state.but(change=change), (Write(changes),)
 

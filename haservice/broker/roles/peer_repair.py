@@ -1,5 +1,4 @@
-"""Peer repair: bytes of the log that another broker of our name still has.  Pure over `fetch`, which is
-READ_LOG.
+"""Bytes of the log that another broker of our name still has.  Pure over `fetch`, which is READ_LOG.
 
     pull_back    a master that lost its tail takes it from the slave that has it, while appends are held
     Repairer     a damaged range of the log gets the bytes that a peer has there

@@ -96,8 +96,7 @@ class RoleStartup:
     # -- the start ----------------------------------------------------------------------------------
 
     def open(self, store: Store) -> OpenedRole | str:
-        """Call it with the store ours.  Returns why this broker has to start again in another role, if it
-        does.
+        """With the store ours.  Returns why this broker has to start again, in another role, if it has to.
 
         Raises OSError, or ConfigError if another process has changed the role meanwhile.
         """
@@ -195,8 +194,7 @@ class Following:
             self._slave_sync.set_master_addr(master_addr)
 
     def master_found(self, master: MasterAddresses) -> None:
-        """A name server named a master to a slave.  If it names none, the slave keeps its master, as in
-        RocketMQ.
+        """What a name server said to a slave.  If it names none, the slave keeps its own, as in RocketMQ.
 
         Ours: a slave does not leave a master of ours whose log is coming for a name server's word.  The
         master of a newer epoch tells its slaves to follow it, and a replaced master ends the link; a stranger

@@ -123,8 +123,7 @@ class SlaveProgress:
     def verify(self, replica_id: str, held_from: int) -> None:
         """Its log was compared with ours; both are one from `held_from` on, where its own begins.
 
-        Call it before the first report counts.  For a slave that is to take everything, that is our log's
-        start.
+        Call it before the first report counts.  For a slave that takes everything, that is our log's start.
         """
         assert self.state is MasterState.WAIT_REPORT, self.state
         self.identity = replica_id
@@ -372,8 +371,7 @@ class AckTable:
             progress.sent_from = reported
 
     def _got_from_us(self, memory: _Memory, sent: int) -> int:
-        """Up to where this slave can hold our bytes: those that we began with, and those that it was sent
-        since.
+        """Up to where this slave can hold our bytes: what we began with, and what it was sent since.
 
         A slave may come back from another address, so bytes sent to slaves that are gone count, too.  They do
         not for a slave that was ahead: it certainly has bytes of another log.

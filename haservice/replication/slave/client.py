@@ -1,4 +1,4 @@
-"""HAClient: the slave's thread, ha-client.  It carries out what its SlaveSession wants, and reports results.
+"""HAClient: the slave's thread, ha-client.  It carries out what its SlaveSession wants, and reports back.
 
     news (another master, stop) → else: wait for bytes or time → event → actions → …
 

@@ -142,8 +142,7 @@ class RecordCheck:
         self._begin()
 
     def connect(self, end: int, boundary: int, read: Callable[[int, int], bytes]) -> int:
-        """Call it before each connection, with the log's `end`; returns the end of the log's last whole
-        record.
+        """Before each connection, with the log's `end`; returns the end of its last whole record.
 
         If that is less than `end`, cut the log there, and tell stand_at(), before the first report.  If the
         log ends where the check does, nothing is read.  Otherwise the log has moved without us: the check

@@ -1,7 +1,7 @@
 """MasterRecorder: a slave writes down up to where its master's log goes, in its thread `ha-recorder`.
 
-It writes every 10 s while that end moves, and when the recorder ends.  After a death the next master is
-chosen by it, also when the slave has restarted since.
+It writes every 10 s while that end moves, and when the recorder ends.  That end helps
+to choose the next master after a death, also when the slave has restarted since.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ _WORDS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class MasterHello:
-    """Who the master is and what it holds.  `role` is its brokerRole, `broker_addr` is where clients reach
-    it.
+    """Who the master is and what it holds.  `role` is its brokerRole, `broker_addr` where clients reach it.
 
     `nonce` is new each time; the slave's hello repeats it, so that no old hello can be replayed.
     """
