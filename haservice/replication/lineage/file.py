@@ -127,7 +127,7 @@ class LineageState:
     members: Members = field(default_factory=Members)
     """Which replicas may hold an OK, by the newest list that this broker knows."""
     given: Members = field(default_factory=Members)
-    """On a slave: the list as its master gave it, without what an operator has forgotten here since."""
+    """On a slave: the same list as its master gave it, if replicas were forgotten here since."""
     pledge: Pledge | None = None
     whole_from: int = 0
     """On a slave: below here it may have lost acknowledged bytes, until its log reaches this far again."""
