@@ -1,4 +1,4 @@
-"""How fast, how far behind, how soon again: small pure objects that are told the time.
+"""How fast, how far behind, how soon again: small pure objects that are given the time.
 
 Times are seconds of time.monotonic(), handed in.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import random
 from collections import deque
 
-# A rate is counted over this long, and is 0 when nothing moved for twice as long.
+# A rate is counted over this long; it is 0 once nothing moved for twice as long.
 RATE_WINDOW_S = 1.0
-# Points of the log's growth that are kept, and how close they lie at first.
+# So many points of the log's growth are kept; the next constant tells how close they lie at first.
 HISTORY_POINTS_MAX = 512
 HISTORY_SPACING_S = 0.02
-# A peer that speaks at least once in a heartbeat is gone when it was silent for so many: noticed within
-# three, and yet it may be late by nearly two.  One that is merely held up for a second never is.
+# A peer that speaks at least once in a heartbeat is gone once it was silent for so many heartbeats.  That is
+# noticed within three; yet the peer may be late by nearly two.  A peer held up for only a second is never
+# gone.
 SILENT_HEARTBEATS = 2.8
 SILENCE_S_MIN = 1.0
 
@@ -27,7 +28,7 @@ def silence_s(heartbeat_ms: int, housekeeping_s: float) -> float:
 
 
 class RateMeter:
-    """Bytes a second of one direction.  Told by one thread, read by any."""
+    """Bytes a second in one direction.  One thread adds, any thread reads."""
 
     __slots__ = ("_bytes", "_rate", "_since")
 
@@ -53,8 +54,9 @@ class RateMeter:
 class Growth:
     """When the log reached which end: turns a lag in bytes into seconds.
 
-    Bounded: when it is full every second point goes, and points lie twice as far apart from then on.  The
-    answer is exact to that distance.  Several threads may note and ask; a lost point only blurs it.
+    Bounded: when it is full, every second point is dropped, and points lie twice as far apart from then on.
+    The answer is exact to that distance.  Several threads may note and ask; a lost point only blurs the
+    answer.
     """
 
     def __init__(self) -> None:
@@ -71,7 +73,7 @@ class Growth:
             self._spacing_s *= 2
 
     def covers(self, position: int) -> bool:
-        """Whether it was watching already when the log grew beyond `position`."""
+        """Whether it was already watching when the log grew beyond `position`."""
         points = self._points
         return bool(points) and points[0][1] <= position
 
@@ -86,7 +88,7 @@ class Growth:
 
 
 class Backoff:
-    """Pauses between tries: short after success, doubled by each failure, with jitter so that no two sides
+    """Pauses between tries: short after a success, doubled by each failure, with jitter so that no two sides
     keep step."""
 
     def __init__(self, first_s: float, max_s: float, source: random.Random | None = None) -> None:

@@ -1,6 +1,6 @@
-"""HAService: what replication is to a broker, whatever its role; and the threads that either role has.
+"""HAService: what replication offers a broker in any role; and the threads of either role.
 
-    master/service.py    MasterHAService: slaves come to it, and sends wait for them
+    master/service.py    MasterHAService: slaves connect to it, and sends wait for them
     slave/service.py     SlaveHAService: follows its master
 
 Unlike RocketMQ, a slave opens no HA port and a master runs no idle client.
@@ -16,7 +16,7 @@ from haservice.service import Service
 
 
 class HAService(Protocol):
-    """What both roles answer."""
+    """What replication offers in both roles."""
 
     def start(self) -> None: ...
 
@@ -32,7 +32,7 @@ class HAService(Protocol):
 
 
 class HAThreads:
-    """The threads of one role, as they were started."""
+    """The threads of one role, in the order in which they were started."""
 
     def __init__(self) -> None:
         self._services: list[Service] = []
@@ -42,7 +42,7 @@ class HAThreads:
         service.start()
 
     def stop(self, deadline: Deadline) -> bool:
-        """Ends them, the last one first.  May be called twice.  False if one is left."""
+        """Ends the threads, the last one first.  May be called twice.  False if one is left."""
         ended = True
         while self._services:
             ended &= self._services.pop().stop(deadline)

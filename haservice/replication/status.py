@@ -1,4 +1,4 @@
-"""What replication says about itself: plain values, for status commands and tests.
+"""The status of replication: plain values, for status commands and tests.
 
 Sizes and offsets are bytes of the log, durations seconds; timestamps are ms of the wall clock, 0 for never.
 """
@@ -20,10 +20,11 @@ class SlaveStatus:
     ack: int
     """Its last believed report; -1 before the first."""
     proven: int
-    """Up to where it is known to hold what this master sent; -1 while its report is but a position."""
+    """Up to where it is known to hold what this master sent; -1 while its report is only a position."""
     sent_from: int
-    """Start of what it was sent; bytes below were never sent to it in this life of the master.  -1 before the
-    first report."""
+    """The first byte that it was sent: in this life of the master it was never sent those below.  -1 before
+    the first report.
+    """
     lag_bytes: int
     lag_seconds: float
     bytes_per_second: float
@@ -31,16 +32,16 @@ class SlaveStatus:
     reason: str
     """Why it is not in sync; empty when it is."""
     replica_id: str = ""
-    """Who it is by its own word, after an accepted greeting; "" of a stock slave."""
+    """Its own word of who it is, after an accepted greeting; "" for a stock slave."""
     broker_addr: str = ""
-    """Where clients reach it; "" of a stock slave."""
+    """Where clients reach it; "" for a stock slave."""
     heard_ms: int = 0
-    """When it was last heard: a slave that stands still stays connected for a while."""
+    """When its last byte came: a slave that stands still stays connected for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbsentSlave:
-    """A slave that is not connected: refused for what it reported or where it came from, or gone."""
+    """A slave that is not connected: it was refused for its report or its address, or it is gone."""
 
     addr: str
     reason: str
@@ -65,24 +66,24 @@ class MasterLinkStatus:
     offset: int
     """End of the slave's log."""
     reported: int
-    """What it told the master last; -1 before the first report of a connection."""
+    """What the slave told the master last; -1 before a connection's first report."""
     last_read_timestamp_ms: int
     last_write_timestamp_ms: int
     seconds_since_read: float
-    """Since the master's last byte; -1.0 when there was none."""
+    """Time since the master's last byte; -1.0 if there was none."""
     bytes_per_second: float
     connects: int
     last_error: str
-    """Why the link is down; empty once the master was heard again."""
+    """Why the link is down; empty once the master has spoken again."""
     master_end: int = -1
-    """The furthest end of the master's log that it told or sent since it was greeted; -1 when unknown."""
+    """The furthest end of its log that the master has told or sent since its greeting; -1 if unknown."""
     lineage: str = ""
-    """What the last greeting came to, for people; "" before the first."""
+    """The outcome of the last greeting, for people; "" before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class HAStatus:
-    """Everything at once.  A master has `slaves`, a slave has `master`."""
+    """All of it.  A master has `slaves`, a slave has `master`."""
 
     role: str
     log_start: int
@@ -92,7 +93,7 @@ class HAStatus:
     waiting_sends: int = 0
     slaves: tuple[SlaveStatus, ...] = ()
     absent: tuple[AbsentSlave, ...] = ()
-    """Newest last; one for each slave address, until a slave of that address is connected again."""
+    """Newest last; one for each slave address, until a slave connects from that address again."""
     master: MasterLinkStatus | None = None
     epoch: int = -1
-    """Number of the last epoch of our log; -1 when there is none, or none is kept."""
+    """Number of our log's last epoch; -1 if there is none, or none is kept."""

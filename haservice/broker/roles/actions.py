@@ -1,6 +1,6 @@
-"""What the machine of roles wants done, and what comes of it.  Pure: values only.
+"""What the machine of roles wants done, and the results of that.  Pure: values only.
 
-An action has one result, or none.  Of one step at most one action has a result, and that is its last.
+An action has one result, or none.  In a step at most one action has a result, and it is the last one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from haservice.replication.status import SlaveStatus
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It is done."""
+    """The action is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It is not, and nothing has changed by it.  `answered`: whoever was asked has said so himself."""
+    """The action failed, and changed nothing.  `answered`: whoever was asked gave this reason himself."""
 
     reason: str
     answered: bool = False
@@ -40,14 +40,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where the log ends, all of it whole records, and as asked for flushed or acknowledged."""
+    """Where the log ends: whole records only, flushed or acknowledged as asked for."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Where our log ends now; `failure` says why not where it was to, `more` that it goes on there."""
+    """Where our log ends now; `failure`: why it ends short of the aim; `more`: there is more to pull."""
 
     end: int
     failure: str = ""
@@ -55,7 +55,7 @@ class Pulled:
 
 
 class NoVote(NamedTuple):
-    """Why one that was asked for its pledge says nothing of itself; whether it `answered`, with a no."""
+    """Why a broker that was asked for its pledge says nothing of itself; `answered`: it said no."""
 
     addr: str
     why: str
@@ -64,7 +64,7 @@ class NoVote(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """What those say of themselves who were asked for their pledges, and why others did not answer so."""
+    """What those asked for their pledges say of themselves, and why others did not answer so."""
 
     heard: Sequence[LineageBody]
     refused: Sequence[NoVote] = ()
@@ -72,14 +72,14 @@ class Votes:
 
 @dataclass(frozen=True, slots=True)
 class Slaves:
-    """Who is connected."""
+    """Which slaves are connected."""
 
     slaves: Sequence[SlaveStatus]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A request's answer did not come: it is not known what became of it."""
+    """The answer to a request did not come: its outcome is unknown."""
 
     reason: str
 
@@ -92,14 +92,14 @@ Result = Heard | LineageBody | Done | Failed | End | Pulled | Votes | Slaves | L
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What all peers say, and those at `also`.  → Heard"""
+    """Asks all peers, and those at `also`.  → Heard"""
 
     also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AskOne:
-    """What one says, within a moment.  → LineageBody or Failed"""
+    """Asks one broker, which has a moment to answer.  → LineageBody or Failed"""
 
     addr: str
 
@@ -118,8 +118,8 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Replaces fields of the lineage file, durably; not if its list of replicas is another one than `listed` by
-    then, where that was looked at.  → Done or Failed
+    """Replaces fields of the lineage file, durably.  With `listed`, only if the file's list of replicas is
+    still that one.  → Done or Failed
     """
 
     changes: Mapping[str, Any]
@@ -128,7 +128,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Takes back what the peer has from `begin` to `end`, or a good piece of it.  → Pulled"""
+    """Takes back what the peer has from `begin` to `end`, or a large piece of it.  → Pulled"""
 
     peer: LineageBody
     begin: int
@@ -144,7 +144,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class StopLink:
-    """A slave's link ends; its log grows no more.  → End of its whole records, or Failed"""
+    """Ends a slave's link; its log grows no more.  → End of its whole records, or Failed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class GatherPledges:
-    """Asks those at `addrs`, all at once.  → Votes"""
+    """Asks the brokers at `addrs` for their pledges, all at once.  → Votes"""
 
     addrs: tuple[str, ...]
     header: PledgeHeader
@@ -170,7 +170,7 @@ class LookAtSlaves:
 
 @dataclass(frozen=True, slots=True)
 class AwaitLevel:
-    """Flushes, and waits until the slave has acknowledged all.  → End or Failed"""
+    """Flushes, and waits until the slave has acknowledged everything.  → End or Failed"""
 
     replica_id: str
     addr: str
@@ -210,7 +210,7 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Who asked gets our lineage, in `role` if that is what we are about to be."""
+    """Sends our lineage to whoever asked; in `role`, if we are about to be that."""
 
     ticket: int
     role: RoleInForce | None = None
@@ -218,7 +218,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWith:
-    """Who asked gets this."""
+    """Sends this answer to whoever asked."""
 
     ticket: int
     body: SwitchoverBody
@@ -226,7 +226,7 @@ class AnswerWith:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Who asked gets an error."""
+    """Sends an error to whoever asked."""
 
     ticket: int
     reason: str
@@ -234,26 +234,26 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The broker stops and starts again, once the answers have gone out."""
+    """Stops the broker and starts it again, once the answers have gone out."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class TakeList:
-    """Another list of replicas is written: acknowledgements count by it.  `regreet`: in a new epoch."""
+    """Another list of replicas is written: acknowledgements now count by it.  `regreet`: in a new epoch."""
 
     regreet: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveMaster:
-    """A slave's link ends, and the master is greeted anew: by what is promised now it may be refused."""
+    """Ends a slave's link and greets the master anew: the slave may refuse it by what it has promised now."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetMaster:
-    """A slave's master: where clients, and where slaves reach it."""
+    """Sets a slave's master: the addresses for clients and for slaves."""
 
     broker_addr: str
     ha_addr: str
@@ -261,14 +261,14 @@ class SetMaster:
 
 @dataclass(frozen=True, slots=True)
 class TellFollow:
-    """A slave is told who the master is; nothing hangs on its answer."""
+    """Tells a slave who the master is; nothing depends on its answer."""
 
     addr: str
     header: FollowHeader
 
 
 class LogLevel(enum.IntEnum):
-    """How loud something is said; the numbers are logging's."""
+    """How serious a line is; the numbers are those of logging."""
 
     INFO = 20
     WARNING = 30
@@ -277,7 +277,7 @@ class LogLevel(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A line for the log; with a `cause` once in a while for each."""
+    """A line for the log; with a `cause`, only once in a while for each cause."""
 
     level: LogLevel
     text: str

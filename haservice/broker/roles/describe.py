@@ -1,4 +1,4 @@
-"""What a broker says of its lineage: the body that answers 40001, 40003 and 40004."""
+"""What a broker says of its lineage: the body of its answers to 40001, 40003 and 40004."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from haservice.replication.status import MasterHeard, MasterLinkStatus, SlaveSta
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """`config` is as it is in force."""
+    """`config` is the one in force."""
 
     config: NodeConfig
     lineage: LineageFile
     store: Store
     ha: HAService
-    # Why a slave's master gave it no topics and offsets the last time; "" if it did.
+    # Why a slave's master did not give it topics and offsets the last time; "" if it did.
     not_copied: Callable[[], str]
-    # The address of a slave's master for clients, "" where it is not known.
+    # The address for clients of a slave's master; "" if it is not known.
     master_addr: Callable[[], str]
 
     def body(self, state: RoleState, role: RoleInForce | None = None, *, changing: bool) -> LineageBody:
-        """Who we are and what our log is; in `role`, if that is what we are about to be."""
+        """Who we are and what our log is; in `role`, if we are about to be that."""
         config, log, kept = self.config, self.store.log, self.lineage.state
         role = role or state.who.role
         status = self.ha.status()
@@ -77,13 +77,13 @@ class Describe:
 
 
 def _promise(config: NodeConfig) -> str:
-    """A SYNC_MASTER waits for one slave with inSyncReplicas=1 as it does with 2."""
+    """With inSyncReplicas=1 a SYNC_MASTER waits for one slave, as with 2."""
     replicas = max(2, config.replication.in_sync_replicas)
     return f"flushDiskType={config.log.flush_disk_type.value}, inSyncReplicas={replicas}"
 
 
 def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHeard, bool]:
-    """What a slave has heard of its master's end, and whether that is only written down from before."""
+    """What a slave has heard of its master's end, and whether that is only an older note in the file."""
     if link is None:
         return MasterHeard(), False
     if link.master_end >= 0:
@@ -117,7 +117,7 @@ def _list(members: Members) -> tuple[int, int, str, int, int, Mapping[str, str],
 
 
 def _replicas(state: LineageState, slaves: Sequence[SlaveStatus]) -> list[ReplicaBody]:
-    """As the file remembers them; those that are connected as they are now."""
+    """Replicas as the file remembers them; connected ones as they are now."""
     found = {
         name: ReplicaBody(name, one.broker_addr, one.offset, one.seen_ms, one.in_sync)
         for name, one in state.replicas.items()

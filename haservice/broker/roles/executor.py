@@ -1,10 +1,10 @@
-"""RoleExecutor: runs the machine of roles in a broker: the task of the thread `role-keeper`.
+"""RoleExecutor: runs a broker's machine of roles, as the task of the thread `role-keeper`.
 
     others            put() what they noticed, ask() for a change and wait for its answer
-    role-keeper       one event at a time: step, hold or let go, carry the actions out, give the results back
+    role-keeper       one event at a time: step, hold or let go, carry out the actions, return the results
 
-The state is replaced by this one thread, under one lock; whoever wants to know it reads it.  Appends are held
-before an action that needs it, and let go after everything else that a step wants: then an answer goes out.
+Only this thread replaces the state, under one lock; any thread may read it.  Appends are held before an
+action that needs it, and let go after everything else that a step wants: only then does an answer go out.
 """
 
 from __future__ import annotations
@@ -35,58 +35,58 @@ from haservice.replication.wire.greeting import Outcome
 from haservice.replication.wire.hello import SlaveHello
 
 PERIOD_S = 5.0
-# While nothing is taken, every moment counts.
+# While the master refuses writes, every moment counts.
 URGENT_PERIOD_S = 1.0
-# Events that wait; what comes beyond is noticed again.
+# So many events wait at most; whatever comes beyond is noticed again.
 EVENTS_MAX = 256
-# More than any change takes: its own deadlines end it before.
+# More than any change takes: its own deadlines end it earlier.
 ANSWER_SECONDS = 180.0
 
 _LAST_WORDS = (Answer, AnswerWith, Refuse, Turn)
 
 
 class Hands(Protocol):
-    """What carries actions out.  None of it raises but for a fault of ours."""
+    """Carries actions out.  Nothing in it raises, unless we have a bug."""
 
     def view(self, *, asked: bool) -> View: ...
 
     def hold(self, reason: str, /) -> None:
-        """No appends for `reason`; "" lets them go."""
+        """Holds appends for `reason`; "" lets them go."""
 
     def perform(self, action: WithResult, /) -> Result: ...
 
     def act(self, action: Without, /) -> None:
-        """An action that has no result, and is no answer."""
+        """Carries out an action that has no result and is not an answer."""
 
     def body(self, answer: Answer, /) -> JSONBody: ...
 
 
 class RoleEvents:
-    """What was noticed and waits for role-keeper.  Made before it: those who notice are, too.  Any thread."""
+    """What was noticed and waits for role-keeper.  Made before it, as those who notice are.  Any thread."""
 
     def __init__(self) -> None:
         self.queue: queue.Queue[Event] = queue.Queue(EVENTS_MAX)
 
     def put(self, event: Hint | SlaveAhead | Tick) -> None:
-        with contextlib.suppress(queue.Full):  # there is enough to do; who has news says so again
+        with contextlib.suppress(queue.Full):  # there is enough to do; whoever has news repeats it
             self.queue.put_nowait(event)
 
     def on_ahead(self, hello: SlaveHello) -> None:
-        """A slave holds what this master has lost."""
+        """A slave holds bytes that this master has lost."""
         self.put(SlaveAhead(hello.replica_id, hello.broker_addr))
 
     def on_heard(self, hello: SlaveHello, outcome: Outcome) -> None:
-        """A slave has greeted; one that knows a newer epoch is asked about it."""
+        """A slave has greeted; if it knows a newer epoch, it is asked about that."""
         if outcome is Outcome.OLD_MASTER:
             self.put(Hint(hello.broker_addr))
 
     def told_of(self, epoch: int, addr: str) -> None:
-        """A name server speaks of a newer epoch: who is there is asked, and nothing is done by its word."""
+        """A name server speaks of a newer epoch: asks the broker there, and does nothing by its word."""
         self.put(Hint(addr))
 
 
 class RoleExecutor:
-    """Any thread may ask and tell; `drive` is for the thread, and for the start before there is one."""
+    """Any thread may ask and tell; `drive` is for the thread, and for the start before the thread runs."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class RoleExecutor:
         self._hands = hands
         self._period_s = period_s
         self._urgent_s = urgent_s
-        self._lock = threading.RLock()  # held while an event is dealt with; guards replacing `state`
+        self._lock = threading.RLock()  # held while an event is handled; guards replacing `state`
         self._held = ""
         self._noticed = events if events is not None else RoleEvents()
         self._events = self._noticed.queue
@@ -114,18 +114,18 @@ class RoleExecutor:
 
     @property
     def changing(self) -> bool:
-        """Whether a change of role is under way, or asked for and not answered yet."""
+        """Whether a change of role is under way, or is asked for and not answered yet."""
         return self.state.changing or bool(self._answers)
 
     def put(self, event: Hint | SlaveAhead | Tick) -> None:
-        """Something was noticed."""
+        """Notes what somebody noticed."""
         self._noticed.put(event)
 
     def wake(self) -> None:
         self.put(Tick())
 
     def ask(self, header: ExtHeader) -> JSONBody:
-        """A request; blocks until it is answered.  Raises RequestError where that is a refusal."""
+        """Makes a request; blocks until it is answered.  Raises RequestError if it is refused."""
         if busy := why_busy(self.state):
             raise refused(busy)
         ticket, answer = next(self._tickets), Future[JSONBody]()
@@ -176,7 +176,7 @@ class RoleExecutor:
             self.drive(Tick())
 
     def drive(self, event: Event) -> None:
-        """Deals with an event, and with the results of what follows from it, until the machine rests."""
+        """Handles an event, and the results that follow from it, until the machine rests."""
         with self._lock:
             following: Event | None = event
             while following is not None:
@@ -185,7 +185,7 @@ class RoleExecutor:
                 following = self._carry_out(actions)
 
     def _carry_out(self, actions: tuple[Action, ...]) -> Event | None:
-        """In their order, but that answers come when appends are let go."""
+        """Carries them out in order, except answers: they go out after appends are let go."""
         held = self.state.held
         if held:
             self._hold(held)
@@ -215,7 +215,7 @@ class RoleExecutor:
         with self._answers_lock:
             answer = self._answers.get(word.ticket)
         if answer is None or answer.done():
-            return  # whoever asked waits no more
+            return  # whoever asked no longer waits
         if isinstance(word, Refuse):
             answer.set_exception(refused(word.reason))
         elif isinstance(word, AnswerWith):

@@ -1,4 +1,4 @@
-"""Handing over: a master makes a slave the master that has all it has, and nothing is lost on the way.  Pure.
+"""Handing over: a master promotes a slave that has everything it has, and nothing is lost on the way.  Pure.
 
     master                                    slave
     appends held, all flushed
@@ -9,14 +9,16 @@
     ◀─── promoted ───────────────────────────
     a slave from now on
 
-A full disk is no obstacle: the master has nothing to append, and the epoch begins in the slave's log.
+A full disk does not matter: the master has nothing to append, and the epoch begins in the slave's log.
 
-Nobody is asked for a pledge.  So the epoch is the next promotion's above the master's own, and never a higher one:
-no slave leaves a candidate for it that it has pledged to, and may have acknowledged to by now.
+Nobody is asked for a pledge.  So the epoch is the next promotion's above the master's own, never a higher
+one.  Otherwise a slave might leave for it a candidate that it has pledged to, and may have acknowledged to by
+now.
 
-Whatever fails before the slave has asked back undoes it: the token is void, and a PROMOTE that was under way
-somewhere comes to nothing.  When the answer is lost the slave's word decides, however long that takes; until
-then nothing is taken, and as to whom it is handed over is in the lineage file, by no start of ours either.
+A failure before the slave has asked back undoes the switchover: the token is void, and a PROMOTE still under
+way has no effect.  If the answer is lost, the slave's word decides, however long that takes.  Until then the
+master refuses writes.  The lineage file says whom it hands over to, so a restart does not make it accept
+writes either.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ SECONDS_MAX = 120.0
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """What all its stages know; `until_s` is when the slave has to have caught up."""
+    """What all stages know; `until_s` is when the slave has to have caught up."""
 
     ticket: int
     header: SwitchoverHeader
@@ -66,13 +68,13 @@ class HandOver:
     heard: Heard = field(default_factory=Heard)
 
     def undone(self, state: RoleState, reason: str) -> Step:
-        """Nobody was promoted, and messages are taken as before."""
+        """Nobody was promoted; the master accepts writes as before."""
         return state.but(change=None), (Refuse(self.ticket, reason),)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage(Change):
-    """One of them; `hold` and `token` are set from Levelling to Told."""
+    """A stage of the switchover; `hold` and `token` are set from Levelling to Told."""
 
     over: HandOver
 
@@ -104,7 +106,7 @@ def _why_overtaken(state: RoleState, header: SwitchoverHeader, view: View) -> st
 
 
 class Choosing(_Stage):
-    """Who is connected, and may become the master."""
+    """Finds who is connected and may become the master."""
 
     __slots__ = ()
 
@@ -118,7 +120,7 @@ class Choosing(_Stage):
 
 
 def _ready(slaves: Sequence[SlaveStatus], wanted: str) -> list[SlaveStatus] | str:
-    """Who may become the master, the nearest first; or the one that is wanted; or why there is none."""
+    """Who may become the master, the nearest first, or only the one that is wanted; or why there is none."""
     ours = [one for one in slaves if one.broker_addr and one.replica_id]
     if not ours:
         return "no slave is connected that could be the master; mqadmin haStatus shows who is there"
@@ -135,7 +137,7 @@ def _ready(slaves: Sequence[SlaveStatus], wanted: str) -> list[SlaveStatus] | st
 
 
 class Checking(_Stage):
-    """The first that says, where clients reach it, that it is the replica that it is at the HA port."""
+    """Finds the first slave that is the same replica where clients reach it as on the HA port."""
 
     __slots__ = ()
 
@@ -161,7 +163,7 @@ class Checking(_Stage):
 
 @dataclass(frozen=True, slots=True)
 class Complaining(_Stage):
-    """None of them can be promoted: who was silent is asked what is wrong."""
+    """None of them can be promoted: asks the silent ones what is wrong."""
 
     silent: Sequence[SlaveStatus] = ()
     troubles: tuple[str, ...] = ()
@@ -186,7 +188,7 @@ class Complaining(_Stage):
 
 @dataclass(frozen=True, slots=True)
 class _Targeted(_Stage):
-    """A stage that has its slave, and where our log ends once that is known."""
+    """A stage that has its slave; `end` is where our log ends, once that is known."""
 
     target: LineageBody
     end: int = -1
@@ -197,7 +199,7 @@ class _Targeted(_Stage):
 
 
 class Levelling(_Targeted):
-    """Appends are held: all is flushed here, and acknowledged there."""
+    """Appends are held: everything is flushed here, and acknowledged by the slave."""
 
     __slots__ = ()
 
@@ -211,7 +213,7 @@ class Levelling(_Targeted):
 
 
 class Noted(_Targeted):
-    """To whom is in the file: from here on its word decides, whatever becomes of us."""
+    """The file names the slave: from here on its word decides, whatever becomes of us."""
 
     __slots__ = ()
 
@@ -234,7 +236,7 @@ class Noted(_Targeted):
 
 @dataclass(frozen=True, slots=True)
 class Told(_Targeted):
-    """The slave was told, and its answer is awaited; or, `asking`, what became of it is found out."""
+    """The slave was told, and its answer is awaited; with `asking`, its outcome is being found out."""
 
     epoch: int = -1
     asking: str = ""
@@ -243,14 +245,14 @@ class Told(_Targeted):
         if isinstance(result, LineageBody):
             return self._promoted(state, result, view)
         if isinstance(result, Failed):
-            # Known for certain: taken again at once, and written when it can be.
+            # It is certain: the master accepts writes at once, and writes this down when it can.
             voiding = Voiding(self.over, f"{self.addr} was not promoted: {result.reason}")
             return state.but(change=voiding), (Write({"handing_over": None}),)
         assert isinstance(result, Lost), result
         if self.asking:
             return self._doubt(state)
-        # From here on it gets no confirmation.  So once it says that it is no master, and changes nothing, it
-        # will not become one by what we sent.
+        # From here on the slave gets no confirmation.  So once it says that it is no master, and changes
+        # nothing, what we sent will not make it one.
         text = (
             f"the answer of the slave that was to be promoted is lost addr={self.addr} reason={result.reason}"
         )
@@ -259,7 +261,7 @@ class Told(_Targeted):
         return state.but(change=change), (Say(LogLevel.WARNING, text), find_out)
 
     def _promoted(self, state: RoleState, body: LineageBody, view: View) -> Step:
-        # The id that it has now is free from its next registration on.
+        # The slave's present id is free from its next registration on.
         newer = NewerMaster(
             body.epoch,
             body.broker_addr,
@@ -282,7 +284,7 @@ class Told(_Targeted):
 
 @dataclass(frozen=True, slots=True)
 class Voiding(_Stage):
-    """That nobody is handed over to any more is written; if it cannot be, the next start asks the slave."""
+    """It is written that nobody is handed over to any more; if that fails, the next start asks the slave."""
 
     why: str
 

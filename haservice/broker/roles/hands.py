@@ -1,6 +1,6 @@
-"""RoleHands: carries out in a broker what the machine of roles decides.  All of it in the thread `role-keeper`.
+"""RoleHands: carries out in a broker what the machine of roles decides, always in the thread `role-keeper`.
 
-What fails comes back as Failed, with what an operator has to know of it; what is asked of others has a deadline.
+A failure comes back as Failed, with what an operator has to know; every question to others has a deadline.
 """
 
 from __future__ import annotations
@@ -78,23 +78,23 @@ from haservice.replication.wire.protocol import MasterState
 
 logger = logging.getLogger(__name__)
 
-# Under this name appends are held for whatever the machine of roles has against them.
+# The holder's name for appends that the machine of roles holds, whatever its reason.
 HOLDER = "role"
 
-# A master that lives hands over what it keeps beside the log within a moment; one that is gone must not keep
-# its successor from starting.
+# A living master hands over what it keeps beside the log within a moment.  A dead one must not keep its
+# successor from starting.
 COPY_SECONDS = 2.0
 COPY_FROM_LOST_SECONDS = 0.5
 LINK_STOP_SECONDS = 2.0
-# What is not dispatched yet has to be, to know where the last whole record ends.
+# What is not dispatched yet has to be dispatched, to know where the last whole record ends.
 DISPATCH_SECONDS = 30.0
 DISPATCH_LOOK_SECONDS = 0.05
 CONFIRM_SECONDS = 2.0
-# A slave that pledges itself writes before it answers.
+# A slave that pledges itself writes that down before it answers.
 PLEDGE_SECONDS = 2.0
 TELL_SECONDS = 1.0
 LEVEL_LOOK_SECONDS = 0.002
-# How long a lost answer is asked after before the master stays without taking anything.
+# So long the master asks after a lost answer, before it goes on refusing writes without one.
 DOUBT_SECONDS = 5.0
 DOUBT_LOOK_SECONDS = 0.1
 
@@ -110,7 +110,7 @@ class MasterReplication(Protocol):
 
 
 class SlaveReplication(Protocol):
-    """A slave's."""
+    """A slave's HA service, in the same way."""
 
     def leave_master(self) -> None: ...
 
@@ -119,7 +119,7 @@ class SlaveReplication(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoleHands:
-    """`config` is as it is in force."""
+    """`config` is the one in force."""
 
     config: NodeConfig
     lineage: LineageFile
@@ -127,13 +127,13 @@ class RoleHands:
     peers: Peers
     # A slave's last copy of what its master keeps beside the log, within so many seconds.
     copy_side_state: Callable[[float], bool]
-    # A slave is told whom to follow: the master's address for clients, and for slaves.
+    # Tells a slave whom to follow: the master's address for clients, and for slaves.
     set_master: Callable[[str, str], None]
     turn: Callable[[str], None]
-    # Name servers are told of a new epoch at once.
+    # Tells name servers of a new epoch at once.
     announce: Callable[[], None]
     describe: Callable[..., LineageBody]
-    # Replication in the role that is in force; neither in a start, before anything of the broker runs.
+    # Replication in the role in force; neither is set in a start, before anything of the broker runs.
     master: MasterReplication | None = None
     slave: SlaveReplication | None = None
     throttle: LogThrottle = field(default_factory=LogThrottle)
@@ -193,7 +193,7 @@ class RoleHands:
         request = RemotingCommand.request(RequestCode.FOLLOW, action.header.encode())
         try:
             self.peers.call(action.addr, request, TELL_SECONDS)
-        except RemotingError as error:  # it hears of it from a name server
+        except RemotingError as error:  # the slave hears of it from a name server
             logger.debug("not told to follow addr=%s reason=%s", action.addr, error)
 
     # -- with a result ------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class RoleHands:
             return Failed(str(error).removeprefix(f"{addr}: "))
 
     def _prove(self, action: Prove) -> Done:
-        """A stranger has our epochs from anybody's mouth, but our bytes only if it holds our log."""
+        """A stranger can hear our epochs from anybody; it has our bytes only if it holds our log."""
         peer, log = action.peer, self.store.log
         span = span_to_prove(self.lineage.state.lineage, LogSpan(log.start, log.end), peer)
         with self.peers.reading() as fetch:
@@ -266,8 +266,8 @@ class RoleHands:
         return end
 
     def _whole_end(self) -> End:
-        """Where the last whole record ends: the start of another one, which its master never finished, is
-        cut when the store is closed.
+        """Where the last whole record ends.  Another record may begin there that its master never finished:
+        it is cut when the store is closed.
         """
         log, dispatcher = self.store.log, self.store.dispatcher
         deadline, arrived = Deadline(DISPATCH_SECONDS), threading.Event()
@@ -283,7 +283,7 @@ class RoleHands:
         return End(log.end)
 
     def _confirm(self, action: Confirm) -> Result:
-        """The master that hands over may have given up meanwhile, and accepts writes again."""
+        """The master that hands over may have given up meanwhile, and accept writes again."""
         try:
             master = self.peers.ask_one(action.addr, CONFIRM_SECONDS)
         except (RemotingError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""What a master sees when it looks at its peers: a newer epoch, what it has lost, whom it promoted.  Pure.
+"""What a master learns from its peers: a newer epoch, what it has lost, whom it promoted.  Pure.
 
-A newer epoch counts if the peer that knows of it is a replica that we know, where we know it, or if it has our
-own bytes (state.Prove).  What a name server says, or somebody at the HA port, is only where to ask.
+A newer epoch counts if the peer that tells of it is a replica that we know, at its known address, or if the
+peer has our own bytes (state.Prove).  A name server, or a stranger at the HA port, only tells where to ask.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Claims = Sequence[tuple[NewerMaster, LineageBody]]
 
 @dataclass(frozen=True, slots=True)
 class Look(Looking):
-    """Everybody is asked."""
+    """Asks all peers."""
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         assert isinstance(result, Heard), result
@@ -89,7 +89,7 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
         undecided = undecided and f"{undecided}: {state.who.failover}"
         state = state.but(waiting=waiting, undecided=state.undecided or undecided)
     else:
-        # In a new epoch of ours nothing is in doubt only if it was not before.
+        # A new epoch does not settle whether a slave was promoted: a doubt stays in the file.
         changes = {
             **begun,
             **changes,
@@ -103,7 +103,7 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
 
 @dataclass(frozen=True, slots=True)
 class Starting(Change):
-    """What the start has come to is written, if the log is."""
+    """Writes the outcome of the start, once the log is flushed."""
 
     changes: Mapping[str, Any]
 
@@ -119,19 +119,19 @@ class Starting(Change):
 
 @dataclass(frozen=True, slots=True)
 class Proving(Looking):
-    """Those who say that there is a newer epoch prove it, one after the other."""
+    """The peers that say that there is a newer epoch prove it, one after the other."""
 
     claims: Claims
     heard: Heard
     doubts: tuple[str, ...] = ()
     start: StartOfMaster | None = None
-    """Of a master that starts: what comes next if nobody proves anything."""
+    """Set for a master that starts: what comes next if nobody proves anything."""
 
     def begin(self, state: RoleState, view: View) -> Step:
         if not self.claims:
             return self._nobody(state.but(change=None, unproven="; ".join(self.doubts)), view)
         newer, peer = self.claims[0]
-        # A master that has nothing, and refuses writes yet, has nothing to prove it by, and nothing to lose.
+        # A master with an empty log that still refuses writes has nothing to prove it by, or to lose.
         is_blank = view.log.is_empty and (self.start is not None or bool(state.held))
         if is_blank or is_member(view.kept.members, peer):
             return self._give_way(state, newer, view)
@@ -147,7 +147,7 @@ class Proving(Looking):
         return rest.begin(state, view)
 
     def _not_to_itself(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
-        """A broker whose lineage file is lost is another replica by now, and was that master itself."""
+        """A broker that lost its lineage file is another replica now, and was that newer master itself."""
         if self.start is not None:
             why = (
                 f"this broker was the master of epoch {newer.epoch}, and what it knew of epochs and replicas is lost:"
@@ -175,7 +175,7 @@ class Proving(Looking):
 
 
 def _judge(state: RoleState, heard: Heard, view: View) -> Step:
-    """No newer epoch is proven: who has to be told, and what is to be settled or taken back."""
+    """No newer epoch is proven: decides who has to be told, and what is to be settled or taken back."""
     kept = view.kept
     said: list[Action] = []
     other = rival(kept.replica_id, kept.lineage, heard.peers)
@@ -221,12 +221,12 @@ def _told(state: RoleState, heard: Heard, view: View) -> list[Action]:
 
 @dataclass(frozen=True, slots=True)
 class TakingBack(Looking):
-    """It is known that nobody was promoted; that is written."""
+    """It is known that nobody was promoted: writes that down."""
 
     heard: Heard
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
-        # Where it cannot be written the next start asks the slave once more.
+        # If that cannot be written, the next start asks the slave once more.
         said: tuple[Action, ...] = ()
         if isinstance(result, Failed):
             said = (
@@ -239,7 +239,7 @@ class TakingBack(Looking):
 
 
 def take_back(state: RoleState, heard: Heard, view: View) -> Step:
-    """Hears who may have what we lost, and takes a piece of it back; an epoch begins once nobody has more."""
+    """Asks who may have what we lost, and takes back a piece of it; an epoch begins once nobody has more."""
     if not state.waiting and not state.ahead:
         return state, ()
     for one in heard.peers:
@@ -261,7 +261,7 @@ def take_back(state: RoleState, heard: Heard, view: View) -> Step:
     if state.waiting and state.waiting.keys() <= state.caught_up:
         why = "the machine went down; what the replicas have was taken back"
         return NewEpoch(why, promoted=False).begin(state, view)
-    # Who was ahead and does not answer dials again, and says so again.
+    # A slave that was ahead and does not answer dials again, and says again that it is ahead.
     return state.but(ahead={}), ()
 
 
@@ -272,7 +272,7 @@ def _level(state: RoleState, replica_id: str) -> RoleState:
 
 
 def _ahead_up_to(peer: LineageBody, view: View) -> int | None:
-    """Up to where the peer holds what our last epoch wrote and we have lost; None if it has nothing of it."""
+    """Up to where the peer has what our last epoch wrote and we have lost; None if it has nothing of it."""
     theirs = LogSpan(peer.log_start, peer.log_end)
     found = plan(lineage_of(peer), theirs, view.kept.lineage, view.log, peer.replica_id)
     return found.position if found.step is PlanStep.AHEAD else None
@@ -280,7 +280,7 @@ def _ahead_up_to(peer: LineageBody, view: View) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class PeerRepair(Looking):
-    """What a replica has is taken back, a piece at a time; between two pieces others get their turn."""
+    """Takes back what a replica has, piece by piece; between two pieces others get their turn."""
 
     peer: LineageBody
     position: int

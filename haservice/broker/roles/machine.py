@@ -1,16 +1,16 @@
 """The machine of roles: a state and an event in, a state and actions out.  Pure.
 
     master   looks at its peers, and gives way to a newer epoch that one of them proves
-             hears the replicas that may have what it lost, takes it back, and begins an epoch
-             asks a slave after whom it may have handed over to
-             begins a further epoch, follows another master, or hands over, when it is asked to
-    slave    becomes the master, pledges itself to another slave that would, or begins anew, when it is asked
-             asks the one that it has pledged to what became of it
+             hears the replicas that may have what it lost, takes that back, and begins an epoch
+             asks the slave that it may have handed over to what became of it
+             on request begins a further epoch, follows another master, or hands over
+    slave    on request becomes the master, pledges itself to another candidate, or begins anew
+             asks the candidate that it has pledged to what became of it
 
-One change is under way at a time, and it waits for one result: so no append is let go while something is taken
-back or an epoch begins, and no two commands work on one log.  Looking is look.py, the changes of a master
-epochs.py and handover.py, those of a slave promotion.py.  Whoever runs the machine carries the
-actions out in their order and gives it each result: executor.py in a broker, a simulation on virtual time.
+One change is under way at a time, and it waits for one result.  So no append is let go while something is
+taken back or an epoch begins, and no two commands work on one log.  Looking is look.py, the changes of a
+master new_epoch.py and handover.py, those of a slave promotion.py.  Whoever runs the machine carries out the
+actions in their order and gives it each result: executor.py in a broker, a simulation on virtual time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def step(state: RoleState, event: Event, view: View) -> Step:
 
 
 def why_busy(state: RoleState) -> str:
-    """Why a request has to be refused whatever it asks for; "" if it can be heard."""
+    """Why any request has to be refused now; "" if requests can be handled."""
     if state.turning:
         return f"this broker is changing its role: {state.turning}"
     return "another change of its role is under way" if state.changing else ""
@@ -95,7 +95,7 @@ def _look(state: RoleState, view: View) -> Step:
 def _asked(state: RoleState, asked: Asked, view: View) -> Step:
     if busy := why_busy(state):
         return state, (Refuse(asked.ticket, busy),)
-    assert state.change is None, state.change  # looks are over before a request is given to us
+    assert state.change is None, state.change  # looks end before we are given a request
     header, ticket = asked.header, asked.ticket
     is_slave = state.who.is_slave
     if isinstance(header, PromoteHeader):

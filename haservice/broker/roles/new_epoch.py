@@ -1,4 +1,4 @@
-"""A master's changes that need no other broker: an epoch begins, it follows somebody, a replica is forgotten.  Pure."""
+"""A master's changes that need no other broker: it begins an epoch, follows, or forgets a replica.  Pure."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ from haservice.replication.lineage.membership import Members, vote_of, why_unsaf
 
 @dataclass(frozen=True, slots=True)
 class NewEpoch(Change):
-    """A running master begins an epoch at its log's end, which stands still meanwhile: flush, write."""
+    """A running master begins an epoch at its log's end, while appends are held: flush, write."""
 
     why: str
     promoted: bool
     min_epoch: int = 0
     ticket: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """What is written beside: a command, where the role becomes another one."""
+    """What else is written: a command, if the role changes."""
     role: RoleInForce | None = None
-    """The role that it is to be in by that command."""
+    """The role that the master gets by that command."""
     hold: str = field(default="a new epoch begins", kw_only=True)
 
     def begin(self, state: RoleState, view: View) -> Step:
@@ -122,7 +122,7 @@ class NewEpoch(Change):
         return state, (Write(written, listed=view.kept.members),)
 
     def _failed(self, state: RoleState, reason: str) -> Step:
-        """What held this master before holds it still: that is in the state, and was never let go."""
+        """Whatever held this master before still does: the state has it, and it was never let go."""
         trouble = f"the new epoch cannot be written: {reason}"
         actions: tuple[Action, ...] = (Say(LogLevel.ERROR, trouble, ("epoch",)),)
         if self.ticket is not None:
@@ -131,7 +131,7 @@ class NewEpoch(Change):
 
 
 def further_epoch(state: RoleState, ticket: int, header: PromoteHeader, view: View) -> Step:
-    """40003 at a master: it is to go on without those that it waits for, or in the other master's role."""
+    """40003 at a master: it has to go on without those that it waits for, or in the other master's role."""
     last = view.kept.lineage.last
     number = last.number if last is not None else -1
     if header.min_epoch <= number:
@@ -157,8 +157,9 @@ def further_epoch(state: RoleState, ticket: int, header: PromoteHeader, view: Vi
 
 @dataclass(frozen=True, slots=True)
 class Recounting(Change):
-    """A master that is to go on in a further epoch asks its slaves for their pledges, as one that becomes it does:
-    if too few answer, a newer one may be there, and have given OKs that it knows nothing of.
+    """A master that is to go on in a further epoch asks its slaves for their pledges, as a candidate does.
+    If too few answer, there may be a newer master, and that one may have given OKs that this one does not
+    know of.
     """
 
     new: NewEpoch
@@ -180,7 +181,7 @@ class Recounting(Change):
 
 @dataclass(frozen=True, slots=True)
 class Following(Change):
-    """A master becomes a slave: that is written, then it turns.  Nothing is taken from the first moment on."""
+    """A master becomes a slave: it writes that, then turns.  It refuses writes from the first moment on."""
 
     newer: NewerMaster
     why: str
@@ -199,7 +200,7 @@ class Following(Change):
         newer = self.newer
         changes: dict[str, Any] = {"command": command, "handing_over": None}
         if newer.replica_id:
-            # Our own last epoch may have left no byte, and would keep us from no older master than that one.
+            # Our last epoch may have left no byte; then only this keeps us from an older master.
             changes["pledge"] = Pledge(newer.epoch, newer.replica_id, newer.broker_addr)
         return state.but(change=change), (Write(changes),)
 
@@ -215,7 +216,7 @@ class Following(Change):
         return state.but(change=None, turning=self.why), (*actions, Turn(self.why))
 
     def _failed(self, state: RoleState, reason: str) -> Step:
-        """There is a newer epoch whatever we write: nothing is taken, and it is tried again."""
+        """There is a newer epoch whatever we write: the master refuses writes, and tries again."""
         trouble = f"{self.newer.broker_addr} is the master, and that this broker follows cannot be written: {reason}"
         actions: list[Action] = [Say(LogLevel.ERROR, f"nothing is taken reason={trouble}", ("follow",))]
         if self.ticket is not None:
@@ -225,7 +226,7 @@ class Following(Change):
 
 @dataclass(frozen=True, slots=True)
 class LookingForPlace(Change):
-    """A master was told to follow: which broker ids are free is asked first."""
+    """A master was told to follow: it first asks which broker ids are free."""
 
     ticket: int
     header: FollowHeader
@@ -251,8 +252,8 @@ def follow(state: RoleState, ticket: int, header: FollowHeader, view: View) -> S
 def _free_slave_id(who: Who, newer: NewerMaster, heard: Heard, view: View) -> int:
     """The broker id that a master takes when it follows `newer`.
 
-    Others of the list of replicas that have none yet may choose now as well, unheard: our address has a rank among
-    theirs, so that each takes another one.
+    Others on the list of replicas that have no id yet may choose now as well, unheard.  So each counts by its
+    address's rank among theirs, and takes another id.
     """
     taken = {number for number, addr in heard.taken_ids.items() if addr != newer.broker_addr}
     taken |= {one.broker_id for one in heard.peers if one.broker_addr != newer.broker_addr}
@@ -267,7 +268,7 @@ def _free_slave_id(who: Who, newer: NewerMaster, heard: Heard, view: View) -> in
 
 @dataclass(frozen=True, slots=True)
 class Writing(Change):
-    """One thing is written, then who asked is answered."""
+    """Writes one thing, then answers whoever asked."""
 
     ticket: int
     what: str
@@ -278,7 +279,7 @@ class Writing(Change):
         state = state.but(change=None)
         if isinstance(result, Failed):
             return state, (Refuse(self.ticket, f"{self.what} cannot be written: {result.reason}"),)
-        if self.forgets in state.waiting:  # nobody waits for it any more, and then an epoch begins as ever
+        if self.forgets in state.waiting:  # no longer waited for; then an epoch begins as ever
             state = state.but(caught_up=state.caught_up | {self.forgets})
         return state, (*self.then, Answer(self.ticket))
 
@@ -288,7 +289,7 @@ def note_master(state: RoleState, ticket: int, header: FollowHeader, view: View)
     kept, told = view.kept, SetMaster(header.master_addr, header.ha_addr)
     last = kept.lineage.last
     floor = max(kept.pledge.epoch if kept.pledge is not None else -1, last.number if last is not None else -1)
-    # Where neither is the newer one the greeting says so, and what an operator can do.
+    # If neither is the newer one, the greeting says so, and what an operator can do.
     if header.epoch < floor and not of_one_promotion(header.epoch, floor):
         return state, (
             Refuse(ticket, f"epoch {header.epoch} is older than {floor}, which this slave knows of"),
@@ -303,7 +304,7 @@ def note_master(state: RoleState, ticket: int, header: FollowHeader, view: View)
 
 
 def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> Step:
-    """40008: a replica is forgotten, on purpose: no broker waits for it, and no promotion needs its answer."""
+    """40008: an operator forgets a replica: no broker waits for it, and no promotion needs its answer."""
     kept, gone = view.kept, header.replica_id
     if gone == kept.replica_id:
         return state, (Refuse(ticket, "that is this broker itself"),)

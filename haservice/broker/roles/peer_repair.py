@@ -1,11 +1,11 @@
 """Bytes of the log that another broker of our name still has.  Pure over `fetch`, which is READ_LOG.
 
     pull_back    a master that lost its tail takes it from the slave that has it, while appends are held
-    Repairer     a place of the log that rotted gets the bytes that a peer has there
+    Repairer     a damaged range of the log gets the bytes that a peer has there
 
-Nothing is believed because it came: what is taken is whole records whose CRC is true and that say they
-belong there, in a log that has the same bytes as ours just below.  What does not come, or is something
-else, leaves the log at the edge of a record.
+Bytes are not believed because they came.  They have to be whole records, with the right CRC, that name the
+place where they belong, from a log that has the same bytes as ours just below.  If anything else comes, or
+nothing, our log ends at the edge of a record.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from haservice.replication.lineage.epochs import Lineage, LogSpan, common_point
 
 logger = logging.getLogger(__name__)
 
-# So many bytes below what is taken are compared first, as in the handshake of the HA port.
+# So many bytes below the taken range are compared first, as in the handshake of the HA port.
 COMPARED_BYTES = 64 * 1024
-# Room for the largest message that any broker is set to take; what says it is larger is no record.
+# Room for the largest message that any broker is set to take; whatever claims to be larger is no record.
 RECORD_BYTES_MAX = 128 * 1024 * 1024
-# A damaged range is put together in memory.
+# A damaged range of at most this size is put together in memory.
 REPAIR_BYTES_MAX = 256 * 1024 * 1024
 
-# A pull that has taken so much lets others have their turn.
+# After so much, a pull gives others their turn.
 PIECE_BYTES = 256 * 1024 * 1024
 _SAMPLE_BYTES = 4096
 
 RETRY_S = 5.0
 RETRY_MAX_S = 60.0
-# Without anything damaged one is woken; looking by oneself costs nothing.
+# While nothing is damaged the thread is woken when needed; its own look costs nothing.
 LOOK_S = 30.0
 
 _LOOK_BACK_BYTES = 256 * 1024
@@ -60,15 +60,15 @@ SIZE_BYTES = 4
 _QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
 
 Fetch = Callable[[str, int, int], bytes]
-"""(broker address, offset, size) → bytes of its log from there, `size` at most, never beyond a segment.
+"""(broker address, offset, size) → at most `size` bytes of its log from there, never beyond a segment.
 Raises RemotingError."""
 
 Reading = Callable[[], AbstractContextManager[Fetch]]
-"""Opens what fetches for one pull, and closes it."""
+"""Opens the connections that one pull fetches over, and closes them."""
 
 
 class ReadableLog(Protocol):
-    """What is compared with."""
+    """A log that a peer's is compared with."""
 
     segment_bytes: int
 
@@ -106,7 +106,7 @@ class DamagedLog(ReadableLog, Protocol):
 
 
 class NoRecord(ProtocolError):
-    """What a broker has at `offset` of its log is no record."""
+    """What a broker has at `offset` of its log is not a record."""
 
     def __init__(self, addr: str, offset: int, reason: str) -> None:
         super().__init__(f"what {addr} has at {offset} is no record: {reason}")
@@ -123,9 +123,9 @@ class Run(NamedTuple):
 
 
 class PulledBack(NamedTuple):
-    """What a pull has done: where the log ends now, and why not where it was to; "" when it does.
+    """The outcome of a pull: where the log ends now, and why it ends short of the aim; "" if it does not.
 
-    `more`: a good piece is taken, and it can go on from there.
+    `more`: a large piece is taken, and the pull can go on from there.
     """
 
     end: int
@@ -139,9 +139,9 @@ def whole_records(
 ) -> Iterator[Run]:
     """All records from `begin`, the edge of one, to `end`, blanks included, in runs.
 
-    `end` is an edge, too, unless `torn_end`: then what is there of a record that goes beyond it is left out.
-    Raises ProtocolError for bytes that are no such records, and when `addr` has not all of them; what
-    `fetch` raises; either way what was given before is good.
+    `end` is an edge, too, unless `torn_end`: then a record that goes beyond it is left out.  Raises
+    ProtocolError for bytes that are not such records, and if `addr` does not have all of them; raises what
+    `fetch` raises.  In either case what was given before is good.
     """
     offset, pending = begin, bytearray()
     while offset < end:
@@ -172,7 +172,7 @@ def whole_records(
 
 
 def is_unfinished(head: bytes, left: int) -> bool:
-    """Whether the record that begins with `head` is not all there, `left` bytes before its log's end."""
+    """Whether the record that begins with `head` is not complete, `left` bytes before its log's end."""
     if left < SIZE_BYTES:
         return True
     size = record_size(head)
@@ -180,8 +180,8 @@ def is_unfinished(head: bytes, left: int) -> bool:
 
 
 def ends_unfinished(fetch: Fetch, addr: str, offset: int, end: int) -> bool:
-    """Whether `addr`, whose log ends at `end`, has no more than the beginning of a record at `offset`: then
-    nobody was told OK.  False when that cannot be read.
+    """Whether `addr`, whose log ends at `end`, has only the beginning of a record at `offset`: then that
+    record has no OK.  False if that cannot be read.
     """
     left, head = end - offset, b""
     if left >= SIZE_BYTES:
@@ -193,10 +193,10 @@ def ends_unfinished(fetch: Fetch, addr: str, offset: int, end: int) -> bool:
 
 
 def edge_at_or_below(fetch: Fetch, addr: str, start: int, offset: int, segment_bytes: int) -> int:
-    """Where the record or blank begins that has the byte at `offset`, in the log of `addr`, whose first byte
-    is at `start`.  A slave's log may end amid a record, for what it was sent follows no edges.
+    """Where the record or blank that has the byte at `offset` begins, in the log of `addr`, whose first byte
+    is at `start`.  A slave's log may end amid a record, because transfers do not end at edges.
 
-    Raises ProtocolError when no record begins within RECORD_BYTES_MAX below, and what `fetch` raises.
+    Raises ProtocolError if no record begins within RECORD_BYTES_MAX below, and what `fetch` raises.
     """
     segment_start = offset - offset % segment_bytes
     lowest = max(start, segment_start)
@@ -217,7 +217,7 @@ def edge_at_or_below(fetch: Fetch, addr: str, start: int, offset: int, segment_b
 
 
 def _fetch_all(fetch: Fetch, addr: str, begin: int, end: int) -> bytes:
-    """What `addr` has from `begin` to `end`; less if its log ends before."""
+    """The bytes that `addr` has from `begin` to `end`; fewer if its log ends before."""
     view = bytearray()
     while begin + len(view) < end:
         piece = fetch(addr, begin + len(view), min(READ_BYTES_MAX, end - begin - len(view)))
@@ -240,8 +240,8 @@ def pull_back(
 ) -> PulledBack:
     """Takes [begin, end) from the broker at `addr`, whose log begins at `peer_start`, and makes it durable.
 
-    `begin` is where ours ends; of a record that `end` cuts nothing is taken, for nobody was told of it.
-    `holder` holds appends: letting them go is its own matter, and ends the pull.  After `piece_bytes` it stops.
+    `begin` is where our log ends.  A record that `end` cuts is left out, because nobody was told of it.
+    `holder` holds appends; if it lets them go, the pull ends.  After `piece_bytes` the pull stops.
     """
     records, more = 0, False
     try:
@@ -272,7 +272,7 @@ def pull_back(
 
 
 def queue_ends(records: bytes) -> dict[tuple[str, int], int]:
-    """Each queue's next offset behind the records, as if they had been appended here."""
+    """Each queue's next offset after the records, as if they had been appended here."""
     ends: dict[tuple[str, int], int] = {}
     position = 0
     while position < len(records):
@@ -285,10 +285,10 @@ def queue_ends(records: bytes) -> dict[tuple[str, int], int]:
 
 
 def span_to_prove(own: Lineage, log: LogSpan, peer: LineageBody) -> LogSpan:
-    """The bytes that our log, of the lineage `own`, and the peer's both hold, by what it says of itself:
-    those that compare_logs() is to find alike before more of what it says is believed.
+    """The bytes that both our log (of the lineage `own`) and the peer's hold, by the peer's own word.
+    compare_logs() has to find them alike before we believe more of what the peer says.
 
-    Raises ProtocolError when there are none, ValueError for epochs that do not rise.
+    Raises ProtocolError if there are none, ValueError for epochs that do not rise.
     """
     common = common_point(own, log.end, lineage_of(peer), peer.log_end)
     if common is None:
@@ -300,8 +300,8 @@ def span_to_prove(own: Lineage, log: LogSpan, peer: LineageBody) -> LogSpan:
 
 
 def compare_logs(log: ReadableLog, fetch: Fetch, addr: str, floor: int, point: int) -> None:
-    """Raises ProtocolError unless the peer at `addr` has our bytes just below `point`, and at a place from
-    `floor` on that nobody could foresee.  Raises what `fetch` raises, and CommitLogError.
+    """Raises ProtocolError unless the peer at `addr` has our bytes just below `point`, and at a random place
+    from `floor` on that nobody can foresee.  Raises what `fetch` raises, and CommitLogError.
     """
     _compare(log, fetch, addr, max(floor, point - COMPARED_BYTES), point)
     somewhere = floor + secrets.randbelow(point - floor)
@@ -320,9 +320,9 @@ def _compare(log: ReadableLog, fetch: Fetch, addr: str, begin: int, end: int) ->
 
 
 class Repairer:
-    """Task of the thread `log-repair`: fenced ranges get their bytes from peers.
+    """The task of the thread `log-repair`: gets the bytes of fenced ranges from peers.
 
-    Tried again with growing pauses as long as a range is fenced; each one's first failure is a WARNING.
+    It tries again with growing pauses while a range is fenced; each range's first failure is a WARNING.
     """
 
     def __init__(
@@ -334,14 +334,14 @@ class Repairer:
         retry_s: float = RETRY_S,
         retry_max_s: float = RETRY_MAX_S,
     ) -> None:
-        """`peers` gives the addresses of brokers whose log is one with ours, the likeliest first."""
+        """`peers` gives the addresses of brokers whose log is one with ours, the most likely first."""
         self._log = log
         self._peers = peers
         self._reading = reading
         self._retry_s = retry_s
         self._retry_max_s = retry_max_s
         self._woken = threading.Event()
-        # A range is told of once, however long it stays.
+        # A range is reported once, however long it stays.
         self._throttle = LogThrottle(again_s=float("inf"))
 
     def run(self, stop: threading.Event) -> None:
@@ -358,7 +358,7 @@ class Repairer:
                 pause_s = min(2 * pause_s, self._retry_max_s)
 
     def wake(self) -> None:
-        """Something was fenced, or a peer is there again."""
+        """Something was fenced, or a peer is reachable again."""
         self._woken.set()
 
     def repair_all(self) -> bool:

@@ -3,10 +3,10 @@
     106 GET_BROKER_CLUSTER_INFO   at each name server: who is there
     40001 GET_LINEAGE             at each of them, and at the replicas that this broker remembers
 
-All at once, and no longer than `PATIENCE_S` together: who does not answer by then is not there.  A stock
-broker does not know the question, and is passed over.
+All at once, and no longer than `PATIENCE_S` together: who does not answer by then counts as unreachable.  A
+stock broker does not know the question, and is passed over.
 
-Each time over new connections, on the loop of the broker's client: after packets were lost an old one may
+Each time over new connections, on the loop of the broker's client: after lost packets an old connection may
 wait seconds for its next try, and a new one does not.
 """
 
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ReadLog = Callable[[str, int, int], bytes]
-"""(broker address, offset, size) → bytes of its log from there, `size` at most.  Raises RemotingError."""
+"""(broker address, offset, size) → at most `size` bytes of its log from there.  Raises RemotingError."""
 
 PATIENCE_S = 1.0
-# Of that, what name servers may take: the brokers that are remembered are asked meanwhile.
+# How much of that name servers may take: meanwhile the remembered brokers are asked.
 NAMESRV_PATIENCE_S = 0.5
 READ_TIMEOUT_S = 5.0
 # More than any broker name has.
@@ -45,7 +45,7 @@ PEERS_MAX = 16
 
 
 class Heard(NamedTuple):
-    """Who answered, and which broker ids of this name belong to others, by the name servers' word."""
+    """Who answered, and which broker ids of this name belong to others, as the name servers say."""
 
     peers: Sequence[LineageBody] = ()
     taken_ids: dict[int, str] = {}  # noqa: RUF012 - never changed
@@ -62,7 +62,7 @@ class Peers:
         client: BlockingClient,
         remembered: Callable[[], Iterable[str]],
     ) -> None:
-        """`remembered` gives addresses to ask whatever the name servers say."""
+        """`remembered` gives addresses to ask, whatever the name servers say."""
         self._broker_name = broker_name
         self._own_addr = own_addr
         self._namesrv_addrs = tuple(namesrv_addrs)
@@ -71,31 +71,31 @@ class Peers:
         self._throttle = LogThrottle()
 
     def ask(self, also: Iterable[str] = ()) -> Heard:
-        """What everybody says who can be found, and those at `also`; never raises."""
+        """The answers of all that can be found, and of those at `also`; never raises."""
         return self.use(lambda client: self._ask_all(client, also))
 
     def ask_one(self, addr: str, timeout_s: float = PATIENCE_S) -> LineageBody:
-        """What the broker at `addr` says.  Raises RemotingError; ValueError for an answer that is none."""
+        """The answer of the broker at `addr`.  Raises RemotingError; ValueError if it is not an answer."""
         return self.use(lambda client: get_lineage(client, addr, timeout_s))
 
     def call(self, addr: str, request: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """One request, and its answer if that is a success.  Raises RemotingError."""
+        """Sends one request; returns its answer if that is a success.  Raises RemotingError."""
         with self._client.apart() as client:
             return expect(addr, client.call(addr, request, timeout_s))
 
     def use(self, work: Callable[[RemotingClient], Coroutine[Any, Any, T]]) -> T:
-        """What `work` gives, which runs on the loop."""
+        """Runs `work` on the loop, and returns its result."""
         with self._client.apart() as client:
             return client.use(work)
 
     def read_log(self, addr: str, offset: int, size: int) -> bytes:
-        """Bytes of the log of the broker at `addr`, `size` at most.  Raises RemotingError."""
+        """At most `size` bytes of the log of the broker at `addr`.  Raises RemotingError."""
         with self.reading() as read:
             return read(addr, offset, size)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[ReadLog]:
-        """read_log() for many bytes: its connections stay until the end."""
+        """read_log() for many bytes: its connections stay open until the end."""
         with self._client.apart() as client:
 
             def read(addr: str, offset: int, size: int) -> bytes:
@@ -157,7 +157,7 @@ async def get_lineage(client: RemotingClient, addr: str, timeout_s: float) -> Li
 
 
 def lineage_at(addr: str, answer: bytes | memoryview) -> LineageBody:
-    """A broker's word of itself; its address is where it was asked, whatever it says that it is.
+    """What a broker says of itself; its address is where it was asked, whatever it says that its address is.
 
     Raises ValueError for epochs that do not rise.
     """

@@ -1,9 +1,9 @@
-"""Lineage and roles, by requests of our own.
+"""Our own requests about lineage and roles.
 
     40001 GET_LINEAGE   who we are, what our log is, who wrote it
     40002 READ_LOG      bytes of the log, never beyond a segment
     40003 PROMOTE       a slave becomes the master
-    40004 FOLLOW        a master gives way to a newer one, a slave notes where it is
+    40004 FOLLOW        a master gives way to a newer one, a slave notes where its master is
     40005 SWITCHOVER    a master hands over to a slave
     40006 REINIT        a slave begins anew
     40007 PLEDGE        a slave promises another one to follow no older master
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Roles(Protocol):
-    """What a broker is, and what changes it; see RoleKeeper."""
+    """What role a broker has, and what changes it; see RoleKeeper."""
 
     def describe(self) -> LineageBody: ...
 
@@ -61,7 +61,7 @@ class Log(Protocol):
 
 
 class LineageProcessor:
-    """All but the first run in a work thread."""
+    """All requests but the first run in a work thread."""
 
     def __init__(self, roles: Roles, log: Log, offload: Offload) -> None:
         self._roles = roles
@@ -102,7 +102,7 @@ class LineageProcessor:
         return request.answer(ext=ReadLogResponseHeader(end).encode(), body=data)
 
     def _change_by(self, kind: type[ExtHeader]) -> Processor:
-        """What asks for a change of role: it takes as long as that takes, in a work thread."""
+        """The processor of a change of role: it runs in a work thread, for as long as the change takes."""
 
         def change(connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
             header = kind.decode(request.ext)

@@ -1,6 +1,6 @@
 """What a slave does about roles: it becomes the master, pledges itself to another slave, begins anew.  Pure.
 
-A promotion after a death, without anybody's force:
+A promotion after a death, without --force:
 
     candidate                                       the other slaves on the list
     link down, all flushed
@@ -9,12 +9,12 @@ A promotion after a death, without anybody's force:
     enough pledged, none further than we (membership.why_unsafe)
     new epoch and role, durable
 
-A master that is cut off gets no further OK from then on: those that it would need have pledged, or are we.  A
-pledge stands until its epoch begins, or until the candidate says that it is no master and changes nothing: from
-then on it will not become one by what it was pledged, for it would ask anew.  While the candidate is silent the
-pledge stands.
+From then on a master that is cut off gives no OK: the slaves that it would need have pledged, or are we.  A
+pledge stands until its epoch begins, or until the candidate says that it is no master and changes nothing.
+Such a candidate will not become the master by the old pledge: it would ask anew.  While the candidate is
+silent, the pledge stands.
 
-In a switchover the master itself holds its appends; the candidate asks it back instead.
+In a switchover the master itself holds its appends; the candidate asks the master back instead.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from haservice.replication.lineage.epochs import Lineage, LogSpan, of_one_promot
 from haservice.replication.lineage.file import LineageState, Pledge
 from haservice.replication.lineage.membership import vote_of, why_no_candidate, why_unsafe
 
-# Of a refusal that can be overruled.
+# The end of a refusal that can be overruled.
 FORCE = "--force does it all the same"
 
 # -- becoming the master ----------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Promotion(Change):
 
 @dataclass(frozen=True, slots=True)
 class LinkDown(Change):
-    """The link is to be down, and the log to end with a whole record."""
+    """The link has to be down, and the log has to end with a whole record."""
 
     promotion: Promotion
 
@@ -122,7 +122,7 @@ def _highest(kept: LineageState) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Counting(Change):
-    """The others pledge themselves, and enough of them have to."""
+    """The others pledge themselves; enough of them have to."""
 
     promotion: Promotion
     epoch: int
@@ -144,7 +144,7 @@ class Counting(Change):
 
 
 def _living_master(heard: Sequence[LineageBody], newest: int) -> str:
-    """Who is not dead, after all; one of an older epoch than we know gives way by itself."""
+    """Which master is not dead after all; one of an older epoch than we know gives way by itself."""
     for one in heard:
         is_older = one.epoch < newest and not of_one_promotion(one.epoch, newest)
         if one.is_master and not one.held and not is_older:
@@ -157,7 +157,7 @@ def _living_master(heard: Sequence[LineageBody], newest: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Agreed(Change):
-    """The master that hands over says that it still does, for it may have given up meanwhile."""
+    """The master that hands over has to say that it still does: it may have given up meanwhile."""
 
     promotion: Promotion
 
@@ -191,7 +191,7 @@ def _write(state: RoleState, promotion: Promotion, view: View, kept: LineageStat
 
 @dataclass(frozen=True, slots=True)
 class Written(Change):
-    """Epoch and role are written in one; then it turns."""
+    """Epoch and role are written in one step; then the broker turns."""
 
     promotion: Promotion
     why: str
@@ -209,13 +209,13 @@ class Written(Change):
 
 
 def give_up(state: RoleState, promotion: Promotion, reason: str) -> Step:
-    """The link is down, and comes back with the next life of this broker."""
+    """The link is down; it comes back when the broker has restarted."""
     why = "not promoted, connecting to the master again"
     return state.but(change=None, turning=why), (Refuse(promotion.ticket, reason), Turn(why))
 
 
 def promote(state: RoleState, ticket: int, header: PromoteHeader, view: View) -> Step:
-    """40003 at a slave.  Refused before its link ends, nothing has changed."""
+    """40003 at a slave.  If it is refused before the slave's link ends, nothing has changed."""
     wanted = role_wanted(header.role, view.kept, state.who.role)
     if isinstance(wanted, str):
         return state, (Refuse(ticket, wanted),)
@@ -234,7 +234,7 @@ def promote(state: RoleState, ticket: int, header: PromoteHeader, view: View) ->
 
 @dataclass(frozen=True, slots=True)
 class Verifying(Change):
-    """Whether the request is the candidate's: it has to say, where our master knew it, that it changes its role."""
+    """Whether the candidate sent it: where our master knew it, it has to say that it changes its role."""
 
     ticket: int
     header: PledgeHeader
@@ -260,8 +260,8 @@ class Verifying(Change):
 
 @dataclass(frozen=True, slots=True)
 class Pledging(Change):
-    """The promise is written: from here on no older master is followed, and none gets an acknowledgement of
-    more than the answer says that this log has.
+    """The promise is written: from here on the slave follows no older master, and acknowledges to none more
+    than the log end in its answer.
     """
 
     ticket: int
@@ -295,7 +295,7 @@ def pledge(state: RoleState, ticket: int, header: PledgeHeader, view: View) -> S
 
 @dataclass(frozen=True, slots=True)
 class AskingAfterPledge(Looking):
-    """The candidate is asked what became of it."""
+    """Asks the candidate what became of it."""
 
     promise: Pledge
 
@@ -314,14 +314,14 @@ class AskingAfterPledge(Looking):
 
 @dataclass(frozen=True, slots=True)
 class Released(Looking):
-    """That is written; if it cannot be, the candidate is asked again."""
+    """The end of the pledge is written; if that fails, the candidate is asked again."""
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         return state.but(change=None), ()
 
 
 def ask_after_pledge(state: RoleState, view: View) -> Step:
-    """A slave's tick."""
+    """A slave's tick: asks after its pledge."""
     promise = view.kept.pledge
     if promise is None:
         return state, ()
@@ -333,7 +333,7 @@ def ask_after_pledge(state: RoleState, view: View) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Emptying(Change):
-    """Link down, log and queues away, the epochs away; then it turns, and takes everything anew."""
+    """Link down, log and queues emptied, epochs dropped; then the broker turns, and takes everything anew."""
 
     keep: bool
     steps_done: int = 0
@@ -354,7 +354,7 @@ class Emptying(Change):
 
 
 def empty(state: RoleState, ticket: int, header: ReinitHeader, view: View) -> Step:
-    """40006; who asked is answered before."""
+    """40006; whoever asked gets the answer before."""
     if not state.who.is_slave:
         why = "this broker is the master: it would lose what no other broker may have"
         return state, (Refuse(ticket, why),)

@@ -1,13 +1,13 @@
 """Roles: what a broker is, whose epoch its log is in, and when a master has to give way.  Pure.
 
-    the role in force    the properties file's, or one by command, which stands while the file's stays
+    the role in force    the properties file's; or one by command, which stands until the file's changes
     a new epoch           when a master starts whose log somebody else wrote last, or may have lost its end
-    its number           of a promotion the next multiple of 1000, of a restart the next number
-    a hold               when what it may have lost may be on a slave: no appends before that one was heard
+    its number           for a promotion the next multiple of 1000, for a restart the next number
+    a hold               when a slave may have what this master lost: no appends before that slave was heard
     giving way           when a peer has a newer epoch of another master
 
-What a broker keeps of it between two starts is haservice.replication.lineage.file; who asks the peers, and
-when, is role_keeper.
+haservice.replication.lineage.file keeps what a broker has to know of it at its next start; RoleStartup and
+RoleKeeper ask the peers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from haservice.replication.lineage.membership import Members
 
 @dataclass(frozen=True, slots=True)
 class RoleInForce:
-    """What a broker is, and why.  `dropped` is a command that stands no longer."""
+    """What a broker is, and why.  `dropped` is a command that no longer stands."""
 
     role: BrokerRole
     broker_id: int
@@ -44,7 +44,7 @@ class RoleInForce:
     dropped: RoleCommand | None = None
 
     def by(self, command: RoleCommand | None) -> RoleInForce:
-        """What the same file and another command make of it."""
+        """The role by the same file and another command."""
         by_file = RoleInForce(self.file_role, self.file_broker_id, self.file_role, self.file_broker_id)
         if command is None:
             return by_file
@@ -66,7 +66,7 @@ class RoleInForce:
 
     @property
     def said(self) -> str:
-        """What a start says about it; empty when there is nothing but the file."""
+        """What a start logs about it; empty if the file alone decides."""
         if self.command is not None:
             return (
                 f"{self.role.value} by command ({self.why}); the file's brokerRole={self.file_role.value} "
@@ -87,8 +87,8 @@ def role_in_force(config: NodeConfig, command: RoleCommand | None) -> RoleInForc
 
 
 def role_wanted(name: str, state: LineageState, now: RoleInForce) -> BrokerRole | str:
-    """As what a broker becomes the master: as asked; else as the last master was, or as the file has it, or what
-    is safest.  A text says what is wrong with `name`.
+    """As which kind of master a broker is promoted: as asked; else as the last master was, or as the file
+    says, or as the safest.  A text says what is wrong with `name`.
     """
     if name:
         if name not in BrokerRole.__members__ or BrokerRole[name].is_slave:
@@ -100,10 +100,10 @@ def role_wanted(name: str, state: LineageState, now: RoleInForce) -> BrokerRole 
 
 
 def command_that_counts(file_role: BrokerRole, state: LineageState, now_ms: int) -> RoleCommand | None:
-    """The command in `state`, or what stands for it when its time is over.
+    """The command in `state`, or what replaces it once its time is over.
 
-    A promotion writes command and epoch in one.  So where a command makes a master, and the last epoch is not
-    its own, it has followed somebody since, and that could not be written: it follows.
+    A promotion writes command and epoch in one step.  So if a command makes a master, and the last epoch is
+    not its own, this broker has followed somebody since, and could not write that down: it follows.
     """
     command, last = state.command, state.lineage.last
     if command is None or command.role == BrokerRole.SLAVE.value:
@@ -111,7 +111,7 @@ def command_that_counts(file_role: BrokerRole, state: LineageState, now_ms: int)
     if last is not None and last.master == state.replica_id:
         return command
     if command.file_role != file_role.value:
-        return command  # the file was changed since, and counts
+        return command  # the file was changed since, and decides
     if file_role.is_slave:
         return None
     number = last.number if last is not None else -1
@@ -122,8 +122,8 @@ def command_that_counts(file_role: BrokerRole, state: LineageState, now_ms: int)
 def in_role(config: NodeConfig, role: RoleInForce) -> NodeConfig:
     """The configuration of a broker in this role.
 
-    By command the file's haMasterAddress counts no longer, for it may name the one that was replaced; only
-    without a name server the master that was named by the command stands for it.
+    With a command, the file's haMasterAddress no longer counts, because it may name the replaced master.
+    Only without a name server does the master that the command named replace it.
     """
     if role.command is None:
         return config
@@ -139,7 +139,7 @@ def in_role(config: NodeConfig, role: RoleInForce) -> NodeConfig:
 
 
 def as_in_file(config: NodeConfig, file: NodeConfig) -> NodeConfig:
-    """`config`, with all that in_role() may have changed as the file has it."""
+    """`config`, with everything that in_role() may have changed set back to the file's values."""
     return replace(
         config,
         broker=replace(config.broker, role=file.broker.role, broker_id=file.broker.broker_id),
@@ -153,7 +153,7 @@ def as_in_file(config: NodeConfig, file: NodeConfig) -> NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class StartOfMaster:
-    """What a master finds when it starts.  `heard` is the highest number of an epoch that its peers know."""
+    """What a master finds when it starts.  `heard` is the highest epoch number that its peers know."""
 
     log: LogSpan
     stopped_cleanly: bool
@@ -164,13 +164,13 @@ class StartOfMaster:
 
     @property
     def may_have_lost_its_end(self) -> bool:
-        """What was not flushed may be gone.  Slaves are sent what is not flushed yet, so they may have it."""
+        """Unflushed bytes may be gone.  Slaves are sent them before the flush, so slaves may have them."""
         return not self.stopped_cleanly and self.booted_anew
 
     @property
     def may_have_lost_what_was_told(self) -> bool:
-        """With SYNC_FLUSH nobody was told OK too early, and consumers saw nothing here that was not flushed;
-        but those of a SYNC_MASTER may have read on from its slave meanwhile.
+        """With SYNC_FLUSH nobody was told OK too early, and consumers saw only flushed bytes here; but a
+        SYNC_MASTER's consumers may have read on from its slave meanwhile.
         """
         return self.may_have_lost_its_end and (self.sync_master or not self.flushes_at_once)
 
@@ -178,12 +178,12 @@ class StartOfMaster:
 def may_have_lost_what_it_acknowledged(
     *, stopped_cleanly: bool, booted_anew: bool, flushes_at_once: bool
 ) -> bool:
-    """Of a slave that starts: its reports speak of the page cache, unless it flushes before each."""
+    """For a slave that starts: its reports speak of the page cache, unless it flushes before each report."""
     return not stopped_cleanly and booted_anew and not flushes_at_once
 
 
 def reason_for_new_epoch(state: LineageState, start: StartOfMaster) -> str:
-    """Why a master that starts begins a new epoch; empty when it goes on in its last one."""
+    """Why a master that starts begins a new epoch; empty if it goes on in its last one."""
     last = state.lineage.last
     if last is None:
         return "first start" if start.log.is_empty else "first start with lineage"
@@ -197,20 +197,20 @@ def reason_for_new_epoch(state: LineageState, start: StartOfMaster) -> str:
 
 
 class NoNumberLeft(ValueError):
-    """A restart would have to begin an epoch with a number that only promotions have."""
+    """A restart would need an epoch number that only promotions may have."""
 
 
 def takes_over(state: LineageState) -> bool:
-    """Whether a master that starts was none before: its file was turned, which is a promotion."""
+    """Whether a master that starts was no master before: its file was changed, which is a promotion."""
     last = state.lineage.last
     return last is not None and last.master != state.replica_id
 
 
 def next_number(last: int, heard: int, *, promoted: bool) -> int:
-    """The number of an epoch that begins after `last`, -1 if it is the first one; `heard`: the highest known.
+    """The number of an epoch that begins after `last` (-1: it is the first one); `heard`: the highest known.
 
-    Of a promotion the next multiple of PROMOTION_STEP above all.  Of a restart the next number, whatever was
-    heard of promotions; raises NoNumberLeft when that would be such a multiple.
+    For a promotion, the next multiple of PROMOTION_STEP above both.  For a restart, the next number, whatever
+    was heard of promotions; raises NoNumberLeft if that would be such a multiple.
     """
     if promoted:
         return (max(last, heard, 0) // PROMOTION_STEP + 1) * PROMOTION_STEP
@@ -260,7 +260,7 @@ def new_epoch(
 
 
 def listed(state: LineageState, number: int, end: int, addr: str, needed: int) -> dict[str, Any]:
-    """What is written of the list of replicas when we are the master: of epoch `number`, in a log that ends at
+    """What is written of the list of replicas when we are the master of epoch `number`, in a log that ends at
     `end`.
     """
     since = state.lineage.mark(end)
@@ -268,7 +268,7 @@ def listed(state: LineageState, number: int, end: int, addr: str, needed: int) -
 
 
 def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ...]:
-    """The replicas that may hold what this master has lost: it refuses writes before it has heard them."""
+    """The replicas that may hold what this master has lost: it refuses writes until it has heard them."""
     last = state.lineage.last
     if last is None or last.master != state.replica_id or not start.may_have_lost_what_was_told:
         return ()
@@ -276,8 +276,8 @@ def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ..
 
 
 def none_in_sync(state: LineageState) -> Mapping[str, Replica]:
-    """The replicas as a new epoch begins: what was in the epochs before is safe here, and of this one nobody
-    has anything yet.
+    """The replicas as a new epoch begins: what earlier epochs wrote is safe here, and nobody has anything of
+    this one yet.
     """
     return {name: replace(one, in_sync=False) for name, one in state.replicas.items()}
 
@@ -285,10 +285,10 @@ def none_in_sync(state: LineageState) -> Mapping[str, Replica]:
 def start_of_master(
     state: LineageState, start: StartOfMaster, now_ms: int, *, addr: str, needed: int
 ) -> tuple[Mapping[str, Any], Mapping[str, Replica], str]:
-    """How a master begins: what it writes, the replicas that it has to hear before, and why it cannot decide.
+    """How a master begins: what it writes, which replicas it has to hear first, and why it cannot decide.
 
-    While it waits for anybody, or for an operator, nothing of its epochs is written: the next start finds it as
-    this one did.
+    While it waits for a replica or an operator, it writes nothing about its epochs: the next start finds what
+    this one found.
     """
     hold = {name: state.replicas[name] for name in replicas_to_hear(state, start)}
     if hold:
@@ -322,14 +322,14 @@ def start_of_master(
 
 @dataclass(frozen=True, slots=True)
 class NewerMaster:
-    """Who has to be followed.  Addresses are "" where they are not known."""
+    """The master to follow.  Addresses that are not known are ""."""
 
     epoch: int
     broker_addr: str
     ha_addr: str
     file_broker_id: int = 0
     replica_id: str = ""
-    """Of the master whose epoch it is; "" where only an operator's word says that there is one."""
+    """The replica id of the epoch's master; "" if only an operator's word says that there is one."""
 
 
 def lineage_of(body: LineageBody) -> Lineage:
@@ -342,11 +342,11 @@ def lineage_of(body: LineageBody) -> Lineage:
 def newer_masters(
     own_id: str, own: Lineage, peers: Sequence[LineageBody], *, starting: bool = False
 ) -> list[tuple[NewerMaster, LineageBody]]:
-    """Whom a master may have to give way to, and by whose word; the newest first.
+    """Which masters this one may have to give way to, and by whose word; the newest first.
 
-    That is whoever a peer knows to have an epoch that outranks our last one.  A master that is `starting` does not
-    take over from a rival that runs, or from the one whose epoch its log is in: for that there are commands, which
-    lose nothing.
+    That is any master with an epoch that a peer knows and that outranks our last one.  A master that is
+    `starting` does not take over from a rival that runs, or from the master whose epoch its log is in:
+    commands do that, and lose nothing.
     """
     last = own.last
     found: list[tuple[tuple[int, bool, bool], LineageBody]] = []
@@ -373,15 +373,15 @@ def _followed(peer: LineageBody) -> NewerMaster:
 
 
 def is_member(members: Members, peer: LineageBody) -> bool:
-    """Whether the peer answers where a replica of ours is; `broker_addr` is where it was asked.
+    """Whether the peer answers at the address of a replica of ours; `broker_addr` is where it was asked.
 
-    A machine that was replaced has another replica id, and the same place.
+    A replaced machine has another replica id at the same address.
     """
     return peer.broker_addr in members.replicas.values()
 
 
 def _newest_epoch(peer: LineageBody) -> Epoch | None:
-    """The newest epoch that the peer knows and that counts: of a slave's own, one that left a byte."""
+    """The newest epoch that the peer knows and that counts: a slave's own only if it left a byte."""
     for one in reversed(lineage_of(peer).epochs):
         if peer.is_master or one.master != peer.replica_id or one.start < peer.log_end:
             return one
@@ -389,10 +389,10 @@ def _newest_epoch(peer: LineageBody) -> Epoch | None:
 
 
 def may_have_answered(state: LineageState, needed: int) -> bool:
-    """Whether a master may have given an OK in a last epoch of its own: so many slaves have followed it there.
+    """Whether a master may have given an OK in a last epoch of its own: enough slaves followed it there.
 
-    If it has, it gives way to no rival when it starts: that one was promoted by somebody who did not know of it,
-    and an operator has to choose.
+    If it has, it gives way to no rival when it starts.  Whoever promoted the rival did not know of that OK,
+    so an operator has to choose.
     """
     last = state.lineage.last
     is_own = last is not None and last.master == state.replica_id
@@ -400,7 +400,7 @@ def may_have_answered(state: LineageState, needed: int) -> bool:
 
 
 def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBody | None:
-    """A master of which neither is the newer one: somebody has to decide."""
+    """A master that is our rival, neither being the newer one: an operator has to decide."""
     last = own.last
     for one in peers:
         is_other = one.is_master and one.epoch_master != own_id
@@ -410,7 +410,7 @@ def rival(own_id: str, own: Lineage, peers: Iterable[LineageBody]) -> LineageBod
 
 
 def last_heard(body: LineageBody) -> dict[str, int]:
-    """replica id → when that broker heard it last, in ms: its slaves, and, of a slave, its master."""
+    """replica id → when that broker last heard it, in ms: its slaves, and a slave's master."""
     heard = {one.replica_id: one.seen_ms for one in body.replicas}
     if body.epochs and body.master_heard_ms and (master := body.epochs[-1].master):
         heard[master] = max(heard.get(master, 0), body.master_heard_ms)
@@ -418,12 +418,12 @@ def last_heard(body: LineageBody) -> dict[str, int]:
 
 
 def members_of(body: LineageBody) -> Members:
-    """The list of replicas that a broker knows of."""
+    """The list of replicas that a broker knows."""
     return _members_of(body.members)
 
 
 def given_of(body: LineageBody) -> Members:
-    """The same as its master gave it, where replicas were forgotten there since."""
+    """The same list as its master gave it, if replicas were forgotten there since."""
     return _members_of(body.given)
 
 
@@ -445,13 +445,13 @@ def _list_of(said: ListBody) -> Members:
 
 
 def highest_number(peers: Iterable[LineageBody]) -> int:
-    """The highest number of an epoch that they know; -1 when there is none."""
+    """The highest epoch number that the peers know; -1 if there is none."""
     return max((one.epoch for one in peers), default=-1)
 
 
 def was_not_promoted(handing: HandingOver, peer: LineageBody) -> bool:
-    """Whether the slave that a master was handing over to says that it is none, and will not be one by what
-    it was sent: it confirms with the master first, which hands over no more.
+    """Whether the slave that a master was handing over to says that it is no master.  What it was sent will
+    not make it one: it asks the master back first, and the master hands over no more.
     """
     return peer.replica_id == handing.replica_id and not peer.is_master and not peer.changing
 
@@ -461,9 +461,10 @@ def slave_id(
 ) -> int:
     """The broker id of a master that steps down: as a slave it needs one above 0 that no other broker has.
 
-    Its own file's, if that is a slave's; else, of a pair, `master_id`, which the new master had and has left, or
-    the smallest.  Of more `replicas` some may choose at the same time, or want the ids of their files, which are
-    those below `replicas`: it takes the free one above that our `rank` among those who have none comes to.
+    It takes its own file's id, if that is a slave's.  Otherwise, in a pair, it takes `master_id`, which the
+    new master had and has left, or the smallest.  With more `replicas`, some may choose at the same time, or
+    want their files' ids, which lie below `replicas`: it takes the free id above those at our `rank` among
+    the ones without.
     """
     of_pair = replicas <= 2
     for one in (own_file_id, master_id if of_pair else 0):
@@ -476,7 +477,7 @@ def slave_id(
 def command_for(
     role: BrokerRole, broker_id: int, now: RoleInForce, why: str, since_ms: int, ha_master: str = ""
 ) -> RoleCommand | None:
-    """What to remember so that the broker is in `role` from its next start on; None if its file says so."""
+    """The command to remember, so that the broker starts in `role` from now on; None if its file says so."""
     if (role, broker_id) == (now.file_role, now.file_broker_id) and not ha_master:
         return None
     return RoleCommand(role.value, broker_id, now.file_role.value, since_ms, why, ha_master)

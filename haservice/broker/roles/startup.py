@@ -1,10 +1,10 @@
-"""RoleStartup: what a broker finds out about its role before it serves; RoleKeeper: its role while it does.
+"""RoleStartup: what a broker finds out about its role before it serves; RoleKeeper: its role while it serves.
 
     made      the role in force, by the file or by command
     open      the store is ours: the peers are asked; a master gives way to a newer one, or begins its epoch
-    keeper    the machine of roles, what carries out what it decides, and who asks
+    keeper    the machine of roles, what carries out its decisions, and who asks
 
-What is decided by facts alone is decided in rules.py and in the machine, machine.py.
+rules.py and the machine (machine.py) decide whatever follows from facts alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenedRole:
-    """A role that may be served.  `config` is as it is in force, `role` why."""
+    """A role that may be served.  `config` is the one in force, `role` says why."""
 
     config: NodeConfig
     role: RoleInForce
@@ -65,14 +65,14 @@ class OpenedRole:
 
 
 class RoleStartup:
-    """`config` is the node's in the role that is in force, `role` why; `state` is as far as it is known by now."""
+    """`config` is the node's in the role in force, `role` why; `state` is as far as it is known by now."""
 
     def __init__(self, file_config: NodeConfig, client: BlockingClient, heard: int) -> None:
         self._file_config = file_config
-        self._known: RoleCommand | None = None  # as it was written when we looked
+        self._known: RoleCommand | None = None  # as it was in the file when we looked
         counts: RoleCommand | None = None
-        # Read before the store's lock is ours, for the role says how to open it; what is wrong with the
-        # place the store will say better.
+        # Read before we have the store's lock, because the role says how to open the store.  The store will
+        # give the better error for a bad place.
         with contextlib.suppress(OSError):
             if (file_config.log.root / "lineage").is_dir():
                 state = LineageFile(file_config.log.root).state
@@ -96,7 +96,7 @@ class RoleStartup:
     # -- the start ----------------------------------------------------------------------------------
 
     def open(self, store: Store) -> OpenedRole | str:
-        """With the store ours.  Why this broker has to start again, in another role, if it has to.
+        """With the store ours.  Returns why this broker has to start again, in another role, if it has to.
 
         Raises OSError, or ConfigError if another process has changed the role meanwhile.
         """
@@ -132,7 +132,7 @@ class RoleStartup:
         return OpenedRole(config, self.role, store, lineage, peers, self.state)
 
     def file_config_of(self, live: NodeConfig) -> NodeConfig:
-        """What a successor starts with: settings as they are now, the role as in the file."""
+        """The configuration for a successor: settings as they are now, the role as in the file."""
         return as_in_file(live, self._file_config)
 
     def _open_slave(self, store: Store, lineage: LineageFile) -> None:
@@ -150,7 +150,7 @@ class RoleStartup:
         )
 
     def _open_master(self, store: Store, lineage: LineageFile, peers: Peers, heard: Heard) -> None:
-        """The machine decides; only the file and the peers are there to act on."""
+        """The machine decides, with only the file and the peers to act on."""
         log = store.log
         start = StartOfMaster(
             LogSpan(log.start, log.end),
@@ -187,17 +187,18 @@ class Following:
         self._throttle = LogThrottle()
 
     def set_master(self, master_addr: str, ha_addr: str) -> None:
-        """As the machine of roles says it."""
+        """Sets the master, as the machine of roles says."""
         if self._slave is not None:
             self._slave.set_master_address(ha_addr or None)
         if master_addr:
             self._slave_sync.set_master_addr(master_addr)
 
     def master_found(self, master: MasterAddresses) -> None:
-        """What a name server said to a slave.  A silent one never takes away the log's source, as in RocketMQ.
+        """What a name server said to a slave.  If it names none, the slave keeps its own, as in RocketMQ.
 
-        Ours: a master of ours whose log is coming is left for no name server's word.  One of a newer epoch tells
-        its slaves to follow it, and whoever is replaced ends the link; a stranger does neither.
+        Ours: a slave does not leave a master of ours whose log is coming for a name server's word.  The
+        master of a newer epoch tells its slaves to follow it, and a replaced master ends the link; a stranger
+        does neither.
         """
         assert self._slave is not None, "a master follows nobody"
         here = self._slave.greeted_by
@@ -214,7 +215,7 @@ class Following:
 
 
 class RoleKeeper:
-    """`executor` is the task of role-keeper.  From its making on, appends are held if they have to be."""
+    """`executor` is the task of role-keeper.  Once this is made, appends are held if they have to be."""
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class RoleKeeper:
         turn: Callable[[str], None],
         announce: Callable[[], None],
     ) -> None:
-        """`turn` is called once the broker is to be stopped and started again, `announce` when the name servers
+        """`turn` is called once the broker has to be stopped and started again, `announce` when name servers
         have something to hear.
         """
         self.role = opened.role
@@ -266,21 +267,21 @@ class RoleKeeper:
         return self.executor.state
 
     def describe(self, role: RoleInForce | None = None) -> LineageBody:
-        """Who we are and what our log is; in `role`, if that is what we are about to be."""
+        """Who we are and what our log is; in `role`, if we are about to be that."""
         executor = self.executor
         return self._describe.body(executor.state, role, changing=executor.changing)
 
     def ask(self, header: ExtHeader) -> JSONBody:
-        """A change of role: blocks.  Raises RequestError if it is refused."""
+        """Asks for a change of role; blocks.  Raises RequestError if it is refused."""
         return self.executor.ask(header)
 
     def sources(self) -> list[str]:
-        """Addresses of brokers that may have what is damaged here, a master first."""
+        """Addresses of brokers that may have what is damaged here, masters first."""
         peers = self.peers.ask().peers
         return [one.broker_addr for one in sorted(peers, key=lambda one: one.is_master, reverse=True)]
 
     def gauges(self) -> Mapping[str, str]:
-        """Entries of request 28."""
+        """Entries for request 28."""
         last = self.lineage.state.lineage.last
         return {
             "brokerRole": self.role.role.value,
@@ -296,13 +297,13 @@ def _nobody_asks_yet(_: RoleInForce | None = None) -> LineageBody:
 
 
 def _remembered(lineage: LineageFile) -> list[str]:
-    """Whom we know, whatever the name servers say: replicas do not go because nobody registers them."""
+    """Brokers to ask whatever the name servers say: replicas do not vanish because nobody registers them."""
     state = lineage.state
     return [*state.members.replicas.values(), *(one.broker_addr for one in state.replicas.values())]
 
 
 def _is_copy(config: NodeConfig, lineage: LineageFile, heard: Heard) -> bool:
-    """Whether our store is a copy of one whose broker runs: then its replica id is not ours."""
+    """Whether our store is a copy of a running broker's: then its replica id is not ours."""
     own_id, own_addr = lineage.state.replica_id, config.broker_addr
     for one in heard.peers:
         if one.replica_id == own_id and one.broker_addr != own_addr:

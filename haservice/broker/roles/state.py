@@ -3,8 +3,8 @@
     RoleState    everything that decides whether this broker accepts writes, and what it is about to be
     events       what happens to it: a tick, a hint, a slave that is ahead, a request, the result of an action
 
-`held` is the one answer to the question whether a master may accept writes.  It is derived, and so belongs to
-nobody: a hold ends when its reason does, never because somebody else's ended.
+`held` alone says whether a master may accept writes.  It is derived, so it belongs to nobody: a hold ends
+when its reason does, never because another hold ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from haservice.remoting.headers.clients import ExtHeader
 from haservice.replication.lineage.epochs import LogSpan
 from haservice.replication.lineage.file import LineageState, Replica
 
-# More slaves that are ahead, or addresses to ask, are not remembered at a time.
+# So many slaves that are ahead, and so many addresses to ask, are remembered at a time.
 AHEAD_MAX = 16
 SUSPECTS_MAX = 16
 
@@ -33,7 +33,7 @@ SUSPECTS_MAX = 16
 @dataclass(frozen=True, slots=True)
 class Who:
     """What a broker is for one life, and where clients and slaves reach it.  `needed` slaves make an OK;
-    `failover` is the command that makes it go on whatever is lost.
+    `failover` is the command that makes the broker go on whatever is lost.
     """
 
     role: RoleInForce
@@ -49,8 +49,8 @@ class Who:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is so at this moment: the lineage file, the log, which replicas follow us now; the time, by the wall and
-    by a clock that never jumps.
+    """The facts at this moment: the lineage file, the log, which replicas follow us now; the time, by the
+    wall clock and by a clock that never jumps.
     """
 
     kept: LineageState
@@ -60,9 +60,9 @@ class View:
     boot_id: str
     followers: frozenset[str] = frozenset()
     unwritable: str = ""
-    """Why the log refuses writes, whatever our role; a full disk aside."""
+    """Why the log refuses writes, whatever our role; a full disk does not count."""
     asked: bool = False
-    """Whether somebody waits for his turn to ask for something."""
+    """Whether a request waits for its turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +70,23 @@ class Change:
     """One step of a change of role that is under way, or of a look at the peers: it waits for one result."""
 
     hold: str = ""
-    """Why nothing is taken meanwhile; "" if that goes on."""
+    """Why the master refuses writes meanwhile; "" if it accepts them."""
     token: str = ""
-    """Of a switchover whose slave may still become the master; else ""."""
+    """The token of a switchover whose slave may still become the master; else ""."""
 
     @property
     def is_look(self) -> bool:
-        """Whether it only looks: then nobody needs to be told that another change is under way."""
+        """Whether it only looks: then nobody has to hear that another change is under way."""
         return False
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
-        """What follows from the result of its last action."""
+        """What follows from the result of the step's last action."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looking(Change):
-    """One that only looks."""
+    """A step that only looks."""
 
     @property
     def is_look(self) -> bool:
@@ -95,28 +95,28 @@ class Looking(Change):
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """A broker's role, and everything that keeps a master from taking messages."""
+    """A broker's role, and everything that makes a master refuse writes."""
 
     who: Who
     change: Change | None = None
     waiting: Mapping[str, Replica] = field(default_factory=dict)
-    """Replicas to hear before anything is taken, for they may have what was lost here."""
+    """Replicas to hear before writes are accepted, because they may have what was lost here."""
     caught_up: frozenset[str] = frozenset()
-    """Those of them that have nothing more for us."""
+    """Those of the waiting replicas that have nothing more for us."""
     undecided: str = ""
-    """Why an operator has to decide before anything is taken."""
+    """Why an operator has to decide before writes are accepted."""
     doubt: str = ""
-    """Why it is not known whether a slave was promoted; as to whom, that is in the file."""
+    """Why it is not known whether a slave was promoted; the file says which slave."""
     newer: NewerMaster | None = None
-    """Whom we have to follow, which could not be written yet."""
+    """The master that we have to follow, which could not be written yet."""
     ahead: Mapping[str, str] = field(default_factory=dict)
     """Slaves that hold more of our last epoch than we do: replica ids and addresses."""
     suspects: tuple[str, ...] = ()
-    """Addresses that somebody named: who is there is asked, and has to prove what it says."""
+    """Addresses that somebody named: the broker there is asked, and has to prove what it says."""
     heard: int = -1
-    """The highest number of an epoch that was heard of; -1 when none was."""
+    """The highest epoch number that was heard of; -1 if there was none."""
     trouble: str = ""
-    """What went wrong the last time that something was to be taken back, or written."""
+    """What went wrong at the last try to take something back, or to write."""
     unproven: str = ""
     """Who says that there is a newer epoch, and does not prove it."""
     turning: str = ""
@@ -124,7 +124,7 @@ class RoleState:
     broken: str = ""
     """Why this broker cannot start as a master."""
     again: bool = False
-    """Whether the next look is to come as soon as others have had their turn."""
+    """Whether the next look has to come as soon as others have had their turn."""
 
     @property
     def changing(self) -> bool:
@@ -136,17 +136,17 @@ class RoleState:
 
     @property
     def must_begin_anew(self) -> bool:
-        """Whether a new epoch has to begin before anything is taken: so it is at the next start as well."""
+        """Whether a new epoch has to begin before writes are accepted; the next start finds it so, too."""
         return bool(self.waiting or self.undecided)
 
     @property
     def is_urgent(self) -> bool:
-        """Whether every moment counts, for writes are refused."""
+        """Whether every moment counts, because writes are refused."""
         return bool(self.waiting or self.doubt or self.newer or self.ahead or self.suspects)
 
     @property
     def held(self) -> str:
-        """Why this master refuses writes; empty when it does."""
+        """Why this master refuses writes; empty if it accepts them."""
         if self.who.is_slave:
             return ""
         if self.change is not None and self.change.hold:
@@ -184,7 +184,7 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A master starts, and this is what it finds."""
+    """A master starts; this is what it finds."""
 
     heard: Heard
     start: StartOfMaster
@@ -197,7 +197,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Somebody, whom we do not have to believe, names a broker that may know of a newer epoch."""
+    """Somebody, whom we need not believe, names a broker that may know of a newer epoch."""
 
     addr: str
 
@@ -212,7 +212,7 @@ class SlaveAhead:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: the answer goes to `ticket`."""
+    """A request; its answer goes to `ticket`."""
 
     ticket: int
     header: ExtHeader
@@ -223,5 +223,5 @@ Step = tuple[RoleState, tuple[Action, ...]]
 
 
 def refused(reason: str) -> RequestError:
-    """The answer to a change that is not made."""
+    """The answer to a request for a change that is not made."""
     return RequestError(ResponseCode.SYSTEM_ERROR, reason)

@@ -1,4 +1,4 @@
-"""Who is asked for a pledge, and what those who gave one say.  Pure."""
+"""Who is asked for a pledge, and what those that gave one say.  Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from haservice.replication.lineage.membership import Members, Vote, newest_of, v
 
 
 def others_of(kept: LineageState, own_addr: str) -> tuple[str, ...]:
-    """Where the other replicas are that we know of; who was forgotten and answers has a say on what it has."""
+    """Addresses of the other replicas that we know; a forgotten one that answers has a say on what it has."""
     addrs = {*kept.members.replicas.values(), *(one.broker_addr for one in kept.replicas.values())}
     addrs |= set(kept.members.given_up(kept.given).values())
     return tuple(sorted(addrs - {"", own_addr}))
 
 
 def pledged_to(heard: Sequence[LineageBody], epoch: int, own_addr: str) -> list[LineageBody]:
-    """Those that have pledged to us for that epoch."""
+    """The brokers that have pledged themselves to us for that epoch."""
     return [one for one in heard if (one.pledged, one.pledged_to) == (epoch, own_addr)]
 
 
@@ -28,12 +28,12 @@ def votes_of(pledged: Sequence[LineageBody]) -> list[Vote]:
 
 
 def newest_list(own: Members, pledged: Sequence[LineageBody]) -> Members:
-    """The newest list of replicas that we, or any of them, know."""
+    """The newest list of replicas that we or any of them know."""
     return newest_of(own, map(members_of, pledged))
 
 
 def objections_to(members: Members, votes: Votes, pledged: Sequence[LineageBody]) -> dict[str, str]:
-    """Replica id → why it promised nothing, of those on the list that answered."""
+    """Replica id → why it promised nothing, for those on the list that answered."""
     said = {one.addr: f"refuses: {one.why}" for one in votes.refused if one.answered}
     found = {one: said[addr] for one, addr in members.replicas.items() if addr in said}
     for one in votes.heard:
@@ -43,5 +43,5 @@ def objections_to(members: Members, votes: Votes, pledged: Sequence[LineageBody]
 
 
 def silent_text(votes: Votes) -> str:
-    """Who did not answer at all, and how, as the end of a sentence; "" if all did."""
+    """Who did not answer at all, and why, as the end of a sentence; "" if all did."""
     return "".join(f"; {one.addr}: {one.why}" for one in votes.refused if not one.answered)

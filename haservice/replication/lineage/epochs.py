@@ -4,16 +4,16 @@
                          written by A by B    by A again
 
 An epoch is one master's time in office.  It begins where that master's log ended then, and ends where the
-next one begins; the last one is open.  A number belongs to one epoch of one master: two logs that
-both have it, from the same start and the same master, hold the same bytes from there to the nearer of its
-two ends.  Epochs that began at the same offset as a later one wrote nothing, and are forgotten.
+next one begins; the last one is open.  A number belongs to one epoch of one master: two logs that both have
+it, with the same start and the same master, hold the same bytes from that start to the nearer of their ends.
+Epochs that began at the same offset as a later one wrote nothing, and are forgotten.
 
-A promotion takes the next multiple of 1000, and what its master begins by itself are the next numbers.  So of
-two masters whose epochs lie within one thousand each was promoted without the other: however often one of them
-started since, neither epoch is the newer one (they are rivals).
+A promotion takes the next multiple of 1000.  The epochs that its master begins by itself get the numbers
+after it.  If the epochs of two masters lie within one thousand, each master was promoted without the other.
+Neither epoch is the newer one then, however often a master started since: the two are rivals.
 
-Epoch 0 stands for what was written before anybody kept epochs; that two logs agree on it, only their bytes
-can tell (hello.py compares a digest of the last ones in any case).
+Epoch 0 stands for what was written before anybody kept epochs.  Only their bytes can tell whether two logs
+agree on it (hello.py compares a digest of the last ones in any case).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 # A master that was cut off does not know of its successor, and must not outrank it however often it starts.
-# So promotions are numbered by its multiples, and what restarts begin lies between them.
+# So promotions take multiples of this step, and restarts take the numbers between.
 PROMOTION_STEP = 1000
-# The oldest epochs are forgotten beyond it; a log that old begins anew.
+# Beyond so many, the oldest epochs are forgotten; a log that old begins anew.
 EPOCHS_MAX = 1000
 # Written before lineage was kept: a stock broker's log, or one of our first versions.
 UNKNOWN_EPOCH = 0
@@ -34,9 +34,9 @@ _NO_END = 1 << 63
 
 
 def of_one_promotion(one: int, other: int) -> bool:
-    """Whether no promotion's number lies between those of two epochs, so that of two masters neither is newer.
+    """Whether no promotion's number lies between those of two epochs: neither master is the newer one then.
 
-    Below the first promotion's the higher number is newer: a master starts there whom nobody has promoted.
+    Below the first promotion's number, the higher one is newer: nobody has promoted a master there.
     """
     return one == other or one // PROMOTION_STEP == other // PROMOTION_STEP > 0
 
@@ -51,19 +51,19 @@ class Epoch:
     began_ms: int = 0
     why: str = ""
     unwritten: bool = False
-    """Of an epoch that is over: whether its own master says that it wrote nothing in it."""
+    """Said of an epoch that is over: its own master says that it wrote nothing in it."""
 
     @property
     def identity(self) -> tuple[int, int, str]:
-        """What tells one epoch from all others.  The start of epoch 0 moves with retention: it counts as 0."""
+        """What tells one epoch from all others.  Epoch 0's start moves with retention: it counts as 0."""
         return (self.number, self.start if self.number != UNKNOWN_EPOCH else 0, self.master)
 
     def rivals(self, other: Epoch) -> bool:
-        """Whether both are of masters of which neither is the newer one."""
+        """Whether the two epochs' masters are rivals: neither is the newer one."""
         return self.master != other.master and of_one_promotion(self.number, other.number)
 
     def outranks(self, other: Epoch) -> bool:
-        """Whether the master of the other one has to give way."""
+        """Whether the master of the other epoch has to give way."""
         return self.number > other.number and not self.rivals(other)
 
     def is_same_epoch(self, other: Epoch) -> bool:
@@ -83,8 +83,8 @@ class LogSpan:
 
 
 class Mark(NamedTuple):
-    """The epoch of a log's last byte, and where the log ends.  As in Raft the later epoch is the further one, and
-    in one epoch the longer log.
+    """The epoch of a log's last byte, and where the log ends.  As in Raft, the later epoch is further; within
+    one epoch, the longer log is.
     """
 
     epoch: int = -1
@@ -104,10 +104,10 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`position` is where the slave's log has to end, and the master's first byte to it is to be.
+    """`position` is where the slave's log has to end, and where the master begins to send.
 
-    Of a slave that is AHEAD: up to where it holds what its master wrote and has lost; what lies behind is no
-    part of the master's log.  `lost_bytes` of ours the master has not: they are cut, or go with the old log.
+    For a slave that is AHEAD, it is the end of what its master wrote and has lost; the bytes behind it are
+    not in the master's log.  The master lacks `lost_bytes` of ours: they are cut, or go with the old log.
     """
 
     step: Step
@@ -136,28 +136,28 @@ class Lineage:
         return self.epochs[-1].number + 1 if self.epochs else 1
 
     def or_unknown(self, log: LogSpan) -> Lineage:
-        """Itself; of a log that is older than its lineage, epoch 0."""
+        """This lineage; epoch 0 if the log is older than its lineage."""
         if self.epochs or log.is_empty:
             return self
         return Lineage((Epoch(UNKNOWN_EPOCH, log.start, "", why="written before lineage was kept"),))
 
     def newest(self, log_end: int, me: str) -> Epoch | None:
-        """The newest epoch that was heard of.
+        """The newest epoch that this broker has heard of.
 
-        An epoch of `me` that begins at the log's end or beyond left no byte: it was given up, and does not
-        count.
+        An epoch of `me` that begins at the log's end or beyond does not count: it left no byte, and was given
+        up.
         """
         return next((one for one in reversed(self.epochs) if one.start < log_end or one.master != me), None)
 
     def begun(self, epoch: Epoch) -> Lineage:
-        """With a new epoch.  Those that begin at its start or beyond wrote nothing that is left."""
+        """With a new epoch.  Epochs that begin at its start or beyond have no bytes left, and are dropped."""
         kept = tuple(one for one in self.epochs if one.start < epoch.start)
         if kept and kept[-1].number >= epoch.number:
             raise ValueError(f"{epoch} is no newer than {kept[-1]}")
         return Lineage((*kept, epoch)[-EPOCHS_MAX:])
 
     def up_to(self, end: int) -> Lineage:
-        """The epochs that a log which ends at `end` has bytes of, and the one that begins just there."""
+        """The epochs that wrote the log up to `end`, and the one that begins exactly there."""
         return replace(self, epochs=tuple(one for one in self.epochs if one.start <= end))
 
     def end_of(self, index: int, log_end: int) -> int:
@@ -165,7 +165,7 @@ class Lineage:
         return self.epochs[index + 1].start if index + 1 < len(self.epochs) else log_end
 
     def mark(self, end: int) -> Mark:
-        """Of a log that ends at `end`."""
+        """The mark of a log that ends at `end`."""
         wrote = self.epoch_at(end - 1) if end else None
         return Mark(wrote.number if wrote is not None else -1, end)
 
@@ -176,7 +176,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Up to `point` two logs are one; `is_open` if that lies in the last epoch of both."""
+    """Up to `point` two logs are one; `is_open` if `point` lies in the last epoch of both."""
 
     point: int
     is_open: bool
@@ -197,16 +197,16 @@ def common_point(own: Lineage, own_end: int, theirs: Lineage, their_end: int) ->
 
 def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me: str = "") -> Plan:
     """What the slave (`own`, replica id `me`) has to do to follow the master (`theirs`)."""
-    # As if the master had lost nothing: epochs that begin beyond its end tell what it once held.
+    # As if the master had lost nothing: its epochs that begin beyond its end show what it once held.
     agreed = common_point(own, own_log.end, theirs, _NO_END)
     newest, their_newest = own.newest(own_log.end, me), theirs.last
     is_rival = newest is not None and their_newest is not None and newest.rivals(their_newest)
-    # Of two who were promoted an operator chooses one, though their logs share nothing.
+    # Between two promoted masters an operator chooses, even if their logs share nothing.
     has_choice = is_rival and newest is not None and newest.number >= PROMOTION_STEP
     if agreed is None and not own_log.is_empty and not has_choice:
         return _refused(own_log, f"no epoch of a master is in both logs: {_both(own, theirs)}")
     if newest is not None and their_newest is not None and is_rival:
-        # Neither is the newer one, and what we have acknowledged in ours would be cut.
+        # Neither is the newer one, and following would cut what we have acknowledged in ours.
         text = (
             f"two masters have epoch {numbers_text(newest.number, their_newest.number)}, and we follow the other one;"
             f" a further mqadmin failover begins an epoch that all follow: {_both(own, theirs)}"

@@ -1,20 +1,20 @@
 """LineageFile: what a broker must not forget about its log, in `lineage/state.json` beside it.
 
     replicaId     who we are: made up at the first start, and never changed
-    bootId        of the machine, and the mount of its disk, at the last start, see commitlog/disk/storage_id.py:
-                  another one means that unflushed pages are lost
+    bootId        the machine's boot and its disk's mount at the last start, see commitlog/disk/storage_id.py:
+                  a different one means that unflushed pages are lost
     epochs        the epochs of our log, see lineage.py
     masterRole    the brokerRole of the master that we followed last
-    masterEnd     the furthest end of its log that we heard of since our last epoch is what it is, and when
+    masterEnd     the furthest end of its log that we heard of since our last epoch changed, and when
     replicas      who followed us, until when, and how far: id → address, role of its own, offset
     command       a role given by command, until the properties file asks for another one
     handingOver   of a master: the slave that may have been promoted, while its answer is not known
 
-Outside RocketMQ's own directories, for a stock broker refuses a store with a file it does not know.  Every
-change is on the disk when the call returns; a power cut leaves the old or the new whole.
+It lies outside RocketMQ's own directories: a stock broker refuses a store with a file that it does not know.
+Every change is on the disk when the call returns; a power cut leaves the old or the new file whole.
 
-Who changes what: the greeting of a slave its epochs and masterRole; a master's recorder the replicas; whoever
-decides on roles all else, bootId with started() among it, once the start has decided what it means.
+Who changes what: the greeting changes a slave's epochs and masterRole; a master's recorder the replicas;
+whoever decides on roles changes all else.  started() writes bootId, once the start has decided what it means.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# The longest unseen goes first.
+# Beyond it, the longest unseen goes first.
 REPLICAS_MAX = 16
-# A replica that was not in sync, and away for so long, is not one any more.
+# A replica that was not in sync, and has been away for so long, is forgotten.
 FORGET_MS = 7 * 24 * 3600 * 1000
 
 
@@ -77,12 +77,12 @@ class RoleCommand:
     since_ms: int
     why: str
     ha_master: str = ""
-    """Of a slave: the HA address of the master that it was told to follow; "" for the name server's word."""
+    """For a slave: the HA address of the master that it was told to follow; "" to ask the name server."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandingOver:
-    """To whom a master hands over: where it is asked, and its replica id."""
+    """The slave that a master hands over to: the address to ask it at, and its replica id."""
 
     broker_addr: str
     replica_id: str
@@ -107,7 +107,7 @@ class Pledge:
 
 
 class ListChanged(OSError):
-    """Two wanted to write another list of replicas at a time; the second one has to look again."""
+    """Two threads changed the list of replicas at once; the second one has to look again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,31 +121,31 @@ class LineageState:
     replicas: Mapping[str, Replica] = field(default_factory=dict)
     command: RoleCommand | None = None
     master_end: int = -1
-    """-1 where it is unknown; a new lineage forgets it."""
+    """-1 if it is unknown; a new lineage resets it."""
     master_heard_ms: int = 0
     handing_over: HandingOver | None = None
     members: Members = field(default_factory=Members)
-    """Who may hold an OK, by the newest list that this broker knows."""
+    """Which replicas may hold an OK, by the newest list that this broker knows."""
     given: Members = field(default_factory=Members)
-    """A slave's: the same list as its master gave it, where replicas were forgotten here since."""
+    """On a slave: the same list as its master gave it, if replicas were forgotten here since."""
     pledge: Pledge | None = None
     whole_from: int = 0
-    """A slave's: below there it may have lost what it had acknowledged, until its log reaches that far again."""
+    """On a slave: below here it may have lost acknowledged bytes, until its log reaches this far again."""
     past: tuple[Epoch, ...] = ()
-    """Epochs that left no byte, in the order of their numbers: for people, nothing is decided by them."""
+    """Epochs that left no byte, in the order of their numbers.  For people; nothing is decided by them."""
 
 
 class LineageFile:
     """The state and its file.  Any thread may read `state`; `update` replaces it, durably."""
 
     _in_doubt: tuple[Epoch, ...] = ()
-    """Epochs of which bytes may have been lost when the machine went down."""
+    """Epochs that may have lost bytes when the machine went down."""
 
     def __init__(self, root: Path, files: Files | None = None, log_path: Path | None = None) -> None:
-        """Reads the file below the store's root, or makes one.  `files` is how the disk is reached, `log_path` where
-        the log lies: commitlog below the root when None.
+        """Reads the file below the store's root, or makes one.  `files` reaches the disk.  `log_path` is
+        where the log lies; None means commitlog below the root.
 
-        A file that does not parse is told in the log, and counts as none.  Raises OSError.
+        A file that does not parse counts as none, and is reported in the log.  Raises OSError.
         """
         self.root = root
         files = files if files is not None else OSFiles()
@@ -170,13 +170,13 @@ class LineageFile:
         if self.is_new:
             self._write(self.state)
         else:
-            # Who wrote it may have died before its name was durable, and what is read here is acted upon.
+            # Its writer may have died before the file's name was durable, and we act upon what we read here.
             files.sync_directory(self._file.path.parent)
 
     def update(self, *, listed: Members | None = None, **changes: Any) -> LineageState:
         """Replaces fields of the state, and writes it.  Raises OSError, with nothing changed.
 
-        `listed` is the list of replicas that the changes were made from: ListChanged if it is another one by now.
+        `listed` is the list of replicas that the changes were made from; ListChanged if it has changed.
         """
         with self._lock:
             if listed is not None and listed != self.state.members:
@@ -184,9 +184,9 @@ class LineageFile:
             return self._replace(**changes)
 
     def followed(self, lineage: Lineage, *, cut: bool = False, **changes: Any) -> LineageState:
-        """As update(), of a slave that follows a master with this lineage: a pledge to one of its epochs, or of an
-        older one, is over.  Another one may be given at the same time, and stands.  `cut`: bytes of ours had to
-        go first.  Raises OSError.
+        """As update(), for a slave that follows a master with this lineage.  A pledge to one of its epochs,
+        or to an older one, is over; a pledge given at the same time to another epoch stands.  `cut`: the
+        slave had to cut bytes first.  Raises OSError.
         """
         with self._lock:
             pledge, last = self.state.pledge, lineage.last
@@ -198,18 +198,18 @@ class LineageFile:
                 and self.state.lineage.last not in self._in_doubt
             ):
                 changes["past"] = _past(self.state, lineage, own_unwritten=True)
-            # What it may have lost, the master has: its log is whole again where the master's ends now.
+            # The master has what we may have lost: our log is whole again at the end of the master's log.
             whole_from = changes["master_end"] if self.state.whole_from else 0
             changes |= {"pledge": pledge, "whole_from": whole_from, "given": Members()}
             return self._replace(lineage=lineage, **changes)
 
     def begin(self, epoch: Epoch) -> LineageState:
-        """Adds an epoch to the epochs.  Raises OSError, or ValueError if it is no newer than those before."""
+        """Adds an epoch.  Raises OSError, or ValueError if it is no newer than those before."""
         with self._lock:
             return self._replace(lineage=self.state.lineage.begun(epoch))
 
     def saw(self, replica_id: str, replica: Replica) -> None:
-        """Remembers a replica; some are forgotten: beyond REPLICAS_MAX, or after FORGET_MS."""
+        """Remembers a replica.  Forgets some: beyond REPLICAS_MAX, or after FORGET_MS."""
         self.saw_all({replica_id: replica})
 
     def saw_all(self, replicas: Mapping[str, Replica]) -> None:
@@ -221,7 +221,7 @@ class LineageFile:
             self._replace(replicas=_newest(known))
 
     def heard_master(self, lineage: Lineage, end: int, heard_ms: int) -> None:
-        """Its log goes up to `end`, as was heard in this lineage; of another one it says nothing.
+        """Notes that the master's log goes up to `end`, as heard in this lineage; ignored in another one.
 
         Raises OSError.
         """
@@ -230,7 +230,7 @@ class LineageFile:
                 self._replace(master_end=end, master_heard_ms=heard_ms)
 
     def started(self) -> None:
-        """Notes the present boot and mount: from the next start on, booted_anew counts from here."""
+        """Notes the present boot and mount: the next start compares with these for booted_anew."""
         self.update(boot_id=self.boot)
 
     def _replace(self, **changes: Any) -> LineageState:
@@ -254,7 +254,7 @@ def _newest(replicas: Mapping[str, Replica]) -> dict[str, Replica]:
 
 
 def _with_last_master(state: LineageState, replicas: Mapping[str, Replica]) -> Mapping[str, Replica]:
-    """With the master that was followed so far: when it was heard last is not to be lost with its epoch."""
+    """Adds the master that was followed so far, so that the time of its last word outlives its epoch."""
     last, heard_ms = state.lineage.last, state.master_heard_ms
     if last is None or last.master in ("", state.replica_id) or not heard_ms:
         return replicas
@@ -266,7 +266,7 @@ def _with_last_master(state: LineageState, replicas: Mapping[str, Replica]) -> M
 
 
 def _left_nothing(state: LineageState, lineage: Lineage) -> bool:
-    """Whether our own last epoch ended where it began: there the next one in `lineage` begins."""
+    """Whether our own last epoch ended where it began: the next one in `lineage` begins there."""
     own = state.lineage.last
     if own is None or own.master != state.replica_id:
         return False
@@ -274,7 +274,7 @@ def _left_nothing(state: LineageState, lineage: Lineage) -> bool:
 
 
 def _past(state: LineageState, lineage: Lineage, *, own_unwritten: bool = False) -> tuple[Epoch, ...]:
-    """The epochs that were known and are in `lineage` no more, or never were."""
+    """The epochs that were known and are no longer, or never were, in `lineage`."""
     present = {one.identity for one in lineage.epochs}
     known = {one.identity: one for one in (*state.past, *state.lineage.epochs)}
     if own_unwritten and (own := state.lineage.last) is not None:
@@ -336,7 +336,7 @@ def decode_state(content: bytes) -> LineageState:
     body = body.removesuffix(b"\n")
     said = orjson.loads(_sound(head, body))
     try:
-        # What is written here was believed once, and a start that refuses it would help nobody.
+        # This broker wrote it and believed it once; a start that refuses it would help nobody.
         lineage = decode_epochs(said["epochs"], LONG_MAX)
         past = decode_epoch_list(said.get("past", []), LONG_MAX)
         members = decode_members(said.get("members"), LONG_MAX)
@@ -385,7 +385,7 @@ def decode_state(content: bytes) -> LineageState:
 
 
 def _sound(head: bytes, body: bytes) -> bytes:
-    """The body, with a bit of it turned back if one flipped.  Raises ValueError if it is another one."""
+    """The body, with one flipped bit turned back if there is one.  Raises ValueError if more is wrong."""
     right = orjson.dumps({"crc32": zlib.crc32(body)})
     if head == right:
         return body

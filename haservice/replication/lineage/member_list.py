@@ -1,6 +1,6 @@
-"""MemberList: a master's list of replicas, as it is written down, given out and counted by.
+"""MemberList: how a master's list of replicas is written down, given to slaves, and counted by.
 
-membership.py decides.  Here is the order in which that becomes true: a list with a new slave on it is durable
+membership.py decides.  Here is the order in which that becomes true: a list with a new slave is durable
 before that slave is accepted, and a list is durably in effect before an acknowledgement counts by it.
 """
 
@@ -33,17 +33,17 @@ class MemberList:
         self._lock = threading.Lock()  # guards _membership, and writing what it decides
         self._membership = Membership("", Members())
         self._wanted = (-1, 0)
-        """The version below which a slave has a list by which it cannot be promoted though it may be."""
+        """A slave with a list below this version cannot be promoted by it, but by the present one it may."""
         self._newcomers: frozenset[str] = frozenset()
-        """Slaves that are on no list before the one that was settled last: by what they were given first, which
-        stands over those, none of them can be promoted."""
+        """Slaves that are on no list before the one settled last.  The first list that they were given stands
+        over those lists: none of these slaves can be promoted by it."""
         self._settled = (-1, 0)
         self._throttle = LogThrottle()
 
     def take(self, known: Iterable[tuple[str, tuple[int, int]]] = ()) -> None:
-        """Another list is in the file, for an epoch began or a replica was forgotten.
+        """Another list is in the file: an epoch began, or a replica was forgotten.
 
-        `known` are the slaves that follow now, and the versions that they were given.
+        `known` are the slaves that follow now, and the version that each was given.
         """
         with self._lock:
             state = self._lineage.state
@@ -53,9 +53,9 @@ class MemberList:
             self._count()
 
     def with_slave(self, slave: SlaveHello) -> Members:
-        """The list with this slave on it, durably; without it if there is no room.
+        """The list with this slave on it, durably written; without it if there is no room.
 
-        Raises OSError if it cannot be written: nobody is accepted whom no other replica would know of.
+        Raises OSError if it cannot be written: a slave that no other replica would know of is not accepted.
         """
         with self._lock:
             membership, last = self._membership, self._lineage.state.lineage.last
@@ -65,7 +65,7 @@ class MemberList:
             if listed != membership.listed and len(listed.replicas) <= REPLICAS_MAX:
                 self._lineage.update(members=listed, listed=membership.listed)
                 membership.list_anew(listed)
-            if not slave.keeps_list:  # one of an older version: it counts as it did there
+            if not slave.keeps_list:  # an older version: it counts as it did there
                 membership.known_to(slave.replica_id, membership.listed.version)
             self._count()
             return membership.listed
@@ -77,13 +77,13 @@ class MemberList:
             self._count()
 
     def has_to_hear(self, replica_id: str, version: tuple[int, int]) -> bool:
-        """Whether a slave that was given the list of that version has to be given the present one soon."""
+        """Whether a slave that was given that version has to be given the present list soon."""
         is_new = replica_id in self._newcomers and version < self._settled
         return version < self._wanted or is_new or replica_id in self.missing
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Slaves that do not know the present list, before which those that it adds do not count."""
+        """Slaves that do not know the present list.  Until they do, the slaves that it adds do not count."""
         return self._membership.missing
 
     def name_of(self, replica_id: str) -> str:

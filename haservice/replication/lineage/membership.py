@@ -1,20 +1,20 @@
-"""Membership: which replicas may hold an OK, how many of them have to, and so who may be promoted.  Pure.
+"""Membership: which replicas may hold an OK, how many have to, and so who may be promoted.  Pure.
 
-A master keeps the list in its lineage file and gives it to each slave that it accepts, in the greeting's
-verdict; the slave has written it down before its first report.  So whoever is left after a death knows of
-all the others.  A replica stays on the list, however long it is away, until it is forgotten on purpose.
+A master keeps the list in its lineage file.  It gives the list to each slave that it accepts, in the
+greeting's verdict, and the slave writes it down before its first report.  So whoever is left after a death
+knows of all the others.  A replica stays on the list, however long it is away, until an operator forgets it.
 
     V        slaves on the list: all its replicas but the master that made it
     needed   slaves that have to hold a message before SEND_OK is given
-    rule     who has heard the log ends of V - needed + 1 slaves, its own included, has heard of every OK
+    rule     who has heard the log ends of V - needed + 1 slaves, itself included, has heard of every OK
 
-For any `needed` slaves and any V - needed + 1 of V have one in common.  That holds as long as both sides mean
-the same list.  So another list stands `over` the one before until it is in effect (as in Raft's joint
-consensus): meanwhile an OK, and a promotion, has to satisfy both.  It is in effect once as many slaves of the
-list before know it as an OK took there: no promotion can then miss it.  A master that was just promoted does
-not know which of the lists that it has heard of was in effect, so its first one stands over them all.  What
-was acknowledged under an older list lies below `since`: a slave whose log does not reach that far lacks some of
-it, and is no safe choice whatever it has heard.
+For any `needed` slaves and any V - needed + 1 of V have at least one in common.  This holds as long as both
+sides mean the same list.  So a new list stands `over` the one before until it is in effect (as in Raft's
+joint consensus): meanwhile an OK, and a promotion, has to satisfy both.  It is in effect once as many slaves
+of the old list know it as an OK took there: no promotion can miss it then.  A master that was just promoted
+does not know which of the lists that it has heard of was in effect, so its first list stands over them all.
+What was acknowledged under an older list lies below `since`.  A slave whose log ends before `since` lacks
+some of it, and is no safe choice whatever it has heard.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, Lineage, Mark, numbers_text, of_one_promotion
 
-# More than any broker name has; what is forgotten makes room.
+# More than any broker name has.  To forget a replica makes room.
 REPLICAS_MAX = 64
-# So many masters in a row may have been promoted without that a list of theirs came into effect.
+# So many masters in a row may be promoted without any of their lists coming into effect.
 OVER_MAX = 4
 LOST_POWER = "its machine went down, and what it had acknowledged and not flushed may be lost there"
 NOBODY: Mapping[str, str] = {}
@@ -38,7 +38,7 @@ class Members:
     """One list.  Of two the one with the higher (`epoch`, `number`) is the newer."""
 
     epoch: int = UNKNOWN_EPOCH - 1
-    """The epoch in which it was made; -1 of the list that nobody has made yet."""
+    """The epoch in which it was made; -1 for the list that nobody has made yet."""
     number: int = 0
     master: str = ""
     """The replica id of the master that made it."""
@@ -48,7 +48,7 @@ class Members:
     replicas: Mapping[str, str] = field(default_factory=dict)
     """Replica ids, the master's included, and where clients reach them."""
     over: tuple[Members, ...] = ()
-    """Lists of which one may be in effect instead; empty when this one is."""
+    """Lists that may be in effect instead of this one; empty when this one is in effect."""
 
     @property
     def version(self) -> tuple[int, int]:
@@ -65,18 +65,18 @@ class Members:
 
     @property
     def lists(self) -> tuple[Members, ...]:
-        """All that count while it is not in effect; itself if it is."""
+        """All lists that count while this one is not in effect; only this one if it is."""
         return (*self.over, self)
 
     def in_epoch(self, epoch: int, since: Mark, master: str, addr: str, needed: int) -> Members:
-        """As the master of epoch `epoch` has it, whose log ends at `since`; itself if nothing is another."""
+        """This list as the master of `epoch` has it, whose log ends at `since`; itself if nothing changes."""
         replicas = _with(self.replicas, master, addr)
         if (self.master, self.needed, self.replicas) == (master, needed, replicas):
             return self
         return self._next(epoch, since, master=master, needed=needed, replicas=replicas)
 
     def joined(self, epoch: int, since: Mark, replica_id: str, addr: str) -> Members:
-        """With a slave; whoever was at its address before is no more, for its store is another one."""
+        """With a slave added.  It replaces a replica at the same address: that replica's store is gone."""
         replicas = _with(self.replicas, replica_id, addr)
         return self if replicas == self.replicas else self._next(epoch, since, replicas=replicas)
 
@@ -87,9 +87,9 @@ class Members:
         return self._next(epoch, since, replicas=_without(self.replicas, replica_id))
 
     def written_off(self, replica_id: str) -> Members:
-        """As a slave has it whose operator gives a replica up: the same list, but nobody asks for that one.
+        """With a replica given up by this slave's operator: the same list, but nobody asks that replica.
 
-        An OK may have counted it: of those that are left one fewer has each message.
+        An OK may have counted it: then one fewer of those that are left has each message.
         """
         counted = replica_id in self.slaves
         return replace(
@@ -100,15 +100,15 @@ class Members:
         )
 
     def given_up(self, given: Members) -> dict[str, str]:
-        """Replicas that were written off here, and where they were.  `given` is the list as its master gave it; of
-        another version it says nothing.
+        """Replicas that were written off here, and their addresses.  `given` is the list as its master gave
+        it; a list of another version says nothing.
         """
         if given.version != self.version:
             return {}
         return {one: addr for one, addr in given._everybody.items() if one not in self._everybody}
 
     def let_back(self, given: Members, replica_id: str) -> Members:
-        """As if that replica had not been written off here."""
+        """This list as if that replica had not been written off here."""
         gone = self.given_up(given)
         if replica_id not in gone:
             return self
@@ -119,11 +119,11 @@ class Members:
 
     @property
     def _everybody(self) -> dict[str, str]:
-        """All replicas, of the lists that it stands over as well."""
+        """All replicas, including those of the lists that this one stands over."""
         return {one: addr for each in self.lists for one, addr in each.replicas.items()}
 
     def taken_effect(self) -> Members:
-        """The same list, over no other one any more: a version of its own, so that slaves can be told."""
+        """The same list, no longer over others.  It gets a version of its own, so that slaves can be told."""
         return replace(self, number=self.number + 1, over=())
 
     def _next(self, epoch: int, since: Mark, **changes: Any) -> Members:
@@ -151,7 +151,7 @@ def _without(replicas: Mapping[str, str], replica_id: str) -> Mapping[str, str]:
 
 
 class Membership:
-    """A master's: the list that it gives out, and whose acknowledgements count by it."""
+    """A master's view: the list that it gives out, and whose acknowledgements count by it."""
 
     def __init__(self, me: str, listed: Members) -> None:
         self._me = me
@@ -165,19 +165,18 @@ class Membership:
 
     @property
     def needed(self) -> int:
-        """Acknowledgements that an OK takes: while one list gives way to another, those that both want."""
+        """Acknowledgements that an OK takes; while one list gives way to another, enough for both lists."""
         return max(one.needed for one in self.listed.lists)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Slaves of the lists before that do not know the present one yet; empty once that is in effect."""
+        """Slaves of the lists before that do not know the present one yet; empty once it is in effect."""
         asked = frozenset(one for before in self.listed.over for one in self._asked(before))
         return tuple(sorted(one for one in asked if not self._knows(one)))
 
     @property
     def asks_too_much(self) -> bool:
-        """Whether a promotion by the list needs replicas, as long as it stands over others, that it does not need
-        once it is in effect.
+        """Whether a promotion needs replicas while the list stands over others that it does not need later.
         """
         listed = self.listed
         return any(
@@ -186,12 +185,12 @@ class Membership:
 
     @property
     def newcomers(self) -> frozenset[str]:
-        """Slaves that one of the lists before does not know."""
+        """Slaves that are missing from at least one of the lists before."""
         return frozenset(one for before in self.listed.over for one in self.listed.slaves - before.slaves)
 
     @property
     def settled(self) -> Members | None:
-        """What is to be written down, and listed anew, once enough know the list; None before, and after."""
+        """The list to write down, and to pass to list_anew(), once enough slaves know it; else None."""
         over = self.listed.over
         return self.listed.taken_effect() if over and all(map(self._is_superseded, over)) else None
 
@@ -217,8 +216,8 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one slave says when it is asked before a promotion: where its log ends, and its last byte's epoch,
-    which was `master`'s.
+    """What a slave answers before a promotion: where its log ends, and the last byte's epoch, which was
+    `master`'s.
     """
 
     replica_id: str
@@ -226,7 +225,7 @@ class Vote:
     end: int
     master: str = ""
     is_whole: bool = True
-    """Whether all that it ever acknowledged is in its log; not after a power cut, until it has caught up again."""
+    """Whether its log has all that it ever acknowledged: not after a power cut, until it caught up again."""
 
     @property
     def mark(self) -> Mark:
@@ -234,7 +233,7 @@ class Vote:
 
 
 def vote_of(replica_id: str, lineage: Lineage, end: int, whole_from: int = 0) -> Vote:
-    """Of a replica whose log ends there, by its epochs; see LineageState.whole_from."""
+    """The vote of a replica whose log ends at `end`, by its epochs; see LineageState.whole_from."""
     wrote = lineage.epoch_at(end - 1) if end else None
     return Vote(
         replica_id, lineage.mark(end).epoch, end, wrote.master if wrote is not None else "", end >= whole_from
@@ -242,16 +241,16 @@ def vote_of(replica_id: str, lineage: Lineage, end: int, whole_from: int = 0) ->
 
 
 def newest_of(own: Members, others: Iterable[Members]) -> Members:
-    """The list that a promotion is judged by: the newest one, and of two with one version our own."""
+    """The list that a promotion is judged by: the newest one; of two with the same version, our own."""
     return max((own, *others), key=lambda one: one.version)
 
 
 def why_no_candidate(members: Members, given: Members, replica_id: str, addr: str) -> str:
     """Why a slave with this list does not pledge itself to the replica at `addr`; "" if it may.
 
-    One that an operator wrote off here may ask as ever.  By `given`, the list as its master gave it, an OK may be
-    with it, and nobody has made a newer list since that does without it: so it is let back on this one, and all
-    is as if it had not been written off.
+    A candidate that an operator wrote off here may still ask.  By `given`, the list as its master gave it,
+    that candidate may hold an OK, and nobody has made a newer list without it since.  So it is let back on
+    this list, as if it had never been written off.
     """
     if addr in members.replicas.values() or members.given_up(given).get(replica_id, "") == addr != "":
         return ""
@@ -259,8 +258,8 @@ def why_no_candidate(members: Members, given: Members, replica_id: str, addr: st
 
 
 def has_to_be_heard(members: Members, replica_id: str, heard: Collection[str]) -> Members | None:
-    """The list by which nobody knows of every OK who has heard no more slaves than these; None if it is known, or
-    may be without that replica.
+    """The list with that replica by which the slaves heard are too few to know of every OK.  None if they are
+    enough, or if that replica need not be heard.
     """
     for one in members.lists:
         if replica_id in one.slaves and replica_id not in heard and len(one.slaves & set(heard)) < one.wanted:
@@ -271,10 +270,10 @@ def has_to_be_heard(members: Members, replica_id: str, heard: Collection[str]) -
 def why_unsafe(
     members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
 ) -> str:
-    """Why `me` cannot become the master without losing, or without anybody knowing; "" if it can.
+    """Why `me` cannot become the master without a loss, or nobody knows whether it can; "" if it can.
 
-    `members` is the newest list that any of them knows, `heard` are the others that answered, and promised to
-    follow no older master.  `objections` are of replicas that answered, and did not promise that.
+    `members` is the newest list that any of them knows.  `heard` are the others that answered, and promised
+    to follow no older master.  `objections` are of replicas that answered, and did not promise that.
     """
     further = [one for one in heard if one.mark > me.mark]
     if further:
@@ -294,8 +293,8 @@ def why_unsafe(
 def why_unsafe_to_go_on(
     members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
 ) -> str:
-    """As why_unsafe(), of a master that is to go on in a further epoch: what OKs it gave itself it has, but its
-    slaves may have made another one the master since.
+    """As why_unsafe(), for a master that is to go on in a further epoch.  It has every OK that it gave, but
+    its slaves may have made another one the master since.
     """
     further = [one for one in heard if one.mark > me.mark]
     if further:
@@ -313,7 +312,7 @@ def why_unsafe_to_go_on(
 
 
 def _why_two_masters(me: Vote, heard: Collection[Vote]) -> str:
-    """By length nobody knows for whose bytes of one epoch an OK was given."""
+    """Two masters had one epoch: the lengths of their logs do not tell whose bytes had an OK."""
     for one in heard:
         if of_one_promotion(one.epoch, me.epoch) and one.master != me.master:
             return f"two masters had epoch {numbers_text(one.epoch, me.epoch)}, and of both there is something left"
@@ -346,7 +345,7 @@ def _too_few(
     may: str,
     objections: Mapping[str, str],
 ) -> str:
-    """`others` are silent, or answer and are not counted; each is named with what it is."""
+    """`others` are silent, or answer but do not count; each is named with its reason."""
     silent = ", ".join(_named(members, one) for one in sorted(others) if one not in objections)
     why = [f"{silent} may {may}"] if silent else []
     answer = [one for one in sorted(others) if one in objections]

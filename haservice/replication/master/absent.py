@@ -1,4 +1,4 @@
-"""AbsentSlaves: who is not connected, why, and whether that is worth a line in the log."""
+"""AbsentSlaves: which slaves are not connected, why, and whether that is worth a line in the log."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from haservice.replication.wire.transport import HandshakeFailed
 
 logger = logging.getLogger(__name__)
 
-# Absent slaves that status shows, one of each address.
+# Status shows so many absent slaves at most, one for each address.
 ABSENT_MAX = 16
-# One cause of one slave is told this often at most.
+# The log tells one cause of one slave this often at most.
 TELL_S = 10.0
 # These say that two logs have parted, or that a slave needs a new store: somebody has to decide.
 _GRAVE = (Refusal.AHEAD, Refusal.DIVERGED, Refusal.EXPIRED)
@@ -36,7 +36,7 @@ class AbsentSlaves:
         self._throttle = LogThrottle(TELL_S)
 
     def ended(self, connection: HAConnection, error: Exception | None) -> None:
-        """A connection is no more, and why; None if the slave has closed it."""
+        """A connection has ended, and why; `error` is None if the slave has closed it."""
         reported = connection.progress.reported
         if isinstance(error, GreetingRefused):
             self.note(connection.peer, f"greeting: {error}")
@@ -53,7 +53,7 @@ class AbsentSlaves:
             logger.debug("connection ended before its first report peer=%s reason=%s", connection.peer, error)
 
     def note(self, peer: str, reason: str, reported: int = -1) -> None:
-        """Who came from `peer` is not, or no more, connected."""
+        """Notes why the slave that came from `peer` is not connected, or no longer."""
         absent = AbsentSlave(peer, reason, reported, self._clock_ms())
         host = peer.rpartition(":")[0]
         with self._lock:
@@ -63,7 +63,7 @@ class AbsentSlaves:
                 self._absent.popitem(last=False)
 
     def since(self, back_s: Mapping[str, float]) -> tuple[AbsentSlave, ...]:
-        """Those who have not come back since; `back_s` is when each host's newest connection was made."""
+        """Slaves that have not come back since; `back_s`: when each host's newest connection was made."""
         with self._lock:
             return tuple(one for host, (at_s, one) in self._absent.items() if at_s > back_s.get(host, 0.0))
 

@@ -1,17 +1,17 @@
 """AcceptSocketService: the HA ports, plain and secure; an HAConnection for each slave that comes.
 
-    accept ─▶ an allowed network? ─▶ a place, of its address and in all? ─▶ HAConnection, TLS in its thread
+    accept ─▶ an allowed network? ─▶ a place, for its address and in all? ─▶ HAConnection, TLS in its thread
                      │ no                       │ none                            │ no report in time
                      ▼                          ▼                                 ▼
                   closed              the oldest silent one goes               closed
 
-The ports are open to whoever reaches them, so there is no thread or byte for anyone beyond the limits.  When
-all places are taken, a newcomer gets that of a connection that has reported nothing yet: of his own address
-when it is that one's share which is used up, else of the address that holds most of the silent ones.  Slaves
-at work are never displaced.
+Anyone can reach the ports, so nobody gets a thread or a byte beyond the limits.  When all places are taken, a
+newcomer gets the place of a connection that has reported nothing yet.  If the newcomer's address has used up
+its share, that is one of its own; otherwise it is one of the address that holds most of the silent ones.
+Slaves at work are never displaced.
 
-A connection has until its deadline for its first whole report, however it spends the time; a handshake, of
-TLS and of ours, is part of it.
+A connection has to send its first whole report before its deadline, however it spends the time.  The TLS
+handshake and our own count as part of that time.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from haservice.replication.wire.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
-# A caller that finds it full tries again a whole second later.
+# A caller that finds the backlog full tries again a whole second later.
 BACKLOG = 1024
-# The machine is out of something: it passes when somebody lets go.
+# The machine is out of something; this passes when somebody lets go.
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 SCARCE_PAUSE_S = 0.1
 SCARCE_PAUSE_S_MAX = 1.0
-# One cause is told this often at most.
+# The log tells one cause this often at most.
 TELL_S = 10.0
-# For the first whole report.  Our slaves send it at once; stock ones first when their haSendHeartbeatInterval
-# has passed, up to a second late.
+# Time for the first whole report.  Our slaves send it at once.  Stock slaves send it when their
+# haSendHeartbeatInterval has passed, up to a second late.
 FIRST_REPORT_S = 5.0
 STOCK_LATENESS = 2.0
-# Taken from one port before the other has its turn, and before deadlines are looked at.
+# So many are accepted from one port before the other has its turn, and before deadlines are looked at.
 ACCEPTS_IN_A_ROW = 64
 
 Connect = Callable[[Transport, str, str], HAConnection]
@@ -60,7 +60,7 @@ Identify = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """One port.  `key` is what sets it; `wrap` makes the link of a connection, without a byte sent yet."""
+    """One port.  `key` is the key that sets it; `wrap` makes a connection's link, and sends no byte yet."""
 
     port: int
     key: str = "haListenPort"
@@ -69,7 +69,7 @@ class Door:
 
 
 def address_of(ip: str) -> str:
-    """One spelling for one address: an IPv4 peer of an IPv6 socket is an IPv4 peer, and a zone is dropped."""
+    """One spelling per address: an IPv4 peer of an IPv6 socket is an IPv4 peer, and a zone is dropped."""
     address = ipaddress.ip_address(ip.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return str(mapped or address)
@@ -79,7 +79,7 @@ class AcceptSocketService:
     """The task of ha-accept, and the owner of all connections.
 
     `connect(transport, peer, identity)` makes a connection that is not started yet.  `refused(peer, reason)`
-    is told of those that may not come.
+    is told of each peer that is refused.
     """
 
     def __init__(
@@ -95,8 +95,7 @@ class AcceptSocketService:
         housekeeping_s: float = 20.0,
         identify: Identify = address_of,
     ) -> None:
-        """`housekeeping_s` is how long a slave that has spoken may take, all in all, to the report from which bytes
-        flow."""
+        """A slave that has spoken has `housekeeping_s` in all for the report from which bytes flow."""
         self._host = host
         self._doors = doors
         self._connect = connect
@@ -112,9 +111,9 @@ class AcceptSocketService:
         self._scarce = Backoff(SCARCE_PAUSE_S, SCARCE_PAUSE_S_MAX)
         self._listeners: list[tuple[socket.socket, Door]] = []
         self.ports: tuple[int, ...] = tuple(door.port for door in doors)
-        """Those that are open, or would be."""
+        """The ports that are open, or would be."""
         self._wakeup = Wakeup()
-        # One descriptor to wait on for all of them.
+        # One descriptor to wait on for all ports.
         self._any = select.epoll()
 
     def open(self) -> None:
@@ -131,12 +130,12 @@ class AcceptSocketService:
 
     @property
     def port(self) -> int:
-        """The first door's."""
+        """The first door's port."""
         return self.ports[0]
 
     @property
     def connections(self) -> list[HAConnection]:
-        """Those that have not ended, oldest first."""
+        """Connections that have not ended, oldest first."""
         with self._lock:
             return list(self._connections)
 
@@ -153,7 +152,7 @@ class AcceptSocketService:
         self._wakeup.set()
 
     def close(self, deadline: Deadline) -> bool:
-        """Ends all connections and waits for them; call it when run() has ended.  May be called twice."""
+        """Ends all connections and waits for them.  Call it when run() has ended.  It may be called twice."""
         self._close_listeners()
         self._any.close()
         connections = self.connections
@@ -164,7 +163,7 @@ class AcceptSocketService:
         return all(ended)
 
     def ended(self, connection: HAConnection) -> None:
-        """Its thread is about to end: it has no place any more."""
+        """The connection's thread is about to end: it gives up its place."""
         with self._lock:
             self._connections.pop(connection, None)
 
@@ -180,7 +179,7 @@ class AcceptSocketService:
                 return
 
     def _accept(self, listener: socket.socket, door: Door) -> bool:
-        """Takes one connection; False if none is left, or none can be had for now."""
+        """Takes one connection; False if none waits, or none can be accepted for now."""
         try:
             connection, address = listener.accept()
         except BlockingIOError:
@@ -189,12 +188,12 @@ class AcceptSocketService:
             if error.errno in _SCARCE:
                 self._tell("scarce", "cannot accept now, trying again reason=%s", error)
                 self._wakeup.wait(self._scarce.next_s())
-            return False  # anything else is that client's trouble: it went away while it waited
+            return False  # any other error is the client's: it went away while it waited
         self._scarce.succeeded()
         try:
             self._admit(connection, address, door)
         except (OSError, RuntimeError) as error:
-            # No thread to be had, or a client that is gone again.
+            # No thread is to be had, or the client is gone again.
             connection.close()
             self._tell("serve", "cannot serve a connection peer=%s reason=%s", address[0], error)
         return True
@@ -227,7 +226,7 @@ class AcceptSocketService:
         return f"{ip} is in no network of haAllowedSlaves"
 
     def _make_room(self, ip: str) -> str:
-        """Empty if there is room for one more of this address."""
+        """Why there is no room for one more connection from this address; empty if there is."""
         guests = self._guests()
         own = [one for one in guests if one[1].ip == ip]
         return self._room_among(
@@ -235,8 +234,9 @@ class AcceptSocketService:
         ) or self._room_among(guests, self._max_connections, "haMaxConnections are taken")
 
     def _room_among(self, guests: list[tuple[HAConnection, _Guest]], places: int, taken: str) -> str:
-        """Empty if one more may come.  The displaced give their places away at once, but while their threads
-        have not ended there are never more than twice as many: a flood does not get ahead of that."""
+        """Why no more may come; empty if one may.  A displaced connection gives up its place at once, but
+        with its thread still there are never more than 2 · `places`: a flood does not get ahead of that.
+        """
         staying = [one for one in guests if not one[1].hung_up]
         if len(staying) < places and len(guests) < 2 * places:
             return ""
@@ -244,7 +244,7 @@ class AcceptSocketService:
         if not silent or len(guests) >= 2 * places:
             return f"all {places} places of {taken}"
         held = Counter(guest.ip for _, guest in silent)
-        connection, guest = max(silent, key=lambda one: held[one[1].ip])  # the oldest of these
+        connection, guest = max(silent, key=lambda one: held[one[1].ip])  # the oldest of that address
         guest.hung_up = True
         self._tell("displaced", "all places taken, closing one that is silent peer=%s", connection.peer)
         connection.shut_down()
@@ -258,7 +258,7 @@ class AcceptSocketService:
     # -- silence ------------------------------------------------------------------------------------
 
     def _hang_up_on_silent(self) -> float | None:
-        """Ends those whose time is over; seconds until the next one's is, None if all are at work."""
+        """Ends those that are out of time; seconds until the next one is, None if all are at work."""
         now_s, next_s = time.monotonic(), None
         for connection, guest in self._guests():
             if guest.hung_up or connection.progress.state is not MasterState.WAIT_REPORT:
@@ -284,7 +284,7 @@ class AcceptSocketService:
 
 
 class _Guest:
-    """What ha-accept knows of a connection; its thread only."""
+    """What ha-accept knows of a connection; only its thread uses it."""
 
     __slots__ = ("first_report_s", "hung_up", "ip", "since_s")
 

@@ -1,16 +1,16 @@
 """BusyPoll: whether the loop stays awake for the ack of a lone send, or goes to sleep.  Pure.
 
-A slave that is near acks 20 to 50 µs after it was pushed to.  A thread that sleeps so briefly gets up 15 to 25 µs
-after its wake-up, and falling asleep and getting up cost it as much CPU as staying awake.  So the loop looks for the
-ack for a moment.  A slave that is farther away never answers in time: each miss doubles the number of sends for which
-the loop sleeps at once.
+A near slave acks 20 to 50 µs after a push.  A thread that sleeps so briefly gets up 15 to 25 µs after its
+wake-up, and falling asleep and getting up cost as much CPU as staying awake.  So the loop looks for the ack
+for a moment.  A far slave never answers in time: after each miss the loop sleeps at once for twice as many
+sends as after the last.
 """
 
 from __future__ import annotations
 
-# A loop that is awake does nothing else meanwhile.
+# While the loop stays awake, it does nothing else.
 AWAKE_S = 50e-6
-# With a far slave, one send in so many is tried again.
+# With a far slave, the loop stays awake for one send in so many, as a test.
 SKIPPED_MAX = 1024
 
 
@@ -20,7 +20,7 @@ class BusyPoll:
     __slots__ = ("_skip", "_skipped")
 
     def __init__(self) -> None:
-        self._skip = 0  # how many sends are passed over after the next miss
+        self._skip = 0  # for how many sends the loop sleeps at once after the next miss
         self._skipped = 0  # how many of them are left
 
     def awake_s(self) -> float:

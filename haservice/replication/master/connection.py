@@ -1,13 +1,12 @@
 """HAConnection: the master's side of one slave: who reads, who writes, and who ends it.
 
-    ha-read:SLAVE    greets one of ours that calls, takes the first report, then reports in → acks → waiting
-                     sends.  Its `finally` is what ends the connection, once
-    remoting-loop    reads the reports after the first, while ha-read sleeps, and an appending thread pushes to
-                     a slave that has caught up: on a plain link that does not linger, see incoming.py, outgoing.py
+    ha-read:SLAVE    greets a slave of ours that calls, takes the first report, then reports in → acks → waiting
+                     sends.  Its `finally` ends the connection, once
+    remoting-loop    reads the reports after the first, while ha-read sleeps.  An appending thread pushes to a
+                     slave that has caught up.  Only on a plain link without linger: incoming.py, outgoing.py
     ha-write:SLAVE   from the first report on: log → header and sendfile → slave, heartbeats between
 
-Anyone else who wants the connection ended shuts the link down.  On a plain link no byte of a body is copied by
-Python.
+To end the connection, anyone else shuts the link down.  On a plain link Python copies no byte of a body.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from haservice.service import Service
 
 logger = logging.getLogger(__name__)
 
-# A writer that was woken ends within microseconds; it gets as long as a stuck disk may take.
+# A woken writer ends within microseconds; it gets as long as a stuck disk may take.
 WRITER_STOP_SECONDS = 5.0
-# The log is held against the first report only.
+# Only the first report is compared with the log.
 _NOT_ASKED = LogRange(0, 0)
 
 
@@ -59,18 +58,18 @@ class PeerLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class SlowSlave(ProtocolError):
-    """A slave that takes or says nothing for too long."""
+    """A slave that takes nothing, or says nothing, for too long."""
 
 
 class HAConnection:
     """One slave.
 
     `on_closed(connection, why)` is called once, by the read thread; `why` is None for a plain end.
-    `linger_s` is how long new bytes gather after a slave that has caught up was sent some.  Without it what is
-    appended is pushed, and reports are read on `loop` if there is one.  With a `greeting`, a slave of ours may
-    greet; `on_greeted(connection, answer)` is called, by the read thread, before the slave gets its answer, and
-    `on_joined(connection)` after the first report of such a slave: it has written down by then what the answer
-    said.
+    `linger_s` is how long new bytes gather after a slave that has caught up was sent some.  With 0, appended
+    bytes are pushed, and `loop`, if there is one, reads the reports.  With a `greeting`, a slave of ours may
+    greet.  The read thread calls `on_greeted(connection, answer)` before the slave gets its answer, and
+    `on_joined(connection)` after the first report of such a slave: the slave has written down what the answer
+    said by then.
     """
 
     def __init__(
@@ -92,11 +91,11 @@ class HAConnection:
     ) -> None:
         self.peer = peer
         self.spoke = False
-        """Whether a whole report has come, of whatever offset."""
+        """Whether a whole report has come, with any offset."""
         self.slave: SlaveHello | None = None
         """What a slave of ours said, once its greeting was accepted."""
         self.listed = Members()
-        """The list of replicas that it was given then."""
+        """The list of replicas that the slave was given with the verdict."""
         self.incoming: Incoming | None = None
         """What the loop reads, while the read thread sleeps."""
         self.progress = SlaveProgress(identity, peer)
@@ -126,16 +125,16 @@ class HAConnection:
         self._say = PeerLogger(peer)
         self._error: Exception | None = None
         self._reader = Service(f"ha-read:{peer}", _Task(self._read, self.shut_down))
-        self._writer: Service | None = None  # a connection that reports nothing costs one thread, not two
+        self._writer: Service | None = None  # until the first report a connection costs one thread, not two
 
     @property
     def rate(self) -> RateMeter:
-        """Of the bytes that it is sent."""
+        """Meters the bytes that the slave is sent."""
         return self.outgoing.rate
 
     @property
     def read_by_loop(self) -> bool:
-        """Whether the read thread sleeps, and the loop takes the reports."""
+        """Whether the loop takes the reports, while the read thread sleeps."""
         return self.incoming is not None
 
     @property
@@ -144,7 +143,7 @@ class HAConnection:
         return self._transport.secured
 
     def start(self) -> None:
-        """Raises OSError or RuntimeError if the connection cannot be served; nothing is left of it then."""
+        """Raises OSError or RuntimeError if the connection cannot be served; then nothing of it is left."""
         try:
             self._transport.set_receive_timeout(self._housekeeping_s)
             self._transport.set_send_timeout(self._housekeeping_s)
@@ -156,7 +155,7 @@ class HAConnection:
             raise
 
     def shut_down(self) -> None:
-        """Makes both threads end; does not wait for them."""
+        """Makes both threads end, and does not wait for them."""
         self._transport.shut_down()
 
     def stop(self, deadline: Deadline) -> bool:
@@ -186,7 +185,7 @@ class HAConnection:
                 self._read_on(self._loop)
 
     def _read_on(self, loop: Loop) -> None:
-        """Has `loop` read, until the link's end or while it can."""
+        """Has `loop` read, until the link ends or the loop stops reading."""
         link = self._transport.prompt
         assert link is not None
         self.incoming = Incoming(
@@ -203,7 +202,7 @@ class HAConnection:
         return SlowSlave(f"said nothing for {self._patience_s:g} s")
 
     def _take(self, data: bytes) -> None:
-        """What came from the slave; by whoever reads.  Raises ProtocolError or OSError."""
+        """Takes bytes from the slave; called by whoever reads.  Raises ProtocolError or OSError."""
         self.heard_s = time.monotonic()
         log, progress = self._log, self.progress
         reports = self._reports.feed(data)
@@ -236,11 +235,11 @@ class HAConnection:
 
     @property
     def called(self) -> bool:
-        """Whether its slave was told our epochs."""
+        """Whether the slave was told our epochs."""
         return self._greeting is not None and self._greeting.said is not None
 
     def _greet(self, reader: ReportReader, reports: Sequence[int]) -> None:
-        """Before the first report ≥ 0; nobody else writes yet.  Raises ProtocolError or OSError."""
+        """Takes what precedes the first report ≥ 0; nobody else writes.  Raises ProtocolError or OSError."""
         self.spoke = self.spoke or bool(reports)
         if self.slave is not None and reports:
             self._check_first_report(max(reports), self.slave.position)
@@ -270,7 +269,7 @@ class HAConnection:
             raise GreetingRefused(answer.outcome.name, verdict.reason, again=verdict.again)
 
     def _check_first_report(self, reported: int, position: int) -> None:
-        """Only up to `position` its bytes were compared with ours."""
+        """The slave's bytes were compared with ours only up to `position`."""
         if reported > position:
             raise ReportRefused(
                 Refusal.NOT_SENT,
@@ -289,13 +288,13 @@ class HAConnection:
         self.shut_down()
         known = self.progress.state is MasterState.TRANSFER
         if self._writer is not None and not self._writer.stop(Deadline(WRITER_STOP_SECONDS)):
-            # Its number must not go to another file while the writer may still use it.
+            # Another file must not get the link's number while the writer may still use it.
             self._say.error("the writer does not end; its link stays open")
         else:
             self.outgoing.close()
             self._transport.close()
         self._error = self._error or self.outgoing.failed
-        # A slave that broke no rule and is not sent away may be back in a moment.
+        # A slave that broke no rule and was not sent away may be back in a moment.
         self._group.disconnected(
             self.progress, cut=not stopped and not isinstance(self._error, ProtocolError)
         )
@@ -305,7 +304,7 @@ class HAConnection:
     def _tell(self, known: bool, stopped: bool) -> None:
         error = self._error
         if known:
-            # A log that cannot be read needs somebody; a link that broke mends itself.
+            # A log that cannot be read needs somebody; a broken link mends itself.
             level = logging.ERROR if isinstance(error, CommitLogError) else logging.INFO
             self._say.log(
                 level,

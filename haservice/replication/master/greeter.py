@@ -1,12 +1,13 @@
-"""Greeter: a master's part in the greetings of all its slaves, and what follows from them.
+"""Greeter: a master's part in the greetings of all its slaves, and what follows from each greeting.
 
-    a slave calls       nobody else may be at work under its replica id; it is given the list of replicas, with
-                        itself on it
-    it was answered     it is written down, or said why the logs do not go together; the roles hear of both
-    it has joined       it has the list: those that the list adds may count
-    it is gone          written down, as far as it got
+    a slave calls       nobody else may be at work under its replica id; it is given the list of replicas,
+                        with itself on it
+    it was answered     it is written down, or a log line says why the two logs do not match; the roles hear
+                        of both
+    it has joined       it has the list: the slaves that the list adds may count
+    it is gone          its last offset is written down
 
-Any thread may call it: mostly those of the connections.
+Any thread may call it; mostly the connections' threads do.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from haservice.replication.wire.transport import Transport
 
 logger = logging.getLogger(__name__)
 
-# A greeting that ends the same way is told again after so long.
+# A greeting that ends the same way as before is told again after so long.
 REFUSED_AGAIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Greets:
-    """What it takes to greet slaves of ours.
+    """What a master needs to greet slaves of ours.
 
-    `on_ahead(hello)` is told of a slave that holds what this master lost, up to hello.position, and
-    `on_heard(hello, outcome)` of every greeting; both by the slave's thread, before the slave is answered.
+    `on_ahead(hello)` is told of a slave that holds what this master lost, up to hello.position.
+    `on_heard(hello, outcome)` is told of every greeting.  The slave's thread calls both, before it answers.
     """
 
     lineage: LineageFile
@@ -50,7 +51,7 @@ class Greets:
 
 
 class Greeter:
-    """`connections` gives those that are there now, oldest first."""
+    """`connections` gives the present connections, oldest first."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Greeter:
     # -- one slave ----------------------------------------------------------------------------------
 
     def greeting(self, transport: Transport, peer: str) -> MasterGreeting:
-        """For a new connection."""
+        """The greeting for a new connection."""
         lineage = self._greets.lineage
         return MasterGreeting(
             self._greets.facts,
@@ -89,7 +90,7 @@ class Greeter:
         )
 
     def greeted(self, connection: HAConnection, answer: Answer) -> None:
-        """Before the slave is answered."""
+        """Called before the slave is answered."""
         slave = self._believed(connection.secured, answer.slave)
         if answer.outcome is Outcome.ACCEPTED:
             heard_ms = self._in_sync.heard_ms(connection)
@@ -97,7 +98,7 @@ class Greeter:
             for outcome in Outcome:
                 self._refusals.ended((slave.replica_id, outcome))
         elif self._refusals.ready((slave.replica_id, answer.outcome)):
-            # A master that lost its end in a power cut takes it back by itself.
+            # A master that lost its end in a power cut takes it back from the slave by itself.
             logger.log(
                 logging.WARNING if answer.outcome is Outcome.AHEAD else logging.ERROR,
                 "a slave's log and ours do not go together peer=%s broker=%s outcome=%s reason=%s",
@@ -111,13 +112,13 @@ class Greeter:
         self._greets.on_heard(slave, answer.outcome)
 
     def joined(self, connection: HAConnection) -> None:
-        """It has written down the list that it was given."""
+        """The slave has written down the list that it was given."""
         if connection.slave is not None:
             self._list.known_to(connection.slave.replica_id, connection.listed.version)
             self._call_back()
 
     def left(self, connection: HAConnection) -> None:
-        """Its connection has ended."""
+        """The slave's connection has ended."""
         if connection.slave is not None:
             reported = connection.progress.reported
             offset = reported if reported >= 0 else connection.slave.position
@@ -126,7 +127,7 @@ class Greeter:
     # -- the list of replicas -----------------------------------------------------------------------
 
     def take_list(self) -> None:
-        """Another list of replicas is in the file; an epoch began, or one was forgotten."""
+        """Another list of replicas is in the file: an epoch began, or a replica was forgotten."""
         self._list.take(
             (one.slave.replica_id, one.listed.version)
             for one in self._connections()
@@ -141,7 +142,7 @@ class Greeter:
         return listed
 
     def _call_back(self) -> None:
-        """Slaves that have to be given the present list dial again within a moment."""
+        """Makes slaves that have to be given the present list dial again within a moment."""
         for one in self._connections():
             if one.slave is not None and self._list.has_to_hear(one.slave.replica_id, one.listed.version):
                 one.shut_down()
@@ -149,13 +150,13 @@ class Greeter:
     # -- who it is ----------------------------------------------------------------------------------
 
     def _believed(self, secured: bool, slave: SlaveHello) -> SlaveHello:
-        """What is acted upon: the address that a stranger names is not one to go to, or to write down."""
+        """What we act upon: we neither go to, nor write down, an address that a stranger names."""
         if self._doors is None or self._doors.believes(secured):
             return slave
         return replace(slave, broker_addr="")
 
     def _why_taken(self, slave: SlaveHello, peer: str) -> str:
-        """A replica id is no secret: at work from one address, it is nobody else's at another."""
+        """A replica id is no secret: at work from one address, it is refused to anybody at another."""
         host = peer.rpartition(":")[0]
         for other in self._connections():
             taken = other.slave is not None and other.slave.replica_id == slave.replica_id
@@ -171,7 +172,7 @@ class Greeter:
         return Replica(slave.broker_addr, offset, heard_ms, self._in_sync.near(offset))
 
     def _replicas(self) -> dict[str, Replica]:
-        """Of ours, which follow now."""
+        """Replicas of ours that follow now."""
         now_s, end = time.monotonic(), self._log.end
         replicas = {}
         for connection in self._connections():

@@ -1,8 +1,8 @@
-"""GroupTransferService: SYNC_MASTER appends wait here for the acks of as many slaves as they need, each until
-its own deadline.
+"""GroupTransferService: SYNC_MASTER appends wait here, each until its own deadline, for the acks of as many
+slaves as they need.
 
-An ack resolves all the waits that it covers in the thread that read it, in one batch.  The service's own
-thread, ha-group-transfer, has only the deadlines: it sleeps until the nearest one, and for ever without any.
+An ack resolves all waits that it covers, in one batch, in the thread that read it.  The service's own thread,
+ha-group-transfer, handles only the deadlines: it sleeps until the nearest one, or for ever if there is none.
 
 `lock` guards the ack table and the waits together, so that an ack and a new wait cannot miss each other.  No
 callback runs under it.
@@ -21,14 +21,14 @@ from haservice.replication.master.progress import AckTable, Advance, LogRange, S
 T = TypeVar("T")
 
 # Our slave is back within 100 ms of a cut.  A send in between waits for it, as those before the cut do,
-# instead of failing at once; if the slave stays away it gets no OK either.
+# instead of failing at once.  If the slave stays away, that send gets no OK either.
 RECONNECT_S = 0.2
-# More are not expected back at once.
+# At most so many slaves are expected back at once.
 EXPECTED_MAX = 16
 
 
 class _Expected(NamedTuple):
-    """A slave that was cut off: what it had reported, and when it is given up."""
+    """A slave that was cut off: what it had reported, and when the master gives it up."""
 
     identity: str
     reported: int
@@ -38,7 +38,7 @@ class _Expected(NamedTuple):
 class GroupTransferService(Generic[T]):
     """The waits, and the table that resolves them.
 
-    `on_acked(waiters, ok)` and `on_mark()`, after every report, are called without the lock.
+    `on_acked(waiters, ok)`, and `on_mark()` after every report, are called without the lock.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GroupTransferService(Generic[T]):
         self._on_mark = on_mark
         self._waiters: OffsetWaiters[T] = OffsetWaiters()
         self._changed = threading.Condition(self.lock)
-        self._wakes_at = float("inf")  # when the thread looks again by itself
+        self._wakes_at = float("inf")  # when the thread wakes up by itself
         self._stopping = False
         self._expected: tuple[_Expected, ...] = ()
 
@@ -61,7 +61,7 @@ class GroupTransferService(Generic[T]):
         return len(self._waiters)
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
-        """True if enough slaves are known to hold `end` already; else `waiter` is handed to on_acked later.
+        """True if enough slaves are known to hold `end` already; else on_acked gets `waiter` later.
 
         `deadline_s` is a time.monotonic() value.  Once the service has stopped, every wait fails at once.
         """
@@ -83,9 +83,10 @@ class GroupTransferService(Generic[T]):
             self.table.open(progress)
 
     def disconnected(self, progress: SlaveProgress, cut: bool = False) -> None:
-        """Its waits stay: the slave may be back before their deadlines.
+        """Keeps the slave's waits: it may be back before their deadlines.
 
-        If a slave that has acked was merely `cut` off, furthest() goes on for a moment as if it were here.
+        If a slave that has acked was merely `cut` off, furthest() counts it for a moment as if it were
+        connected.
         """
         with self.lock:
             if cut and progress.acked is not None:
@@ -96,9 +97,9 @@ class GroupTransferService(Generic[T]):
             self.table.close(progress)
 
     def furthest(self) -> int:
-        """The furthest report that enough slaves have reached: those connected, or cut off a moment ago.
+        """The furthest report that enough slaves have reached: slaves connected, or cut off a moment ago.
 
-        -1 if there are fewer.  Any thread, and without the lock while nobody is missing.
+        -1 if there are too few.  Any thread may call it; it takes no lock while no slave is expected back.
         """
         furthest = self.table.furthest
         expected = self._expected
@@ -112,7 +113,7 @@ class GroupTransferService(Generic[T]):
             return self.table.furthest_with(back_soon)
 
     def reported(self, progress: SlaveProgress, reports: Sequence[int], log: LogRange) -> None:
-        """Takes a slave's reports and hands over the waits that they resolve.  Raises ReportRefused."""
+        """Takes a slave's reports and answers the waits that they resolve.  Raises ReportRefused."""
         done: list[T] = []
         with self.lock:
             advance = self.table.reports(progress, reports, log)
@@ -123,7 +124,7 @@ class GroupTransferService(Generic[T]):
         self._on_mark()
 
     def count_only(self, counting: frozenset[str], needed: int) -> None:
-        """Other slaves count from now on, or another number of them."""
+        """From now on other slaves count, or another number of them is needed."""
         done: list[T] = []
         with self.lock:
             for advance in self.table.count_only(counting, needed):
@@ -136,7 +137,7 @@ class GroupTransferService(Generic[T]):
         assert self.lock.locked()
         unproven, proven = advance
         is_proven = self.table.is_proven
-        # What this slave was never sent waits on: others may still say that they have it.
+        # Waits for bytes that this slave was never sent stay: other slaves may still ack those bytes.
         done += self._waiters.advance(proven, lambda end: end > unproven or is_proven(end))
 
     # -- the thread: deadlines ----------------------------------------------------------------------
@@ -157,7 +158,7 @@ class GroupTransferService(Generic[T]):
             self._changed.notify()
 
     def _next_expired(self, stop: threading.Event) -> list[T]:
-        """Sleeps until a deadline has come, or a wake-up; returns the waits whose time is over."""
+        """Sleeps until a deadline or a wake-up; returns the waits whose time is over."""
         with self.lock:
             deadline_s = self._waiters.next_deadline
             now_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""InSync: which slaves of a master are in sync and why the others are not, how far each lags, and what is told of it.
+"""InSync: which slaves of a master are in sync, why the others are not, and how far behind each is.
 
 Any thread may ask.
 """
@@ -30,7 +30,7 @@ class Log(SourceLog, GreetedLog, Protocol):
 
 
 class InSync:
-    """`listed` is the list of replicas, if there is one; before a slave knows it, it may not count yet."""
+    """`listed` is the list of replicas, if there is one; a slave on it may not count until others know it."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class InSync:
         return ""
 
     def near(self, offset: int) -> bool:
-        """Whether who holds the log up to there would be in sync, by bytes."""
+        """Whether a slave whose log ends at `offset` would be in sync, judged by bytes."""
         return self._log.end - offset < self._fallbehind_max_bytes
 
     def heard_ms(self, connection: HAConnection) -> int:
         return self._clock_ms() - int((time.monotonic() - connection.heard_s) * 1000)
 
     def status(self, connections: Iterable[HAConnection], end: int) -> tuple[int, tuple[SlaveStatus, ...]]:
-        """How many slaves are in sync, however many connections one holds; and what is told of each."""
+        """How many slaves are in sync (each counts once, whatever its connections); and each one's status."""
         now_s = time.monotonic()
         lacks = {connection: self.lack(connection, end, now_s) for connection in connections}
         in_sync = {one.progress.identity for one, lack in lacks.items() if not lack}
@@ -99,7 +99,7 @@ class InSync:
         )
 
     def _lag_s(self, position: int, end: int, now_s: float) -> float:
-        """Since when the slave lacks something: as it was watched, else by the record that it lacks first."""
+        """For how long the slave has lacked something: as watched, else by the first record that it lacks."""
         if position < end and not self._growth.covers(position):
             stored_ms = _stored_ms(self._log, max(position, self._log.start))
             if stored_ms is not None:
@@ -107,7 +107,7 @@ class InSync:
         return self._growth.behind_s(position, end, now_s)
 
     def _waited_for(self) -> str:
-        """Who has to know the present list of replicas before those that it adds count."""
+        """Which slaves have to learn the present list of replicas before those that it adds count."""
         if self._list is None or not self._list.missing:
             return "the list of replicas is just being written"
         named = ", ".join(map(self._list.name_of, self._list.missing))
@@ -115,7 +115,7 @@ class InSync:
 
 
 def _stored_ms(log: Log, position: int) -> int | None:
-    """When the record at `position` was stored, by the wall clock; None if none begins there."""
+    """When the record at `position` was stored, by the wall clock; None if no record begins there."""
     try:
         return stored_at(log.read(position, STORED_BYTES), position)
     except CommitLogError:

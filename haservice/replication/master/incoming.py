@@ -1,15 +1,15 @@
-"""Incoming: what one slave says, read where the sends that wait for it are answered: on the remoting loop.
+"""Incoming: reads what one slave says on the remoting loop, where the sends that wait for it are answered.
 
     remoting-loop    a recv that does not wait → reports → acks → waiting sends, without another thread;
-                     it stays awake a moment for the ack of a lone send (busy_poll.py)
-    ha-read:SLAVE    sleeps meanwhile, until the link is at its end or the slave silent; then it reads again
+                     the loop stays awake a moment for the ack of a lone send (busy_poll.py)
+    ha-read:SLAVE    sleeps until the link ends or the slave falls silent; then it reads again
 
-ha-read owns the connection and closes it, whoever reads.  What ends a link wakes it: the slave's end, an
-error, anyone's shut_down().  It takes the reading back first, then reads what is left, as it does on links that
-no loop reads; so an ack that came right before the end counts.  A loop that has stopped, or does not come to the
-link for as long as a slave may be silent, is left in the same way.
+ha-read owns the connection and closes it, whoever reads.  Whatever ends a link wakes ha-read: the slave's
+end, an error, anyone's shut_down().  It first takes the reading back, then reads what is left, as on links
+that no loop reads.  So an ack that came right before the end counts.  ha-read takes over in the same way from
+a loop that has stopped, or does not come to the link for as long as a slave may be silent.
 
-`_turn` is held by whoever reads, for one recv and what follows from it.
+Whoever reads holds `_turn`, for one recv and what follows from it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Protocol
 from haservice.replication.master.busy_poll import BusyPoll
 from haservice.replication.wire.transport import Prompt
 
-# Reports are 8 bytes; more than some hundred never wait at once.
+# Reports have 8 bytes; no more than a few hundred ever wait at once.
 RECEIVE_BYTES = 4096
-# A loop that holds the turn for longer hangs.
+# A loop that holds the turn for longer than this hangs.
 TURN_SECONDS = 5.0
-# One sleep of a thread that waits for a link's end.
+# The longest single sleep of a thread that waits for a link's end.
 SLEEP_SECONDS_MAX = 3600.0
 
 
@@ -45,7 +45,7 @@ class Loop(Protocol):
 class Incoming:
     """One link's time on the loop.
 
-    `take` is given what came, and may raise; `heard_s` tells when something came last, in seconds of
+    `take` gets the bytes that came, and may raise; `heard_s` tells when bytes came last, in seconds of
     time.monotonic(); `shut_down` ends the link.
     """
 
@@ -67,15 +67,16 @@ class Incoming:
         self._busy_poll = BusyPoll()
         self._speaks = select.poll()
         self._speaks.register(link.fileno(), select.POLLIN)
-        # In place of the socket: a loop makes what it watches non-blocking, and others wait on the link.
+        # Watched in place of the socket: a loop makes non-blocking what it watches, and others wait on the
+        # link.
         self._bell = select.epoll()
         self._rings = True
         self._failed: Exception | None = None
 
     def run(self, patience_s: float) -> bool:
-        """Has the loop read until the reading is the caller's again; False if the slave was silent for so long.
+        """Has the loop read until the caller has to; False if the slave was silent for `patience_s`.
 
-        Raises what `take` or receiving raised.  To be called once, by the link's owner.
+        Raises what `take` or receiving raised.  The link's owner calls it once.
         """
         fd = self._bell.fileno()
         self._bell.register(self._link.fileno(), select.EPOLLIN)
@@ -94,7 +95,7 @@ class Incoming:
     # -- the loop -----------------------------------------------------------------------------------
 
     def await_ack(self) -> None:
-        """Takes what the slave says within a moment, if such a wait has been worth it lately."""
+        """Looks for the slave's ack for a moment, if such waits have been worth it lately, and takes it."""
         awake_s = self._busy_poll.awake_s()
         if not awake_s:
             return
@@ -108,14 +109,14 @@ class Incoming:
 
     def _readable(self) -> None:
         if not self._turn.acquire(blocking=False):
-            return  # it is being taken back
+            return  # ha-read is taking the reading back
         try:
             if self._rings:
                 data = self._link.recv_now(RECEIVE_BYTES)
                 if data:
                     self._take(data)
                 elif data is not None:
-                    self._hush()  # its owner sees the same end
+                    self._hush()  # the link's owner sees the same end
         except Exception as error:
             self._failed = error
             self._hush()
@@ -124,7 +125,7 @@ class Incoming:
             self._turn.release()
 
     def _hush(self) -> None:
-        """Nothing more is read here.  The link would ring until its owner wakes up."""
+        """Stops reading here.  Otherwise the loop would spin on the link until its owner wakes up."""
         assert self._turn.locked()
         self._rings = False
         self._bell.unregister(self._link.fileno())
@@ -132,7 +133,7 @@ class Incoming:
     # -- ha-read ------------------------------------------------------------------------------------
 
     def _sleep(self, patience_s: float) -> bool:
-        """Until the link is at its end; False once nothing was heard for so long."""
+        """Sleeps until the link ends; False once nothing was heard for `patience_s`."""
         end = select.poll()
         end.register(self._link.fileno(), select.POLLRDHUP)
         while (left_s := self._heard_s() + patience_s - time.monotonic()) > 0:
@@ -141,14 +142,14 @@ class Incoming:
         return False
 
     def _take_back(self) -> None:
-        """Raises OSError if the loop hangs with what came: then nobody may read on."""
+        """Raises OSError if the loop hangs in taking bytes: nobody may read on then."""
         if not self._turn.acquire(timeout=TURN_SECONDS):
             raise OSError(errno.ETIMEDOUT, "the loop does not end with what the slave said")
         self._rings = False
         self._turn.release()
 
     def _something_waits(self) -> bool:
-        """Whether it is the loop that was silent."""
+        """Whether bytes wait: then the loop was silent, and not the slave."""
         poll = select.poll()
         poll.register(self._link.fileno(), select.POLLIN)
         return bool(poll.poll(0))

@@ -1,13 +1,13 @@
 """Outgoing: the sending half of a link to a slave: who sends what, and in which order.
 
-    whoever appends     pushes what it has just appended, if the slave has caught up and the link is free, with one
-                        call that does not wait: a send's thread is left to nobody else
+    whoever appends     pushes what it has just appended, if the slave has caught up and the link is free, in
+                        one call that does not wait: no send waits for another thread
     ha-write:SLAVE      everything else: log → header and sendfile → link, what a push left over, heartbeats
 
-Bytes leave in the order of the log.  `_turn` is held by whoever sends: by the writer for a window of frames, by
-a push for one call; a push that does not get it at once, or finds the slave behind, leaves all to the writer,
-which the log wakes then.  The socket may be full: of a frame that began, the rest is the writer's, too, and
-nothing passes it.
+Bytes leave in the order of the log.  Whoever sends holds `_turn`: the writer for a window of frames, a push
+for one call.  A push that does not get the turn at once, or finds the slave behind, leaves all to the writer,
+which the log then wakes.  If the socket is full, the writer also sends the rest of a frame that a push began;
+nothing overtakes that rest.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from haservice.replication.pace import Growth, RateMeter
 from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
 from haservice.replication.wire.transport import Transport
 
-# The writer holds a segment for this many frames at a time: its part of the work then costs little per frame.
+# The writer holds a segment for this many frames at a time, which makes its part of the work cheap per frame.
 FRAMES_PER_WINDOW = 64
-# What one append hands to a slave: some 50 µs of copying, which the appending thread spends.
+# The most that one append pushes to a slave: some 50 µs of copying, which the appending thread spends.
 PUSH_BYTES_MAX = 256 * 1024
-# With less than this to send, a slave whose bytes gather has caught up.
+# With less than this left to send, a slave whose bytes gather has caught up.
 GATHER_BYTES = 1024 * 1024
-# So many the kernel takes with one call.
+# The kernel takes so many pieces with one call.
 PIECES_MAX = 1024
 
 
@@ -55,7 +55,7 @@ class SourceLog(Protocol):
 
 
 class Rest(NamedTuple):
-    """Of a frame that has begun: what of its header is to go, and behind it the log from `begin` to `end`."""
+    """What is left of a frame that has begun: the rest of its header, then the log from `begin` to `end`."""
 
     header: bytes
     begin: int
@@ -63,10 +63,10 @@ class Rest(NamedTuple):
 
 
 def frames_of(begin: int, buffers: Sequence[Buffer], batch_bytes: int) -> tuple[list[Buffer], list[int]]:
-    """Bytes from `begin` on as frames of at most `batch_bytes`: their headers and bodies in pieces, and where
-    each frame ends.
+    """Bytes from `begin` on as frames of at most `batch_bytes`: the pieces of their headers and bodies, and
+    where each frame ends.
 
-    A frame ends between buffers where it can: a record that is whole in its frame costs the slave less.
+    Where it can, a frame ends between buffers: a record that is whole in its frame costs the slave less.
     """
     if len(buffers) == 1 and (size := len(buffers[0])) <= batch_bytes:
         return [TRANSFER_HEADER.pack(begin, size), buffers[0]], [begin + size]
@@ -88,7 +88,7 @@ def frames_of(begin: int, buffers: Sequence[Buffer], batch_bytes: int) -> tuple[
 
 
 def _pieces(buffers: Sequence[Buffer], size: int) -> Iterator[Buffer]:
-    """The buffers; those that are larger than `size` in parts."""
+    """The buffers; those larger than `size` are split."""
     for buffer in buffers:
         if len(buffer) <= size:
             yield buffer
@@ -99,8 +99,8 @@ def _pieces(buffers: Sequence[Buffer], size: int) -> Iterator[Buffer]:
 
 
 def rest_of(begin: int, ends: Sequence[int], sent: int) -> Rest | None:
-    """What is left of frames from `begin` to `ends` after their first `sent` bytes, of the first that is not
-    all out; those behind it have not begun.  None if all is out."""
+    """What is left of the first frame that is not fully sent, after the first `sent` bytes of the frames from
+    `begin` to `ends`.  The frames behind it have not begun.  None if all is sent."""
     if sent == len(ends) * HEADER_BYTES + ends[-1] - begin:
         return None
     for end in ends:
@@ -117,9 +117,9 @@ def rest_of(begin: int, ends: Sequence[int], sent: int) -> Rest | None:
 class Outgoing:
     """What goes to one slave, from its first report on.
 
-    With a `linger_s` nothing is pushed.  What comes while the link rests is sent at once, and what comes behind
-    it is left to gather for so long: while messages flow, no append has to wake the writer.  `failed` is what
-    ended a push; it has shut the link down.
+    With a `linger_s` nothing is pushed.  What comes while the link rests is sent at once.  What follows
+    gathers for `linger_s`: while messages flow, no append has to wake the writer.  `failed` is the error that
+    ended a push; the push has shut the link down.
     """
 
     def __init__(
@@ -161,14 +161,14 @@ class Outgoing:
             self._pushes = False
 
     def position(self) -> int:
-        """Up to where the slave has what the log holds, as far as the writer is concerned."""
+        """Up to where the writer has sent the log."""
         rest = self._rest
         return self._progress.sent if rest is None else rest.begin
 
     # -- whoever appends ----------------------------------------------------------------------------
 
     def push(self, begin: int, end: int, buffers: Sequence[Buffer]) -> None:
-        """Sends what was just appended if nothing else is to go first.  Waits for nothing, raises nothing."""
+        """Sends what was just appended, if nothing else has to go first.  Never waits, never raises."""
         if (
             self._progress.sent != begin
             or not buffers
@@ -177,7 +177,7 @@ class Outgoing:
         ):
             return
         try:
-            # A log that was cut meanwhile has other bytes there, or none.
+            # If the log was cut meanwhile, it has other bytes there, or none.
             caught_up = self._progress.sent == begin and self._rest is None and end <= self._log.end
             if caught_up and self._pushes:
                 self._push(begin, end, buffers)
@@ -206,7 +206,7 @@ class Outgoing:
     # -- ha-write -----------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """The writer.  Raises OSError, BlockingIOError if the slave takes nothing, and what reading raises."""
+        """The writer.  Raises OSError, BlockingIOError if the slave takes nothing, and errors of reading."""
         log = self._log
         while not stop.is_set():
             with self._turn:
@@ -217,7 +217,7 @@ class Outgoing:
                 stop.wait(self._linger_s)
 
     def send_some(self) -> bool:
-        """What is due now, at most a window of it; whether there may be more.  Raises as run() does."""
+        """Sends what is due, at most a window of it; whether there may be more.  Raises as run() does."""
         assert self._turn.locked()
         log, progress, now_s = self._log, self._progress, time.monotonic()
         if self._rest is not None:
@@ -239,7 +239,7 @@ class Outgoing:
         return True
 
     def _send_rest(self, rest: Rest) -> None:
-        """What a push left: the frame that it began, and those behind it, as far as they count as sent."""
+        """Sends what a push left: the rest of its frame, and later frames that count as sent."""
         header, position, end = rest
         sent = self._progress.sent
         while position < sent:
@@ -257,7 +257,7 @@ class Outgoing:
         self._rest = None
 
     def send_window(self, window: Window) -> None:
-        """Sends the window frame by frame.  Two system calls each; headers cannot be merged."""
+        """Sends the window frame by frame, with two system calls each; headers cannot be merged."""
         progress, batch_bytes = self._progress, self._batch_bytes
         position, left = window.file_position, window.length
         while left:
@@ -280,5 +280,5 @@ class Outgoing:
 
     def send_header(self, offset: int, size: int, more: bool = False) -> None:
         header = TRANSFER_HEADER.pack(offset, size)
-        if self._transport.send(header, more) != len(header):  # nothing but a timeout cuts so small a write
+        if self._transport.send(header, more) != len(header):  # only a timeout cuts such a small write short
             raise BlockingIOError

@@ -1,6 +1,6 @@
 """What the master knows of its slaves, and which bytes are proven to be on one.  Pure: no socket, no clock.
 
-An ack is believed only as far as it can be true:
+The master believes an ack only as far as it can be true:
 
 - A connection's first report is a position to send from.  It is an ack only if this slave, known by its
   identity, had been sent those bytes before in this life of the master.
@@ -9,20 +9,20 @@ An ack is believed only as far as it can be true:
 - A later report is an ack; it neither falls nor exceeds what was sent on this connection.
 - What a slave has been sent is one range.  Its acks prove nothing below that range: a slave that began with
   the last segment has not got the ones before, however high its acks are.
-- Whatever else comes ends the connection (ReportRefused) and changes nothing.
+- Any other report ends the connection (ReportRefused) and changes nothing.
 
-A slave whose log was compared with ours before (the handshake of hello.py) is `verified`.  Its identity is
-its replica id, wherever it connects from; its first report is a true ack of all that its log holds, and 0 is
-the offset 0.  A newer connection of it takes the place of an older one, whose reports are refused then.
+A slave is `verified` once its log was compared with ours (the handshake of hello.py).  Its identity is its
+replica id, wherever it connects from.  Its first report is a true ack of all that its log holds, and 0 means
+the offset 0.  When it connects anew, reports on its older connection are refused.
 
-An end is acknowledged when so many distinct identities hold it as `needed` says, all of them connected at one
-moment.  However many connections an identity has, it counts once.
+An end is acknowledged when `needed` distinct identities hold it, all of them connected at one moment.  An
+identity counts once, however many connections it has.
 
     0 ≤ proven ≤ what was sent to some slave ≤ the log's end
     sent_from ≤ acked ≤ sent     for every slave that transfers; `acked` is None before its first ack
 
-Everything is guarded by one lock of the owner (GroupTransferService), but `sent`, which whoever sends moves,
-one at a time (outgoing.py), and `furthest`, which anyone may read.
+One lock of the owner (GroupTransferService) guards everything except `sent` and `furthest`.  Whoever sends
+moves `sent`, one at a time (outgoing.py); anyone may read `furthest`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import NamedTuple
 from haservice.errors import ProtocolError
 from haservice.replication.wire.protocol import REPORT_NOT_YET, REPORT_NOTHING, MasterState
 
-# Identities that are remembered without a connection; the longest unseen goes first.
+# So many identities are remembered without a connection; the longest unseen goes first.
 IDENTITIES_MAX = 1024
 RANGES_MAX = 16
 
@@ -75,9 +75,9 @@ class LogRange(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """Waits for an end beyond `unproven`, up to `proven`, are met.
+    """Waits for an end beyond `unproven`, up to `proven`, are resolved.
 
-    Of those up to `unproven`, is_proven() knows: they were met before, by a part of this ack that does not
+    For ends up to `unproven`, ask is_proven(): they were proven before, by a part of this ack that does not
     touch the rest, or not yet.
     """
 
@@ -86,7 +86,7 @@ class Advance(NamedTuple):
 
 
 class SlaveProgress:
-    """One connection in the master's eyes."""
+    """One connection, as the master sees it."""
 
     __slots__ = (
         "acked",
@@ -103,13 +103,13 @@ class SlaveProgress:
     )
 
     def __init__(self, identity: str, peer: str) -> None:
-        """`identity` is what a slave that does not say who it is is known by: its address."""
+        """`identity` is the slave's address, until the slave says who it is."""
         self.identity = self.address = identity
         self.peer = peer
         self.verified = False
         self.held_from = 0
         self.doubted = False
-        """It may be another connection's slave: it counts again when it acks bytes that were sent since."""
+        """It may be the slave of another connection: it counts again when it acks bytes sent since."""
         self.state = MasterState.WAIT_REPORT
         self.reported = REPORT_NOT_YET
         """Its last believed report; -1 before the first."""
@@ -118,12 +118,12 @@ class SlaveProgress:
         self.sent = 0
         """The next offset to send.  Moved before the bytes go out: their ack may be faster than we return."""
         self.acked: int | None = None
-        """The end that it has acknowledged truthfully; None while its report is but a position."""
+        """The end that it has truthfully acknowledged; None while its report is only a position."""
 
     def verify(self, replica_id: str, held_from: int) -> None:
-        """Its log was compared with ours, and is one with it from `held_from`, where its own begins.
+        """Its log was compared with ours; both are one from `held_from` on, where its own begins.
 
-        Before the first report counts.  A slave that is to take everything begins where our log does.
+        Call it before the first report counts.  For a slave that takes everything, that is our log's start.
         """
         assert self.state is MasterState.WAIT_REPORT, self.state
         self.identity = replica_id
@@ -132,10 +132,10 @@ class SlaveProgress:
 
 
 class _Memory:
-    """What remains of a slave between its connections: the range it was sent, and whether it was ahead.
+    """What is kept of a slave between its connections: the range that it was sent, and whether it was ahead.
 
-    `sent_ever` outlives a report of 0, which anyone at the slave's address can make: else the slave itself
-    could be taken for one that holds bytes of another master.
+    A report of 0 does not reset `sent_ever`, because anyone at the slave's address can send one.  Otherwise
+    the slave could be taken for one that holds another master's bytes.
     """
 
     __slots__ = ("sent", "sent_ever", "sent_from", "was_ahead")
@@ -148,8 +148,8 @@ class _Memory:
 class HeldRanges:
     """Which ends are known to be held: ranges (low, high], ascending, that do not touch.
 
-    Mostly one.  A slave that began behind the others' acks starts another; an ack that closes the gap makes
-    them one again.  Beyond RANGES_MAX the lowest is given up: ends in it are not proven any more.
+    Mostly there is one.  A slave that began beyond the others' acks starts another; an ack that closes the
+    gap joins them.  Beyond RANGES_MAX the lowest range is dropped: its ends are no longer proven.
     """
 
     __slots__ = ("_ranges",)
@@ -166,9 +166,9 @@ class HeldRanges:
         return self._ranges[-1][1] if self._ranges else 0
 
     def add(self, low: int, high: int) -> bool:
-        """Adds (low, high]; whether anything of it is new."""
+        """Adds (low, high]; returns whether anything in it is new."""
         ranges = self._ranges
-        if ranges and ranges[-1][0] <= low <= ranges[-1][1]:  # nearly always: it goes on from there
+        if ranges and ranges[-1][0] <= low <= ranges[-1][1]:  # nearly always: it continues the last range
             first, last = ranges[-1]
             if high > last:
                 ranges[-1] = (first, high)
@@ -196,7 +196,7 @@ class AckTable:
     def __init__(self, segment_bytes: int, life_start: int, needed: int = 1) -> None:
         self.needed = needed
         self.counting: frozenset[str] | None = None
-        """Replica ids of those among the verified slaves whose acks count; None while all do."""
+        """Replica ids of the verified slaves whose acks count; None while all count."""
         self.furthest = REPORT_NOT_YET
         """The furthest offset that `needed` connected slaves have reported; -1 if there are fewer."""
         self.proven = 0
@@ -211,7 +211,7 @@ class AckTable:
         self.connections.append(progress)
 
     def close(self, progress: SlaveProgress) -> None:
-        """It stops counting.  What it was sent is remembered for the next connection of this slave."""
+        """Stops counting it.  What it was sent is remembered for the slave's next connection."""
         if progress in self.connections:
             self._drop(progress)
             self.furthest = self.furthest_with({})
@@ -226,11 +226,11 @@ class AckTable:
         self._forget_some()
 
     def is_proven(self, end: int) -> bool:
-        """Whether the record that ends at `end` is acknowledged: so many slaves held it at one moment."""
+        """Whether the record that ends at `end` is acknowledged: enough slaves held it at one moment."""
         return end in self._held
 
     def furthest_with(self, reports: Mapping[str, int]) -> int:
-        """What `furthest` would be if these identities were connected, too, and had reported this."""
+        """What `furthest` would be if these identities were connected, too, and had reported so far."""
         furthest = dict(reports)
         for slave in self.connections:
             if (slave.doubted and slave.acked is None) or not self.counts(slave):
@@ -240,11 +240,11 @@ class AckTable:
         return sorted(furthest.values())[-self.needed] if len(furthest) >= self.needed else REPORT_NOT_YET
 
     def counts(self, progress: SlaveProgress) -> bool:
-        """Whether its acks make an OK; those of a slave that joins may not yet, see membership.py."""
+        """Whether its acks count for an OK; a slave that joins may not count yet, see membership.py."""
         return self.counting is None or not progress.verified or progress.identity in self.counting
 
     def count_only(self, counting: frozenset[str], needed: int) -> list[Advance]:
-        """Other slaves count from now on, or another number of them; what that proves of what was acked."""
+        """Other slaves count from now on, or another number is needed; returns what old acks prove by it."""
         self.counting, self.needed = counting, needed
         self.furthest = self.furthest_with({})
         return [advance for one in self._live() if (advance := self._count(one)) is not None]
@@ -321,9 +321,9 @@ class AckTable:
         return self._count(progress)
 
     def _begin_verified(self, progress: SlaveProgress, reported: int, log: LogRange) -> None:
-        """Its bytes are ours, so its report is an ack; what it held once, but reports no more, is gone.
+        """Its bytes are ours, so its report is an ack.  What it held once, but reports no more, is gone.
 
-        A slave that we only know by the same address may be this one, before it said who it is.
+        A slave known only by the same address may be this one, from before it said who it is.
         """
         if reported > log.end:
             raise _ahead(reported, log)
@@ -373,8 +373,8 @@ class AckTable:
     def _got_from_us(self, memory: _Memory, sent: int) -> int:
         """Up to where this slave can hold our bytes: what we began with, and what it was sent since.
 
-        A slave may come back from another address, so what was sent to one that is gone counts, too; but not
-        for a slave that was ahead, which has bytes of another log for certain.
+        A slave may come back from another address, so bytes sent to slaves that are gone count, too.  They do
+        not for a slave that was ahead: it certainly has bytes of another log.
         """
         ours = max(self._life_start, sent, memory.sent_ever)
         if memory.was_ahead:
@@ -399,7 +399,7 @@ class AckTable:
         return Advance(*new[-1]) if new else None
 
     def _held_by_enough(self, identity: str, low: int, high: int) -> list[tuple[int, int]]:
-        """The parts of (low, high], which `identity` holds, that enough others hold as well; ascending."""
+        """The parts of (low, high], held by `identity`, that enough others hold as well; ascending."""
         wanted = self.needed - 1
         others: dict[str, list[tuple[int, int]]] = {}
         for slave in self._live():
@@ -424,7 +424,7 @@ class AckTable:
         return parts
 
     def _sent_before(self, identity: str, memory: _Memory) -> tuple[int, int]:
-        """The range that was sent to this slave on connections before, some of which may still be open."""
+        """The range that this slave was sent on earlier connections, some of which may still be open."""
         for other in self._live():
             if other.identity == identity:
                 memory.sent_from, memory.sent = _united(memory, other)
@@ -462,14 +462,14 @@ class AckTable:
 
 
 def _united(memory: _Memory, progress: SlaveProgress) -> tuple[int, int]:
-    """One range of what was sent before and on this connection; if they do not meet, the newer one."""
+    """What was sent before and on this connection as one range; the newer range if the two do not meet."""
     if progress.sent_from <= memory.sent and memory.sent_from <= progress.sent and memory.sent:
         return min(memory.sent_from, progress.sent_from), max(memory.sent, progress.sent)
     return progress.sent_from, progress.sent
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges of one slave, ascending, without what they have in common."""
+    """The ranges of one slave, ascending, with overlaps joined."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1]:

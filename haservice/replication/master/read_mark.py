@@ -1,12 +1,12 @@
 """The high-water mark: up to where consumers of a master may read.  Pure: no socket, no clock.
 
-A record that a consumer has seen must not vanish when its master does.  So a SYNC_MASTER shows records up to
-the furthest offset that an in-sync slave has reported, or as many slaves as inSyncReplicas asks for.  While
-there are fewer, which producers are told by SLAVE_NOT_AVAILABLE, `IN_SYNC` shows everything, as RocketMQ
-always does; `STRICT` shows nothing more until they are back; `OFF` is RocketMQ's behaviour throughout.
+A record that a consumer has seen must not vanish with its master.  So a SYNC_MASTER shows records up to the
+furthest offset that an in-sync slave has reported, or as many slaves as inSyncReplicas asks for.  While there
+are fewer (producers get SLAVE_NOT_AVAILABLE then), `IN_SYNC` shows everything, as RocketMQ always does;
+`STRICT` shows nothing more until they are back; `OFF` is RocketMQ's behaviour throughout.
 
-A start knows of no report, and what the log holds may be on no slave: `STRICT` shows nothing before one came.
-From then on the mark never falls: what was readable once stays so.
+After a start there is no report yet, and the log may be on no slave: `STRICT` shows nothing before the first
+report.  From then on the mark never falls: what was readable once stays so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from haservice.configuration.settings import ReadMark
 
 
 class HighWaterMark:
-    """Any thread; of two at once the higher answer may be forgotten, and the next look finds it again."""
+    """Any thread.  If two raise it at once the higher value may be lost; the next look finds it again."""
 
     def __init__(self, mode: ReadMark, fallbehind_max_bytes: int) -> None:
         self._mode = mode
@@ -23,8 +23,8 @@ class HighWaterMark:
         self._mark = 0
 
     def readable_end(self, furthest: int, log_end: int) -> int:
-        """`furthest`: what as many live slaves as are needed have reported, -1 if there are fewer; `log_end`:
-        of what this broker may show by itself.
+        """`furthest` is what as many live slaves as are needed have reported, -1 if there are fewer.
+        `log_end` is the end of what this broker may show by itself.
         """
         if self._mode is ReadMark.OFF:
             return log_end

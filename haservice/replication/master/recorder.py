@@ -5,8 +5,8 @@
     moves on, or falls behind             every 10 s
     gone                                  at once, as far as it got
 
-A master that comes back with its tail lost waits for the replicas that were in sync, so none may be missing;
-one too many costs a question.  Nothing is written by a thread that acks wait for.
+A master that comes back with its tail lost waits for the replicas that were in sync, so none may be missing.
+One too many costs only a question.  No thread that acks wait for writes anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 WRITE_MS = 10_000
-# Of a replica that stands still only the time changes.
+# For a replica that stands still, only the time changes.
 STILL_MS = 60_000
 
 
@@ -39,9 +39,9 @@ class ReplicaRecorder:
         self._throttle = LogThrottle()
 
     def greeted(self, replica_id: str, replica: Replica) -> None:
-        """Returns when it is written that it may be in sync, if it may.
+        """Returns once it is written that the replica may be in sync, if it may.
 
-        Raises OSError if it cannot be: a master that does not know whom to wait for takes nobody's acks.
+        Raises OSError if it cannot be written: a master that does not know whom to wait for takes no acks.
         """
         known = self._lineage.state.replicas.get(replica_id)
         if (
@@ -57,7 +57,7 @@ class ReplicaRecorder:
         self._woken.set()
 
     def left(self, replica_id: str, offset: int, seen_ms: int) -> None:
-        """It is gone, and had acknowledged `offset`.  Whether it was in sync stays as it was known."""
+        """The replica is gone, and had acknowledged `offset`.  Whether it was in sync stays as known."""
         known = self._lineage.state.replicas.get(replica_id)
         if known is None:
             return
@@ -78,7 +78,7 @@ class ReplicaRecorder:
         self._woken.set()
 
     def _record(self) -> bool:
-        """Writes what is due; whether any replica is here."""
+        """Writes what is due; returns whether any replica is connected."""
         with self._lock:
             left, self._left = self._left, {}
         present = self._look()

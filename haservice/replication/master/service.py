@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Nobody waits for an ASYNC_MASTER's acks: what comes within this time after something was sent goes to a level
-# slave together, instead of a wake-up of four threads on two machines for each message.
+# Nobody waits for an ASYNC_MASTER's acks.  So what comes within this time after a send goes to a caught-up
+# slave together, and four threads on two machines need not wake up for each message.
 ASYNC_LINGER_S = 0.005
 
 
@@ -48,10 +48,9 @@ class MasterHAService(Generic[T]):
     """`on_acked(waiters, ok)` gets the waits of submit() back, in batches; `on_mark()` is called whenever a slave's
     report may have moved readable_end().
 
-    `flushes`, with SYNC_FLUSH: consumers are shown flushed bytes only.  With `greets`, slaves of ours are greeted.
-    `doors` says which ports there are beside the plain one.  `loop` is where a SYNC_MASTER's sends are answered:
-    acks are read there, and on_acked is called there, too.  `on_failure(thread, error)` is told of a thread that
-    died.
+    With SYNC_FLUSH, `flushes` limits consumers to flushed bytes.  With `greets`, slaves of ours are greeted.
+    `doors` lists the ports beside the plain one.  `loop` answers a SYNC_MASTER's sends: it reads the acks,
+    and calls on_acked, too.  `on_failure(thread, error)` is told of a thread that died.
     """
 
     def __init__(
@@ -124,9 +123,10 @@ class MasterHAService(Generic[T]):
         logger.info("ha port open addr=%s:%d role=%s", self._bind_address, self.port, self._role.value)
 
     def stop(self, deadline: Deadline) -> bool:
-        """Ends every thread: the door first, then the connections, then what counts their acks and writes them down.
+        """Ends every thread: the door first, then the connections, then what counts and writes down their
+        acks.
 
-        Waits that are left fail.  May be called twice.  False if something is left.
+        The waits that are left fail.  May be called twice.  False if something is left.
         """
         ended = self._accepting.stop(deadline)
         ended &= self._accept.close(deadline)
@@ -144,38 +144,39 @@ class MasterHAService(Generic[T]):
         return self._table.proven
 
     def is_slave_ok(self, end: int) -> bool:
-        """Whether a slave that has reported lags less than haSlaveFallbehindMax behind `end`.
+        """Whether a slave that has reported is less than haSlaveFallbehindMax behind `end`.
 
-        It is connected, or was cut off less than a moment ago.
+        The slave is connected, or was cut off a moment ago.
         """
         furthest = self._group.furthest()
         return furthest >= 0 and end - furthest < self._fallbehind_max_bytes
 
     def readable_end(self) -> int:
-        """What is stored, with SYNC_FLUSH what is flushed, and of it what lies below the high-water mark of a
-        SYNC_MASTER.  Of a flush the flusher tells."""
+        """Up to where consumers may read: what is stored (SYNC_FLUSH: flushed), of a SYNC_MASTER's log only
+        what lies below the high-water mark.  The flusher announces a flush."""
         end = self._log.flushed if self._shows_flushed else self._log.end
         if self._role is not BrokerRole.SYNC_MASTER:
             return end
         return self._mark.readable_end(self._group.furthest(), end)
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
-        """True if a slave is known to hold `end`; else `waiter` comes back through on_acked, by `deadline_s`
+        """True if a slave is known to hold `end`; else on_acked gets `waiter` back, by `deadline_s`
         (time.monotonic()) at the latest."""
         return self._group.submit(end, deadline_s, waiter)
 
     def await_ack(self) -> None:
-        """Takes an ack that comes within some 50 µs; for the loop, after a lone send was pushed to one slave."""
+        """Takes an ack that comes within some 50 µs; for the loop, after a lone send was pushed to one slave.
+        """
         if len(links := self._accept.connections) == 1 and (incoming := links[0].incoming) is not None:
             incoming.await_ack()
 
     def take_list(self) -> None:
-        """Another list of replicas is in the file; an epoch began, or one was forgotten."""
+        """Another list of replicas is in the file: an epoch began, or a replica was forgotten."""
         assert self._greeter is not None, "without a lineage file there is no list"
         self._greeter.take_list()
 
     def regreet(self) -> None:
-        """After a new epoch began on a running master: its slaves come back, and take the epoch over."""
+        """A new epoch began on the running master: makes its slaves come back, and take the epoch over."""
         for connection in self._accept.connections:
             if connection.called:
                 connection.shut_down()

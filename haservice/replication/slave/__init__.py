@@ -1,1 +1,1 @@
-"""The slave's side: it follows a master, checks what comes, stores and reports it."""
+"""The slave's side: it follows a master, checks the master's bytes, stores them and reports them."""

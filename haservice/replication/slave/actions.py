@@ -1,8 +1,8 @@
 """What a SlaveSession wants done, as values.
 
-Actions are carried out in their order.  One that fails ends the connection: what is left of its batch is
-dropped, and lost() told why.  Dial, Store, Flush and Rejoin stand last in their batch, for the session goes
-on by what it is told then.
+The actions of a batch are carried out in order.  One that fails ends the connection: the rest of its batch is
+dropped, and lost() is told why.  Dial, Store, Flush and Rejoin stand last in their batch, because the session
+goes on with their results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from haservice.replication.wire.protocol import Run
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Connect to this address, tell reached(), agree on keys, and tell connected()."""
+    """Connect to this address, call reached(), agree on keys, and call connected()."""
 
     address: str
 
@@ -28,29 +28,29 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """These bytes, all of them."""
+    """Send all of these bytes."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """End the log at this offset: what follows is no whole record, and is sent again."""
+    """End the log at this offset: what follows is not a whole record, and is sent again."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Append these runs, whose views are valid until the next space(), and tell stored()."""
+    """Append these runs, and call stored().  Their views are valid until the next space()."""
 
     runs: Sequence[Run]
 
 
 @dataclass(frozen=True, slots=True)
 class EndAt:
-    """A bad record begins at `offset`: the log ends there.  What is whole before it stays, or is stored from
-    the run; a CommitLogError is no matter, for the next check finds the log elsewhere, and looks at it."""
+    """End the log at `offset`, where a bad record begins.  What is whole before it stays, or is stored from
+    the run.  A CommitLogError is no matter: the next check finds the log elsewhere, and looks at it."""
 
     offset: int
     run: Run
@@ -58,31 +58,31 @@ class EndAt:
 
 @dataclass(frozen=True, slots=True)
 class ForgetEpochs:
-    """Bytes of a stock master follow: Rejoin.follow_stock()."""
+    """Bytes of a stock master follow: call Rejoin.follow_stock()."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """The log, and tell flushed(): a report is to speak of flushed bytes."""
+    """Flush the log, and call flushed(): a report has to speak of flushed bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejoin:
-    """Do what the greeting came to, see rejoin.Rejoin.carry_out(), and tell rejoined()."""
+    """Do what the greeting asks for, see rejoin.Rejoin.carry_out(), and call rejoined()."""
 
     greeting: SlaveGreeting
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The connection is over for this: as if this action had failed with it."""
+    """End the connection for this error, as if the action had failed with it."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A line for the log of the program: a logging level, a format and its values."""
+    """A line for the log: a logging level, a format and its values."""
 
     level: int
     text: str

@@ -1,9 +1,9 @@
-"""HAClient: the slave's thread, ha-client.  Carries out what its SlaveSession wants, and tells it what came.
+"""HAClient: the slave's thread, ha-client.  It carries out what its SlaveSession wants, and reports back.
 
     news (another master, stop) → else: wait for bytes or time → event → actions → …
 
-What arrives is received into one buffer, checked frame by frame and record by record, and appended with one
-write per segment and read; no byte is copied twice.
+HAClient receives into one buffer, checks frame by frame and record by record, and appends with one write per
+segment and read; no byte is copied twice.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ NO_MASTER = "no master known: no name server has named one, and haMasterAddress 
 
 
 class HAClient:
-    """The task of ha-client.  Anyone may set_master_address(), regreet() and status(); the rest belongs to
-    its thread.
+    """The task of ha-client.  Any thread may call set_master_address(), regreet() and status(); the rest
+    belongs to its thread.
 
-    `damage` says what is wrong with us, if anything: we neither append nor report then.  `flush`, if given,
-    is called before every report, so that a report speaks of flushed bytes.  `boundary` says up to where our
-    log is known to be whole records.  With a `rejoin` masters of ours are greeted.  `objection` says why a
+    `damage` says what is wrong with us, if anything: then we neither append nor report.  `flush`, if given,
+    is called before every report, so that reports speak of flushed bytes.  `boundary` says up to where our
+    log is known to be whole records.  With a `rejoin`, masters of ours are greeted.  `objection` says why a
     master may not be followed, see SlaveSession.
     """
 
@@ -96,15 +96,15 @@ class HAClient:
         self._clock_ms = clock_ms
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
         self._wakeup = Wakeup()
-        # Guards _address, _news, _stopping, _left and _link: a link that is there can be shut by who has news.
+        # Guards _address, _news, _stopping, _left and _link: whoever has news can shut a present link down.
         self._lock = threading.Lock()
         self._address: str | None = None
-        self._news = False  # the session is to be told of _address
+        self._news = False  # the session has to be told of _address
         self._stopping = False
-        self._left = False  # _news or _stopping: how the link ends says nothing of the master
+        self._left = False  # set by _news or _stopping: how the link ends says nothing about the master
         self._link: Transport | None = None
-        self._timeout_s = 0.0  # of the present link, to receive
-        self._now_s = time.monotonic()  # when something happened last
+        self._timeout_s = 0.0  # the present link's receive timeout
+        self._now_s = time.monotonic()  # when something last happened
         # For status(); written by ha-client only.
         self._rate = RateMeter(time.monotonic())
         self._last_read_s = self._last_write_s = 0.0  # 0: never
@@ -135,7 +135,7 @@ class HAClient:
         self._wakeup.set()
 
     def regreet(self) -> None:
-        """Leaves the link that there is and dials again: `objection` may say something else by now."""
+        """Leaves the present link and dials again: `objection` may have changed by now."""
         with self._lock:
             if self._address is not None:
                 self._leave()
@@ -149,7 +149,7 @@ class HAClient:
 
     @property
     def heard(self) -> MasterHeard:
-        """Of the master that we are, or were, one with."""
+        """What was heard of the master whose log is, or was, one with ours."""
         end = self._session.followed_end
         return MasterHeard(end, self._wall_ms(self._last_read_s)) if end >= 0 else MasterHeard()
 
@@ -175,7 +175,7 @@ class HAClient:
         return self._clock_ms() - round((time.monotonic() - then_s) * 1000) if then_s else 0
 
     def wake(self) -> None:
-        """For the owner that has set the stop flag: ends whatever the thread waits for."""
+        """For the owner that has set the stop flag: ends any wait of the thread."""
         with self._lock:
             self._stopping = self._left = True
             if self._link is not None:
@@ -201,7 +201,7 @@ class HAClient:
                 self._wakeup.close()
 
     def _next_event(self) -> Sequence[Action]:
-        """Waits for it, and tells the session."""
+        """Waits for the next event, and tells the session."""
         if self._news:
             return self._told()
         if self._link is not None:
@@ -219,7 +219,7 @@ class HAClient:
     # -- what is to be done -------------------------------------------------------------------------
 
     def _do_all(self, actions: Sequence[Action]) -> None:
-        """Carries out what an event asks for, and what that leads to.  Raises what ends the connection."""
+        """Carries out an event's actions, and what follows from them.  Raises what ends the connection."""
         while actions:
             following: Sequence[Action] = ()
             for action in actions:
@@ -240,7 +240,7 @@ class HAClient:
         return self._session.stored(now_s)
 
     def _do(self, action: Action) -> Sequence[Action]:
-        """All but the two of every turn; returns what the session wants done after it."""
+        """Carries out an action, except the two of every turn; returns what the session wants done next."""
         session, log = self._session, self._log
         match action:
             case Flush():
@@ -290,7 +290,7 @@ class HAClient:
     # -- the socket ---------------------------------------------------------------------------------
 
     def _dial(self, address: str) -> Sequence[Action]:
-        """Makes a link that wake() and a new address shut down; none if one of them came first."""
+        """Makes a link that wake() and a new address can shut down; none if one of them came first."""
         connection = dial(address, self._wakeup, lambda: self._left)
         if connection is None:
             return ()
@@ -331,7 +331,7 @@ class HAClient:
         return session.received(count, now_s)
 
     def _set_timeout(self, link: Transport, wake_s: float) -> None:
-        """Until the session wants to be woken.  While bytes flow it stays, which spares a call."""
+        """Until the session wants to be woken.  While bytes flow the timeout stays, which saves a call."""
         self._now_s = now_s = time.monotonic()
         self._timeout_s = wake_s - now_s
         link.set_receive_timeout(self._timeout_s)

@@ -1,4 +1,4 @@
-"""Dialling a master: a connected socket, or none because something else came up."""
+"""Dialling a master: a connected socket, or none if something else came up."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 from haservice.replication.wire.wakeup import Wakeup
 
 CONNECT_SECONDS = 5.0
-# Who calls again that soon, after a refusal or beside the calls that nobody has answered, flows again within
-# 100 ms of a link's return.  The kernel repeats a lost packet after 1, 3 and 7 seconds only.
+# A slave that calls again this soon, after a refusal or beside its unanswered calls, gets bytes within 100 ms
+# of a link's return.  The kernel repeats a lost packet only after 1, 3 and 7 seconds.
 AGAIN_S = 0.05
-# Calls under way at once.  The first waits its whole time, for a master that is far away.
+# Calls under way at once.  The first call waits its full time, for a master that is far away.
 CALLS_MAX = 8
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """`host:port` as two.  Raises ValueError."""
+    """Splits `host:port`.  Raises ValueError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is no host:port")
@@ -31,8 +31,8 @@ def parse_address(address: str) -> tuple[str, int]:
 def dial(address: str, wakeup: Wakeup, is_moot: Callable[[], bool]) -> socket.socket | None:
     """A blocking socket that is connected to `address`; None when `is_moot`: a wake-up makes it look.
 
-    Raises OSError, TimeoutError after CONNECT_SECONDS.  A master sees one connection, however often it was
-    called: the other calls end before their handshakes do.
+    Raises OSError; TimeoutError after CONNECT_SECONDS.  A master sees one connection, however many calls
+    there were: the other calls end before their handshakes do.
     """
     host, port = parse_address(address)
     where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -58,7 +58,7 @@ def dial(address: str, wakeup: Wakeup, is_moot: Callable[[], bool]) -> socket.so
 
 
 def _call(where: tuple[Any, ...]) -> socket.socket:
-    """A connect under way, or done."""
+    """A connect that is under way, or done."""
     family, kind, protocol, _, target = where
     call = socket.socket(family, kind, protocol)
     call.setblocking(False)

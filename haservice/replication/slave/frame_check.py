@@ -1,4 +1,4 @@
-"""RecordCheck: what a slave asks of its master's bytes before it stores or acknowledges them.  Pure.
+"""RecordCheck: what a slave checks in its master's bytes before it stores or acknowledges them.  Pure.
 
     frames on the wire   |───────|───────|───────|───────|───────|     cut anywhere: a record may span many
     records of the log   |──|───|─────|────────────────────────|──
@@ -6,20 +6,19 @@
     stored               ─────────────────────────────────▶           bytes of an unfinished record, too
     acknowledged         ─────────────▶                               whole records only
 
-A record is checked field by field as its bytes come: size, magic, that it says of itself that it belongs
-where it stands, the CRC of its body, a topic that can be a path, lengths that add up.  So what is wrong is
-found no later than where the record truly ends, whatever its size claims, and no more of it than its head is
-held in memory between two appends.
-Of a blank only the first 8 bytes mean anything.
+The slave checks a record field by field as its bytes come: size, magic, that the record names the place where
+it stands, the CRC of its body, a topic that can be a path, lengths that add up.  So it finds an error no
+later than where the record truly ends, whatever the record's size says.  Between two appends it holds no more
+of a record in memory than the head.  In a blank only the first 8 bytes mean anything.
 
-Why an unfinished record is stored but not acknowledged: until its end has come, its size is but a claim.  One
-flipped bit makes one long record of many, and an ack inside of it would be the ack of theirs.  So no report,
-not even the first of a connection, is beyond `whole`; who connects with an unfinished record cuts it off and
-is sent it again.  The master notices nothing: it sends on without waiting for acks, and a send that waits for
-one waits for its record's end.
+Why an unfinished record is stored but not acknowledged: its size is only a claim until its end has come.  One
+flipped bit makes one long record of many, and an ack inside it would acknowledge them.  So no report, not
+even a connection's first one, goes beyond `whole`.  A slave that connects with an unfinished record cuts it
+off and is sent it again.  The master notices nothing: it sends on without waiting for acks, and a send that
+waits for an ack waits for its record's end.
 
-RocketMQ sums a record's body only.  A flip in its properties, times or hosts, or one that makes another valid
-topic, passes here as it passes everywhere; such bytes are told apart by comparing the two logs.
+RocketMQ sums only a record's body.  A flip in its properties, times or hosts, or one that makes another valid
+topic, passes here as it passes everywhere; only a comparison of the two logs finds such bytes.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ from commitlog.kernel.records import is_topic, record_size
 from commitlog.kernel.scan import pass_ordinary
 from haservice.errors import ProtocolError
 
-# A record that two frames share is put together up to this size.
+# A record that spans two frames is put together up to this size.
 _CUT_BYTES_MAX = 1 << 16
 _NOTHING = memoryview(b"")
-# How much of the log is read at once when a check has to catch up with it.
+# How much of the log is read at once when a check has to catch up with the log.
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES_MAX = BODY_AT[SYS_HOSTS_V6]
 _FLAG_END = SYS_FLAG_LOW_AT + 1
@@ -65,9 +64,10 @@ _SHORT = struct.Struct(">h")
 class BadRecord(ProtocolError):
     """What came cannot be a record of this log; nothing of it was appended or acknowledged.
 
-    `offset` is where it begins, and where the log has to end before the next connection: it is cut back to
-    there if it holds bytes of it, and takes what came before it with first_bytes() if not.  `at_seam`: it is
-    the first after the end that we connected with, so that the two logs may differ below.
+    `offset` is where the record begins, and where the log has to end before the next connection.  If the log
+    has bytes of the record, it is cut back to `offset`; if not, it takes what came before, with
+    first_bytes().  `at_seam`: it is the first record after the end that we connected with, so the two logs
+    may differ below.
     """
 
     def __init__(self, offset: int, reason: str, *, at_seam: bool) -> None:
@@ -83,7 +83,7 @@ class BadRecord(ProtocolError):
 
 
 class _Part(enum.Enum):
-    """What is expected next of the record that begins at `whole`."""
+    """What comes next of the record that begins at `whole`."""
 
     SIZE = enum.auto()
     FLAG = enum.auto()
@@ -95,7 +95,7 @@ class _Part(enum.Enum):
     BLANK = enum.auto()
 
 
-# Not held: only summed, or passed over.
+# These parts are not held: only summed, or passed over.
 _STREAMED = (_Part.BODY, _Part.PROPERTIES, _Part.BLANK)
 
 
@@ -103,7 +103,7 @@ class RecordCheck:
     """Follows the bytes of one log, as they are to be appended.  Owned by one thread.
 
     `end`: up to where bytes were fed.  `whole`: the end of the last whole record, which may be acknowledged
-    once it is stored.  Both are offsets of the log; `whole` ≤ `end` but for moments within feed().
+    once it is stored.  Both are offsets of the log; `whole` ≤ `end` except for moments within feed().
     """
 
     __slots__ = (
@@ -123,12 +123,12 @@ class RecordCheck:
     )
 
     def __init__(self, segment_bytes: int, end: int = 0) -> None:
-        """For a log of whole records that ends at `end`; after 0 the first bytes may come for any offset."""
+        """For a log of whole records that ends at `end`; after 0 the first bytes may have any offset."""
         self._segment_bytes = segment_bytes
-        # Of the unfinished record: the fields that are looked at together, and how many bytes make them up.
+        # The unfinished record: the fields that are checked together, and how many bytes they have.
         self._held = bytearray()
         self._wanted = 0
-        # Bytes to come of a body, of properties, or of a blank, which are not held.
+        # Bytes still to come of a body, of properties, or of a blank; they are not held.
         self._left = 0
         self._size = self._crc = self._sum = self._tail = 0
         self._v2 = False
@@ -137,17 +137,17 @@ class RecordCheck:
         self.stand_at(end)
 
     def stand_at(self, end: int) -> None:
-        """The log ends at `end` now, with a whole record: it was cut there, or begins anew."""
+        """The log was cut, or begins anew: it ends at `end` now, with a whole record."""
         self.end = self.whole = self._seam = end
         self._begin()
 
     def connect(self, end: int, boundary: int, read: Callable[[int, int], bytes]) -> int:
         """Before each connection, with the log's `end`; returns the end of its last whole record.
 
-        If that is less than `end`, the log is to be cut there, and stand_at() told so, before the first
-        report.  Nothing is read if the log ends where the check does.  Else it has moved without us, and what
-        follows `boundary`, the end of some whole record, is fed from `read(offset, size)`, which may give
-        less than `size`.  Raises CorruptRecord if it is damaged: those bytes are ours, and may have been
+        If that is less than `end`, cut the log there, and tell stand_at(), before the first report.  If the
+        log ends where the check does, nothing is read.  Otherwise the log has moved without us: the check
+        takes what follows `boundary`, the end of some whole record, from `read(offset, size)`, which may give
+        less than `size`.  Raises CorruptRecord if that is damaged: those bytes are ours, and may have been
         acknowledged.
         """
         if self.end != end:
@@ -167,14 +167,14 @@ class RecordCheck:
     def feed(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Checks bytes that are to be appended at `offset`, all in one segment.
 
-        Raises BadRecord; the check stands at its `offset` then, as the log is to.
+        Raises BadRecord; then the check stands at its `offset`, and so has the log to.
         """
         if offset != self.end:
             if self.end:
                 raise ProtocolError(f"bytes for {offset}, but our log ends at {self.end}")
             self.stand_at(offset)
         try:
-            if len(buffers) == 1 and self.whole == self.end:  # nearly always, of a slave that has caught up
+            if len(buffers) == 1 and self.whole == self.end:  # nearly always, for a slave that has caught up
                 stop = self._pass_whole(buffers[0], 0, offset)
                 if stop == len(buffers[0]):
                     self.end += stop
@@ -200,7 +200,7 @@ class RecordCheck:
     # -- records in one frame, or in two of one append: nearly all ----------------------------------------
 
     def _pass_many(self, buffers: Sequence[memoryview]) -> int:
-        """Goes over whole, ordinary records of all buffers at once; how many buffers are behind."""
+        """Passes over whole, ordinary records of all buffers at once; returns how many buffers are done."""
         position = 0
         if self.whole < self.end:
             position = self._take(buffers[0], 0)
@@ -215,7 +215,7 @@ class RecordCheck:
         return len(buffers)
 
     def _pass_whole(self, view: memoryview, position: int, shift: int) -> int:
-        """Goes over whole, ordinary records; returns where something else begins, for _take to judge.
+        """Passes over whole, ordinary records; returns where something else begins, for _take to judge.
 
         The view begins at `shift` in the log.
         """
@@ -226,9 +226,9 @@ class RecordCheck:
         return stop
 
     def _pass_cut(self, view: memoryview, position: int, following: memoryview) -> bool:
-        """Goes over an ordinary record that begins at `position` and ends in the `following` view.
+        """Passes over an ordinary record that begins at `position` and ends in the `following` view.
 
-        False if it is none, for _take to judge.
+        False if it is not one; then _take judges it.
         """
         there = len(view) - position
         size = record_size(view, position)
@@ -246,7 +246,7 @@ class RecordCheck:
     def _take(self, view: memoryview, position: int) -> int:
         """Goes on with the record that begins at `whole`, up to its end or the view's.  Raises BadRecord.
 
-        Fields that a frame cuts are held until they are there; others are looked at where they are.
+        Fields that a frame cuts are held until they are complete; other fields are checked in place.
         """
         end, held = len(view), self._held
         while position < end:
@@ -278,7 +278,7 @@ class RecordCheck:
         return position
 
     def _take_held(self) -> None:
-        """The fields that were wanted are there."""
+        """Checks the wanted fields: they are complete."""
         part, held = self._part, self._held
         if part is _Part.SIZE:
             self._take_size(held, 0)
@@ -357,7 +357,7 @@ class RecordCheck:
         self._want(_Part.TOPIC, 2 if self._v2 else 1)
 
     def _take_topic_size(self, fields: Buffer, at: int) -> int:
-        """The size of the field."""
+        """Returns the size of the field."""
         width = self._wanted
         topic_bytes = fields[at] if width == 1 else fields[at] << 8 | fields[at + 1]
         most = TOPIC_BYTES_MAX_V2 if self._v2 else TOPIC_BYTES_MAX
@@ -368,7 +368,7 @@ class RecordCheck:
         return width
 
     def _take_lengths(self, fields: Buffer, at: int) -> int:
-        """The size of the topic and of the properties' size."""
+        """Returns the size of the topic and of the properties' size field."""
         topic_end = at + self._wanted - 2
         topic = bytes(fields[at:topic_end])
         (properties_bytes,) = _SHORT.unpack_from(fields, topic_end)
@@ -384,7 +384,7 @@ class RecordCheck:
 
 
 def first_bytes(buffers: Sequence[memoryview], size: int) -> list[memoryview]:
-    """The first `size` bytes of `buffers`, not copied: of a run, what comes before a bad record."""
+    """The first `size` bytes of `buffers`, not copied: what comes before a bad record in a run."""
     first = []
     for view in buffers:
         if size <= 0:

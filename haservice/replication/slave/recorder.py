@@ -1,7 +1,7 @@
 """MasterRecorder: a slave writes down up to where its master's log goes, in its thread `ha-recorder`.
 
-Every 10 s while that moves, and when it ends.  Who is to be the master after a death is chosen by it, also after a
-restart of the slave.
+It writes every 10 s while that end moves, and when the recorder ends.  That end helps
+to choose the next master after a death, also when the slave has restarted since.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from haservice.replication.status import MasterHeard
 logger = logging.getLogger(__name__)
 
 WRITE_S = 10.0
-# While only the time changes.
+# How often it writes while only the time changes.
 STILL_MS = 60_000
 
 
 class MasterRecorder:
-    """The task of ha-recorder.  `heard` gives what its link knows of the master's log."""
+    """The task of ha-recorder.  `heard` gives what the slave's link knows of the master's log."""
 
     def __init__(self, lineage: LineageFile, heard: Callable[[], MasterHeard]) -> None:
         self._lineage = lineage
@@ -39,7 +39,7 @@ class MasterRecorder:
         self._woken.set()
 
     def _record(self, *, at_end: bool) -> None:
-        lineage = self._lineage.state.lineage  # before what was heard in it: a newer one is not meant
+        lineage = self._lineage.state.lineage  # taken before `heard`: the end must not count for a newer one
         heard, state = self._heard(), self._lineage.state
         age_ms = heard.at_ms - state.master_heard_ms
         if heard.end < 0 or (heard.end == state.master_end and age_ms < (1 if at_end else STILL_MS)):

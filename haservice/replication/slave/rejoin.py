@@ -1,13 +1,13 @@
-"""Rejoin: does to a slave's log what a greeting came to, before its first report.
+"""Rejoin: does to a slave's log what a greeting asks for, before the slave's first report.
 
     continue          nothing
-    truncate          the store goes back to where the logs part; what is cut is kept aside, in cut/
-    from the start    the store begins anew with the master's first byte; an old log that has bytes which the
-                      master has not is kept in cut/, one that is merely behind retention is dropped
-    always last       the master's epochs become ours, durably, and how far its log is
+    truncate          the store goes back to where the logs part; the cut bytes are kept in cut/
+    from the start    the store begins anew with the master's first byte; an old log with bytes that the
+                      master lacks is kept in cut/, one that is merely behind retention is dropped
+    always last       the master's epochs become ours, durably, with the end of its log
 
-In this order: epochs that the log does not bear out would be a lie after a crash, a log that its epochs
-describe only in part is what up_to() is made for.
+The order matters.  After a crash, epochs that the log does not bear out would be a lie.  A log that its
+epochs describe only in part is what up_to() is made for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReplicaLog(GreetedLog, Protocol):
 
 
 class Check(Protocol):
-    """What looks at the master's bytes before they are stored; see RecordCheck."""
+    """Checks the master's bytes before they are stored; see RecordCheck."""
 
     whole: int
 
@@ -59,11 +59,11 @@ class ReplicaStore(Protocol):
         """Cuts the log at `offset`, durably; returns where the cut bytes are kept."""
 
     def restart_at(self, offset: int, keep: Path | None = None) -> object:
-        """Makes it an empty store that begins at `offset`; the old files go to `keep`, or away."""
+        """Empties the store, which then begins at `offset`; the old files go to `keep`, or are removed."""
 
 
 class Rejoin:
-    """A slave's part in greetings, over all its connections.  Owned by ha-client."""
+    """A slave's part in greetings, for all its connections.  Owned by ha-client."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Rejoin:
         self._flushes = flushes
 
     def objection(self, master: MasterHello | None) -> str:
-        """Why this master, None: a stock one, may not be followed: for what was promised; "" if it may."""
+        """Why this master may not be followed, by what was promised; "" if it may.  None: a stock master."""
         pledge = self.lineage.state.pledge
         if pledge is None:
             return ""
@@ -94,12 +94,12 @@ class Rejoin:
         )
 
     def greeting(self) -> SlaveGreeting:
-        """For a new connection."""
+        """The greeting for a new connection."""
         state = self.lineage.state
         return SlaveGreeting(self._facts, state.replica_id, self._log, state.lineage, flushes=self._flushes)
 
     def carry_out(self, greeting: SlaveGreeting) -> None:
-        """After settle().  Raises GreetingRefused without a store to do it, OSError, or CommitLogError."""
+        """Call it after settle().  Raises GreetingRefused without a store, OSError, or CommitLogError."""
         plan, master = greeting.plan, greeting.master
         assert plan is not None
         assert master is not None
@@ -124,10 +124,10 @@ class Rejoin:
         )
 
     def follow_stock(self) -> None:
-        """Before bytes come from a master that keeps no epochs: forgets those that our log has not reached.
+        """Forgets epochs that our log has not reached, before bytes come from a master that keeps no epochs.
 
-        What it then gets counts to the last epoch it has, as nobody knows better; that two logs agree in such
-        an epoch, the digest of the next greeting has to tell.  Raises OSError.
+        What the log then gets counts to its last epoch, as nobody knows better.  Whether two logs agree in
+        such an epoch, only the digest of the next greeting tells.  Raises OSError.
         """
         lineage = self.lineage.state.lineage
         self.lineage.update(

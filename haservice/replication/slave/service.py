@@ -1,7 +1,7 @@
 """SlaveHAService: replication of a slave.
 
 ha-client      follows the master
-ha-recorder    writes down how far the master was; only with a lineage file
+ha-recorder    writes down how far the master's log was; only with a lineage file
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Log(ReplicaLog, Protocol):
 class SlaveHAService:
     """`damage`, `flush`, `boundary`, `rejoin` and `check` are HAClient's.
 
-    With `flush`, that is with SYNC_FLUSH, acks speak of flushed bytes, and consumers are shown flushed ones only.
-    `doors` says how it goes out.  `on_failure(thread, error)` is told of a thread that died.
+    With `flush`, that is with SYNC_FLUSH, acks speak of flushed bytes, and consumers see only flushed bytes.
+    `doors` says how it connects.  `on_failure(thread, error)` is told of a thread that died.
     """
 
     def __init__(
@@ -91,18 +91,18 @@ class SlaveHAService:
         return self._client.greeted_by
 
     def set_master_address(self, address: str | None) -> None:
-        """Whom to follow.  None, or an address that is none, changes nothing."""
+        """Sets the master to follow.  None, or text that is no address, changes nothing."""
         try:
             self._client.set_master_address(address)
         except ValueError as error:
             logger.warning("master address ignored reason=%s", error)
 
     def leave_master(self) -> None:
-        """Leaves its link and dials again, for it may have promised something meanwhile."""
+        """Leaves the link and dials again: the slave may have promised something meanwhile."""
         self._client.regreet()
 
     def readable_end(self) -> int:
-        """What is stored, with SYNC_FLUSH what is flushed: a slave has no high-water mark."""
+        """The stored end; with SYNC_FLUSH, the flushed end.  A slave has no high-water mark."""
         return self._log.flushed if self._shows_flushed else self._log.end
 
     def status(self) -> HAStatus:

@@ -1,18 +1,18 @@
-"""SlaveSession: a slave's way with its masters, over all its connections.  Pure: events in, actions out.
+"""SlaveSession: how a slave follows its masters, over all its connections.  Pure: events in, actions out.
 
     told → dial → greet → rejoin → report our end → check → store → report → …   trouble: close, pause, again
 
-A master of ours is greeted first, and our log made one with its own, see greeting.py and rejoin.py; one that
-stays silent is a stock master, and the classic rules hold.  A report says which whole records the log holds
-when it is sent, never more.
+The slave greets a master of ours first, and makes its log one with the master's: greeting.py, rejoin.py.  One
+that stays silent is a stock master, and the classic rules hold.  A report names the end of the whole records
+that the log holds when the report is sent, never more.
 
-Every timer of a slave's connection is here; its states and moves are the table in states.py.  Nothing
-here touches a socket, a thread, a file or a clock: times are seconds of one clock, handed in with the events,
-and the log is read by what greetings and checks read it by, and changed by actions only: actions.py.
+Every timer of a slave's connection is here; states.py has the table of its states and moves.  Nothing here
+touches a socket, a thread, a file or a clock.  Times are seconds of one clock, handed in with the events.
+Greetings and checks read the log with functions of their own; only actions (actions.py) change it.
 
-An event that raises ends the connection, as an action that fails does: lost() is to be told of it.  Dial is
-answered by reached() and connected(), Store by stored(), Flush by flushed(), Rejoin by rejoined(), each once
-it is done.  When `wake_s` has come and nothing else has, tick() is due.
+An event that raises ends the connection, as a failed action does: lost() has to be told.  Each of these
+actions is answered once it is done: Dial by reached() and connected(), Store by stored(), Flush by flushed(),
+Rejoin by rejoined().  When `wake_s` has come and nothing else has, tick() is due.
 """
 
 from __future__ import annotations
@@ -57,31 +57,32 @@ from haservice.replication.wire.protocol import (
     TransferReader,
 )
 
-# One receive takes up to this much.  With 1 MiB a slave that catches up computes a fifth more for each GiB, for
-# what is done once for each receive and what begins and ends it: the record that it cuts.
+# One receive takes up to this much.  With 1 MiB, a catch-up costs a fifth more CPU for each GiB: for what is
+# done once for each receive, and for the records that a receive cuts at its ends.
 RECEIVE_BYTES = 4 * 1024 * 1024
 # Bytes flow again within 100 ms of a cut.  A master that takes a connection and ends it is asked ever less
-# often; one that is not there costs a packet, so it is asked on and on, to be found as soon as it is back.
-# One of ours that ends without a word may be a proxy that waits for it: so it is asked as soon, this often.
+# often.  One that is unreachable costs a packet, so it is asked on and on, to be found as soon as it is back.
+# One of ours that ends without a word may be a proxy that waits for the master: it is asked as soon again,
+# this often.
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 5.0
 WORDLESS_MAX = 600
-# A master that is not known to be ours has so long to answer a call; one that is, may be busy.
+# A master not known to be ours has so long to answer a call; one known to be ours may be busy.
 STRANGER_S = 0.2
 KNOWN_S = 3.0
-# It reads the digest's bytes from its disk.
+# The master reads the digest's bytes from its disk.
 VERDICT_S = 5.0
-# What cannot be reconciled does not change by the second.
+# What cannot be reconciled does not change within a second.
 REFUSED_PAUSE_S = 5.0
-# What a master is mending does.
+# What a master is repairing does.
 AGAIN_PAUSE_S = 1.0
 STOCK_MASTER = "a stock master: offsets are compared, nothing else"
 REFUSED = "refused: "
-# Addresses that are remembered as those of our masters.
+# So many addresses of our masters are remembered.
 OURS_MAX = 64
-# A connection that lived this long, or brought bytes, was a good one: the next try comes soon.
+# A connection that lasted so long, or brought bytes, was a good one: the next try comes soon.
 GOOD_LIFE_S = 1.0
-# One cause of trouble is told this often at most.
+# The log tells one cause of trouble this often at most.
 TELL_S = 10.0
 # A master that turns into a slave, or stops and starts again, refuses connections for a moment: no trouble yet.
 TURN_S = 3.0
@@ -92,20 +93,20 @@ class MasterClosed(ConnectionError):
 
 
 class Damaged(ProtocolError):
-    """We hold bytes that we cannot serve: acks of more would make others rely on us."""
+    """We hold bytes that we cannot serve: if we acked more, others would rely on us."""
 
 
 class SlaveSession:
-    """Owned by one thread; the attributes without an underscore are for any to read.
+    """Owned by one thread; any thread may read the attributes without an underscore.
 
-    `greet` makes the greeting of a new connection, without it nobody is greeted; `boundary` says up to where
-    the log is known to be whole records; with `flushes` reports speak of flushed bytes.  `damage` says what
-    is wrong with us, if anything: nothing is stored or reported then.
+    `greet` makes the greeting of a new connection; without it nobody is greeted.  `boundary` says up to where
+    the log is known to be whole records.  With `flushes`, reports speak of flushed bytes.  `damage` says what
+    is wrong with us, if anything: then nothing is stored or reported.
 
-    `objection(hello)` says why this master (None: a stock one) may not be followed, or "".  It is asked once
-    its verdict is there, and then before everything that is stored or reported, last right before a report
-    goes out, behind all that the report covers: whoever makes it object, and then reads the log's end, knows
-    of every byte that this slave will ever have acknowledged to that master.
+    `objection(hello)` says why this master (None: a stock one) may not be followed, or "".  The session asks
+    it once the verdict is there, then before everything that it stores or reports, and last right before a
+    report goes out, after all that the report covers.  So whoever makes it object, and then reads the log's
+    end, knows every byte that this slave will ever have acknowledged to that master.
     """
 
     def __init__(
@@ -124,16 +125,16 @@ class SlaveSession:
     ) -> None:
         self.state = State.IDLE
         self.address: str | None = None
-        """Of the master that it follows, or tries to."""
+        """The master that it follows, or tries to."""
         self.reported = REPORT_NOT_YET
         self.last_error = ""
         self.connects = 0
         self.lineage = ""
-        """What the last greeting came to, for people."""
+        """The outcome of the last greeting, for people."""
         self.master_end = -1
-        """The furthest end of the master's log that it told or sent; -1 when unknown."""
+        """The furthest end of its log that the master has told or sent; -1 if unknown."""
         self.followed_end = -1
-        """The same of the log that we are one with; -1 of any other."""
+        """The same, only for a log that is one with ours; else -1."""
         self.last_read_s = 0.0
         self._log = log
         self._check = check
@@ -147,21 +148,22 @@ class SlaveSession:
         self._backoff = backoff if backoff is not None else Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         self._reader = TransferReader(log.segment_bytes, receive_bytes)
         self._throttle = LogThrottle(TELL_S)
-        # Addresses that have greeted us, newest last; why greetings were refused since the last good one.
+        # Addresses of masters that have greeted us, newest last; why greetings were refused since the last
+        # good one.
         self._ours: dict[str, None] = {}
         self._refusals: set[tuple[str, str]] = set()
         # Connections in a row that the master ended without a word.
         self._unanswered = 0
         # When a master that we had heard ended its connection.
         self._away_s: float | None = None  # since when the master has ended its link, or refuses one
-        # When a pause is over, or what a greeting waits for has to be there.
+        # When a pause is over, or what a greeting waits for is due.
         self._until_s = 0.0
-        # Of the present connection.
+        # For the present connection.
         self._greeting: SlaveGreeting | None = None
         self._started_end = 0
         self._connected_s: float | None = None
         self._heard = False
-        self._unfollowed = False  # of a stock master nothing was stored yet
+        self._unfollowed = False  # nothing from a stock master was stored yet
         self._last_write_s = 0.0
         self._silence_s = self._housekeeping_s
         self._bad: tuple[BadRecord, Run] | None = None
@@ -178,12 +180,12 @@ class SlaveSession:
 
     @property
     def whole(self) -> int:
-        """Where the last whole record ends, up to which is reported."""
+        """Where the last whole record ends; reports go up to there."""
         return self._check.whole
 
     @property
     def wake_s(self) -> float | None:
-        """When tick() is due; None: an event has to come first."""
+        """When tick() is due; None if an event has to come first."""
         if self.state is State.TRANSFER:
             report_s, silent_s = self._last_write_s + self._heartbeat_s, self.last_read_s + self._silence_s
             return report_s if report_s < silent_s else silent_s
@@ -195,7 +197,7 @@ class SlaveSession:
     # -- whom to follow -----------------------------------------------------------------------------
 
     def told(self, address: str) -> Sequence[Action]:
-        """Follows `address` from now on.  What it has with a master ends, also if that is the same one."""
+        """Follows `address` from now on.  Any present link ends, even one to the same address."""
         ending = self._leave()
         self._move(Event.TOLD)
         if address != self.address:
@@ -222,11 +224,11 @@ class SlaveSession:
     # -- a connection begins ------------------------------------------------------------------------
 
     def reached(self) -> None:
-        """There is a connection; what fails from now on is not for lack of one."""
+        """The connection is made; a later failure has another cause than an unreachable master."""
         self._move(Event.REACHED)
 
     def connected(self, now_s: float) -> Sequence[Action]:
-        """Bytes may go to and fro.  Raises what ends the connection."""
+        """Bytes may go both ways.  Raises what ends the connection."""
         self._move(Event.CONNECTED)
         self.connects += 1
         self._connected_s = self.last_read_s = now_s
@@ -244,7 +246,7 @@ class SlaveSession:
         return [*cut, Send(self._greeting.call())]
 
     def _stand(self) -> Sequence[Action]:
-        """Our log ends with a whole record, and the check stands there: what is unfinished is sent again."""
+        """Cuts our log to its last whole record, and sets the check there: the rest is sent again."""
         whole = self._check.connect(self._log.end, self._boundary(), self._log.read)
         if whole == self._log.end:
             return ()
@@ -278,7 +280,7 @@ class SlaveSession:
         return (Send(answer), *self._hear_greeting(now_s))
 
     def _no_word(self, now_s: float) -> Sequence[Action]:
-        """Something else came, or nothing whole in time."""
+        """Something else came, or nothing whole came in time."""
         if self.state is State.VERDICT:
             raise TimeoutError(errno.ETIMEDOUT, "the master greets, but gives no verdict")
         assert self.address is not None
@@ -295,7 +297,7 @@ class SlaveSession:
         return (Rejoin(greeting),)
 
     def rejoined(self, now_s: float) -> Sequence[Action]:
-        """Our log is one with the master's now.  Raises what ends the connection."""
+        """Our log is now one with the master's.  Raises what ends the connection."""
         greeting = self._greeting
         assert greeting is not None
         assert greeting.plan is not None
@@ -317,11 +319,11 @@ class SlaveSession:
     # -- what comes ---------------------------------------------------------------------------------
 
     def space(self) -> memoryview:
-        """Where to receive next; until then what was received stays where it is."""
+        """Where to receive next; what was received stays in place until then."""
         return self._reader.space()
 
     def received(self, count: int, now_s: float) -> Sequence[Action]:
-        """So many bytes are in the space now.  Raises what ends the connection."""
+        """`count` bytes were received into the space.  Raises what ends the connection."""
         self.last_read_s = now_s
         if self.state is not State.TRANSFER:
             self._reader.received(count)
@@ -333,7 +335,7 @@ class SlaveSession:
         return self._take(runs) if runs else self.stored(now_s)
 
     def _take(self, runs: Sequence[Run]) -> Sequence[Action]:
-        """Stores what is sound of them."""
+        """Stores what is sound in the runs."""
         self._check_allowed()
         feed = self._check.feed
         for number, run in enumerate(runs):
@@ -349,7 +351,7 @@ class SlaveSession:
         return (ForgetEpochs(), Store(runs)) if self._greet is not None else (Store(runs),)
 
     def stored(self, now_s: float) -> Sequence[Action]:
-        """All that was to be stored is.  Raises what ends the connection."""
+        """Everything that was to be stored is stored.  Raises what ends the connection."""
         if self._bad is not None:
             bad, run = self._bad
             return (EndAt(bad.offset, run), Break(bad))
@@ -390,7 +392,7 @@ class SlaveSession:
         return self._report(now_s) if now_s >= self._last_write_s + self._heartbeat_s else ()
 
     def _check_allowed(self) -> None:
-        """Raises Damaged if we are, GreetingRefused if this master may not be followed."""
+        """Raises Damaged if we are damaged, GreetingRefused if this master may not be followed."""
         if self._damage() is not None:
             self._check_sound()
         greeting = self._greeting
@@ -425,7 +427,7 @@ class SlaveSession:
         )
 
     def lost(self, error: Exception, now_s: float) -> Sequence[Action]:
-        """The connection, or the try to make one, is over: the next one comes after a pause."""
+        """The connection, or the try to make one, has failed: the next try comes after a pause."""
         assert self.address is not None
         pause_s = self._pause_of(error)
         lived_s = now_s - self._connected_s if self._connected_s is not None else 0.0
@@ -442,7 +444,7 @@ class SlaveSession:
         return (*self._told_trouble(error, now_s), Close())
 
     def _pause_of(self, error: Exception) -> float | None:
-        """What this error asks for; None: as the tries before went."""
+        """The pause that this error asks for; None: as the backoff says."""
         if isinstance(error, GreetingRefused):
             return AGAIN_PAUSE_S if error.again else REFUSED_PAUSE_S
         if self.state is State.DIALLING:
@@ -452,7 +454,7 @@ class SlaveSession:
         return AGAIN_S if wordless and self._unanswered <= WORDLESS_MAX else None
 
     def _told_trouble(self, error: Exception, now_s: float) -> Sequence[Action]:
-        # Once, it may have been cut; twice, the master will not have us.
+        # The first such end may be a cut; after a second one, the master refuses us.
         grave = isinstance(error, (ProtocolError, CommitLogError)) or self._unanswered > 1
         level = logging.ERROR if grave else logging.WARNING
         if isinstance(error, MasterClosed) and self._heard:
@@ -467,7 +469,7 @@ class SlaveSession:
         return (Tell(level, text, (self.address, self._log.end, self.last_error)),)
 
     def _refused(self, error: GreetingRefused) -> Sequence[Action]:
-        """Told once, until a greeting succeeds again; an end that the master lost it takes back by itself."""
+        """Says so once, until a greeting succeeds again.  A master takes its lost end back by itself."""
         assert self.address is not None
         self.lineage = f"{REFUSED}{error}"
         if (self.address, error.cause) in self._refusals or len(self._refusals) >= OURS_MAX:
@@ -479,7 +481,7 @@ class SlaveSession:
 
 
 def _body(frame: tuple[int, bytes], mark: int) -> bytes:
-    """Raises ProtocolError if it is another frame."""
+    """The frame's body.  Raises ProtocolError if it is another frame."""
     if frame[0] != mark:
         raise ProtocolError(f"a greeting {frame[0]}, expected was {mark}")
     return frame[1]

@@ -1,6 +1,6 @@
-"""The states of a slave's way with its masters, and what moves it from one to another: the whole table.
+"""The states of a slave on its way with its masters, and the events that move it: the whole table.
 
-All moves are SlaveSession's; docs/replication.md shows this table, drawn from here.
+SlaveSession makes all moves; docs/replication.md shows this table, drawn from here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What moves it."""
+    """What moves it to another state."""
 
     TOLD = "another master"
     REACHED = "connected"
@@ -54,11 +54,11 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.PAUSE: {Event.PAUSED: State.DIALLING, **_ALWAYS},
     State.SHUTDOWN: {},
 }
-# As RocketMQ names them, and as status shows them.
+# The states as RocketMQ names them, and as status shows them.
 SHOWN: Mapping[State, SlaveState] = {
     **dict.fromkeys(State, SlaveState.READY),
     State.TRANSFER: SlaveState.TRANSFER,
     State.SHUTDOWN: SlaveState.SHUTDOWN,
 }
-# In these there is a link to close.
+# In these states there is a link to close.
 LINKED = frozenset({State.HANDSHAKE, State.GREETING, State.VERDICT, State.REJOINING, State.TRANSFER})

@@ -1,1 +1,1 @@
-"""What goes over an HA link, and what it runs over."""
+"""What goes over an HA link, and what the link runs over."""

@@ -1,4 +1,4 @@
-"""Greeting: how two of ours agree, before one byte flows, from where the slave goes on.  Pure.
+"""Greeting: how two brokers of ours agree, before a byte flows, from where the slave goes on.  Pure.
 
     SlaveGreeting                                  MasterGreeting
     call()          ──── report −1 ────▶           hello()         a frame, once
@@ -8,7 +8,7 @@
     plan, master                                   slave, outcome
 
 Both take the bodies that a TransferReader or a ReportReader found in the stream, and return bytes to send.
-What the slave has to do to its log it does between on_verdict() and its first report: see Rejoin.
+Between on_verdict() and its first report the slave does what it has to do to its log: see Rejoin.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from haservice.replication.wire.protocol import REPORT, REPORT_NOT_YET, peer_fra
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a broker says of itself; `broker_addr` is where clients reach it, `heartbeat_ms` how often it
+    """What a broker says of itself.  `broker_addr` is where clients reach it; `heartbeat_ms` is how often it
     speaks at least."""
 
     cluster_name: str
@@ -60,7 +60,8 @@ class GreetedLog(Protocol):
 
 
 class GreetingRefused(ProtocolError):
-    """The two cannot go on together.  `cause` is the same as long as the reason is, whatever the numbers.
+    """The two brokers cannot go on together.  `cause` stays the same as long as the reason does, whatever
+    numbers the reason names.
 
     `again`: it may pass by itself, soon.
     """
@@ -72,7 +73,7 @@ class GreetingRefused(ProtocolError):
 
 
 class Outcome(enum.Enum):
-    """What a greeting came to, for the master."""
+    """The outcome of a greeting, for the master."""
 
     ACCEPTED = "accepted"
     AHEAD = "ahead"
@@ -82,7 +83,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`frame` goes to the slave; unless accepted, the connection ends with it."""
+    """`frame` goes to the slave; unless the slave is accepted, the connection then ends."""
 
     frame: bytes
     outcome: Outcome
@@ -102,8 +103,8 @@ def span_of(log: GreetedLog) -> LogSpan:
 class MasterGreeting:
     """The master's half, for one connection.  `role` is its brokerRole; `lineage` gives its epochs.
 
-    `objection(slave)` may say why this slave may not come now, for reasons that are not in its hello;
-    `members(slave)` gives the list of replicas with this slave on it, written down; None keeps none.
+    `objection(slave)` may say why this slave may not come now, for a reason that its hello does not show.
+    `members(slave)` gives the list of replicas with this slave on it, written down; None keeps no list.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class MasterGreeting:
         self._answered = False
 
     def hello(self) -> bytes:
-        """The frame that answers a first report of −1; empty when it was sent already."""
+        """The frame that answers a first report of −1; empty if it was sent already."""
         if self.said is not None:
             return b""
         lineage, log = self._lineage(), span_of(self._log)
@@ -151,7 +152,7 @@ class MasterGreeting:
         return peer_frame(HELLO_OFFSET, self.said.encode())
 
     def answer(self, body: bytes) -> Answer:
-        """Judges a slave's hello.  Raises ProtocolError if it is none, or comes out of turn."""
+        """Judges a slave's hello.  Raises ProtocolError if it is no hello, or comes out of turn."""
         if self.said is None or self._answered:
             raise ProtocolError("a slave's hello that nobody asked for")
         slave = SlaveHello.decode(body)
@@ -168,7 +169,7 @@ class MasterGreeting:
         return _answer(outcome, slave, Verdict(True, members=members))
 
     def _judge(self, slave: SlaveHello, said: MasterHello) -> tuple[Outcome, str, bool]:
-        """Outcome, reason, and whether to ask again soon."""
+        """Outcome, reason, and whether the slave should ask again soon."""
         if slave.nonce != said.nonce:
             return Outcome.REFUSED, "it does not answer our hello: an old one, played back?", False
         reason = _strangers(said, slave.replica_id, slave.broker_name, slave.segment_bytes)
@@ -204,16 +205,16 @@ class MasterGreeting:
         try:
             self._log.read(point, 1)
         except CommitLogError as error:
-            # A repair takes what it takes: the slave is not to dial again and again for nothing.
+            # A repair takes its time: the slave must not dial again and again for nothing.
             return Outcome.REFUSED, f"our own bytes from {point} on cannot be sent: {error}", False
         return Outcome.ACCEPTED, "", False
 
     def _compare(self, slave: SlaveHello, said: MasterHello, point: int) -> str:
-        """Why the slave's bytes below `point` are not ours; empty if they are."""
+        """Why the slave's bytes below `point` differ from ours; empty if they do not."""
         room = max(0, point - max(said.log.start, slave.log.start))
         if not min(DIGEST_BYTES, room) <= slave.digest_bytes <= min(DIGEST_BYTES_MAX, room):
             return f"a digest of {slave.digest_bytes} bytes below {point}, of {room} that both have"
-        # A stranger does not make us read megabytes: a slave reaches further back over zeros only.
+        # A stranger cannot make us read megabytes: a slave reaches further back only over zeros.
         justified = slave.digest_bytes <= DIGEST_BYTES or _only_zeros(self._log, point - DIGEST_BYTES, point)
         if justified and digest(self._log.read, point - slave.digest_bytes, point) == slave.digest:
             return ""
@@ -237,14 +238,14 @@ class SlaveGreeting:
         self.master: MasterHello | None = None
         """What the master said; None before on_hello()."""
         self.members = Members()
-        """The list to write down before the first report, once on_verdict() has returned."""
+        """The list to write down before the first report; set once on_verdict() has returned."""
         self.plan: Plan | None = None
-        """What is to be done before the first report, once on_verdict() has returned."""
+        """What to do before the first report; set once on_verdict() has returned."""
         self._strange: tuple[str, str] | None = None
 
     @property
     def epoch(self) -> int:
-        """The master's newest; -1 before on_hello(), and of one that has none."""
+        """The number of the master's newest epoch; -1 before on_hello(), or if it has none."""
         last = self.master.lineage.last if self.master is not None else None
         return last.number if last is not None else -1
 
@@ -253,9 +254,9 @@ class SlaveGreeting:
         return REPORT.pack(REPORT_NOT_YET)
 
     def on_hello(self, body: bytes) -> bytes:
-        """Takes the master's hello; returns ours, also to a stranger, who is to see why we do not follow.
+        """Takes the master's hello; returns ours, even to a stranger, who then sees why we do not follow.
 
-        Raises GreetingRefused, or ProtocolError for no hello.
+        Raises GreetingRefused, or ProtocolError if `body` is no hello.
         """
         if self.master is not None:
             raise ProtocolError("a second hello of the master")
@@ -277,7 +278,7 @@ class SlaveGreeting:
     def _hello(
         self, master: MasterHello, lineage: Lineage, log: LogSpan, position: int, begin: int, point: int
     ) -> bytes:
-        """With a digest from `begin` up to `point`."""
+        """Our hello, with a digest from `begin` up to `point`."""
         hello = SlaveHello(
             replica_id=self._replica_id,
             broker_name=self._facts.broker_name,
@@ -296,7 +297,7 @@ class SlaveGreeting:
         return slave_hello_block(hello.encode())
 
     def on_verdict(self, body: bytes) -> Plan:
-        """Takes the verdict; returns what has to be done now.  Raises GreetingRefused, or ProtocolError."""
+        """Takes the verdict; returns what to do now.  Raises GreetingRefused, or ProtocolError."""
         if self._strange is not None:
             raise GreetingRefused(*self._strange)
         if self.plan is None:
@@ -311,7 +312,7 @@ class SlaveGreeting:
         return self.plan
 
     def _digest_begin(self, floor: int, point: int, log_end: int) -> int:
-        """Where the digest begins: so far below `point` that it covers more than zeros, or at `floor`."""
+        """Where the digest begins: far enough below `point` to cover more than zeros, or at `floor`."""
         if point > log_end or point <= floor:
             return point
         size, upper = DIGEST_BYTES, point

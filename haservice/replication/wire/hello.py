@@ -1,17 +1,17 @@
 """The handshake by which our brokers recognise each other on the HA port.  Pure: bytes in, values out.
 
     slave → master    report −1                          a stock master ignores it, and stays silent
-    master → slave    offset −1 | size | MasterHello     a frame that a stock slave would never be sent
-    slave → master    −2 | size | SlaveHello             what it will hold once it has done what it has to
+    master → slave    offset −1 | size | MasterHello     a frame that a stock slave is never sent
+    slave → master    −2 | size | SlaveHello             what it will hold after it has changed its log
     master → slave    offset −2 | size | Verdict         after it has compared the digest with its own bytes
     slave → master    report ≥ 0                         from here on the classic wire
 
-Bodies are JSON objects; what is not known in them is passed over, so that later versions may say more.  The
-frames' headers are those of transfers (12 bytes), the slave's words those of reports (8 bytes each).
+Bodies are JSON objects.  Unknown fields are ignored, so that later versions may say more.  The frames'
+headers are those of transfers (12 bytes), the slave's words those of reports (8 bytes each).
 
-The digest is of the last `digestBytes` below the nearer of `position` and the end that the master's hello
-told: both sides hold those, also when the slave is ahead.  Where a segment's end is but zeros it reaches back
-until it covers something.
+The digest covers the last `digestBytes` below `position` or below the end that the master's hello told,
+whichever is nearer.  Both sides hold those bytes, even when the slave is ahead.  Where a segment ends in
+zeros, the digest reaches back until it covers something else.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ HELLO_OFFSET = -1
 VERDICT_OFFSET = -2
 SLAVE_HELLO_MARK = -2
 HELLO_BYTES_MAX = 256 * 1024
-# So many bytes below the point where two logs are to be one are compared; more when they are all zeros, as
-# the end of a segment may be for a whole message's length.
+# So many bytes are compared below the point where two logs are to be one.  It is more when they are all
+# zeros, as the end of a segment may be for a whole message's length.
 DIGEST_BYTES = 64 * 1024
 DIGEST_BYTES_MAX = 16 * 1024 * 1024
 _PIECE_BYTES = 1024 * 1024
-# Texts of a peer, for people.
+# The most characters of a peer's text, for people.
 _WORDS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
 class MasterHello:
-    """Who the master is and what it holds; `role` is its brokerRole, `broker_addr` where clients reach it.
+    """Who the master is and what it holds.  `role` is its brokerRole, `broker_addr` where clients reach it.
 
-    `nonce` is another one each time; the slave's hello repeats it, so that none can be played back.
+    `nonce` is new each time; the slave's hello repeats it, so that no old hello can be replayed.
     """
 
     replica_id: str
@@ -101,8 +101,8 @@ class MasterHello:
 class SlaveHello:
     """Who the slave is, where it will go on, and a digest of `digest_bytes` below there.
 
-    `log` is what it holds now.  A slave that is ahead says so by `position` > the master's end: up to there
-    it holds what the master lost; what it holds behind that is no part of the master's log.
+    `log` is what it holds now.  A slave that is ahead shows it by `position` > the master's end: up to
+    `position` it holds what the master lost; the bytes behind that are no part of the master's log.
     """
 
     replica_id: str
@@ -117,9 +117,9 @@ class SlaveHello:
     lineage: Lineage
     nonce: str = ""
     heartbeat_ms: int = 0
-    """As the master's."""
+    """As in the master's hello."""
     keeps_list: bool = False
-    """Whether it writes the list of the verdict down before it reports; those before 0.5 do not."""
+    """Whether it writes down the verdict's list before it reports; slaves before 0.5 do not."""
 
     def encode(self) -> bytes:
         return _fitted(
@@ -165,10 +165,10 @@ class SlaveHello:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the slave may go on as it said; if not, why, and whether it makes sense to ask again soon.
+    """Whether the slave may go on as it said; if not, why, and whether to ask again soon.
 
-    `members` is the list of replicas that it has to write down before its first report; of masters before
-    0.5 it is empty.
+    `members` is the list of replicas that the slave has to write down before its first report; masters before
+    0.5 send an empty one.
     """
 
     accepted: bool
@@ -219,7 +219,7 @@ def encode_epoch_list(epochs: Sequence[Epoch]) -> list[dict[str, Any]]:
 
 
 def decode_epochs(said: object, epoch_max: int = EPOCH_MAX) -> Lineage:
-    """Raises ProtocolError for anything that is no list of epochs that rise, up to `epoch_max`."""
+    """Raises ProtocolError for anything but a list of epochs that rise, up to `epoch_max`."""
     try:
         return Lineage(decode_epoch_list(said, epoch_max))
     except ValueError as error:
@@ -227,7 +227,7 @@ def decode_epochs(said: object, epoch_max: int = EPOCH_MAX) -> Lineage:
 
 
 def decode_epoch_list(said: object, epoch_max: int = EPOCH_MAX) -> tuple[Epoch, ...]:
-    """Raises ProtocolError for anything that is no list of epochs, up to `epoch_max`."""
+    """Raises ProtocolError for anything but a list of epochs, up to `epoch_max`."""
     if not isinstance(said, list):
         raise ProtocolError("epochs are no list")
     if len(said) > EPOCHS_MAX:
@@ -298,7 +298,7 @@ def _over(said: Mapping[str, Any], epoch_max: int) -> tuple[Members, ...]:
 
 
 def _fitted(said: dict[str, Any]) -> bytes:
-    """As JSON of at most HELLO_BYTES_MAX: of a longer lineage the oldest epochs are left out."""
+    """JSON of at most HELLO_BYTES_MAX: the oldest epochs of a longer lineage are left out."""
     while len(body := orjson.dumps(said)) > HELLO_BYTES_MAX and said["epochs"]:
         said["epochs"] = said["epochs"][(len(said["epochs"]) + 1) // 2 :]
     return body
@@ -345,7 +345,7 @@ def _text(said: Mapping[str, Any], name: str) -> str:
 
 
 def _words(value: object) -> str:
-    """A peer's words as one line of a log can take them; nothing else hangs on them."""
+    """A peer's words, made fit for one line of a log; nothing else depends on them."""
     if not isinstance(value, str):
         return ""
     return "".join(char if char.isprintable() else "?" for char in value[:_WORDS_MAX])

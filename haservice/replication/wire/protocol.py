@@ -4,8 +4,8 @@
     heartbeat  | offset 8 | 0           |              the next offset to be sent
     report     | offset 8 |                            end of what the slave holds
 
-Integers are big-endian and signed, as Java writes them.  The slave speaks first; nothing else ever travels
-between a stock broker and one of ours.  Two of ours have a few frames more, before the first transfer:
+Integers are big-endian and signed, as Java writes them.  The slave speaks first.  Nothing else ever travels
+between a stock broker and one of ours.  Two brokers of ours use a few more frames, before the first transfer:
 
     report −1                       a call, which a stock master ignores
     hello      | −1 8 | size 4 | body n |
@@ -38,15 +38,15 @@ assert (HEADER_BYTES, REPORT_BYTES) == (12, 8)
 FRAME_BYTES_MAX = 4 * 1024 * 1024
 BODY_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES
 
-# What a slave that has nothing reports, and what a master ignores (a stock one does as well).
+# What a slave that has nothing reports.  Our master ignores it, as a stock one does.
 REPORT_NOTHING = 0
 REPORT_NOT_YET = -1
 
-# No log is 64 PiB long: a report begins with 0x00, or with 0xff if it is negative.  Texts begin otherwise.
+# No log is 64 PiB long: a report begins with 0x00, or with 0xff if it is negative.  Text begins otherwise.
 _FIRST_BYTES = (0x00, 0xFF)
 _CALL = REPORT.pack(REPORT_NOT_YET)
 _HELLO_BEGINS = REPORT.pack(SLAVE_HELLO_MARK)
-# Enough of a stranger's bytes to recognise him by.
+# So many bytes are enough to recognise a stranger.
 _SHOWN_BYTES = 32
 
 
@@ -59,7 +59,7 @@ class MasterState(enum.Enum):
 
 
 class SlaveState(enum.Enum):
-    """The slave's client, as status shows it; what it does in between is in slave/states.py."""
+    """The slave's client, as status shows it; slave/states.py has the steps in between."""
 
     READY = "READY"
     TRANSFER = "TRANSFER"
@@ -67,7 +67,7 @@ class SlaveState(enum.Enum):
 
 
 def shown(data: bytes | bytearray | memoryview) -> str:
-    """Bytes for a log line: as text when they are text, else in hexadecimal; a long tail is left out."""
+    """Bytes for a log line: as text if they are text, else in hexadecimal; a long tail is left out."""
     head = bytes(data[:_SHOWN_BYTES])
     text = head.decode("latin-1")
     if head and all(" " <= char <= "~" or char in "\r\n\t" for char in text):
@@ -102,15 +102,15 @@ def slave_hello_block(body: bytes) -> bytes:
 class ReportReader:
     """Turns a slave's bytes, however they arrive, into whole reports.  Owned by one thread.
 
-    The stream cannot be resynchronised, so a byte that begins no offset ends it at once.  After
-    expect_hello() one hello of the slave is taken, unless a report comes first.
+    A byte that begins no offset ends the stream at once, because the stream cannot be resynchronised.  After
+    expect_hello() it takes one hello of the slave, unless a report comes first.
     """
 
     __slots__ = ("_greeting", "_pending", "hello")
 
     def __init__(self) -> None:
         self._pending = b""
-        self._greeting: bytearray | None = None  # what came since a hello is expected
+        self._greeting: bytearray | None = None  # what has come since a hello is expected
         self.hello: bytes | None = None
         """The body of the slave's hello, once it is whole."""
 
@@ -120,7 +120,7 @@ class ReportReader:
     def feed(self, data: bytes) -> Sequence[int]:
         """The reports that `data` completes, oldest first.  Raises NotAReport.
 
-        A call may be followed by a hello at once, so expect_hello() before the next feed() is soon enough.
+        A hello may follow a call at once, so expect_hello() before the next feed() is soon enough.
         """
         if (
             len(data) == REPORT_BYTES
@@ -141,7 +141,7 @@ class ReportReader:
         return [report for (report,) in REPORT.iter_unpack(data[:whole])]
 
     def _feed_hello(self, greeting: bytearray, data: bytes) -> Sequence[int]:
-        """Calls that are repeated, and then the hello, or reports of a slave that does not greet."""
+        """Takes repeated calls, and then the hello, or reports of a slave that does not greet."""
         greeting += data
         while greeting.startswith(_CALL):
             del greeting[:REPORT_BYTES]
@@ -163,7 +163,7 @@ class ReportReader:
 
 
 class Run(NamedTuple):
-    """Bodies that follow each other inside one segment, as one append takes them: views of the buffer."""
+    """Bodies that follow each other inside one segment, for one append: views of the buffer."""
 
     offset: int
     bodies: list[memoryview]
@@ -177,8 +177,8 @@ assert VERDICT_OFFSET == SLAVE_HELLO_MARK
 class TransferReader:
     """Turns the master's bytes into runs of checked bodies, without copying them.  Owned by one thread.
 
-    Receive into `space()`, tell `received(n)`, then take `runs(end)`.  The views in a run are valid until the
-    next space().  A frame counts when it is whole: what was cut off is dropped with the reader.
+    Receive into `space()`, call `received(n)`, then take `runs(end)`.  The views in a run are valid until the
+    next space().  A frame counts once it is whole: a frame that was cut off is dropped with the reader.
     """
 
     def __init__(self, segment_bytes: int, receive_bytes: int) -> None:
@@ -190,11 +190,11 @@ class TransferReader:
         self._filled = 0
 
     def reset(self) -> None:
-        """A new connection begins: nothing of the old one is left."""
+        """A new connection begins: drops what is left of the old one."""
         self._parsed = self._filled = 0
 
     def space(self) -> memoryview:
-        """Where to receive next.  What is left of a cut frame moves to the front first."""
+        """Where to receive next.  First moves what is left of a cut frame to the front."""
         if self._parsed:
             rest = self._filled - self._parsed
             self._view[:rest] = self._view[self._parsed : self._filled]
@@ -207,8 +207,8 @@ class TransferReader:
     def peer_frame(self) -> tuple[int, bytes] | None:
         """The master's hello or verdict that the stream begins with, as its mark and its body.
 
-        None as long as it is not whole; also when something else comes, for runs() to take: see is_transfer.
-        Raises ProtocolError for a size that none has.
+        None while it is not whole; also if something else comes, which runs() takes: see is_transfer.  Raises
+        ProtocolError for a size that no such frame has.
         """
         if self._filled - self._parsed < HEADER_BYTES or self.is_transfer:
             return None
@@ -223,17 +223,17 @@ class TransferReader:
 
     @property
     def is_transfer(self) -> bool:
-        """Whether what is at hand begins a frame that is neither hello nor verdict."""
+        """Whether the bytes at hand begin a frame that is neither hello nor verdict."""
         data = bytes(self._buffer[self._parsed : min(self._filled, self._parsed + REPORT_BYTES)])
         return not (_CALL.startswith(data) or _HELLO_BEGINS.startswith(data))
 
     def runs(self, end: int, count: int = 0) -> list[Run]:
-        """The whole frames at hand, `count` bytes more than before, as runs that continue a log which ends at
-        `end`.
+        """The whole frames at hand, with `count` bytes more than before, as runs that continue a log which
+        ends at `end`.
 
         A log that ends at 0 takes its first frame wherever a segment begins; a heartbeat there gives a run
-        without bodies.  Raises ProtocolError at the first frame that does not fit; those before it are lost
-        with it, for the slave reports again what it holds.
+        without bodies.  Raises ProtocolError at the first frame that does not fit.  The frames before it are
+        lost with it, because the slave will report again what it holds.
         """
         self._filled += count
         buffer, view, position, filled = self._buffer, self._view, self._parsed, self._filled
@@ -246,7 +246,7 @@ class TransferReader:
             offset, size = unpack(buffer, position)
             body = position + HEADER_BYTES
             if offset == end and 0 < size <= min(boundary - end, BODY_BYTES_MAX, filled - body):
-                # Nearly all of them: whole, and inside the segment.
+                # Nearly all frames: whole, and inside the segment.
                 position = body + size
                 bodies.append(view[body:position])
                 end += size
@@ -284,7 +284,7 @@ class TransferReader:
         return runs
 
     def _check_beginning(self, offset: int, end: int) -> None:
-        """A log without a byte begins where the master does; any other continues at its end."""
+        """A log without a byte begins where the master does; any other log continues at its end."""
         if offset in (HELLO_OFFSET, VERDICT_OFFSET):
             raise LateHello(f"transfer at {offset}, but our log ends at {end}: the master greets us late")
         if end:

@@ -1,13 +1,13 @@
-"""The second HA door: TLS with certificates on both sides, for slaves and masters of ours.
+"""The second HA door: TLS with certificates on both sides, for masters and slaves of ours.
 
-    haSecurePort=10914           a master takes slaves there; its certificate is shown, theirs are checked
+    haSecurePort=10914           a master takes slaves there; it shows its certificate and checks theirs
     haSecureMaster=true          a slave connects so, and in no other way
-    haPlainPort=false            the door of stock slaves stays shut
+    haPlainPort=false            the door for stock slaves stays shut
 
-Whoever shows a certificate from a root of haSecureTrustCertPath is a broker of the cluster, master or slave:
-host names are not compared, for brokers are known by addresses that move.  So these roots sign brokers and
-nobody else.  TLS 1.3 only: both ends are ours.  Certificates are read again when their files change; links at
-work go on with what they agreed on.
+Whoever shows a certificate from a root of haSecureTrustCertPath counts as a broker of the cluster, master or
+slave.  Host names are not compared, because brokers are known by addresses that move.  So these roots must
+sign brokers and nobody else.  TLS 1.3 only: both ends are ours.  Certificates are read again when their files
+change; present links go on with what they agreed on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from haservice.watched_files import WatchedFiles
 logger = logging.getLogger(__name__)
 
 CERT, KEY, TRUST = "haSecureCertPath", "haSecureKeyPath", "haSecureTrustCertPath"
-# OpenSSL's numbers for a certificate whose time has not come, or is over: it was good, or will be.
+# OpenSSL's numbers for a certificate that is not valid yet, or no longer.
 _OUT_OF_TIME = frozenset({9, 10})
 
 
@@ -38,10 +38,10 @@ class _Contexts:
 
 
 class HACertificates:
-    """What a broker shows and trusts on secure links.  poll() is for one thread, the rest for any."""
+    """What a broker shows and trusts on secure links.  One thread may call poll(), any thread the rest."""
 
     def __init__(self, cert: Path, key: Path, trust: Path, source: str = "") -> None:
-        """Raises ConfigError naming the key of what cannot be used, and its path."""
+        """Raises ConfigError naming the key and the path of what cannot be used."""
         self._cert, self._key, self._trust = cert, key, trust
         self._source = source
         self._watched = WatchedFiles(lambda: (cert, key, trust))
@@ -50,17 +50,17 @@ class HACertificates:
         self._contexts = self._build()
 
     def accepted(self, connection: socket.socket) -> TlsTransport:
-        """For a connection that came to our port."""
+        """The link of a connection that came to our port."""
         return TlsTransport(connection, self._contexts.accepting, server_side=True)
 
     def connected(self, connection: socket.socket) -> TlsTransport:
-        """For a connection of ours to a master."""
+        """The link of a connection of ours to a master."""
         return TlsTransport(connection, self._contexts.connecting, server_side=False)
 
     def poll(self) -> None:
-        """Takes renewed files for the connections to come; never raises.  Call it about once a second.
+        """Takes renewed files for future connections; never raises.  Call it about once a second.
 
-        While they are no good, those before stay.
+        While the new files cannot be used, the old ones stay in force.
         """
         look = self._watched.changed()
         if look is None:
@@ -91,15 +91,15 @@ class HACertificates:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         if protocol == ssl.PROTOCOL_TLS_SERVER:
-            context.num_tickets = 0  # nobody resumes: each link shows its certificate
+            context.num_tickets = 0  # no session is resumed: each link shows its certificate
         load_chain(context, (CERT, KEY), self._cert, self._key, None, self._source)
         load_roots(context, purpose, TRUST, self._trust, self._source)
         return context
 
     def _check_own(self, made: _Contexts) -> None:
-        """A handshake with ourselves: what we would not trust, no broker with our roots will.
+        """Shakes hands with ourselves: a certificate that we would not trust, no broker with our roots will.
 
-        A certificate that is out of time is told, and starts all the same: clients are served with it.
+        An error line tells of one that is not valid now; the broker starts all the same: it serves clients.
         """
         try:
             _shake_hands(made)
@@ -121,20 +121,21 @@ class HACertificates:
 
 
 class SecureDoors:
-    """Which HA doors a broker has, and how its slave side goes out; ready-made for either HA service."""
+    """Which HA doors a broker has, and how its slave side connects; ready-made for either HA service."""
 
     def __init__(
         self, config: ReplicationConfig, certificates: HACertificates | None = None, guarded: bool = False
     ) -> None:
-        """`guarded`: requests are asked for credentials (aclEnable), so that a stranger must not get by here
-        what he would be refused there."""
+        """`guarded`: requests need credentials (aclEnable), so a stranger must not get by here what they
+        would refuse him.
+        """
         self._config = config
         self._certificates = certificates
         self._guarded = guarded
 
     @property
     def port(self) -> int:
-        """Of the secure door; 0 if there is none."""
+        """The secure door's port; 0 if there is none."""
         return self._config.secure_port
 
     @property
@@ -144,27 +145,27 @@ class SecureDoors:
 
     @property
     def watched(self) -> bool:
-        """Whether poll() has something to look at."""
+        """Whether poll() has files to watch."""
         return self._certificates is not None
 
     def believes(self, secured: bool) -> bool:
-        """Whether somebody vouches for who comes, a certificate or a list; or nobody asks for it."""
+        """Whether a certificate or a list vouches for the peer, or nothing asks for that."""
         return secured or not self._guarded or bool(self._config.allowed_slaves)
 
     def accepted(self, connection: socket.socket) -> Transport:
-        """For a connection that came to the secure door."""
+        """The link of a connection that came to the secure door."""
         assert self._certificates is not None
         return self._certificates.accepted(connection)
 
     def connected(self, connection: socket.socket) -> Transport:
-        """For a connection of a slave to its master; never plain when haSecureMaster is set."""
+        """The link of a slave's connection to its master; never plain when haSecureMaster is set."""
         if not self._config.secure_master:
             return PlainTransport(connection)
         assert self._certificates is not None
         return self._certificates.connected(connection)
 
     def address(self, address: str) -> str:
-        """Where a slave goes for a master that is said to be at `address`."""
+        """Where a slave connects to a master that is said to be at `address`."""
         if not self._config.secure_master or address == self._config.master_address:
             return address
         host = address.rpartition(":")[0]
@@ -176,7 +177,7 @@ class SecureDoors:
 
 
 def secure_doors(config: NodeConfig) -> SecureDoors:
-    """Raises ConfigError naming the key of what is missing, contradicts another, or cannot be used."""
+    """Raises ConfigError naming the key that is missing, contradicts another, or cannot be used."""
     replication, source = config.replication, config.source
     port, own = replication.secure_port, config.remoting.listen_port
 
@@ -206,7 +207,7 @@ def secure_doors(config: NodeConfig) -> SecureDoors:
 
 
 def _shake_hands(made: _Contexts) -> None:
-    """Both ends in memory.  Raises ssl.SSLError."""
+    """Runs both ends in memory.  Raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         made.connecting.wrap_bio(to_client, to_server),

@@ -1,18 +1,17 @@
 """What a replication link runs over: a plain socket, or TLS on one.  Both behave alike.
 
     PlainTransport    the kernel's own calls, sendfile among them
-    TlsTransport      socket ⇄ ciphertext ⇄ ssl.SSLObject ⇄ what was said
+    TlsTransport      socket ⇄ ciphertext ⇄ ssl.SSLObject ⇄ plain bytes
 
-A link is used by two threads at once, one that reads and one that writes, and shut down by any.  An
-ssl.SSLSocket is not made for that: here one lock stands around the SSLObject, which does no I/O, and whoever
-waits for the network does not hold it.  What TLS itself has to say (an alert, a new key) goes out with
-whoever may write.
+Two threads use a link at once, one reads and one writes; any thread may shut it down.  An ssl.SSLSocket is
+not made for that.  So one lock guards the SSLObject, which does no I/O, and no thread holds it while it
+waits for the network.  Whoever may write also sends what TLS itself has to say (an alert, a new key).
 
-A plain link can be used without waiting, too (`prompt`).  TLS may have to say or hear something of its own
-before a byte moves; that is left to a thread.
+A plain link can also be used without waiting (`prompt`).  TLS may have to send or receive something of its
+own before a byte moves, so a thread has to do that.
 
-A timeout is BlockingIOError, a peer that is gone is b"" or 0, everything else an OSError.  After a send that
-raised, nobody knows what the peer has: the link is good for shut_down() and close() only.
+A timeout is BlockingIOError, a peer that is gone is b"" or 0, any other failure is an OSError.  After a send
+that raised, nobody knows what the peer has: then only shut_down() and close() make sense.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ logger = logging.getLogger(__name__)
 
 # How long a TLS handshake may take, from its first byte to its last.
 HANDSHAKE_SECONDS = 5.0
-# Ciphertext that one call receives, and bytes of a file that are sealed at once.
+# How much ciphertext one call receives, and how many bytes of a file are sealed at once.
 CIPHERTEXT_BYTES = 64 * 1024
 PIECE_BYTES = 64 * 1024
-# Waits of a link that nobody has set a timeout for.
+# How long a link waits if nobody has set a timeout.
 TIMEOUT_SECONDS = 20.0
 
 
 class Prompt(Protocol):
-    """What of a link does not wait.  The rules of Transport hold: one thread receives at a time, one sends."""
+    """The calls of a link that do not wait.  As for Transport: one thread receives at a time, one sends."""
 
     def send_now(self, buffers: Sequence[Buffer]) -> int:
-        """How many bytes of `buffers`, one behind the other, have gone out; 0 if there is no room.
+        """How many bytes of `buffers`, one behind the other, went out; 0 if there is no room.
 
         Raises OSError.
         """
@@ -56,15 +55,16 @@ class Prompt(Protocol):
         """As recv(); None if nothing is there."""
 
     def fileno(self) -> int:
-        """What to watch for bytes, or for the link's end.  It is the link's, until close()."""
+        """What to watch for bytes, or for the link's end.  It belongs to the link, until close()."""
 
 
 class Transport(Protocol):
-    """One link.  One thread receives, one sends; shut_down() is anyone's, close() its owner's, once both have
-    ended."""
+    """One link.  One thread receives, one sends.  Any thread may call shut_down(), the owner close() once
+    both have ended.
+    """
 
     secured: bool
-    """Whether the peer has shown a certificate that we trust, from the handshake on."""
+    """Whether the peer has shown a certificate that we trust; set from the handshake on."""
 
     @property
     def prompt(self) -> Prompt | None:
@@ -72,48 +72,48 @@ class Transport(Protocol):
 
     @property
     def peer_name(self) -> str:
-        """Who is at the other end, for people: host:port, and the name in its certificate if it has one."""
+        """The other end, for people: host:port, and the name in its certificate if it has one."""
 
     def handshake(self) -> None:
-        """Agrees on keys, where there are any; done by the first receive or send if nobody calls it.
+        """Agrees on keys, if there are any.  The first receive or send does it if nobody calls it before.
 
         Raises HandshakeFailed when the peer is not trusted, speaks something else, or takes too long.
         """
 
     def recv(self, size: int) -> bytes:
-        """What is there, at most `size` bytes; b"" when the peer has ended.  Raises OSError."""
+        """What has come, at most `size` bytes; b"" when the peer has ended.  Raises OSError."""
 
     def recv_into(self, space: memoryview) -> int:
-        """As recv(), into `space`; how many bytes."""
+        """As recv(), into `space`; returns how many bytes."""
 
     def send(self, data: bytes, more: bool = False) -> int:
-        """How many bytes of `data` went out; `more`: they may wait for what is sent next."""
+        """Returns how many bytes of `data` went out; `more`: they may wait for what is sent next."""
 
     def send_file(self, fd: int, position: int, count: int) -> int:
-        """Sends bytes of a file; how many, at most `count`, 0 at the file's end."""
+        """Sends bytes of a file; returns how many, at most `count`, 0 at the file's end."""
 
     def set_receive_timeout(self, seconds: float) -> None: ...
 
     def set_send_timeout(self, seconds: float) -> None: ...
 
     def shut_down(self) -> None:
-        """Ends the link for both sides and wakes who waits on it.  May be called twice, or when closed."""
+        """Ends the link for both sides and wakes whoever waits.  May be called twice, or after close()."""
 
     def close(self) -> None: ...
 
 
 class HandshakeFailed(ConnectionError):
-    """The two sides do not trust each other, or the other one speaks no TLS, or too slowly."""
+    """The two sides do not trust each other, or the peer speaks no TLS, or speaks too slowly."""
 
 
 class _OnSocket:
-    """A socket that is shut down by any thread, and closed by one.  Small words leave at once."""
+    """A socket that any thread shuts down, and one thread closes.  Small writes leave at once."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._close_lock = threading.Lock()  # a shutdown never meets the socket's number in other hands
+        self._close_lock = threading.Lock()  # shut_down() must not meet the socket's number in other hands
         self._peer_name = _name_of(connection)
-        with suppress(OSError):  # no socket of TCP, or gone already
+        with suppress(OSError):  # not a TCP socket, or gone already
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
@@ -130,7 +130,7 @@ class _OnSocket:
 
 
 class PlainTransport(_OnSocket):
-    """A connected, blocking socket as it is."""
+    """A connected, blocking socket, used directly."""
 
     secured = False
 
@@ -178,8 +178,8 @@ class PlainTransport(_OnSocket):
 class TlsTransport(_OnSocket):
     """TLS on a connected, blocking socket; says nothing before handshake(), recv() or send().
 
-    The context decides whom to trust.  A receive timeout counts for a whole call: bytes that dribble in and
-    make no record do not extend it.
+    The context decides whom to trust.  A receive timeout counts for a whole call: bytes that dribble in
+    without making a record do not extend it.
     """
 
     secured = True
@@ -195,13 +195,13 @@ class TlsTransport(_OnSocket):
         super().__init__(connection)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
-        self._tls_lock = threading.Lock()  # guards _tls and both buffers; nobody waits with it
+        self._tls_lock = threading.Lock()  # guards _tls and both buffers; never held while waiting
         self._send_lock = threading.Lock()  # guards _unsent, and the order of records on the socket
         self._handshake_lock = threading.Lock()
         self._handshake_s = handshake_s
         self._agreed = False
-        self._ended = False  # receiving thread only
-        self._held = b""  # sending thread only: what may wait for more
+        self._ended = False  # used by the receiving thread only
+        self._held = b""  # used by the sending thread only: what may wait for more
         self._unsent = memoryview(b"")
         self._receive_s = self._send_s = TIMEOUT_SECONDS
 
@@ -282,7 +282,7 @@ class TlsTransport(_OnSocket):
                     self._ended = True
 
     def _unseal(self, space: memoryview) -> int:
-        """What of the ciphertext that is here can be read; a record is 16 KiB at most, so one by one."""
+        """Reads what the ciphertext at hand gives, record by record; a record is 16 KiB at most."""
         count = 0
         try:
             with self._tls_lock:
@@ -295,7 +295,7 @@ class TlsTransport(_OnSocket):
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            # An end without TLS's own goodbye is one, too: a plain peer that dies says none either.
+            # An end without TLS's own goodbye is an end, too: a plain peer that dies says none either.
             if not self._ended and not count:
                 self._flush_aside()
                 raise _broken(error) from error
@@ -322,7 +322,7 @@ class TlsTransport(_OnSocket):
         return self.send(piece) if piece else 0
 
     def _seal(self, data: bytes) -> None:
-        """Buffers take all there is, so that a write is never half done."""
+        """The buffers take everything, so a write is never half done."""
         try:
             written = self._tls.write(data) if data else 0
         except ssl.SSLError as error:
@@ -330,7 +330,7 @@ class TlsTransport(_OnSocket):
         assert written == len(data), (written, len(data))
 
     def _flush(self, wait: bool = True) -> None:
-        """Sends what is sealed, in order.  Without `wait`: unless another thread does, and takes it along."""
+        """Sends what is sealed, in order.  Without `wait`, leaves that to a thread that is sending."""
         while self._outgoing.pending or self._unsent:
             if not self._send_lock.acquire(blocking=wait):
                 return
@@ -346,12 +346,12 @@ class TlsTransport(_OnSocket):
             except BlockingIOError:
                 if wait:
                     raise
-                return  # the peer takes nothing now: it goes with what is sent next
+                return  # the peer takes nothing now: this goes with what is sent next
             finally:
                 self._send_lock.release()
 
     def _flush_aside(self) -> None:
-        """For what TLS itself has to say.  A link that breaks by it is found broken by who uses it."""
+        """Sends what TLS itself has to say.  A link that breaks by it is found broken by its next user."""
         with suppress(OSError):
             self._flush(wait=False)
 
@@ -385,5 +385,5 @@ def _name_of(connection: socket.socket) -> str:
     try:
         host, port = connection.getpeername()[:2]
     except (OSError, ValueError):
-        return "?"  # gone already, or no socket with addresses
+        return "?"  # gone already, or not a socket with addresses
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

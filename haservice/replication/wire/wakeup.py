@@ -1,4 +1,4 @@
-"""What blocks, made to end: a self-pipe to wait on beside a socket, and the kernel's own timeouts."""
+"""Ends blocking waits: a self-pipe to wait on beside a socket, and the kernel's own timeouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 _TIMEVAL = struct.Struct("@ll")
-# A timeout of 0 would mean for ever.
+# A timeout of 0 would mean to wait for ever.
 _TIMEOUT_S_MIN = 0.001
 
 
@@ -22,9 +22,9 @@ Source = TypeVar("Source", bound=HasFileno)
 
 
 class Wakeup:
-    """Ends another thread's wait.  Given before the wait begins, it ends it at once; it is not lost.
+    """Ends another thread's wait.  A set() before the wait begins is not lost: it ends the wait at once.
 
-    A socketpair rather than a bare descriptor: after close() a late set() finds no foreign file.
+    It is a socketpair, not a bare descriptor: after close() a late set() hits no foreign file.
     """
 
     def __init__(self) -> None:
@@ -42,16 +42,16 @@ class Wakeup:
                 pass
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until set(), or the timeout; clears it."""
+        """Waits for set(), or the timeout; clears it."""
         _poll([(self._reader, select.POLLIN)], timeout_s)
         self.clear()
 
     def wait_for(self, other: HasFileno, events: int, timeout_s: float | None) -> bool:
-        """Until `other` has one of `events` (True), or set() or the timeout (False).  Does not clear it."""
+        """Waits for one of `events` at `other` (True), set() or the timeout (False).  Does not clear it."""
         return bool(self.wait_for_any([other], events, timeout_s))
 
     def wait_for_any(self, others: Sequence[Source], events: int, timeout_s: float | None) -> list[Source]:
-        """Those of `others` that have one of `events`, in their order; as wait_for()."""
+        """Like wait_for(): those of `others` that have one of `events`, in their order."""
         ready = _poll([(self._reader, select.POLLIN), *((one, events) for one in others)], timeout_s)
         return [] if self._reader.fileno() in ready else [one for one in others if one.fileno() in ready]
 
@@ -68,20 +68,20 @@ def _poll(interests: list[tuple[HasFileno, int]], timeout_s: float | None) -> se
 
 
 def set_receive_timeout(connection: socket.socket, seconds: float) -> None:
-    """A recv() that gets nothing for so long raises BlockingIOError.
+    """Makes a recv() that gets nothing for so long raise BlockingIOError.
 
-    By the kernel, because a Python timeout would make the socket non-blocking and each call two.
+    The kernel does it: a Python timeout would make the socket non-blocking, and two calls of each one.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
 
 def set_send_timeout(connection: socket.socket, seconds: float) -> None:
-    """A send() or sendfile() that moves nothing for so long raises BlockingIOError."""
+    """Makes a send() or sendfile() that moves nothing for so long raise BlockingIOError."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
 
 
 def shut_down(connection: socket.socket) -> None:
-    """Wakes whoever is blocked on the socket; closing alone would not, and its number would be given away."""
+    """Wakes whoever is blocked on the socket.  Closing alone would not, and would give its number away."""
     with suppress(OSError):  # not connected any more
         connection.shutdown(socket.SHUT_RDWR)
 
