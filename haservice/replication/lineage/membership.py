@@ -176,8 +176,7 @@ class Membership:
 
     @property
     def asks_too_much(self) -> bool:
-        """Whether a promotion needs replicas while the list stands over others that it does not need later.
-        """
+        """Whether a promotion needs replicas while the list stands over others that it does not need later."""
         listed = self.listed
         return any(
             one.slaves - frozenset(listed.replicas) or one.needed < listed.needed for one in listed.over

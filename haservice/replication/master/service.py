@@ -165,8 +165,7 @@ class MasterHAService(Generic[T]):
         return self._group.submit(end, deadline_s, waiter)
 
     def await_ack(self) -> None:
-        """Takes an ack that comes within some 50 µs; for the loop, after a lone send was pushed to one slave.
-        """
+        """Takes an ack that comes within some 50 µs; for the loop, after a lone send was pushed to one slave."""
         if len(links := self._accept.connections) == 1 and (incoming := links[0].incoming) is not None:
             incoming.await_ack()
 
