@@ -440,6 +440,20 @@ def test_commands_speak_by_what_escapes() -> None:
     assert not wrong, "haservice.terminal.output has echo and echo_line\n" + "\n".join(wrong)
 
 
+def test_nothing_swallows_a_cancellation() -> None:
+    """Python 3.11's asyncio.wait_for does, when what it waits for ends at the same time; asyncio.timeout does not.
+
+    A broker's registration did not stop: it was cancelled in the moment in which a new topic was announced.
+    """
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.wait_for"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_wire_spelling_stays_at_the_wire() -> None:
     """queueId and its like are written in remoting only: names elsewhere are Python's."""
     wrong = []

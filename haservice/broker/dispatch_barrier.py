@@ -48,7 +48,8 @@ class DispatchBarrier:
         reached = asyncio.Event()
         self._dispatcher.when_at(self._log.end, lambda: self._call_soon(reached.set))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reached.wait(), PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):
+                await reached.wait()
 
     def before(self, processor: Processor) -> Processor:
         """`processor`, which is asked once queues and index have caught up with the log."""

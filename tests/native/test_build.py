@@ -106,6 +106,7 @@ def test_a_wheel_has_what_was_built_and_runs_where_no_compiler_is(clone: Path, t
     assert modules == {name.replace(".", "/") for name in extension_modules()}
     assert sorted(name for name in others if not name.endswith(".so")) == [
         "commitlog/py.typed",
+        "haservice/pipeline/jobs/report.html.jinja",
         "haservice/py.typed",
     ]
     assert not [name for name in names if not name.startswith(("commitlog/", "haservice"))]

@@ -198,7 +198,8 @@ class Registration:
         while not pause.expired:
             # It is seen as soon that the master is missed.
             try:
-                await asyncio.wait_for(announced.wait(), min(MASTER_WANTED_S, pause.remaining))
+                async with asyncio.timeout(min(MASTER_WANTED_S, pause.remaining)):
+                    await announced.wait()
             except TimeoutError:
                 if self._master_wanted():
                     return

@@ -174,7 +174,8 @@ class SlaveSync:
             if addr != self._master_addr:
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), PERIOD_S if copied else self._retry_s)
+                async with asyncio.timeout(PERIOD_S if copied else self._retry_s):
+                    await self._woken.wait()
 
     async def _interruptible(self, client: RemotingClient, addr: str) -> bool:
         """One pass, given up when the task is told to look elsewhere.
