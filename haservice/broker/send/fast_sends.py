@@ -135,8 +135,8 @@ class FastSends:
         self.run.configure(min(self._limits.max_message_bytes, log.body_bytes_max), log.record_bytes_max)
 
     def _learn(self, topic: str) -> bool:
-        """False if the run has to be appended first, or for an unknown topic.  Unknown ones are not remembered,
-        for their names come from the wire."""
+        """False if the run has to be appended first, or for an unknown topic.  Unknown ones are not kept, for
+        their names come from the wire."""
         queues = self._admission.plain_queues(topic)
         return queues is not None and self.run.teach(topic, queues)
 
