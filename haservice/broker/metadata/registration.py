@@ -9,7 +9,7 @@ One follower per name server, all on the loop of the broker's client, each at it
     refused for a newer epoch  again after 5 s: the newer master may have been a stranger, gone by then
     no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
 
-Before it tells a name server that does not know this broker, or may have forgotten it: `on_reachable`.
+Before the broker registers where it is unknown, or may be forgotten, it awaits `on_reachable`.
 
 The connection stays open in between, for a name server takes its end as the broker's end.  The answers of
 several name servers may differ; the broker believes the first one, in the configuration's order, that names
@@ -103,8 +103,8 @@ class Registration:
         """`on_master` gets a slave's master after each answer, and when a name server falls silent and
         another one's word counts; `master_wanted` says that the slave has lost its master.  `on_reachable`
         is awaited with a name server's address before the first registration there, and before the next one
-        after a failure; it bounds itself.  `epoch` is the number of the last epoch in our log; `on_newer` gets
-        a newer one that a name server knows, and its master's address.
+        after a failure; it bounds itself.  `epoch` is the number of the last epoch in our log; `on_newer`
+        gets a newer one that a name server knows, and its master's address.
         """
         self._identity = identity
         self._addrs = tuple(namesrv_addrs)
@@ -195,7 +195,7 @@ class Registration:
         announced = self._announced[addr]
         pause = Deadline(min(REFUSED_S, self._period_s) if addr in self._failures else self._period_s)
         while not pause.expired:
-            # Short waits, to notice as soon that the master is missed.
+            # Short waits, to notice soon that the master is missed.
             try:
                 await asyncio.wait_for(announced.wait(), min(MASTER_WANTED_S, pause.remaining))
             except TimeoutError:
