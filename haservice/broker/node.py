@@ -2,7 +2,7 @@
 
     part            thread                       needs
     client          remoting-client              keys and certificates; all calls to others use it
-    store           –                            its lock; recovers, or refuses to open
+    store           –                            its lock; recovers, or refuses what it cannot trust
     lineage         –                            the store; asks the peers, a master begins its epoch
     tables          –                            topics.json, consumerOffset.json, subscriptionGroup.json
     log services    log-flush, log-dispatch, …   the store
@@ -18,7 +18,7 @@
     registration    – (of the client's loop)     open ports, for a route leads here from now on
 
 A start that fails stops what it had started, and raises the error.  A thread that fails makes the broker
-unhealthy: the log and request 28 tell it.  If the thread was one of those that make OK true or messages
+unhealthy: the log and request 28 report it.  If the thread was one of those that make OK true or messages
 readable, the broker refuses sends from then on; consumers can still read what is stored.
 
 A node has one role.  To change it, the node is stopped and its successor started: `restart`.
@@ -128,7 +128,7 @@ class BrokerNode:
             open_to_all=not config.acl.enabled,
             check=lambda following, asked: check_store(self.config, following, asked),
         )
-        # Set when this broker has to run again in another role: the successor's configuration.
+        # Set when this broker is to be run again, in another role: what its successor starts with.
         self.restart: NodeConfig | None = None
         # Called in any thread when `restart` is set.
         self.on_restart: Callable[[], None] = lambda: None

@@ -84,7 +84,7 @@ class ConsumerOffsets:
 
     @property
     def full(self) -> str:
-        """How many commits were refused since there was room last; "" if none was."""
+        """Says how many commits were refused since room was made last; "" if none was."""
         if not self._refusals:
             return ""
         return f"no more offsets are kept, there are {self._count}; commits refused so far: {self._refusals}"

@@ -21,7 +21,7 @@ from haservice.remoting.bodies.clients import MessageQueue
 # RocketMQ's default, which only a property of its Java process changes.  The clients' own times (refresh
 # 20 s, stop 30 s) have to fit inside.
 LOCK_SECONDS = 60.0
-# Locked queues at a time, over all groups.  Beyond, expired locks are dropped; if that fails, none is given.
+# Locked queues at a time, over all groups.  Beyond, expired locks are dropped; if none are, none is given.
 LOCKS_MAX = 100_000
 # While there are so many, expired ones are searched for at most this often.
 SWEEP_SECONDS = 1.0

@@ -30,7 +30,7 @@ from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 
-# The broker writes these itself; no topic table lists them, or tables of their own number them.
+# Written by the broker itself: not in the topic table, or with offsets in tables of their own.
 SPARED_TOPICS = frozenset({SCHEDULE_TOPIC, OP_HALF_TOPIC})
 SLAVE_SPARES_MS = 600_000
 

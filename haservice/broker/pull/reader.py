@@ -261,7 +261,7 @@ class _Choice:
         self.last_seen = log.end
         self.in_memory_from = log.end - limits.memory_bytes
         self.most = max(1, min(count, limits.count_in_memory))
-        # How many entries to read at a time: as many as may be taken; more with a filter, which takes few.
+        # How many entries to read at a time: as many as may be taken, or a chunk with a filter.
         self.chunk = self.most if codes is None else CHUNK_ENTRIES
         self._limits = limits
         self._queue = queue

@@ -145,7 +145,7 @@ class SendBackProcessor:
         return command.answer()
 
     def _on_its_way(self, group: str, message: Message, level: int) -> Message:
-        """The message for the queue where it waits, or for the dead letters."""
+        """The message for the queue where it waits, or for its final queue."""
         if message.topic == dead_letter_topic(group):
             self._topics.find_or_create(message.topic, DLQ_QUEUE_NUMS, PERM_READ | PERM_WRITE)
         if level > 0 and self._delay_level_max:

@@ -226,7 +226,7 @@ class Traffic:
         for counter in counters:
             totals = [total + more for total, more in zip(totals, counter.since(window, first), strict=True)]
             born_s = min(born_s, counter.born_s)
-        # A counter younger than a slot counts as ten seconds old: they spread a burst of its first second.
+        # A counter younger than a slot counts as ten seconds old, which spreads out an early burst.
         seconds = max(float(SLOT_S), now_s - max(float(first * width * SLOT_S), born_s))
         count, size, times, millis = totals
         return Sum(count, size, times, millis, seconds)
