@@ -1,8 +1,8 @@
-"""DispatchBarrier: who asks about queues is told of everything that was sent before.
+"""DispatchBarrier: an answer about queues covers everything that was sent before the question.
 
-The dispatcher lets arrivals gather for some milliseconds (commitlog.dispatch.dispatcher), so queues and index may lag
-behind the log by that much.  A question about their ends first waits until they are where the log is now; as
-long as they are, which is usual, it costs a comparison.
+The dispatcher gathers arrivals for some milliseconds (commitlog.dispatch.dispatcher), so queues and index may
+be behind the log by that much.  A question about their ends first waits until they have caught up with the
+present end of the log.  Usually they have, and the barrier costs one comparison.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Outcome, Processor
 
-# Then the answer is what is known: a replica amid a flood, or a dispatch that has failed, is not waited for.
+# After this the answer is what is known: nobody waits for a flooded replica, or for a failed dispatch.
 PATIENCE_S = 0.1
 
 
@@ -44,7 +44,7 @@ class DispatchBarrier:
         return self._dispatcher.position >= self._log.end
 
     async def reach(self) -> None:
-        """Returns when queues and index have what the log has now, or patience ends."""
+        """Returns when queues and index have caught up with the log's present end, or PATIENCE_S is over."""
         reached = asyncio.Event()
         self._dispatcher.when_at(self._log.end, lambda: self._call_soon(reached.set))
         with contextlib.suppress(TimeoutError):
@@ -52,7 +52,7 @@ class DispatchBarrier:
                 await reached.wait()
 
     def before(self, processor: Processor) -> Processor:
-        """`processor`, which is asked once queues and index have caught up with the log."""
+        """`processor`, called once queues and index have caught up with the log."""
 
         async def later(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             await self.reach()

@@ -1,6 +1,6 @@
 """What a broker answers: every processor of its clients' ports, built from the parts it uses.
 
-`Parts` is what the node has made by then; `processors_of` is the one place to see who uses what.
+`Parts` is what the node has built by then; `processors_of` is the one place that shows who uses what.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class HasHandlers(Protocol):
     def handlers(self) -> Mapping[int, Processor | BatchProcessor]: ...
 
 
-# Their answers are about the ends of queues, or what the index has.
+# Their answers depend on the ends of queues, or on the index.
 ASKS_ABOUT_QUEUES = frozenset(
     {
         RequestCode.QUERY_MESSAGE,
@@ -117,7 +117,7 @@ class Parts:
     long_polling: LongPolling
     transaction_ends: Ends
     gauges: Callable[[], Mapping[str, str]]
-    # Done when the name servers know the topics of now.
+    # Done when the name servers know the present topics.
     told: Callable[[], Future[None]]
     live: LiveSettings[NodeConfig]
     roles: Roles
@@ -240,7 +240,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
 
 
 def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
-    """What people and their tools ask."""
+    """The processors for people and their tools."""
     config, store, offload = parts.config, parts.store, parts.server.offload
     topics, clients, offsets, traffic = parts.topics, parts.clients, parts.offsets, parts.stats.traffic
     name, is_slave = config.broker.broker_name, parts.is_slave
@@ -307,7 +307,7 @@ def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
 def transaction_check_of(
     parts: Parts, sends: SendProcessor, on_progress: Callable[[], None]
 ) -> TransactionCheck:
-    """What asks producers by itself; a slave's is never run."""
+    """The task that asks producers about half messages; a slave never runs its own."""
     if not parts.is_slave:
         load_ends(parts.store, parts.transaction_ends)
     questions = ProducerQuestions(parts.clients)

@@ -1,8 +1,8 @@
 """BrokerNode: builds every part of a broker, starts them in order, stops them in reverse.
 
     part            thread                       needs
-    client          remoting-client              keys and certificates; all that calls out uses it
-    store           –                            its lock; recovers, refuses to open what it cannot trust
+    client          remoting-client              keys and certificates; all calls to others use it
+    store           –                            its lock; recovers, or refuses what it cannot trust
     lineage         –                            the store; asks the peers, a master begins its epoch
     tables          –                            topics.json, consumerOffset.json, subscriptionGroup.json
     log services    log-flush, log-dispatch, …   the store
@@ -17,11 +17,11 @@
     roles           role-keeper                  the store, replication; the peers
     registration    – (of the client's loop)     open ports, for a route leads here from now on
 
-A start that fails stops what it had started and raises what it met.  A thread that fails makes the
-broker unhealthy: it is logged, told by request 28, and if it was one of those that make OK true or
-messages readable, sends are refused from then on; what is stored can still be read.
+A start that fails stops what it had started, and raises the error.  A thread that fails makes the broker
+unhealthy: the log and request 28 report it.  If the thread was one of those that make OK true or messages
+readable, the broker refuses sends from then on; consumers can still read what is stored.
 
-A node has one role.  When that changes the node is to be stopped, and its successor started: `restart`.
+A node has one role.  To change it, the node is stopped and its successor started: `restart`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from haservice.service import Service, Task
 
 logger = logging.getLogger(__name__)
 
-# A thread that gave the GIL away gets it back after so long at the latest, while another one computes.
+# A thread that gave up the GIL gets it back after so long at the latest, while another thread computes.
 # Measured with SYNC_MASTER sends and a thread that computes half of the time: p99 9 ms with Python's 5 ms,
 # 4.6 ms with this (64 in flight: 31 and 12 ms).  Without such a thread it makes no difference.
 SWITCH_INTERVAL_S = 0.0005
@@ -86,18 +86,18 @@ SWITCH_INTERVAL_S = 0.0005
 STOP_SECONDS = 15.0
 # What one part may take of it.
 STEP_SECONDS = 5.0
-# How long a stop waits for proofs that are under way, before it answers without them.
+# How long a stop waits for proofs that are under way before it answers without them.
 PROOF_SECONDS = 1.0
 # How long a start waits for the name servers' first answers; the broker serves meanwhile.
 FIRST_ROUND_SECONDS = 3.0
 TICK_SECONDS = 1.0
-# An answer is in the socket by then; whoever did not get it asks again.
+# An answer is in the socket by then; a client that did not get it asks again.
 ANSWER_SECONDS = 0.02
 EXPIRE_EVERY_TICKS = 10
 
-# Every thread that fails is told of.  Without these sends are refused, too, for OK would not be true: the
-# message would be on no disk, not readable, on no slave, or not waited for after a power cut (ha-recorder),
-# stored by a master that has been replaced, or never delivered or asked about.
+# The broker reports every thread that fails.  If one of these fails it also refuses sends, for OK would not
+# be true: the message would be on no disk, not readable, on no slave, not waited for after a power cut
+# (ha-recorder), stored by a master that has been replaced, or never delivered or asked about.
 VITAL_THREADS = frozenset(
     {
         *("log-flush", "log-dispatch", "ha-group-transfer", "ha-recorder", "role-keeper"),
@@ -130,19 +130,19 @@ class BrokerNode:
         )
         # Set when this broker is to be run again, in another role: what its successor starts with.
         self.restart: NodeConfig | None = None
-        # Called when `restart` is set, in any thread.
+        # Called in any thread when `restart` is set.
         self.on_restart: Callable[[], None] = lambda: None
         # Names of threads that failed, and why.
         self.failures: dict[str, str] = {}
-        # Guards `failures` together with what they mean for sends: a failure is never forgotten again.
+        # Guards `failures` and whether sends are refused for them: a failure is never forgotten.
         self._failure_lock = threading.Lock()
-        # Set when the node has stopped, or has to be: its ports are gone.
+        # Set when the node has stopped, or has to be stopped because its ports are gone.
         self.stopped = threading.Event()
         self._heard = heard
         self._trusted_end = trusted_end
         self._closed_end: int | None = None
         self._parts: list[_Part] = []
-        # Guards `_parts` against a stop by a signal while another one runs.
+        # Guards `_parts` against a stop by a signal while another stop runs.
         self._stop_lock = threading.Lock()
         self._clean = True
         self._served = False
@@ -151,9 +151,9 @@ class BrokerNode:
     # Life
 
     def start(self) -> None:
-        """Returns when clients are served, or, all stopped, when `restart` is set: a newer master is there.
+        """Returns when clients are served; or with all stopped and `restart` set, if there is a newer master.
 
-        Raises ConfigError, CommitLogError or OSError, all stopped.
+        Raises ConfigError, CommitLogError or OSError, with all stopped.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
@@ -180,22 +180,22 @@ class BrokerNode:
                     logger.exception("part did not stop cleanly part=%s", part.name)
         if not self.stopped.is_set():
             self.stopped.set()
-            if self._served:  # of a start that was refused the error says all
+            if self._served:  # if a start was refused, the error says all
                 logger.info("broker stopped broker=%s clean=%s", self.config.broker.broker_name, self._clean)
 
     @property
     def failed(self) -> BaseException | None:
-        """What ended the clients' ports, when it was not stop()."""
+        """What ended the clients' ports, if it was not stop()."""
         return self.server.failed if self._served else None
 
     def successor(self) -> BrokerNode | None:
-        """Who is to be started in this process once this one has stopped; None if that was all."""
+        """The node to start in this process once this one has stopped; None if there is none."""
         if self.restart is None:
             return None
         return BrokerNode(self.restart, heard=self._roles.state.heard, trusted_end=self._closed_end)
 
     def again(self) -> BrokerNode:
-        """The same anew, for one whose start was refused: what it closed it has not seen in order."""
+        """The same node anew, after a refused start; without `trusted_end`, for it saw no log in order."""
         return BrokerNode(self.file_config, heard=self._heard)
 
     def _turn(self, why: str) -> None:
@@ -204,7 +204,7 @@ class BrokerNode:
         self.on_restart()
 
     def _turn_soon(self, why: str) -> None:
-        """Once what was answered until now has gone out; any thread."""
+        """Calls _turn() once the answers until now have gone out; any thread."""
         self.server.call_soon(self.server.loop.call_later, ANSWER_SECONDS, self._turn, why)
 
     def _start(self) -> None:
@@ -263,7 +263,7 @@ class BrokerNode:
         return store
 
     def _close_store(self, store: Store) -> bool:
-        """A master that is held is not done: its next start has to find out the same."""
+        """A master that must begin anew does not close the store as clean: its next start sees the same."""
         clean = store.close(clean=self._clean and not self._roles.state.must_begin_anew)
         if clean:
             self._closed_end = store.log.end
@@ -279,7 +279,7 @@ class BrokerNode:
         self._started("tables", lambda _: self.persistence.persist())
 
     def _build_services(self, opened: OpenedRole) -> None:
-        """What has threads, and what they hand to each other; the ports' processors are filled in later."""
+        """Builds what has threads, and connects it; the ports' processors are filled in later."""
         config, store, lineage, events = self.config, self.store, opened.lineage, RoleEvents()
         self.long_polling = LongPolling(on_awaited=store.dispatcher.hurry)
         self._processors: Processors = {}
@@ -374,7 +374,7 @@ class BrokerNode:
         self.transaction_check = transaction_check_of(parts, self.sends, self.persistence.soon)
 
     def _hear_of_the_store(self) -> None:
-        """All that the store tells the parts which are built from it; its threads begin behind this."""
+        """Connects the store's callbacks to the parts built from it; its threads start after this."""
         store = self.store
         store.flusher.on_done = self.durability.flushed
         store.flusher.on_flushed = self.long_polling.on_mark
@@ -404,7 +404,7 @@ class BrokerNode:
         self.security.poll(self.server.offload)
         self.store.flusher.expire(time.monotonic())
         self.durability.sweep()
-        self.long_polling.recheck()  # the mark moves without a report, too: when the last slave goes
+        self.long_polling.recheck()  # without a report the mark moves, too: when the last slave goes
         if count % EXPIRE_EVERY_TICKS == 0:
             self.clients.expire(time.monotonic())
             self.filters.expire()
@@ -414,7 +414,7 @@ class BrokerNode:
             self._unhealthy("log-dispatch", damage)
 
     def _heed_trouble(self, trouble: str | None) -> None:
-        """Refuses sends while queues or index cannot take them, as RocketMQ does, and no longer."""
+        """Refuses sends only while queues or index cannot take them, as RocketMQ does."""
         with self._failure_lock:
             if not VITAL_THREADS & self.failures.keys() and not self._stopping_sends:
                 self.sends.refuse_all = trouble
@@ -424,7 +424,7 @@ class BrokerNode:
 
     def _unhealthy(self, name: str, reason: str) -> None:
         with self._failure_lock:
-            self.failures = {**self.failures, name: reason}  # whoever looks through it is not disturbed
+            self.failures = {**self.failures, name: reason}  # a copy, for others may be iterating
             if name in VITAL_THREADS:
                 self.sends.refuse_all = f"thread {name} has failed: {reason}"
         if name in VITAL_THREADS:
@@ -435,7 +435,7 @@ class BrokerNode:
         self.registration.announce()
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
-        """To whoever waits for messages, to deliver them or, on a slave, to fetch their topics."""
+        """Passes arrivals to held pulls, and to the delivery or, on a slave, to the fetching of topics."""
         if self._is_slave:
             self.slave_sync.on_arrival(arrivals)
         else:
@@ -446,7 +446,7 @@ class BrokerNode:
         return self._slave is not None and not self._slave.connected
 
     def _stop_sends(self, deadline: Deadline) -> None:
-        """Takes no more, and answers what waits: with its proofs if they come soon, else without."""
+        """Takes no more sends; answers waiting ones, with their proofs if these come soon, else without."""
         self._stopping_sends = True
         self.sends.refuse_all = "the broker is shutting down"
         patience = Deadline(min(PROOF_SECONDS, deadline.remaining))
@@ -462,7 +462,7 @@ class BrokerNode:
         settled.set()
 
     def _gauges(self) -> Mapping[str, str]:
-        """Entries of request 28 that take several parts, and those of our own."""
+        """Entries of request 28 that need several parts, and our own entries."""
         broker = self.live.config.broker
         return {
             **self.delivery.gauges(),

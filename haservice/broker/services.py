@@ -1,6 +1,6 @@
-"""Services: what of a broker has threads, each built from the configuration and the parts it needs.
+"""Services: a broker's parts with threads, each built from the configuration and the parts it needs.
 
-Nothing here is started, and nothing keeps what it builds: that is the node's.
+The functions here only build: the node starts and keeps the services.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def replication_of(
     on_heard: Callable[[SlaveHello, Outcome], None],
     on_failure: Callable[[str, BaseException], None],
 ) -> MasterHAService[Wait] | SlaveHAService:
-    """As the role is.  With SYNC_FLUSH a slave reports what is on its disk, and not only in its memory."""
+    """The service of this role.  With SYNC_FLUSH a slave reports only what is on its disk."""
     flushes = flushes_at_once(config)
     if config.broker.role.is_slave:
         return SlaveHAService(

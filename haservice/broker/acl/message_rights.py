@@ -1,13 +1,13 @@
-"""MessageRights: what an account may do with one message, which only the message itself says.
+"""MessageRights: what an account may do with one message; only the message itself says that.
 
     33 a message by its id         SUB on its topic
     36 a message is given back     SUB on its topic, beside SUB on the group
     37 a transaction is ended      PUB on its topic; and the half message is this account's own, or the
                                    connection has named the producer group in a heartbeat
 
-The topic is the one that a message belongs to, also while it waits elsewhere (delayed, half).  Who sent a
-half message is remembered for a while only, and not across restarts; a heartbeat, which every producer sends,
-does instead.  RocketMQ 4.9 asks for none of it; aclFollowsMessage=false brings its rules back.
+The topic is the one that a message belongs to, also while it waits elsewhere (delayed, half).  The broker
+remembers the sender of a half message only for a while, and not across restarts; a heartbeat, which every
+producer sends, serves instead.  RocketMQ 4.9 checks none of this; aclFollowsMessage=false restores its rules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WAITING = frozenset({HALF_TOPIC, SCHEDULE_TOPIC, CHECK_MAX_TIME_TOPIC})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks; without an account nothing is asked of it."""
+    """Who asks; without an account nothing is checked."""
 
     connection: Connection
     code: int
@@ -49,7 +49,7 @@ class Caller:
 
 
 class MessageRights:
-    """Loop thread only.  `files` is None where all may, as without access control."""
+    """Loop thread only.  `files` is None if everything is allowed, as without access control."""
 
     def __init__(self, files: AclFiles | None, clients: ClientTable) -> None:
         self._files = files
@@ -59,7 +59,7 @@ class MessageRights:
         self._throttle = LogThrottle(COMPLAINT_INTERVAL_S)
 
     def caller(self, connection: Connection, request: RemotingCommand) -> Caller:
-        """Asked while the request is at hand, for its signature covers its body.  Raises AclRefused."""
+        """Call while the request is at hand, for its signature covers its body.  Raises AclRefused."""
         files = self._files
         account = None if files is None else files.rules.who(address_of(connection), request)
         if account is not None and account.admin and not account.perms:
@@ -108,7 +108,7 @@ class MessageRights:
 
 
 def topic_of(message: StoredMessage) -> str:
-    """The topic that it belongs to, or will."""
+    """The topic that the message belongs to, or will."""
     if message.topic not in _WAITING:
         return message.topic
     return decode_properties(message.properties).get(REAL_TOPIC, message.topic)

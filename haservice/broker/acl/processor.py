@@ -1,12 +1,12 @@
 """Access control as tools read and change it.
 
-50 UPDATE_AND_CREATE_ACL_CONFIG         an account is created or changed; what is not named stays
-51 DELETE_ACL_CONFIG                    an account goes
+50 UPDATE_AND_CREATE_ACL_CONFIG         an account is created or changed; fields not named stay
+51 DELETE_ACL_CONFIG                    an account is deleted
 52 GET_BROKER_CLUSTER_ACL_INFO          the files and how often tools have written them
 53 UPDATE_GLOBAL_WHITE_ADDRS_CONFIG     a file's global white list is replaced
 
-What is written is in force with the answer, and checked before: a list or permission that could not be read
-back is refused.  Without access control all four are refused; RocketMQ leaves 52 unanswered then.
+A change is in force when the answer is sent.  It is checked first: a list or permission that could not be
+read back is refused.  Without access control all four are refused; RocketMQ then leaves 52 unanswered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_ENABLED = "access control is off here: aclEnable=false"
 
 
 class AclProcessor:
-    """`files` is None when access control is off.  `offload` takes what writes to the pool."""
+    """`files` is None if access control is off.  `offload` runs writes in the pool."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class AclProcessor:
 
 
 class _Failing:
-    """Turns what a file or disk refuses into the answer that tools expect."""
+    """Turns an error of a file or disk into the answer that tools expect."""
 
     def __init__(self, code: ResponseCode) -> None:
         self._code = code
@@ -142,7 +142,7 @@ class _Failing:
 
 
 def _account_fields(header: PutAclAccountHeader) -> dict[str, object]:
-    """What of an account the request changes, in the file's words; raises RequestError."""
+    """The fields of an account that the request changes, in the file's words; raises RequestError."""
     for name, text in (("accessKey", header.access_key), ("secretKey", header.secret_key or "")):
         if len(text) < KEY_CHARACTERS_MIN:
             raise _refused(f"{name} has {len(text)} characters, at least {KEY_CHARACTERS_MIN} are needed")

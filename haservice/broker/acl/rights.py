@@ -1,4 +1,4 @@
-"""Access control of a broker: what one request needs, held against who sends it.  Pure.
+"""Access control of a broker: what one request needs, checked against its sender.  Pure.
 
     an address that opens all doors, or no good signature    haservice.access.rules decides
     a trace of messages (PUB on RMQ_SYS_TRACE_TOPIC)         allowed
@@ -6,10 +6,10 @@
     an admin without topicPerms and groupPerms               allowed
     each topic and group that the request needs              the account's own entry, else its default
 
-The order and the remarks are RocketMQ 4.9's; a refusal is code 1.  Where 4.9 leaves a door open we close it:
-a batch needs what each of its messages would, a send to a retry topic needs SUB on that topic's group, a
-reply to another topic than the clusters' needs what a send would, and whatever is no client's request takes
-an admin: there any account can reset offsets, drop queues, read the configuration, or make itself an admin.
+The order and the remarks are RocketMQ 4.9's; a refusal is code 1.  We close doors that 4.9 leaves open: a
+batch needs what each of its messages would, a send to a retry topic needs SUB on that topic's group, a reply
+to a topic other than the clusters' needs what a send would, and a request that is no client's needs an admin.
+In 4.9 any account can reset offsets, drop queues, read the configuration, or make itself an admin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from haservice.remoting.bodies.clients import HeartbeatData
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 
-# What producers and consumers ask: a good signature, and the permissions of _NEEDS.  4.9's rules.
+# Requests of producers and consumers need a good signature, and the permissions of _NEEDS.  4.9's rules.
 CLIENT_CODES = frozenset(
     {
         RequestCode.SEND_MESSAGE,
@@ -50,8 +50,8 @@ CLIENT_CODES = frozenset(
         RequestCode.UNLOCK_BATCH_MQ,
     }
 )
-# All else that we know changes things, or tells of others: tools and other brokers ask it.  A number nobody
-# knows is none of these, so that a newer client is told that it is not served.
+# All other requests that we know change things, or tell of others: tools and other brokers send them.  An
+# unknown number is not among these, so that a newer client learns that the request is not served.
 ADMIN_CODES = frozenset(RequestCode) - CLIENT_CODES
 
 # Resource (a topic, or a group's retry topic) and the permission that a request needs on it.
@@ -59,7 +59,7 @@ Need = tuple[str, int]
 
 
 def check(rules: Rules, address: str, request: RemotingCommand) -> None:
-    """Returns when `request` from `address` is allowed, else raises AclRefused.  Loop thread only."""
+    """Returns if `request` from `address` is allowed, else raises AclRefused.  Loop thread only."""
     account = rules.who(address, request)
     if account is None:
         return
@@ -72,7 +72,7 @@ def check(rules: Rules, address: str, request: RemotingCommand) -> None:
 
 
 def check_needs(account: Account, needs: Sequence[Need]) -> None:
-    """Raises AclRefused for the first that the account may not."""
+    """Raises AclRefused for the first need that the account may not have."""
     if account.admin and not account.perms:
         return
     for resource, needed in needs:
@@ -83,7 +83,7 @@ def check_needs(account: Account, needs: Sequence[Need]) -> None:
 
 
 def needs_of(request: RemotingCommand) -> Sequence[Need]:
-    """What a request needs beyond a good signature; raises AclRefused when a heartbeat cannot be read."""
+    """What a request needs besides a good signature; raises AclRefused if a heartbeat cannot be read."""
     needs = _NEEDS.get(request.code)
     return needs(request) if needs is not None else ()
 
@@ -99,7 +99,7 @@ def _send(field_name: str) -> Callable[[RemotingCommand], Sequence[Need]]:
 
 
 def _reply(field_name: str) -> Callable[[RemotingCommand], Sequence[Need]]:
-    """Whoever was asked may answer; a reply to another topic is stored there as a send would be."""
+    """Whoever was asked may reply; a reply to another topic is stored there like a send."""
     as_a_send = _send(field_name)
     return lambda request: (
         () if request.ext.get(field_name, "").endswith(REPLY_SUFFIX) else as_a_send(request)

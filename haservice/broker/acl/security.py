@@ -2,10 +2,10 @@
 
     guard         before every request of both ports, when aclEnable=true
     tls           which connections these ports take
-    make_client   calls out: to name servers, and to the other brokers of the pair; takes who hears of its end
-    doors         how slaves come to us, and how we go to a master
+    make_client   the client for name servers and the pair's other brokers; takes a callback for its end
+    doors         how slaves connect to us, and how we connect to a master
 
-What is wrong there ends the start.
+An error here ends the start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from haservice.replication.wire.secure import SecureDoors, secure_doors
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What is None is off."""
+    """A field that is None is off."""
 
     acl: AclFiles | None
     guard: Guard | None
@@ -39,7 +39,7 @@ class Security:
     doors: SecureDoors
 
     def poll(self, offload: Callable[[Callable[[], None]], Any]) -> None:
-        """Looks for changed files, in the pool that `offload` leads to; about once a second."""
+        """Looks for changed files about once a second, in the pool of `offload`."""
         if self.acl is None and self.tls is None and not self.doors.watched:
             return
         with contextlib.suppress(RequestError):  # the pool is full: next time

@@ -1,21 +1,21 @@
-"""DelayDelivery: brings delayed messages to their topics when their time has come.  A master's.
+"""DelayDelivery: brings delayed messages to their topics when their time has come.  Runs on masters only.
 
     SCHEDULE_TOPIC_XXXX, queue level - 1 ─▶ due? ─▶ records read ─▶ one append of a batch ─▶ offset moves on
 
-One thread serves all levels, where RocketMQ has one for each and looks ten times a second: it sleeps until
-the next message is due, or until one arrives in a level that was empty.  While something waits it looks at
-the wall clock once a second, because that can be set.
+One thread serves all levels; RocketMQ has one for each, which looks ten times a second.  The thread sleeps
+until the next message is due, or until one arrives in a level that was empty.  While messages wait it looks
+at the wall clock once a second, because the clock can be set.
 
-What is delivered is appended like any message, without waiting for disk or slave; on a SYNC_MASTER the
-high-water mark keeps it from consumers until a slave has it.  A message is delivered at least once: again
-after a crash, as far as the offsets were not written (see offsets.py).
+A delivered message is appended like any other, without waiting for disk or slave; on a SYNC_MASTER the
+high-water mark keeps it from consumers until a slave has it.  A message is delivered at least once: after a
+crash it is delivered again if its offset was not written (see offsets.py).
 
 What fails:
-- the log, or the broker, refuses writes now: the level waits, and tries the same message again;
+- the log or the broker refuses writes now: the level waits, and tries the same message again;
 - the disk cannot be read: that level waits and tries again, the others go on;
 - a record is damaged (no record, a body that does not match its CRC, no real topic), breaks a limit that was
-  lowered since, or is to go to the half topic: no try will change that.  It is told as an error, with its
-  place, and passed over; it stays in the log.  RocketMQ would try it for ever, and deliver nothing behind it.
+  lowered since, or is for the half topic: no retry helps.  The thread logs an error with its place and skips
+  it; it stays in the log.  RocketMQ would try it for ever, and deliver nothing behind it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 # The longest sleep while messages wait: the wall clock may be set meanwhile.
 CLOCK_LOOK_S = 1.0
-# The longest sleep while none do; an arrival ends it.
+# The longest sleep while none wait; an arrival ends it.
 IDLE_S = 600.0
-# How soon a level that failed is tried again, and how much later at last.
+# How soon a level that failed is tried again at first, and at most.
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
-# How soon after a delivery its offset is written, and the most often.
+# How soon after a delivery its offset is written; also the shortest time between two writes.
 PERSIST_S = 1.0
 
 
@@ -85,7 +85,7 @@ class _Level:
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
-        # Set before the look at the queue, so that who adds to it later knows to wake the thread.
+        # Set before the thread looks at the queue: a message that arrives later wakes the thread.
         self.empty = False
         self.failures = 0
         self.retry_at_s = 0.0
@@ -107,7 +107,7 @@ class DelayDelivery:
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
     ) -> None:
         """`held` says why nothing can be stored now, or None; `persist_s` is how old the file may be.
-        `mend` looks at an entry that does not fit the log: True if it is worth reading again.
+        `mend` checks an entry that does not fit the log; True if it should be read again.
         """
         self._mend = mend
         self._log = log
@@ -117,14 +117,14 @@ class DelayDelivery:
         self._held = held
         self._persist_s = min(persist_s, PERSIST_S)
         self._persisted_s = 0.0
-        self._throttle = LogThrottle()  # of levels by their number, and of the file
+        self._throttle = LogThrottle()  # for levels by their number, and for the file
         self._clock_ms = clock_ms
         self._woken = threading.Event()
 
     # For other threads
 
     def on_arrival(self, arrivals: Sequence[Arrival]) -> None:
-        """The dispatcher tells what has come; the first message of an empty level wakes the thread."""
+        """The dispatcher calls it with new messages; the first one of an empty level wakes the thread."""
         for topic, queue_id, _, _ in arrivals:
             if topic == SCHEDULE_TOPIC and queue_id < len(self._levels) and self._levels[queue_id].empty:
                 self._woken.set()
@@ -134,7 +134,7 @@ class DelayDelivery:
         self._woken.set()
 
     def gauges(self) -> dict[str, str]:
-        """Entries of request 28: of each level with progress, the next offset and the queue's end."""
+        """Entries of request 28: for each level with progress, the next offset and the queue's end."""
         gauges = {}
         for level, offset in sorted(self._offsets.table().items()):
             queue = self._find_queue(SCHEDULE_TOPIC, queue_of(level))
@@ -145,7 +145,7 @@ class DelayDelivery:
     # The thread
 
     def run(self, stop: threading.Event) -> None:
-        """Delivers until `stop`, and then writes how far it came."""
+        """Delivers until `stop`, and then writes the offsets."""
         while not stop.is_set():
             wait_s = min(self.step(), self._persist())
             if wait_s > 0:
@@ -154,7 +154,7 @@ class DelayDelivery:
         self._write()
 
     def step(self) -> float:
-        """One pass over all levels; in how many seconds the next one is worth while."""
+        """Makes one pass over all levels; returns in how many seconds to make the next."""
         if self._held() is not None:
             return RETRY_FIRST_S
         wait_s = IDLE_S
@@ -163,7 +163,7 @@ class DelayDelivery:
         return wait_s
 
     def _pass(self, level: _Level) -> float:
-        """Delivers a batch of this level; in how many seconds there may be more."""
+        """Delivers a batch of this level; returns in how many seconds there may be more."""
         now_s = time.monotonic()
         if now_s < level.retry_at_s:
             return level.retry_at_s - now_s
@@ -194,7 +194,7 @@ class DelayDelivery:
         return 0.0 if wait_ms is None else min(wait_ms / 1000, CLOCK_LOOK_S)
 
     def _deliver(self, level: _Level, offset: int, entries: Sequence[Entry]) -> int:
-        """Delivers these entries, which begin at queue offset `offset`; how many of them are dealt with."""
+        """Delivers these entries, the first at queue offset `offset`; returns how many are done with."""
         messages: list[Message] = []
         places: list[int] = []
         for number, entry in enumerate(entries):
@@ -217,7 +217,7 @@ class DelayDelivery:
         return done
 
     def _message(self, level: _Level, offset: int, entry: Entry) -> Message | None:
-        """What is to be delivered; None for what never can.  Raises StoreUnreadable if the disk fails."""
+        """The message to deliver; None if it never can be.  Raises StoreUnreadable if the disk fails."""
         try:
             message = restored(self._stored(level, offset, entry))
         except (CorruptRecord, OffsetNotFound, ValueError) as error:
@@ -229,7 +229,7 @@ class DelayDelivery:
         return message
 
     def _stored(self, level: _Level, offset: int, entry: Entry) -> StoredMessage:
-        """Raises CorruptRecord or OffsetNotFound once the queue is known to be right."""
+        """Raises CorruptRecord or OffsetNotFound only if the queue's entry is right."""
         queue_id = queue_of(level.number)
         try:
             return self._named(entry, queue_id, offset)
@@ -258,7 +258,7 @@ class DelayDelivery:
         )
 
     def _failed(self, level: _Level, error: Exception | None) -> float:
-        """When to try this level again; `error` is None when the log did not take a message."""
+        """In how many seconds to try this level again; `error` is None if the log refused a message."""
         now_s = time.monotonic()
         wait_s: float = min(RETRY_FIRST_S * 2 ** min(level.failures, 10), RETRY_MAX_S)
         level.failures += 1
@@ -268,10 +268,10 @@ class DelayDelivery:
             logger.warning("delayed messages not delivered level=%d: %s; trying on", level.number, reason)
         return wait_s
 
-    # Writing how far it came
+    # Writing the offsets
 
     def _persist(self) -> float:
-        """Writes the offsets if it is time to; in how many seconds to look again."""
+        """Writes the offsets if it is time to; returns in how many seconds to look again."""
         if not self._offsets.unwritten:
             return IDLE_S
         now_s = time.monotonic()
@@ -282,7 +282,7 @@ class DelayDelivery:
         return self._persist_s if self._offsets.unwritten else IDLE_S
 
     def _write(self) -> None:
-        """What was delivered goes to the disk before the word that it was."""
+        """Flushes the delivered messages before it writes that they are delivered."""
         try:
             self._log.flush()
         except CommitLogError as error:

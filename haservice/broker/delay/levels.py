@@ -1,8 +1,8 @@
 """Delay levels: which delayed messages are due, and how long the others have to wait.  Pure.
 
-Level n, counted from 1, has queue n - 1 of SCHEDULE_TOPIC_XXXX, in the order in which its messages were
-stored.  All of them wait equally long, so the first one that is not due ends the look.  When each is to be
-delivered stands in its queue entry, in the tags code (broker-flows §11).
+Level n, counted from 1, has queue n - 1 of SCHEDULE_TOPIC_XXXX, with its messages in the order in which they
+were stored.  All wait equally long, so the search ends at the first one that is not due.  The tags code of
+a message's queue entry says when to deliver it (broker-flows §11).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from commitlog.queues.consume_queue import Entry
 
-# What one pass over a level takes, so that the other levels, and senders, come in between.
+# The most that one pass over a level takes, so that other levels, and senders, get their turn.
 BATCH_MESSAGES = 256
 BATCH_BYTES = 1 << 20
 
@@ -21,11 +21,11 @@ def queue_of(level: int) -> int:
 
 
 def due(entries: Sequence[Entry], now_ms: int, delay_ms: int) -> tuple[int, int | None]:
-    """How many entries from the first on are due, and how many ms the next one has to wait.
+    """(how many entries from the first on are due, how many ms the next one has to wait).
 
-    The second is None when there is no next one, or when it is due but one batch has enough.  A message that
-    is to wait longer than its level says was stored before the clock was set back: it is due, as in RocketMQ.
-    A blank, which stands for no message, goes with those around it.
+    The wait is None if there is no next entry, or if it is due but the batch is full.  A message that would
+    wait longer than its level was stored before the clock was set back: it is due, as in RocketMQ.  A blank,
+    which has no message, is due with its neighbours.
     """
     taken_bytes = 0
     for number, entry in enumerate(entries):

@@ -2,10 +2,10 @@
 
     delay level → queue offset in SCHEDULE_TOPIC_XXXX of the next message to deliver
 
-There are three such tables on a master, one behind the other.  What is delivered counts at once for the
-delivery itself.  The file takes it over when the delivered messages are on the disk, and slaves, by request
-45, when every connected slave has them: whoever goes on from a table delivers some messages again, rather
-than take messages for delivered that no log holds.  (RocketMQ keeps one table, and may lose such messages
+A master has three such tables, one behind the other.  The first, for the delivery itself, counts a message at
+once.  The second, for the file, counts it once it is on the disk.  The third, which slaves get by request 45,
+counts it once every connected slave has it.  So whoever goes on from a table may deliver messages again, but
+never takes a message for delivered that no log has.  (RocketMQ keeps one table, and may lose such messages
 with a power cut or a change of master.)  A slave has one table, its master's.
 """
 
@@ -24,7 +24,7 @@ from haservice.remoting.bodies.clients import DelayOffsetWrapper
 
 logger = logging.getLogger(__name__)
 
-# Deliveries that a table is behind by at most; then they are taken for one, as late as the last of them.
+# The most deliveries that a table is behind; then they become one a level, which counts with the newest.
 TRAIL_MAX = 1000
 
 
@@ -37,7 +37,7 @@ class Queue(Protocol):
 
 
 def level_bounds(find_queue: Callable[[str, int], Queue | None]) -> Callable[[int], tuple[int, int] | None]:
-    """(min, max offset) of a level's queue; None for one without messages."""
+    """Gives (min, max offset) of a level's queue; None for a queue without messages."""
 
     def bounds(level: int) -> tuple[int, int] | None:
         queue = find_queue(SCHEDULE_TOPIC, queue_of(level))
@@ -47,7 +47,7 @@ def level_bounds(find_queue: Callable[[str, int], Queue | None]) -> Callable[[in
 
 
 class Trail:
-    """A table that takes over deliveries once the log up to their end is safe.  Pure."""
+    """A table that takes a delivery once the log is safe up to its end.  Pure."""
 
     def __init__(self, table: dict[int, int]) -> None:
         self.table = dict(table)
@@ -58,7 +58,7 @@ class Trail:
         return bool(self._ahead)
 
     def add(self, level: int, offset: int, end: int) -> None:
-        """The level is delivered up to `offset`; what was delivered ends at `end` in the log."""
+        """The level is delivered up to `offset`; the delivered messages end at `end` in the log."""
         if len(self._ahead) >= TRAIL_MAX:
             last = {level: offset for _, level, offset in self._ahead}
             self._ahead = deque((end, *item) for item in last.items())
@@ -73,11 +73,11 @@ class Trail:
 
 
 class DelayOffsets:
-    """The tables, and the file they outlive the process in.  Any thread."""
+    """The tables, and the file that keeps them.  Any thread."""
 
     def __init__(self, stored: PersistedFile) -> None:
         self._stored = stored
-        # Guards the tables against each other.
+        # Keeps the tables consistent with each other.
         self._lock = threading.Lock()
         self._table: dict[int, int] = {}
         self._durable = Trail({})
@@ -93,25 +93,25 @@ class DelayOffsets:
 
     @property
     def unwritten(self) -> bool:
-        """Whether there are deliveries that the file does not know of, and is to."""
+        """Whether there are deliveries that still have to be written to the file."""
         return bool(self._durable)
 
     # Delivering
 
     def advance(self, level: int, offset: int, end: int) -> None:
-        """The level is delivered up to `offset`; what was delivered ends at `end` in the log."""
+        """The level is delivered up to `offset`; the delivered messages end at `end` in the log."""
         with self._lock:
             self._table[level] = offset
             self._durable.add(level, offset, end)
             self._replicated.add(level, offset, end)
 
     def settle(self, flushed_end: int) -> None:
-        """The log is on the disk up to there."""
+        """The log is on the disk up to `flushed_end`."""
         with self._lock:
             self._durable.settle(flushed_end)
 
     def encode(self, replicated_end: int) -> bytes:
-        """The body of 45; `replicated_end`: up to there all connected slaves have the log, -1 without one."""
+        """The body of 45; all connected slaves have the log up to `replicated_end`, -1 without a slave."""
         with self._lock:
             self._replicated.settle(replicated_end)
             return DelayOffsetWrapper(dict(self._replicated.table)).encode()
@@ -126,8 +126,8 @@ class DelayOffsets:
     def load(self, bounds: Callable[[int], tuple[int, int] | None] | None = None) -> None:
         """Reads the file, if there is one.  `bounds` gives (min, max offset) of a level's queue, or None.
 
-        A level beyond its queue begins where the queue does, or ends: the file is from another store, or
-        the log lost its end.
+        An offset outside its queue is moved to the queue's nearer end: the file is from another store, or the
+        log lost its end.
         """
         body = self._stored.load(DelayOffsetWrapper.decode)
         if body is None:
@@ -147,7 +147,7 @@ class DelayOffsets:
         logger.info("delay offsets loaded levels=%d", len(table))
 
     def persist(self) -> bool:
-        """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
+        """Writes the file if it differs; False if there was nothing to write.  Blocks: not for the loop."""
         return self._stored.save(self._file)
 
     def _file(self) -> bytes:

@@ -12,12 +12,12 @@ from haservice.replication.status import HAStatus
 
 
 def replicated_end(status: HAStatus) -> int:
-    """Up to where all connected slaves have the log; -1 without one."""
+    """Up to where all connected slaves have the log; -1 without a slave."""
     return min((slave.ack for slave in status.slaves if slave.ack >= 0), default=-1)
 
 
 class DelayOffsetsProcessor:
-    """Answers what every connected slave may rely on; `replicated_end` says up to where all have the log."""
+    """Answers offsets that every connected slave can rely on; all have the log up to `replicated_end`."""
 
     def __init__(self, offsets: DelayOffsets, replicated_end: Callable[[], int]) -> None:
         self._offsets = offsets

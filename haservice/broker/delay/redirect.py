@@ -4,9 +4,9 @@
     half           RMQ_SYS_TRANS_HALF_TOPIC, queue 0                  until their transaction has ended
     not consumed   %RETRY%group, delayed; at last %DLQ%group          until their consumer tries again
 
-Where a message belongs stands in two properties, REAL_TOPIC and REAL_QID.  Like DELAY and TRAN_MSG they
-are still there in what is stored in the end, as in RocketMQ 4.9.8 (its CommitLog, TransactionalMessageBridge
-and ScheduleMessageService).
+Two properties, REAL_TOPIC and REAL_QID, say where a message belongs.  Like DELAY and TRAN_MSG they stay in
+the message that is stored in the end, as in RocketMQ 4.9.8 (its CommitLog, TransactionalMessageBridge and
+ScheduleMessageService).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from haservice.broker.metadata.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_
 
 DLQ_PREFIX = "%DLQ%"
 DLQ_QUEUE_NUMS = 1
-# The first retry waits as long as this level says, each later one a level more.
+# The first retry waits for this level, each later one for one level more.
 FIRST_RETRY_LEVEL = 3
-# Clients from 3.4.9 on say themselves how often a message is to be tried (MQVersion's ordinal).
+# Clients since 3.4.9 say themselves how often to try a message (MQVersion's ordinal).
 SAYS_MAX_RECONSUME_TIMES = 121
 
 DELAY = "DELAY"
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 TRANSACTION_PREPARED = "TRAN_MSG"
-# What the check writes into its copies of a half message: how often the producer was asked, and the queue
-# offset of the first one.
+# The check writes into its copies of a half message how often the producer was asked, and the original's
+# queue offset.
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 ORIGINAL = "TRAN_PREPARED_QUEUE_OFFSET"
 WAIT = "WAIT"
@@ -42,7 +42,7 @@ _I32_MAX = 2**31 - 1
 
 @dataclass(slots=True)
 class Redirected(Message):
-    """A message on its way elsewhere; its sender is told of the queue it asked for."""
+    """A message on its way elsewhere; the answer to its sender names the queue that it asked for."""
 
     asked_queue_id: int = 0
 
@@ -72,7 +72,7 @@ def is_half(properties: Mapping[str, str]) -> bool:
 
 
 def to_schedule(message: Message, level: int, level_max: int) -> Redirected:
-    """`message` on its way into the queue of its delay level; a level beyond the last one is the last."""
+    """`message` on its way to the queue of its delay level; a level beyond the last counts as the last."""
     level = min(level, level_max)
     assert level > 0
     properties = decode_properties(message.properties)
@@ -83,9 +83,9 @@ def to_schedule(message: Message, level: int, level_max: int) -> Redirected:
 def to_half(message: Message) -> Redirected:
     """`message` on its way into the half topic, where no consumer sees it.
 
-    Its delay is taken off, as Java clients do before they send: a stock broker would put the half message
-    itself off, and throw it away when its time has come.  So are the marks of an earlier transaction, which
-    who passes a consumed message on sends along: this one is nobody's copy, and was not asked about yet.
+    Its delay is removed, as Java clients do before they send: a stock broker would delay the half message
+    itself, and discard it when its time has come.  The marks of an earlier transaction, which come along when
+    a client forwards a consumed message, are removed too: this one is no copy, and nobody asked about it yet.
     """
     properties = decode_properties(message.properties)
     for name in (DELAY, CHECK_TIMES, ORIGINAL):
@@ -94,7 +94,7 @@ def to_half(message: Message) -> Redirected:
 
 
 def to_dead_letters(message: Message, group: str) -> Redirected:
-    """`message` on its way to the dead letters of `group`, at once."""
+    """`message` on its way to the dead letters of `group`, without delay."""
     properties = decode_properties(message.properties)
     if DELAY in properties:
         properties[DELAY] = "0"
@@ -113,9 +113,9 @@ def to_dead_letters(message: Message, group: str) -> Redirected:
 
 
 def restored(stored: StoredMessage) -> Message:
-    """A stored message on its way back to its real topic and queue, its properties as they are.
+    """A stored message on its way back to its real topic and queue, with its properties unchanged.
 
-    Raises ValueError if it does not say where that is.
+    Raises ValueError if it does not name them.
     """
     properties = decode_properties(stored.properties)
     topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID, "")
@@ -137,10 +137,10 @@ def restored(stored: StoredMessage) -> Message:
 def sent_back(
     stored: StoredMessage, group: str, retry_queue_id: int, asked_level: int, times_max: int
 ) -> tuple[Message, int]:
-    """What becomes of a message that `group` could not consume, and the delay level it has to wait for.
+    """(the retry of a message that `group` could not consume, the delay level that it waits for).
 
-    With a level of 0 it is a dead letter.  `asked_level` is the consumer's: 0 leaves it to the broker,
-    below 0 there are to be no more tries.
+    With level 0 it is a dead letter.  `asked_level` is the consumer's: 0 lets the broker choose, and below 0
+    the consumer wants no more tries.
     """
     properties = decode_properties(stored.properties)
     properties.setdefault(RETRY_TOPIC, stored.topic)
@@ -167,7 +167,7 @@ def sent_back(
 
 
 def consumed_topic(message: Message) -> str:
-    """The topic that a message which was sent back came from at first."""
+    """The original topic of a message that was sent back."""
     return decode_properties(message.properties).get(RETRY_TOPIC, message.topic)
 
 

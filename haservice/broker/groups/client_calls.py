@@ -1,10 +1,10 @@
-"""What tools ask of a consumer through its broker, which asks it over the consumer's own connection.
+"""Questions of tools to a consumer: the broker passes them on over the consumer's own connection.
 
     307 GET_CONSUMER_RUNNING_INFO   its queues, rates and, if wanted, its threads
-    309 CONSUME_MESSAGE_DIRECTLY    it consumes one message now, which the broker puts into the request
+    309 CONSUME_MESSAGE_DIRECTLY    it consumes now one message, which the broker puts into the request
 
-The client's answer becomes ours.  A client that is not online is code 1, one that does not answer in time
-207.
+The client's answer becomes ours.  For a client that is not online the answer is code 1, for one that does
+not answer in time 207.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from haservice.remoting.signature import without_credentials
 from haservice.remoting.workers import Offload
 
 CALL_SECONDS = 10.0
-# RocketMQ 3.1.8, from which on clients know these requests.
+# RocketMQ 3.1.8: clients know these requests since then.
 VERSION_MIN = 62
 
 
@@ -62,7 +62,7 @@ class ClientCallsProcessor:
     def consume_directly(
         self, connection: Connection, request: RemotingCommand
     ) -> asyncio.Future[RemotingCommand]:
-        """309; without a client id, any member."""
+        """309.  Without a client id, asks any member."""
         header = ConsumeDirectlyHeader.decode(request.ext)
         if not header.msg_id:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "field msgId of the request header is missing")
@@ -113,7 +113,7 @@ class ClientCallsProcessor:
 
 
 def check_version(client: Client, least: int) -> None:
-    """Raises RequestError for a client that is too old to know what it would be asked."""
+    """Raises RequestError for a client that is too old to know the request."""
     if client.version < least:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,

@@ -1,4 +1,4 @@
-"""CHECK_CLIENT_CONFIG: whether a subscription would be served; clients ask for those that are no tags.
+"""CHECK_CLIENT_CONFIG: whether a subscription would be served; clients ask if it is not by tags.
 
 46    0, or the refusal that the first pull would get: 1 without enablePropertyFilter, 23 for an expression
       that cannot be read
@@ -15,7 +15,7 @@ from haservice.remoting.connection import Connection, Processor
 
 
 class ClientConfigProcessor:
-    """Answers for the filters that a pull would be given."""
+    """Answers from the filters that a pull would get."""
 
     def __init__(self, filters: MessageFilters) -> None:
         self._filters = filters

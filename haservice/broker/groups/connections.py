@@ -1,10 +1,10 @@
 """Who is connected, as tools ask.
 
-203 GET_CONSUMER_CONNECTION_LIST    a consumer group's members, and what it subscribes; 206 when offline
+203 GET_CONSUMER_CONNECTION_LIST    a consumer group's members and subscriptions; 206 when offline
 204 GET_PRODUCER_CONNECTION_LIST    a producer group's members; 1 when there is none
 328 GET_ALL_PRODUCER_INFO           every producer of every group
 
-The JSON is RocketMQ 4.9.8's.  Answers are made on the loop, whose thread keeps the table.
+The JSON is RocketMQ 4.9.8's.  The loop makes the answers, for its thread keeps the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from haservice.remoting.headers.clients import ConsumerGroupHeader
 
 
 class ConnectionsProcessor:
-    """Reads `clients`, whose times are those of `clock_s`."""
+    """Reads `clients`, whose times are of `clock_s`."""
 
     def __init__(
         self,

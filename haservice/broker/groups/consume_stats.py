@@ -1,13 +1,13 @@
 """How far groups have come.
 
-    208 GET_CONSUME_STATS           a group's progress in each queue to read, and its messages per second
+    208 GET_CONSUME_STATS           a group's progress in each read queue, and its messages per second
     300 QUERY_TOPIC_CONSUME_BY_WHO  the groups that consume a topic, online or with offsets
-    303 QUERY_CONSUME_TIME_SPAN     when what lies in each queue was stored, and how far behind a group is
+    303 QUERY_CONSUME_TIME_SPAN     when each queue's messages were stored, and how far behind a group is
     317 GET_BROKER_CONSUME_STATS    the progress of every group
 
-Rules: RocketMQ 4.9.8's AdminBrokerProcessor (broker-flows §13).  A group that is online is told by what it
-subscribes: topics of which it only has old offsets are left out.  Who is online is asked on the loop; the
-rest looks at the disk and runs in a work thread.
+Rules: RocketMQ 4.9.8's AdminBrokerProcessor (broker-flows §13).  The answer about an online group has the
+topics that it subscribes, and none of which it only has old offsets.  The loop finds out who is online; the
+rest reads the disk and runs in a work thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from haservice.remoting.headers.admin import (
 from haservice.remoting.headers.clients import TopicHeader
 from haservice.remoting.workers import Offload
 
-# Group → the topics its members subscribe; None: nobody of it is online, or says what it wants.
+# Group → the topics its members subscribe; None: no member is online, or says what it subscribes.
 Online = dict[str, Collection[str] | None]
 
 
@@ -131,7 +131,7 @@ class ConsumeStatsProcessor:
     # In a work thread
 
     def _progress(self, group: str, names: Iterable[str], subscribed: Collection[str] | None) -> ConsumeStats:
-        """Of the queues to read."""
+        """The group's progress in the queues that can be read."""
         table: dict[MessageQueue, QueueProgress] = {}
         tps = 0.0
         for topic in self._known(names, subscribed):

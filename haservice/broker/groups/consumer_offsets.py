@@ -1,12 +1,12 @@
 """ConsumerOffsets: how far each group has consumed, and `config/consumerOffset.json`.
 
-`topic@group` → queue id → the offset of the next message to consume.  Any value is stored, as in
-RocketMQ: whether a topic or group exists is not asked, but names cost a peer nothing to make up, so there are
-bounds.  The table is changed by the loop (commits), by the threads that look after transactions and that
-take offsets back and, on a slave, by the one that copies the master's.
+`topic@group` → queue id → the offset of the next message to consume.  The table takes any value, as in
+RocketMQ, and does not check that topic or group exists.  A peer can make up names at no cost, so there are
+bounds.  These threads change the table: the loop (commits), those that check transactions and take offsets
+back, and, on a slave, the one that copies the master's.
 
-Who goes through the whole table does it in slices, and has the lock for one of them only: the loop, which
-commits, waits for less than a millisecond.  A copy is true of each queue, and not of one moment for all.
+Whoever goes through the whole table does it in slices, with the lock for one slice at a time: the loop, which
+commits, waits for less than a millisecond.  A copy is true for each queue, but not for one moment for all.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = ["SEPARATOR", "ConsumerOffsets"]
 
 logger = logging.getLogger(__name__)
 
-# Queues of all groups together, several times as many as real brokers have; the table is written whole.
+# Queues of all groups together: several times as many as real brokers have.  The table is written whole.
 OFFSETS_MAX = 500_000
-# What their text may have, so that it fits into an answer to our slaves.
+# The most bytes of their text, so that it fits into an answer to our slaves.
 TEXT_BYTES_MAX = 48 * 1024 * 1024
-# The most that a queue takes in it: `2147483647:-9223372036854775808,`; and a key beside its name.
+# The most that a queue takes in the text: `2147483647:-9223372036854775808,`; or a key besides its name.
 _QUEUE_BYTES = 32
 _KEY_BYTES = 8
-# Between two slices for the file, which nobody waits for: the loop has the interpreter meanwhile.
+# The pause between two slices for the file, so that the loop can run; nobody waits for the file.
 _PAUSE_S = 0.001
 
 
 class ConsumerOffsets:
-    """The table, and the file it outlives the process in."""
+    """The table, and the file that keeps it."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ConsumerOffsets:
         self._stored = stored
         self._offsets_max = offsets_max
         self._text_bytes_max = text_bytes_max
-        # Guards all below but `_looked`: a copy is taken while the loop commits.
+        # Guards all fields below but `_looked`: others copy while the loop commits.
         self._lock = threading.Lock()
         self._table: OffsetTable = {}
         self._count = 0
@@ -60,15 +60,15 @@ class ConsumerOffsets:
         self._persisted = -1
         self._refusals = 0
         self._told_full = False
-        # Of a slave: the last look at its master's table.
+        # On a slave: the last look at its master's table.
         self._looked = Looks()
 
     def commit(
         self, group: str, topic: str, queue_id: int, offset: int, *, in_any_case: bool = False
     ) -> bool:
-        """Remembers `offset`, whatever it is: a group may go back on purpose.  False for want of room.
+        """Stores `offset`, whatever it is: a group may go back on purpose.  False if there is no room.
 
-        `in_any_case`: of the broker's own groups, which are few.
+        `in_any_case`: even without room, for the broker's own groups, which are few.
         """
         key = f"{topic}{SEPARATOR}{group}"
         with self._lock:
@@ -84,13 +84,13 @@ class ConsumerOffsets:
 
     @property
     def full(self) -> str:
-        """What was not kept for want of room, since some was made last; "" when nothing was."""
+        """Says how many commits were refused since room was made last; "" if none was."""
         if not self._refusals:
             return ""
         return f"no more offsets are kept, there are {self._count}; commits refused so far: {self._refusals}"
 
     def __len__(self) -> int:
-        """Of how many queues there are offsets."""
+        """How many queues have offsets."""
         return self._count
 
     def _has_room(self, key: str) -> bool:
@@ -111,7 +111,7 @@ class ConsumerOffsets:
         queues[queue_id] = offset
 
     def _drop(self, key: str, queue_ids: Iterable[int]) -> None:
-        """These queues, and the key when none is left."""
+        """Removes these queues, and the key if no queue is left."""
         assert self._lock.locked()
         queues = self._table[key]
         for queue_id in queue_ids:
@@ -125,12 +125,12 @@ class ConsumerOffsets:
         self._refusals, self._told_full = 0, False
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        """What was committed last; None if nothing was."""
+        """The last committed offset; None if there is none."""
         queues = self._table.get(f"{topic}{SEPARATOR}{group}")
         return None if queues is None else queues.get(queue_id)
 
     def queues_of(self, group: str, topic: str) -> dict[int, int]:
-        """A copy of what `group` has of `topic`."""
+        """A copy of the offsets of `group` in `topic`."""
         with self._lock:
             return dict(self._table.get(f"{topic}{SEPARATOR}{group}", {}))
 
@@ -155,17 +155,17 @@ class ConsumerOffsets:
             return list(self._table)
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics that `group` has offsets of."""
+        """The topics in which `group` has offsets."""
         keys = (key.partition(SEPARATOR) for key in self._keys())
         return [topic for topic, _, name in keys if name == group]
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have offsets of `topic`."""
+        """The groups that have offsets in `topic`."""
         keys = (key.partition(SEPARATOR) for key in self._keys())
         return [group for name, _, group in keys if name == topic]
 
     def remove_group(self, group: str) -> int:
-        """Forgets every offset of `group`; returns of how many topics."""
+        """Forgets every offset of `group`; returns in how many topics it had some."""
         gone = 0
         for topic in self.topics_of(group):
             key = f"{topic}{SEPARATOR}{group}"
@@ -178,9 +178,9 @@ class ConsumerOffsets:
         return gone
 
     def merge(self, body: ConsumerOffsetWrapper, *, continued: bool = False) -> int:
-        """Takes a master's answer to 43 in, by the rules of `offset_merge`; returns how many queues moved.
+        """Merges a master's answer to 43, by the rules of `offset_merge`; returns how many queues moved.
 
-        `continued`: it is of the same run of the same master as the answer before.  One thread at a time.
+        `continued`: it is from the same run of the same master as the last answer.  One thread at a time.
         """
         last = self._looked if continued else Looks()
         looks = Looks(body.offset_table)
@@ -195,7 +195,7 @@ class ConsumerOffsets:
         return moved
 
     def _merge_one(self, key: str, theirs: Mapping[int, int], last: Looks, looks: Looks) -> int:
-        """A group's queues of one topic; what is not their offset goes into `looks`.  How many moved."""
+        """Merges a group's queues of one topic; ours kept against theirs go into `looks`.  How many moved."""
         assert self._lock.locked()
         moved = 0
         ours = self._table.get(key, {})
@@ -213,7 +213,7 @@ class ConsumerOffsets:
         return moved
 
     def _forget(self, key: str, before: Iterable[int], last: Looks, looks: Looks) -> int:
-        """Drops what the master had at the last look and has no longer; returns how many queues."""
+        """Drops queues that the master had at the last look and has no longer; returns how many."""
         assert self._lock.locked()
         ours, now = self._table.get(key, {}), looks.theirs.get(key, {})
         gone = [
@@ -230,7 +230,7 @@ class ConsumerOffsets:
         return len(gone)
 
     def take_further(self, table: Mapping[str, Mapping[int, int]]) -> int:
-        """Takes over what is further in `table` than here; returns how many queues moved."""
+        """Takes over the offsets in `table` that are further than ours; returns how many queues moved."""
         moved = 0
         for part in slices(table):
             with self._lock:
@@ -257,11 +257,11 @@ class ConsumerOffsets:
         logger.info("consumer offsets loaded groups=%d", len(body.offset_table))
 
     def warn_of_ends_passed(self, end_of: Callable[[str, int], int | None]) -> None:
-        """Says once if groups have consumed more than the queues ever held, for a master's start.
+        """Warns once, at a master's start, if groups have consumed more than the queues ever held.
 
-        Such offsets were made on another store: this one lost its end, or is a slave's that began in the
-        middle.  They are kept: whoever pulls there is moved to the queue's end, and what was numbered anew
-        is not consumed.  `end_of` gives the max offset of (topic, queue id); None for those not to look at.
+        Such offsets come from another store: this one lost its end, or is a slave's that began in the middle.
+        They are kept: a consumer that pulls there is moved to the queue's end, and does not get the messages
+        numbered anew.  `end_of` gives the max offset of (topic, queue id); None for queues to leave out.
         """
         passed = [
             (key, queue_id, offset, end)
@@ -283,7 +283,7 @@ class ConsumerOffsets:
 
     def persist(self) -> bool:
         """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
-        changes = self._changes  # before the table is looked at: what comes meanwhile is written next time
+        changes = self._changes  # read before the table: later changes are written next time
         if changes == self._persisted:
             return False
         written = self._stored.save(lambda: encode_offsets(self._unhurried(), pretty=True))
@@ -297,5 +297,5 @@ class ConsumerOffsets:
 
 
 def _text_bytes(key: str) -> int:
-    """What a key takes in the text, its queues left out."""
+    """How many bytes a key takes in the text, without its queues."""
     return len(orjson.dumps(key)) + _KEY_BYTES

@@ -1,8 +1,8 @@
 """ClientTable: who is connected, as producers or as members of consumer groups.
 
-A client is known by its heartbeats.  It goes when it says so, when its connection closes, or when
-nothing was heard of it for 120 s.  Whenever the members of a group or what they subscribe to change, all
-its members are told, so that they share out the queues anew (RocketMQ's request 40).
+A client is known by its heartbeats.  It leaves when it says so, when its connection closes, or after 120 s
+without a heartbeat.  When a group's members or their subscriptions change, the broker tells all its members,
+so that they share out the queues anew (RocketMQ's request 40).
 
 The loop's thread only; no lock.
 """
@@ -25,7 +25,7 @@ BROADCASTING = "BROADCASTING"
 
 
 class Peer(Protocol):
-    """What is kept of a connection."""
+    """The parts of a connection that are used here."""
 
     @property
     def closed(self) -> bool: ...
@@ -48,7 +48,7 @@ class Client:
 
 @dataclass(slots=True)
 class Subscription:
-    """What a group wants of one topic.  `codes` is None for everything, `data` as the client said it."""
+    """What a group wants from one topic.  `codes` is None for everything; `data` is the client's own."""
 
     topic: str
     expression: str
@@ -78,7 +78,7 @@ class ConsumerGroup:
 
 
 class ClientTable:
-    """Groups by name.  `on_change(group, members)` is called when a consumer group changed."""
+    """Groups by name.  Calls `on_change(group, members)` when a consumer group changes."""
 
     def __init__(
         self, on_change: Callable[[str, list[Peer]], None], filters: ConsumerFilters | None = None
@@ -87,7 +87,7 @@ class ClientTable:
         self._filters = filters
         self.producers: dict[str, dict[Peer, Client]] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
-        # Every connection that a client was heard on, with the groups it belongs to.
+        # Every connection with a heartbeat, with the groups it belongs to.
         self._groups_of: dict[Peer, tuple[set[str], set[str]]] = {}
 
     def group(self, name: str) -> ConsumerGroup | None:
@@ -99,7 +99,7 @@ class ClientTable:
         return [] if group is None else group.client_ids()
 
     def memberships(self, connection: Peer) -> int:
-        """How many groups, of both kinds, were named on `connection` and have not been left."""
+        """How many groups, of both kinds, `connection` has named and not left."""
         return sum(map(len, self._groups_of.get(connection, ())))
 
     def subscribers(self, topic: str) -> list[str]:
@@ -109,7 +109,7 @@ class ClientTable:
     def heartbeat(
         self, connection: Peer, data: HeartbeatData, now_s: float, language: str = "OTHER", version: int = 0
     ) -> None:
-        """Takes one heartbeat in; several clients may share a connection's groups, the last wins."""
+        """Takes one heartbeat; several clients may share a connection's groups, and the last one wins."""
         producing, consuming = self._watch(connection)
         for producer in data.producer_data_set:
             members = self.producers.setdefault(producer.group_name, {})
@@ -137,7 +137,7 @@ class ClientTable:
             self._filters.register(group.name, data.subscription_data_set)
 
     def unregister(self, connection: Peer, producer_group: str | None, consumer_group: str | None) -> None:
-        """A client leaves these groups; unknown ones are fine."""
+        """A client leaves these groups; unknown groups are no error."""
         if producer_group:
             self._leave_producers(connection, producer_group)
         if consumer_group:
@@ -155,7 +155,7 @@ class ClientTable:
             self._leave_consumers(connection, name)
 
     def expire(self, now_s: float) -> int:
-        """Ends memberships not heard of for 120 s, and connections left without any; returns how many ended.
+        """Ends memberships without a heartbeat for 120 s, and connections left without any; returns how many.
 
         A client that dropped one of its consumers without a word keeps its connection for the others.
         """
@@ -205,9 +205,9 @@ class ClientTable:
 
 
 def _subscribe(group: ConsumerGroup, wanted: Iterable[SubscriptionData]) -> bool:
-    """Takes a member's subscriptions for the whole group's; True when that changes anything.
+    """Makes a member's subscriptions the whole group's; True if that changes anything.
 
-    RocketMQ's rule, with its known trap: topics missing here are dropped even if another member
+    This is RocketMQ's rule, with its known trap: topics missing here are dropped even if another member
     subscribes them, so the members of a group have to agree.
     """
     changed = False
@@ -226,10 +226,10 @@ def _subscribe(group: ConsumerGroup, wanted: Iterable[SubscriptionData]) -> bool
 
 
 def subscription_of(data: SubscriptionData) -> Subscription:
-    """What a heartbeat says of one topic.
+    """The subscription of one topic in a heartbeat.
 
-    The codes are those that the client computed together with ours of the same text: clients of other
-    languages have been seen to leave theirs out.
+    Its codes are the client's and ours, computed from the same text: some clients of other languages leave
+    theirs out.
     """
     expression = data.sub_string or ALL
     expression_type = data.expression_type or TAG

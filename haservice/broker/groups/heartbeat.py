@@ -2,8 +2,8 @@
 
 34 HEART_BEAT                    a client's producers, consumers and their subscriptions
 35 UNREGISTER_CLIENT             it leaves one group of each kind
-38 GET_CONSUMER_LIST_BY_GROUP    client ids, which the clients share the queues out by
-40 NOTIFY_CONSUMER_IDS_CHANGED   ours to them, oneway
+38 GET_CONSUMER_LIST_BY_GROUP    client ids, by which the clients share out the queues
+40 NOTIFY_CONSUMER_IDS_CHANGED   from us to clients, oneway
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # More than any real client names at once.
 GROUPS_MAX = 1024
 SUBSCRIPTIONS_MAX = 4096
-# Of one connection, in all its heartbeats: clients of one process may share it.
+# For one connection, in all its heartbeats: clients of one process may share it.
 MEMBERSHIPS_MAX = 4 * GROUPS_MAX
 
 
@@ -104,20 +104,19 @@ class HeartbeatProcessor:
         return command.answer()
 
     def _make_group(self, consumer: ConsumerData) -> None:
-        """The group, if it may be made, and its `%RETRY%group`, which consumers subscribe by themselves.
+        """Makes the group, if allowed, and its `%RETRY%group`, which consumers subscribe by themselves.
 
-        A consumer whose group may not be made is a member all the same, as in RocketMQ; its pulls are
-        refused.
+        A consumer whose group may not be made is still a member, as in RocketMQ; its pulls are refused.
         """
         name = consumer.group_name
         group = self._groups.find(name)
         topic = retry_topic(name)
-        # A group that is served but not kept gets no topic, or those would grow without bound instead.
+        # A group that is served but not kept gets no topic, or the topics would grow without bound instead.
         if group is None or not self._creates_topics or self._groups.get(name) is None:
             return
         if self._topics.get(topic) is None and name_fault(topic) is None:
             flags = SYS_FLAG_UNIT_SUB if consumer.unit_mode else 0
-            with suppress(TopicsFull):  # it consumes all the same; what it sends back is refused
+            with suppress(TopicsFull):  # the group consumes all the same; what it sends back is refused
                 self._topics.find_or_create(topic, max(0, group.retry_queue_nums), topic_sys_flag=flags)
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -142,7 +141,7 @@ def _language_name(language: int) -> str:
 
 
 def notify_members(groups: Groups, *, enabled: bool = True) -> Callable[[str, Iterable[Peer]], None]:
-    """What ClientTable calls on a change: tells every member, unless its group or `enabled` forbids it."""
+    """For ClientTable to call on a change: tells every member, unless its group or `enabled` forbids it."""
 
     def notify(name: str, members: Iterable[Peer]) -> None:
         group = groups.get(name)

@@ -1,6 +1,6 @@
-"""Locks of queues for consumers that keep the order: 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ.
+"""Queue locks for orderly consumers: 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ.
 
-Served by masters and slaves alike, each with locks of its own; clients ask masters only.
+Masters and slaves serve them, each with its own locks; clients ask masters only.
 """
 
 from __future__ import annotations

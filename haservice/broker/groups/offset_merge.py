@@ -1,7 +1,7 @@
 """How a slave's consumer offsets and its master's become one: per queue, the newest wins.
 
-A number alone does not say when it was committed, but a change does.  So a look at the master's table is
-compared with the look before, as long as both were at the same run of the same master:
+An offset alone does not say when it was committed, but a change does.  So the slave compares a look at the
+master's table with the look before, if both were at the same run of the same master:
 
     the master says           since the last look              then
     further than ours         –                                its offset
@@ -27,7 +27,7 @@ OffsetTable = dict[str, dict[int, int]]
 
 
 class Look(NamedTuple):
-    """One queue after a look: what the master said, and what was kept here."""
+    """One queue after a look: the master's offset, and the one kept here."""
 
     theirs: int
     ours: int
@@ -35,19 +35,19 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """A whole look: the master's table, and what was kept here where that was something else."""
+    """A whole look: the master's table, and the offsets kept here where they differ."""
 
     theirs: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     kept: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def get(self, key: str, queue_id: int) -> Look | None:
-        """None for what the master did not have."""
+        """None for a queue that the master did not have."""
         theirs = self.theirs.get(key, {}).get(queue_id)
         return None if theirs is None else Look(theirs, self.kept.get((key, queue_id), theirs))
 
 
 def settled(ours: int | None, theirs: int | None, last: Look | None) -> int | None:
-    """What becomes of a queue's offset; None when it goes, or when there is none."""
+    """The new offset of a queue; None if it is removed, or there was none."""
     if theirs is None:
         return None if last is not None and ours == last.ours else ours
     if ours is None or theirs >= ours:
@@ -62,11 +62,11 @@ def handed_back(
     is_group: Callable[[str], bool],
     end_of: Callable[[str, int], int | None],
 ) -> OffsetTable:
-    """What a master may take of a slave's offsets when it comes back.
+    """Which of a slave's offsets a master may take when it returns.
 
-    Those of groups that `is_group` knows: a stock slave keeps the offsets of deleted ones for ever.  And of
-    queues that are here, not beyond their ends, which `end_of` (topic, queue id) gives, or None for no such
-    topic: what this master has lost is numbered anew, and a group that was further would skip it.
+    Only those of groups that `is_group` knows: a stock slave keeps offsets of deleted groups for ever.  And
+    no further than the queues' ends here, which `end_of` (topic, queue id) gives (None: no such topic): this
+    master numbers anew what it has lost, and a group that was further would skip it.
     """
     taken: OffsetTable = {}
     for key, queues in slaves.items():

@@ -1,19 +1,19 @@
 """OffsetReclaim: a master that returns takes over the consumer offsets that its slaves hold.
 
-While it was away, consumers read from a slave and committed there.  Before the name server hears of the
-master, and so before consumers and slaves do, it asks the slaves of its broker name:
+While it was away, consumers read from a slave and committed there.  Before the master registers at the name
+server, where consumers and slaves learn of it, it asks the slaves of its broker name:
 
     106 GET_BROKER_CLUSTER_INFO             at the name server: who is there
     201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    at each slave: which groups it knows
     43  GET_ALL_CONSUMER_OFFSET             at each slave
 
-and takes those offsets that are further than its own.  RocketMQ does not ask; its slaves overwrite what
-was committed to them 10 s later, and the messages are consumed again.  Stock slaves answer the same.
+and takes the offsets that are further than its own.  A RocketMQ master does not ask; 10 s later its slaves
+overwrite what was committed to them, and the messages are consumed again.  Stock slaves answer the same.
 
-A name server that was out of reach and still lists this master is no reason to ask again: nobody was sent
-to a slave by it, and offsets that were reset here meanwhile would move forward again.
+The master does not ask again after a name server was unreachable that still lists it: that name server sent
+nobody to a slave, and offsets that were reset here meanwhile would move forward again.
 
-All of it has `PATIENCE_S`.  What goes wrong is logged, and the master registers all the same.
+All of it has `PATIENCE_S`.  Failures are logged, and the master registers all the same.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from haservice.remoting.command import Body, RemotingCommand
 
 logger = logging.getLogger(__name__)
 
-# For everything: a slave that is there answers in milliseconds.  A start waits no longer for its route.
+# For everything: a running slave answers in milliseconds.  A start waits no longer before it registers.
 PATIENCE_S = 2.0
-# More than any pair has; a name server that names more is not believed that far.
+# More than any pair has; of a name server that names more, the rest is ignored.
 SLAVES_MAX = 8
 
 
 class OffsetReclaim:
-    """Called by the registration, each time before a name server is told of this broker anew."""
+    """Called by the registration, each time before it tells a name server of this broker anew."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class OffsetReclaim:
         on_taken: Callable[[], None] = lambda: None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`end_of` gives the max offset of (topic, queue id), or None where an offset may be any.
-        `on_taken` is called when something was taken, so that it gets written.
+        """`end_of` gives the max offset of (topic, queue id), or None if any offset is allowed.
+        `on_taken` is called when offsets were taken, so that they get written.
         """
         self._broker_name = broker_name
         self._own_addr = own_addr
@@ -72,7 +72,7 @@ class OffsetReclaim:
         self._asked: set[str] = set()
 
     async def run(self, client: RemotingClient, namesrv_addr: str) -> None:
-        """Never raises but when cancelled."""
+        """Raises only when cancelled."""
         try:
             async with asyncio.timeout(self._patience_s):
                 slaves = await self._slaves(client, namesrv_addr)
@@ -80,7 +80,7 @@ class OffsetReclaim:
         except TimeoutError:
             logger.warning("consumer offsets not taken back reason=not all there in %g s", self._patience_s)
         except (RemotingError, ValueError) as error:
-            # The registration that follows says more loudly that a name server is away.
+            # The registration that follows logs an unreachable name server more loudly.
             logger.debug("slaves not known namesrv=%s reason=%s", namesrv_addr, error)
 
     async def _slaves(self, client: RemotingClient, namesrv_addr: str) -> list[str]:
@@ -101,7 +101,7 @@ class OffsetReclaim:
                 await self._ask(client, addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             ).subscription_group_table
             body = await self._ask(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-            # Half a million offsets take half a second, and others use the loop.
+            # In a thread: half a million offsets would block the loop for half a second.
             await asyncio.to_thread(self._take_further, addr, known, body)
         except (RemotingError, ValueError) as error:
             logger.warning("consumer offsets not taken back slave=%s reason=%s", addr, error)

@@ -1,6 +1,6 @@
 """Offsets: what a group has consumed, and what a queue holds.
 
-    14 QUERY_CONSUMER_OFFSET         22 when the group has none and must choose its start itself
+    14 QUERY_CONSUMER_OFFSET         22 if the group has none and must choose its start itself
     15 UPDATE_CONSUMER_OFFSET        any value is stored, while there is room; accepted on a slave too
     43 GET_ALL_CONSUMER_OFFSET       the whole table, for slaves
     29 SEARCH_OFFSET_BY_TIMESTAMP    the nearest index entry, not "the first not before"
@@ -77,7 +77,7 @@ class OffsetsProcessor:
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = QueryConsumerOffsetHeader.decode(command.ext)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
-        # A negative one was stored by mistake; clients take it for an answer and never consume.
+        # A negative one was stored by mistake; a client that gets it never consumes.
         if offset is None or offset < 0:
             if not self._starts_in_memory(header.topic, header.queue_id):
                 raise RequestError(
@@ -89,7 +89,7 @@ class OffsetsProcessor:
         return command.answer(ext=OffsetResponseHeader(offset).encode())
 
     def _starts_in_memory(self, topic: str, queue_id: int) -> bool:
-        """Whether a new group may simply begin at 0: the queue is all there, and close to the log's end."""
+        """Whether a new group may simply begin at 0: the queue is complete, and near the log's end."""
         queue = self._find_queue(topic, queue_id)
         if queue is None:
             return True

@@ -1,10 +1,10 @@
 """Consumer groups as administrators and slaves see them.
 
 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP    one group's grants, replaced whole
-201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG       the table with its version, which slaves ask for every 10 s
-207 DELETE_SUBSCRIPTIONGROUP               and its consumer offsets, if `removeOffset`
+201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG       the table with its version; slaves ask every 10 s
+207 DELETE_SUBSCRIPTIONGROUP               and, with `removeOffset`, its consumer offsets
 
-A slave refuses 200 and 207 in RocketMQ's words: its groups are its master's.
+A slave, whose groups are its master's, refuses 200 and 207 in RocketMQ's words.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class GroupsProcessor:
         return command.answer(body=await self._offload(self._groups.wrapper().encode))
 
     def delete(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """A group that is not there is fine, as in RocketMQ: its offsets may be left."""
+        """A group that does not exist is no error, as in RocketMQ: there may still be offsets of it."""
         self._refuse_on_slave()
         return asyncio.ensure_future(self._delete(connection, command))
 

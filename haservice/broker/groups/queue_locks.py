@@ -1,13 +1,13 @@
-"""QueueLocks: which member of a group has which queue for itself, for consumers that keep the order.
+"""QueueLocks: which member of a group has which queue for itself, for orderly consumers.
 
     free or expired  ──lock──▶  held by one client id  ──lock by the same──▶  held for another 60 s
                                 └──unlock by the owner, or 60 s without a word──▶ free
 
-In memory only, as in RocketMQ: after a restart the members lock anew, and a slave does not know its master's
-locks.  Nothing is freed when a client's connection ends, for it may still be at work on a queue: clients
-refresh every 20 s and stop consuming 30 s after the last success, so that 60 s later nobody is.
+The locks are in memory only, as in RocketMQ: after a restart the members lock anew, and a slave does not
+know its master's locks.  The end of a client's connection frees no lock, for the client may still work on
+the queue.  Clients refresh every 20 s and stop consuming 30 s after the last success: after 60 s nobody does.
 
-Pure: the clock is handed in.  The loop's thread only.
+Pure: the clock is a parameter.  The loop's thread only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from haservice.remoting.bodies.clients import MessageQueue
 
-# RocketMQ's default; there it can be changed by a property of the Java process only, and clients' own times
-# (refresh 20 s, stop 30 s) have to fit inside.
+# RocketMQ's default, which only a property of its Java process changes.  The clients' own times (refresh
+# 20 s, stop 30 s) have to fit inside.
 LOCK_SECONDS = 60.0
-# Queues locked at a time, over all groups; beyond them expired locks are dropped, and then none is given.
+# Locked queues at a time, over all groups.  Beyond, expired locks are dropped; if none are, none is given.
 LOCKS_MAX = 100_000
-# While there are so many, expired ones are looked for at most this often.
+# While there are so many, expired ones are searched for at most this often.
 SWEEP_SECONDS = 1.0
 
 
@@ -51,11 +51,11 @@ class QueueLocks:
         self._swept_s = -SWEEP_SECONDS
 
     def __len__(self) -> int:
-        """Locks that are kept, expired ones included."""
+        """How many locks are kept, expired ones included."""
         return self._count
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Takes or renews what it can of `queues`, and returns that, each once."""
+        """Locks or renews as many of `queues` as it can, and returns these, each once."""
         now_s = self._clock_s()
         granted: dict[MessageQueue, None] = {}
         for queue in queues:
@@ -64,7 +64,7 @@ class QueueLocks:
         return list(granted)
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Frees those of `queues` that `client_id` holds; others are left alone."""
+        """Frees those of `queues` that `client_id` holds, and no others."""
         locks = self._groups.get(group)
         if locks is None:
             return
@@ -99,7 +99,7 @@ class QueueLocks:
         return now_s - held.since_s > self._lock_s
 
     def _drop_expired(self, now_s: float) -> bool:
-        """True if that made room."""
+        """Drops expired locks; True if that made room."""
         if now_s - self._swept_s < SWEEP_SECONDS:
             return False
         self._swept_s = now_s

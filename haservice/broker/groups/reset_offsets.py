@@ -3,10 +3,10 @@
     222 INVOKE_BROKER_TO_RESET_OFFSET       → 220 to every member, which moves and commits by itself
     223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS → 221 to every member, or one
 
-Rules: RocketMQ 4.9.8's Broker2Client (broker-flows §13), with two of our own.  The body of 220 has the form
-that the member's language reads, where RocketMQ goes by the language of the tool.  And a queue that the group
-never committed to is moved like the others, where RocketMQ refuses the whole topic; only a group without any
-offset in the topic is refused.
+Rules: RocketMQ 4.9.8's Broker2Client (broker-flows §13), with two differences.  The body of 220 has the form
+that the member's language reads; RocketMQ goes by the tool's language.  A queue without a commit of the group
+moves like the others; RocketMQ refuses the whole topic.  We refuse only a group without any offset in the
+topic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from haservice.remoting.workers import Offload
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 5.0
-# RocketMQ 3.0.7, from which on clients know these requests.
+# RocketMQ 3.0.7: clients know these requests since then.
 VERSION_MIN = 28
 TO_THE_END = -1
 
@@ -46,7 +46,7 @@ Table = dict[MessageQueue, int]
 
 
 class ResetOffsetsProcessor:
-    """Works out where each queue's consumers should go on, and tells them."""
+    """Computes where each queue's consumers should go on, and tells them."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ResetOffsetsProcessor:
         return request.answer(body=ResetOffsetBody(table).encode())
 
     def _targets(self, header: ResetOffsetHeader, topic: TopicConfig, committed: list[int | None]) -> Table:
-        """In a work thread.  Without force nobody is moved forward."""
+        """In a work thread.  Without force no queue moves forward."""
         view, name = self._view, topic.topic_name
         table = {}
         for queue_id, current in enumerate(committed):
@@ -158,7 +158,7 @@ class ResetOffsetsProcessor:
         return request.answer(body=ConsumerStatusBody(consumer_table=found).encode())
 
     async def _ask(self, member: Connection, header: ConsumerStatusHeader) -> Table | None:
-        """None when the client does not answer, or not with what was asked: it is left out."""
+        """None if the client does not answer, or answers something else: the result leaves it out."""
         ext = ConsumerStatusHeader(header.topic, header.group).encode()
         command = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext)
         try:

@@ -1,14 +1,14 @@
-"""Groups: the consumer groups of this broker, what each is granted, and `config/subscriptionGroup.json`.
+"""Groups: the consumer groups of this broker, their grants, and `config/subscriptionGroup.json`.
 
-A group comes to be when somebody consumes under its name (with autoCreateSubscriptionGroup; those named
+A group is created when somebody consumes under its name (with autoCreateSubscriptionGroup; those named
 `CID_RMQ_SYS_…` always), or by request 200.  Reads need no lock: a group is looked up in a dict whose values
-are never changed in place.  Changes are made under one lock by the loop, the work threads and the slave's
-sync thread.  Every change raises the data version, which slaves compare for equality only.
+never change in place.  The loop, the work threads and the slave's sync thread make changes under one lock.
+Every change raises the data version, which slaves compare for equality only.
 
-Bound: `GROUPS_MAX` groups.  A peer that makes up more names is served with the default grants, but they
-are not kept: no list shows them, no file grows, and they get no retry topic.  Request 200 is refused there.
+Bound: `GROUPS_MAX` groups.  A peer that makes up more names is served with the default grants, but its groups
+are not kept: no list shows them, no file grows, and they get no retry topic.  Then request 200 is refused.
 
-Members of the file that 4.9.8 does not have are read over, as 4.9.8 does.
+Fields of the file that 4.9.8 does not have are ignored, as 4.9.8 does.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from haservice.remoting.bodies.clients import DataVersion, SubscriptionGroupConf
 logger = logging.getLogger(__name__)
 
 GROUP_LENGTH_MAX = 255
-# As many as any real broker has several times over; the file has 2.5 MB then, and takes 50 ms to make.
+# Several times as many as any real broker has; the file then has 2.5 MB, and takes 50 ms to make.
 GROUPS_MAX = 10_000
-# Each is a directory with a file of its own, once something is sent back.
+# Each queue is a directory with a file of its own, once a message is sent back.
 RETRY_QUEUE_NUMS_MAX = 1024
 SYSTEM_PREFIX = "CID_RMQ_SYS_"
 # The groups that every broker has from the start (broker-flows §6).
@@ -45,12 +45,12 @@ SYSTEM_GROUPS = (
 _NAME = re.compile(NAME_LETTERS + "+")
 _I32_MAX = 2**31 - 1
 
-# What a group is granted: the body of request 200 and the entry of the file are the same thing.
+# A group's grants: the body of request 200 and the file's entry are the same thing.
 GroupConfig = SubscriptionGroupConfig
 
 
 def group_fault(name: str) -> str | None:
-    """Why `name` is no name of a group; None when it is one."""
+    """Why `name` is not a group's name; None if it is one."""
     if not name or name.isspace():
         return "The specified group is blank."
     if len(name) > GROUP_LENGTH_MAX:
@@ -77,20 +77,20 @@ class Groups:
         self._groups_max = groups_max
         self._clock_ms = clock_ms
         self.on_change = on_change
-        # Guards every change of the fields below, so that a version never names another table.
+        # Guards every change of the fields below, so that a version always belongs to its table.
         self._lock = threading.Lock()
         self._table = {name: GroupConfig(name) for name in SYSTEM_GROUPS}
         self._data_version = DataVersion(counter=0, timestamp=clock_ms())
         self._told_full = False
 
     def configure(self, auto_create: bool) -> None:
-        """Whether unknown groups are made up on the spot, from now on."""
+        """Sets whether unknown groups are created on the spot from now on."""
         self._auto_create = auto_create
 
     # Reading
 
     def get(self, group: str) -> GroupConfig | None:
-        """The grants of `group`; None when it is not there."""
+        """The grants of `group`; None if it does not exist."""
         return self._table.get(group)
 
     def table(self) -> dict[str, GroupConfig]:
@@ -110,7 +110,7 @@ class Groups:
     # Changing
 
     def find(self, group: str) -> GroupConfig | None:
-        """The grants of `group`, which is made now if it was missing; None when that may not be."""
+        """The grants of `group`, which is created if it is missing; None if that is not allowed."""
         known = self._table.get(group)
         if known is not None:
             return known
@@ -139,9 +139,9 @@ class Groups:
         return made
 
     def update(self, config: GroupConfig) -> None:
-        """Creates or replaces a group, as request 200 asks; always a new version, as RocketMQ has it.
+        """Creates or replaces a group, as request 200 asks; always makes a new version, as RocketMQ does.
 
-        Raises ValueError for a name that is none, numbers that Java's do not hold, or one group too many.
+        Raises ValueError for a bad name, numbers too large for Java's types, or one group too many.
         """
         fault = group_fault(config.group_name) or _misfit(config)
         if fault is None and config.retry_queue_nums > RETRY_QUEUE_NUMS_MAX:
@@ -157,7 +157,7 @@ class Groups:
         self.on_change()
 
     def delete(self, group: str) -> bool:
-        """Takes `group` out; False when it was not there.  Its offsets are the caller's affair."""
+        """Removes `group`; False if it did not exist.  The caller looks after its offsets."""
         with self._lock:
             if group not in self._table:
                 return False
@@ -171,9 +171,9 @@ class Groups:
         return True
 
     def replace_all(self, wrapper: SubscriptionGroupWrapper) -> bool:
-        """Takes the master's whole table and version; False when the version is the one we have.
+        """Takes the master's whole table and version; False if we have this version.
 
-        Raises ValueError when it holds numbers that Java's do not hold.
+        Raises ValueError if it has numbers too large for Java's types.
         """
         with self._lock:
             if wrapper.data_version == self._data_version:
@@ -187,7 +187,7 @@ class Groups:
     # Storing
 
     def load(self) -> None:
-        """Reads the file, if there is one; what it says of a group replaces the start value."""
+        """Reads the file, if there is one; its groups replace the start values."""
         wrapper = self._stored.load(_decoded)
         if wrapper is None:
             return
@@ -197,7 +197,7 @@ class Groups:
         logger.info("groups loaded count=%d", len(wrapper.subscription_group_table))
 
     def persist(self) -> bool:
-        """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
+        """Writes the file if it differs; False if there was nothing to write.  Blocks: not for the loop."""
         return self._stored.save(lambda: self.wrapper().encode(pretty=True))
 
     def _put(self, config: GroupConfig) -> None:
@@ -211,7 +211,7 @@ class Groups:
 
 
 def _misfit(config: GroupConfig) -> str | None:
-    """Which number of `config` is none of Java's: such a table could be given to no slave."""
+    """Which number of `config` does not fit Java's type: no slave could take such a table."""
     for name in ("retry_queue_nums", "retry_max_times"):
         value = getattr(config, name)
         if not -_I32_MAX - 1 <= value <= _I32_MAX:

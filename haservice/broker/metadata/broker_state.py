@@ -28,7 +28,7 @@ from haservice.remoting.workers import Offload
 from haservice.replication.status import HAStatus
 
 VERSION_TEXT = "V4_9_8"
-# Java's Integer.MAX_VALUE: "no transient pool that could run out".
+# Java's Integer.MAX_VALUE: there is no transient pool that could run out.
 NO_POOL = 2**31 - 1
 SIZE_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -55,7 +55,7 @@ class StateProcessor:
         gauges: Callable[[], Mapping[str, str]],
         ha_status: Callable[[], HAStatus],
     ) -> None:
-        """`gauges` are entries of 28 that other parts know."""
+        """`gauges` gives the entries of 28 that other parts know."""
         self._stats = stats
         self._log = log
         self._offload = offload
@@ -77,7 +77,7 @@ class StateProcessor:
         return asyncio.ensure_future(self._runtime_info(request))
 
     def ha_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """907, which is 5.x's; a 4.9 broker does not know it."""
+        """907, a request of 5.x; a 4.9 broker does not know it."""
         return request.answer(body=ha_info(self._ha_status()).encode())
 
     async def _runtime_info(self, request: RemotingCommand) -> RemotingCommand:
@@ -108,7 +108,7 @@ class StateProcessor:
         }
 
     def _disk_table(self) -> dict[str, str]:
-        """What only the disk knows.  In a work thread."""
+        """The entries that need the disk.  In a work thread."""
         usage = shutil.disk_usage(self._log_path)
         ratio = _used_ratio(usage.used, usage.free)
         queue_usage = shutil.disk_usage(self._queue_path if self._queue_path.exists() else self._log_path)
@@ -132,7 +132,7 @@ class StateProcessor:
 
 
 def ha_info(status: HAStatus) -> HARuntimeInfo:
-    """5.x's HARuntimeInfo, with what it lacks: the lag in seconds, why a slave does not count, lineage."""
+    """5.x's HARuntimeInfo, plus the lag in seconds, why a slave does not count, and the lineage."""
     master = status.master
     return HARuntimeInfo(
         master=master is None,
@@ -175,7 +175,7 @@ def ha_info(status: HAStatus) -> HARuntimeInfo:
 
 
 def _used_ratio(used: int, free: int) -> str:
-    """As df and RocketMQ: what is kept for root, or behind a quota, is neither used nor free."""
+    """As df and RocketMQ: space kept for root, or behind a quota, is neither used nor free."""
     return f"{used / max(1, used + free):.4f}"
 
 

@@ -1,13 +1,13 @@
 """Clearing up before its time.
 
-    306 CLEAN_EXPIRED_CONSUMEQUEUE   what queues and index say of messages that the log no longer has
+    306 CLEAN_EXPIRED_CONSUMEQUEUE   entries of queues and index whose messages the log no longer has
     316 CLEAN_UNUSED_TOPIC           queues of topics that do not exist any more
     329 DELETE_EXPIRED_COMMITLOG     segments older than fileReservedTime, at any hour
 
-306 empties whole queues only where no group has an offset: RocketMQ numbers such a queue from 0 again, we do
-so from the next start on, and a group that was further on would be moved to its end, past messages it never
-saw.  A slave's topics come from its master a little after their messages, so there 316 spares queues with
-messages of the last ten minutes.
+306 empties whole queues only where no group has an offset.  RocketMQ numbers an emptied queue from 0 again,
+we do so from the next start on; a group that was further on would be moved to the queue's end, past messages
+it never saw.  A slave gets its topics from its master a little after their messages, so there 316 spares
+queues with messages of the last ten minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 
-# Written by the broker itself and listed in no topic table, or numbered by tables of its own.
+# Written by the broker itself: not in the topic table, or with offsets in tables of their own.
 SPARED_TOPICS = frozenset({SCHEDULE_TOPIC, OP_HALF_TOPIC})
 SLAVE_SPARES_MS = 600_000
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Queues(Protocol):
-    """What is cleared of ConsumeQueues."""
+    """The parts of ConsumeQueues that clear."""
 
     def items(self) -> Iterable[tuple[tuple[str, int], Queue]]: ...
 
@@ -54,7 +54,7 @@ class Index(Protocol):
 
 
 class HousekeepingProcessor:
-    """All of it runs in a work thread, but for 329, which is the retention thread's."""
+    """All of it runs in a work thread, except 329, which the retention thread does."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class HousekeepingProcessor:
     # In a work thread
 
     def _drop_expired(self) -> tuple[int, int, int]:
-        """(where the log begins, queues that were emptied, files that went of the others)."""
+        """(where the log begins, how many queues were emptied, how many files of the others were removed)."""
         start = self._log_start()
         consumed = {
             (key.partition(SEPARATOR)[0], queue_id)
@@ -148,7 +148,7 @@ class HousekeepingProcessor:
     def _drop_unused(self) -> list[str]:
         gone = []
         for topic in sorted(self._unused()):
-            if self._topics.get(topic) is None:  # a send may have made it anew meanwhile
+            if self._topics.get(topic) is None:  # a send may have created it anew meanwhile
                 self._queues.delete_topic(topic)
                 gone.append(topic)
         return gone

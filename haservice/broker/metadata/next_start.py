@@ -1,7 +1,7 @@
-"""What the next start would take, held against the store that this broker has open.
+"""Checks the next start's configuration against the store that this broker has open.
 
-A store keeps the sizes of its files.  With others it does not open, and the broker that was told of them
-would be gone with its next restart; of most keys a start finds that out only once it looks at the disk.
+A store keeps the sizes of its files, and does not open with others.  A broker that accepted other sizes would
+not come back from its next restart; for most keys a start notices that only when it reads the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from haservice.errors import ConfigError
 
 
 class _Size(NamedTuple):
-    """A size that files of a store have, and where these files lie."""
+    """A size of a store's files, and where these files lie."""
 
     value: Callable[[LogOptions], int]
     place: Callable[[LogOptions], Path]
@@ -27,7 +27,7 @@ class _Size(NamedTuple):
 SIZES: Mapping[str, _Size] = {
     "mappedFileSizeCommitLog": _Size(lambda log: log.segment_bytes, lambda log: log.log_path),
     "mappedFileSizeConsumeQueue": _Size(lambda log: log.queue_file_size, lambda log: log.root),
-    # Other slots with as many bytes of entries less would open, and no key would be found any more.
+    # Files of equal size with other numbers of slots and entries would open, but no key be found.
     "maxHashSlotNum": _Size(lambda log: log.index_slots, lambda log: log.root),
     "maxIndexNum": _Size(lambda log: log.index_entries, lambda log: log.root),
 }
@@ -38,9 +38,9 @@ PATHS: Mapping[str, Callable[[LogOptions], Path]] = {
 
 
 def check_store(running: NodeConfig, following: NodeConfig, asked: Properties) -> None:
-    """Raises ConfigError for a key, of those `asked` for, with which the next start would not open its store.
+    """Raises ConfigError for a key in `asked` with which the next start could not open its store.
 
-    Of a store that is not the running one only its place is looked at.
+    Of a store other than the running one it checks only the place.
     """
     for key, place in PATHS.items():
         if key in asked and (trouble := _trouble_at(place(following.log))):
@@ -67,7 +67,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _trouble_at(path: Path) -> str:
-    """Why no store can be opened or made there; "" if nothing is known against it."""
+    """Why no store can be opened or created there; "" if nothing speaks against it."""
     try:
         there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
     except OSError as error:

@@ -10,18 +10,18 @@ from haservice.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
-# Changes that come together are written together: a table is written whole.
+# Changes within this time are written together: a table is written whole.
 GATHER_S = 0.1
 
 
 class Persistence:
     """Task of the thread `broker-persist`: writes the tables every interval, and soon after `soon`.
 
-    Nobody waits for it but a stop, whose last pass is the owner's to call once the tables are at rest.
+    Only a stop waits for it; the owner calls the last pass once the tables are at rest.
     """
 
     def __init__(self, tables: Mapping[str, Callable[[], bool]], interval_s: float) -> None:
-        """`tables` are named `persist` methods; each says False when there was nothing to write."""
+        """`tables` are `persist` methods by name; each returns False if there was nothing to write."""
         self._tables = tables
         self._interval_s = interval_s
         self._woken = threading.Event()
@@ -38,7 +38,7 @@ class Persistence:
         self._woken.set()
 
     def configure(self, interval_s: float) -> None:
-        """Another interval, after the one that runs."""
+        """Sets another interval, after the present one."""
         self._interval_s = interval_s
 
     def soon(self) -> None:
@@ -46,7 +46,7 @@ class Persistence:
         self._woken.set()
 
     def persist(self) -> None:
-        """One pass.  A table that cannot be written hinders no other, and is tried again at the next."""
+        """One pass.  A table that cannot be written stops no other, and the next pass tries it again."""
         for name, persist in self._tables.items():
             try:
                 persist()

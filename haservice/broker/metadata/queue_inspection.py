@@ -1,13 +1,13 @@
-"""Looking into queues and between groups, and the statistics.
+"""Queries of tools about queues, about groups, and for statistics.
 
     321 QUERY_CONSUME_QUEUE      entries of a queue's index
-    308 QUERY_CORRECTION_OFFSET  per queue, the least that any other group has consumed
+    308 QUERY_CORRECTION_OFFSET  per queue, the lowest offset of any other group
     314 CLONE_GROUP_OFFSET       a group begins where another one is
     315 VIEW_BROKER_STATS_DATA   one statistic of a minute, an hour and a day
 
-Rules: RocketMQ 4.9.8's AdminBrokerProcessor.  Three of its slips are not repeated: 308 does not delete the
-offsets of the groups it is to leave out, 314 without a topic clones all topics, and a slave, whose offsets
-are its master's, refuses 314.
+Rules: RocketMQ 4.9.8's AdminBrokerProcessor, without three of its mistakes: 308 does not delete the offsets
+of the groups that it has to leave out, 314 without a topic clones all topics, and a slave, whose offsets are
+its master's, refuses 314.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 
-# A tool that asks for more entries of a queue gets so many.
+# The most entries of a queue that a tool gets.
 ENTRIES_MAX = 10_000
 # RocketMQ's "this group is not behind": Java's Long.MAX_VALUE.
 NOT_BEHIND = 2**63 - 1
@@ -85,7 +85,7 @@ class QueueInspectionProcessor:
     def consume_queue(
         self, connection: Connection, request: RemotingCommand
     ) -> asyncio.Future[RemotingCommand]:
-        """An index outside of the queue is answered without a body, as RocketMQ's tools expect."""
+        """For an index outside the queue the answer has no body, as RocketMQ's tools expect."""
         header = ConsumeQueueHeader.decode(request.ext)
         return asyncio.ensure_future(self._consume_queue(request, header))
 
@@ -110,7 +110,7 @@ class QueueInspectionProcessor:
         return request.answer(body=body.encode())
 
     def _filter(self, name: str | None, topic: str) -> tuple[SubscriptionData | None, TagCodes, str | None]:
-        """What a group wants of the topic: (as it subscribes, tag codes, what to say instead)."""
+        """What a group wants from the topic: (its subscription, tag codes, what to say instead)."""
         if not name:
             return None, None, None
         group = self._clients.group(name)
@@ -147,7 +147,7 @@ class QueueInspectionProcessor:
     def clone_offsets(
         self, connection: Connection, request: RemotingCommand
     ) -> asyncio.Future[RemotingCommand]:
-        """Topics that an online source group does not subscribe are left out, unless `offline` is set."""
+        """Unless `offline` is set, leaves out topics that an online source group does not subscribe."""
         header = CloneGroupOffsetHeader.decode(request.ext)
         if self._is_slave:
             raise RequestError(ResponseCode.SYSTEM_ERROR, SLAVE_REMARK)

@@ -1,10 +1,10 @@
 """ReadableTopics: what consumers of a slave may read: topics of its table, and those that only have queues.
 
-A slave has its master's messages within milliseconds, but its topics by asking: when the master died before
-it was asked, or cannot be asked for want of a name server, there are queues of a topic that the table does
-not name.  What was acknowledged must be readable all the same, so such a topic may be read, all queues up to
-its highest one.  A topic that was deleted on the master stays readable here in the same way, until
-retention takes its messages: a slave deletes no queues of its own accord.
+A slave has its master's messages within milliseconds, but must ask for the topics.  If the master died before
+that, or no name server says where it is, there are queues of a topic that the table does not name.
+Acknowledged messages must be readable all the same, so consumers may read all queues of such a topic up to
+its highest one.  A topic that was deleted on the master stays readable here in the same way, until retention
+removes its messages: a slave deletes no queues by itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Protocol
 from haservice.broker.metadata.topics import PERM_READ, topic_config
 from haservice.remoting.bodies.clients import TopicConfig
 
-# Looking through all queues takes a millisecond for some thousands of them; consumers ask all the time.
+# To go through some thousands of queues takes a millisecond, and consumers ask all the time.
 LOOK_AGAIN_S = 1.0
 
 
 class Topics(Protocol):
-    """Where topics are looked up."""
+    """A table to look up topics."""
 
     def get(self, topic: str, /) -> TopicConfig | None: ...
 
@@ -35,7 +35,7 @@ class ReadableTopics:
         queues: Callable[[], Iterable[tuple[str, int]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`queues` gives (topic, queue id) of every queue there is."""
+        """`queues` gives (topic, queue id) of every queue."""
         self._topics = topics
         self._queues = queues
         self._clock = clock
@@ -54,7 +54,7 @@ class ReadableTopics:
 
 
 def unlisted_topics(topics: Topics, queues: Iterable[tuple[str, int]], perm: int) -> dict[str, TopicConfig]:
-    """The topics that have `queues`, of (topic, queue id), but no place in `topics`."""
+    """The topics that are in `queues`, of (topic, queue id), but not in `topics`."""
     highest: dict[str, int] = {}
     for name, queue_id in queues:
         highest[name] = max(queue_id, highest.get(name, 0))

@@ -6,19 +6,18 @@ One follower per name server, all on the loop of the broker's client, each at it
     answered                  again after the period (30 s)
     a topic changed           again, after a short while in which more changes may join
     slave without its master  again within a second: a master that returns is found at once
-    refused for a newer epoch  again after 5 s: it may have been a stranger's, who is gone by then
+    refused for a newer epoch  again after 5 s: the newer master may have been a stranger, gone by then
     no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
 
-Before a name server that knows nothing of this broker, or may have forgotten it, is told: `on_reachable`.
+Before the broker registers where it is unknown, or may be forgotten, it awaits `on_reachable`.
 
-The connection stays open in between, for a name server takes its end as the broker's end.  The
-answers of several name servers may differ; the first in the order of the configuration that names a
-master is believed.  The word of one that does not answer counts no longer, as soon as another one
-names a master; until then what was believed stays, for silence says nothing of the master.  `stop`
-unregisters, so that no route names a broker that is gone.
+The connection stays open in between, for a name server takes its end as the broker's end.  The answers of
+several name servers may differ; the broker believes the first one, in the configuration's order, that names
+a master.  If that one stops answering, the broker believes it until another one names a master, for silence
+says nothing about the master.  `stop` unregisters, so that no route names a broker that is gone.
 
-With a registration goes the number of this broker's last epoch, which a stock name server does not read.
-Ours keeps a route from an old master, and says who the newer one is.
+A registration carries the number of this broker's last epoch, which a stock name server ignores.  Ours gives
+an old master no route, and tells it who the newer one is.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 5.0
 # A slave that knows no master, or has lost it, asks this often.
 MASTER_WANTED_S = 1.0
-# A master that a name server keeps out of the route asks this often.
+# A master that a name server refuses a route asks this often.
 REFUSED_S = 5.0
-# Changes that come together are told together.
+# Changes within this time are told together.
 GATHER_S = 0.05
 UNREGISTER_TIMEOUT_S = 1.0
-# A name server, a stock one too, hangs up on a larger frame; the header needs some of it.
+# A name server, a stock one too, closes the connection on a larger frame; the header needs some of it.
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 
 
@@ -74,7 +73,7 @@ class Identity(NamedTuple):
 
 
 class MasterAddresses(NamedTuple):
-    """What a name server knows of a slave's master; None where there is none."""
+    """What a name server knows of a slave's master; None if there is none."""
 
     broker_addr: str | None
     ha_addr: str | None
@@ -101,11 +100,11 @@ class Registration:
         epoch: Callable[[], int | None] = lambda: None,
         on_newer: Callable[[int, str], None] = lambda epoch, addr: None,
     ) -> None:
-        """`on_master` hears of a slave's master after each answer, and when a name server's silence makes
-        another one's word count; `master_wanted` says that the master is missed.  `on_reachable` is awaited
-        before the first registration at a name server (its address is handed over), and before the next
-        one after a failure.  It bounds itself.  `epoch` is the number of the last epoch in our log; `on_newer`
-        hears of a newer one that a name server knows, and of its master's address.
+        """`on_master` gets a slave's master after each answer, and when a name server falls silent and
+        another one's word counts; `master_wanted` says that the slave has lost its master.  `on_reachable`
+        is awaited with a name server's address before the first registration there, and before the next one
+        after a failure; it bounds itself.  `epoch` is the number of the last epoch in our log; `on_newer`
+        gets a newer one that a name server knows, and its master's address.
         """
         self._identity = identity
         self._addrs = tuple(namesrv_addrs)
@@ -118,37 +117,37 @@ class Registration:
         self._on_reachable = on_reachable
         self._epoch = epoch
         self._on_newer = on_newer
-        # The last word of each name server that answered when it was last asked.
+        # The last answer of each name server, without those that did not answer last time.
         self._masters: dict[str, MasterAddresses] = {}
         self._believed = NO_MASTER
-        # Where this broker may still be known, and unregisters when it stops.
+        # Name servers that may still know this broker: it unregisters there when it stops.
         self._known_at: set[str] = set()
-        # Why the last try at a name server failed; a success takes it out.
+        # Why the last try at a name server failed; a success removes it.
         self._failures: dict[str, str] = {}
         self._throttle = LogThrottle()
         self._attempted: set[str] = set()
-        # Set when every name server was asked once, with whatever outcome.
+        # Set when every name server was tried once, with whatever result.
         self.first_round = threading.Event()
-        # From the start of the task on, for what other threads call.
+        # Set when the task starts, for calls from other threads.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._announced: dict[str, asyncio.Event] = {}
-        # Who waits until name servers know the topics of now: those still to be told, of each.
+        # Who waits until name servers know the present topics, with the name servers still to be told.
         self._untold: list[tuple[set[str], Future[None]]] = []
 
     # For other threads
 
     def configure(self, *, permission: int, period_s: float, timeout_s: float) -> None:
-        """Other settings, from the next registration on."""
+        """Sets other settings from the next registration on."""
         self._permission = permission
         self._period_s = period_s
         self._timeout_s = timeout_s
 
     def announce(self) -> None:
-        """Topics have changed: register again soon."""
+        """Registers again soon, because topics have changed."""
         self._post(self._mark_announced)
 
     def told(self) -> Future[None]:
-        """Done when each name server was told of the topics as they are now, or could not be."""
+        """Done when each name server was told of the present topics, or could not be."""
         done: Future[None] = Future()
         if self._addrs:
             self._untold.append((set(self._addrs), done))
@@ -159,18 +158,18 @@ class Registration:
 
     @property
     def trouble(self) -> str:
-        """Which name servers do not have this broker as it is now, each with why; "" while all do."""
+        """Which name servers do not have this broker's present registration, and why; "" if all do."""
         return "; ".join(dict(self._failures).values())
 
     # On the loop
 
     async def run(self, client: RemotingClient) -> None:
-        """Until it is cancelled; unregisters then.  There is one name server at least."""
+        """Runs until it is cancelled, and then unregisters.  Needs one name server at least."""
         self._announced = {addr: asyncio.Event() for addr in self._addrs}
         self._loop = asyncio.get_running_loop()
         followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
         try:
-            await asyncio.gather(*followers)  # ends by our own mistake only
+            await asyncio.gather(*followers)  # ends only through a bug of ours
         finally:
             for follower in followers:
                 follower.cancel()
@@ -178,7 +177,7 @@ class Registration:
             await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
 
     async def _follow(self, client: RemotingClient, addr: str) -> None:
-        """Keeps this broker registered at one name server, for as long as the task runs."""
+        """Keeps this broker registered at one name server while the task runs."""
         while True:
             retrying = AsyncRetrying(
                 # RequestError is an answer that cannot be read.
@@ -192,11 +191,11 @@ class Registration:
             await self._pause(addr)
 
     async def _pause(self, addr: str) -> None:
-        """Until it is time to register again."""
+        """Waits until it is time to register again."""
         announced = self._announced[addr]
         pause = Deadline(min(REFUSED_S, self._period_s) if addr in self._failures else self._period_s)
         while not pause.expired:
-            # It is seen as soon that the master is missed.
+            # Short waits, to notice soon that the master is missed.
             try:
                 async with asyncio.timeout(min(MASTER_WANTED_S, pause.remaining)):
                     await announced.wait()
@@ -222,7 +221,7 @@ class Registration:
     async def _register_now(self, client: RemotingClient, addr: str) -> None:
         if self._on_reachable is not None and addr not in self._masters:
             await self._on_reachable(client, addr)
-        # Cleared before the table is read: a later change announces itself again.
+        # Cleared before the table is read: a later change sets it again.
         self._announced[addr].clear()
         body = self._body()
         if len(body) > BODY_BYTES_MAX:
@@ -256,7 +255,7 @@ class Registration:
         self._believe(self._named_master())
 
     def _body(self) -> bytes:
-        """All topics; without R or W in brokerPermission they are registered with what it leaves."""
+        """All topics, without R or W if brokerPermission lacks it."""
         wrapper = self._topics.wrapper()
         both = PERM_READ | PERM_WRITE
         if self._permission & both != both:
@@ -269,9 +268,9 @@ class Registration:
             self._on_master(master)
 
     def _heed_order_topics(self, addr: str, body: Body) -> None:
-        """The answer's key-value table names the order topics; without one there is nothing to follow.
+        """Takes the order topics from the answer's key-value table; without one, changes nothing.
 
-        Where several name servers answer, the first in the configuration counts.  A slave has its master's
+        If several name servers answer, the first in the configuration counts.  A slave takes its master's
         topics as they are.
         """
         first = next(known for known in self._addrs if known in self._masters)
@@ -333,7 +332,7 @@ class Registration:
             logger.warning("not registered namesrv=%s reason=%s; trying on", addr, reason)
 
     def _disbelieve(self, addr: str) -> None:
-        """A silent name server's word counts no longer, but it takes away nothing that nobody replaces."""
+        """Drops a silent name server's word; the believed master stays unless another one names a master."""
         self._masters.pop(addr, None)
         master = self._named_master()
         if master.broker_addr is not None and master != self._believed:
@@ -351,7 +350,7 @@ class Registration:
     def _post(self, callback: Callable[[], None]) -> None:
         loop = self._loop
         if loop is None:
-            return  # not running yet: `run` registers anyhow
+            return  # not running yet: `run` registers anyway
         try:
             loop.call_soon_threadsafe(callback)
         except RuntimeError:
@@ -359,7 +358,7 @@ class Registration:
 
 
 def _told(addr: str, answer: RemotingCommand) -> tuple[RegisterBrokerResponseHeader, NewerMasterHeader]:
-    """What a name server answers.  Raises AnswerError for what is none, or beyond belief."""
+    """Decodes a name server's answer.  Raises AnswerError if it is malformed or implausible."""
     try:
         return RegisterBrokerResponseHeader.decode(answer.ext), NewerMasterHeader.decode(answer.ext)
     except RequestError as error:

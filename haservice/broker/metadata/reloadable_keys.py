@@ -1,7 +1,7 @@
-"""What this package and the store take of a changed configuration, while the broker runs.
+"""The reloadable keys that this package and the store follow while the broker runs.
 
-Which key is whose is declared with the key, in haservice.configuration.settings.  What processors take is told to
-them in haservice.broker.handlers.
+haservice.configuration.settings declares which part follows a key.  haservice.broker.handlers tells the
+processors of theirs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def follow_settings(
     durability: Durability,
     registration: Registration,
 ) -> None:
-    """Has these parts take what changes of their keys."""
+    """Makes these parts follow their keys."""
     live.follow({GROUPS}, lambda c: groups.configure(c.broker.auto_create_subscription_group))
     live.follow({TOPIC_CREATION}, lambda c: topics.allow_creation(c.broker.auto_create_topic_enable))
     live.follow({TOPIC_COUNT}, lambda c: topics.configure(c.broker.max_topics))
@@ -56,5 +56,5 @@ def follow_settings(
             timeout_s=c.broker.register_timeout_ms / 1000,
         ),
     )
-    # Under a new version, for name servers take no notice of what they know.
+    # With a new version, for name servers ignore a version that they know.
     live.follow({PERMISSION}, lambda _: topics.renew_version())

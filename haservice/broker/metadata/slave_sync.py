@@ -1,16 +1,16 @@
-"""SlaveSync: a slave's copies of what its master keeps beside the log.
+"""SlaveSync: a slave's copies of what its master keeps besides the log.
 
-All are fetched as soon as a master is known and every 10 s from then on, each step on its own, and at
-once when messages of a topic arrive that is not known here: should the master die now, they are to be read.
+The slave fetches all as soon as it knows a master, and every 10 s from then on; each step is independent.  It
+fetches at once when messages of an unknown topic arrive: they must be readable if the master dies now.
 
     21  GET_ALL_TOPIC_CONFIG                taken whole, with its version, when the version differs from ours
     43  GET_ALL_CONSUMER_OFFSET             merged, the newest wins: see `offset_merge`
-    45  GET_ALL_DELAY_OFFSET                taken whole: delayed messages are delivered by masters only
+    45  GET_ALL_DELAY_OFFSET                taken whole: only masters deliver delayed messages
     201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    as topics
 
-RocketMQ overwrites in the second step, so that after an outage the master's older offsets win and
-messages are consumed twice.  RocketMQ asks for 21 at the master's VIP port (listenPort - 2); the main port
-serves it as well, on stock masters too, so we ask there.
+RocketMQ overwrites in the second step: after an outage the master's older offsets win, and messages are
+consumed twice.  RocketMQ asks for 21 at the master's VIP port (listenPort - 2); the main port serves it as
+well, on stock masters too, so we ask there.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from haservice.remoting.connection import Connection
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
-# After a failure the master may be back any moment; a refused connection costs nothing.
+# After a failure the master may return any moment; a refused connection costs nothing.
 RETRY_S = 2.0
-# What a master with access control leaves to be done.
+# What to do if a master has access control.
 ACL_HINT = " (set aclCredentialsFile here, or white-list this broker's address in the master's plain_acl.yml)"
 TIMEOUT_S = 3.0
-# A master with half a million of them takes a second to write them down.
+# A master with half a million of them takes a second to encode them.
 OFFSETS_TIMEOUT_S = 15.0
-# Topics whose arrival has woken us; what a master itself does not know does so once.
+# Unknown topics that have woken us; one that the master does not know either wakes us once.
 STRANGERS_MAX = 1000
 
 
@@ -59,7 +59,7 @@ class OffsetTable(Protocol):
 
 
 class DelayTable(Protocol):
-    """How far each delay level has been delivered, as far as it is copied."""
+    """The delay offsets, as far as they are copied."""
 
     def replace(self, body: DelayOffsetWrapper, /) -> object: ...
 
@@ -87,27 +87,27 @@ class SlaveSync:
         self._on_synced = on_synced
         self._retry_s = retry_s
         self._master_addr: str | None = None
-        self._asking: str | None = None  # of the task: the address of its present or last pass
-        # Of the task: the connection that the offsets came over last.  The same one leads to the same
-        # run of the master; one that returns is on another.
+        self._asking: str | None = None  # the task's: the address of its present or last pass
+        # The task's: the connection of the last offsets.  The same connection means the same run of the
+        # master; a master that returns has another.
         self._looked_over: Connection | None = None
         self._throttle = LogThrottle()
-        # What the master or its answers have against it; "" since all was copied.
+        # Why the master refused a copy, or its answer was bad; "" once all was copied.
         self.refused = ""
-        self._strangers: set[str] = set()  # of the dispatcher's thread
+        self._strangers: set[str] = set()  # the dispatcher thread's
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
-        self._client: RemotingClient | None = None  # from the start of the task on
+        self._client: RemotingClient | None = None  # set when the task starts
 
     # For other threads
 
     @property
     def master_addr(self) -> str | None:
-        """Where it copies from."""
+        """The master that it copies from."""
         return self._master_addr
 
     def copy_now(self, seconds: float) -> bool:
-        """One more pass, for a slave that is to be the master; False if not all was copied in time."""
+        """Makes one more pass, for a slave that becomes the master; False if not all was copied in time."""
         loop, client, addr = self._loop, self._client, self._master_addr
         if loop is None or client is None or addr is None:
             return False
@@ -122,7 +122,7 @@ class SlaveSync:
             return False
 
     def set_master_addr(self, addr: str | None) -> None:
-        """Where to copy from; None, which a name server says while there is no master, pauses."""
+        """Sets the master to copy from; None, a name server's answer while there is no master, pauses."""
         if addr == self._own_addr:
             addr = None
         if addr == self._master_addr:
@@ -144,7 +144,7 @@ class SlaveSync:
             logger.debug("metadata sync has ended already")
 
     def on_arrival(self, arrivals: Sequence[Arrival]) -> None:
-        """The dispatcher tells what has come; a topic that is new here is fetched now, not in 10 s."""
+        """The dispatcher calls it with new messages; a topic that is new here is fetched now, not in 10 s."""
         strangers = {topic for topic, *_ in arrivals if self._topics.get(topic) is None} - self._strangers
         if strangers:
             if len(self._strangers) > STRANGERS_MAX:
@@ -159,12 +159,12 @@ class SlaveSync:
         self._woken.set()
 
     def _notice_addr(self) -> None:
-        """The task may have seen the new address by itself, and one pass for it is enough."""
+        """Wakes the task unless it has seen the new address itself: one pass for it is enough."""
         if self._asking != self._master_addr:
             self._notice()
 
     async def run(self, client: RemotingClient) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         self._woken = asyncio.Event()
         self._client, self._loop = client, asyncio.get_running_loop()
         while True:
@@ -178,9 +178,9 @@ class SlaveSync:
                     await self._woken.wait()
 
     async def _interruptible(self, client: RemotingClient, addr: str) -> bool:
-        """One pass, given up when the task is told to look elsewhere.
+        """Makes one pass, and gives it up if the task gets another address.
 
-        Woken for another reason, it ends this pass first, and then begins the next one at once.
+        Woken for another reason, it finishes this pass, and begins the next one at once.
         """
         assert self._woken is not None
         once_more = False
@@ -204,7 +204,7 @@ class SlaveSync:
                 self._woken.set()
 
     async def sync_once(self, client: RemotingClient, addr: str) -> bool:
-        """All steps; a failed one does not keep the others from being tried.  True if all succeeded."""
+        """Tries all steps, even after one has failed.  True if all succeeded."""
         good = True
         for step in (self._sync_topics, self._sync_offsets, self._sync_delays, self._sync_groups):
             try:
@@ -226,7 +226,7 @@ class SlaveSync:
         before, self._looked_over = self._looked_over, None
         body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET, OFFSETS_TIMEOUT_S)
         now = client.connection(addr)
-        # Half a million offsets take half a second, and others use the loop.
+        # In a thread: half a million offsets would block the loop for half a second.
         await asyncio.to_thread(
             lambda: self._offsets.merge(
                 ConsumerOffsetWrapper.decode(body), continued=before is not None and now is before

@@ -1,6 +1,6 @@
-"""StoreView: what tools ask of the queues, in numbers: where they begin and end, and when what was stored.
+"""StoreView: numbers of the queues for tools: where they begin and end, and when messages were stored.
 
-Reads the disk, so what looks at times belongs into a work thread.
+It reads the disk for times, so those calls belong in a work thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StoreView:
         self._log = log
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """(first offset, offset behind the last one)."""
+        """(first offset, last offset + 1)."""
         queue = self._queues.get(topic, queue_id)
         return (max(0, queue.min_offset), max(0, queue.max_offset)) if queue is not None else (0, 0)
 
@@ -64,7 +64,7 @@ class StoreView:
         return self.bounds(topic, queue_id)[1]
 
     def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message at this queue offset was stored; -1 when there is none, or retention took it."""
+        """When the message at this queue offset was stored; -1 if there is none, or retention removed it."""
         queue = self._queues.get(topic, queue_id)
         entries = queue.read(offset, 1) if queue is not None and offset >= 0 else ()
         if not entries or entries[0].blank:
@@ -78,6 +78,6 @@ class StoreView:
         return max(0, queue.offset_by_time(timestamp_ms, self._log)) if queue is not None else 0
 
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[Entry] | None:
-        """Index entries from `offset` on; None when there is no such queue."""
+        """Index entries from `offset` on; None if there is no such queue."""
         queue = self._queues.get(topic, queue_id)
         return None if queue is None else queue.read(offset, count)

@@ -1,8 +1,8 @@
-"""Tables: what a broker keeps beside its log, each in a file of `config/` below the store.
+"""Tables: what a broker keeps besides its log, each in a file of `config/` below the store.
 
     topics.json   consumerOffset.json   subscriptionGroup.json   delayOffset.json   consumerFilter.json
 
-Names and contents are RocketMQ's.  A slave has its master's, but for the filters of its own consumers.
+Names and contents are RocketMQ's.  A slave has its master's tables, except the filters of its own consumers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tables:
-    """All of them, loaded.  `persistence` writes them, at its interval and when it is told to."""
+    """All tables, loaded.  `persistence` writes them, at its interval and when it is told to."""
 
     def __init__(self, config: NodeConfig, store: Store) -> None:
         """Raises OSError."""
@@ -64,14 +64,14 @@ class Tables:
         )
 
     def queue_end(self, topic: str, queue_id: int) -> int | None:
-        """None for a topic that was deleted: its groups' offsets stay."""
+        """The queue's max offset; None for a deleted topic, whose groups' offsets stay."""
         queue = self._store.queues.get(topic, queue_id)
         if queue is not None:
             return queue.max_offset
         return None if self.topics.get(topic) is None else 0
 
     def _list_topics(self) -> None:
-        """Topics of our queues that the table lacks: of a slave that is the master now, or a lost file."""
+        """Adds the topics of our queues that the table lacks, after a promotion or a lost file."""
         queues = (key for key, queue in self._store.queues.items() if queue.max_offset)
         for name, topic in unlisted_topics(self.topics, queues, PERM_READ | PERM_WRITE).items():
             if not self.topics.is_system(name):

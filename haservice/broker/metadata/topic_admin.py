@@ -3,8 +3,8 @@
     17 UPDATE_AND_CREATE_TOPIC    215 DELETE_TOPIC_IN_BROKER    21 GET_ALL_TOPIC_CONFIG
     202 GET_TOPIC_STATS_INFO      305 GET_SYSTEM_TOPIC_LIST_FROM_BROKER
 
-What a slave must not do is refused in RocketMQ's words.  What touches files runs in a work thread; the
-answer is then a future.
+A slave refuses what it must not do in RocketMQ's words.  Requests that touch files run in a work thread;
+their answer is a future.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ SLAVE_REMARK = (
 )
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 PERM_PRIORITY = 8
-# How long the answer to a change waits for name servers that do not answer.
+# How long the answer to a change waits for name servers.
 TOLD_SECONDS = 2.0
 PERM_BITS = PERM_PRIORITY | PERM_READ | PERM_WRITE | PERM_INHERIT
 
 
 class Queues(Protocol):
-    """The consume queues, as far as they are deleted."""
+    """The part of the consume queues that deletes."""
 
     def delete_topic(self, topic: str, /) -> object: ...
 
 
 class TopicProcessor:
-    """What is asked and changed about topics."""
+    """Answers questions about topics, and changes them."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TopicProcessor:
         told: Callable[[], Future[None]],
         on_deleted: Callable[[str], None],
     ) -> None:
-        """`told` is done when the name servers know the topics of now."""
+        """`told` is done when the name servers know the present topics."""
         self._told = told
         self._on_deleted = on_deleted
         self._topics = topics
@@ -82,7 +82,7 @@ class TopicProcessor:
         }
 
     def update(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """17.  Answered when the table is on the disk, and name servers that answer soon know of it."""
+        """17.  Answers when the table is on the disk and the name servers that answer soon know it."""
         header = CreateTopicHeader.decode(request.ext)
         self._check_changeable(header.topic)
         for what, value, most in (
@@ -109,7 +109,7 @@ class TopicProcessor:
         return asyncio.ensure_future(self._updated(request))
 
     def delete(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """215.  The topic and its queues go; its records stay in the log until retention takes them."""
+        """215.  Removes the topic and its queues; its records stay in the log until retention drops them."""
         name = TopicHeader.decode(request.ext).topic
         self._check_changeable(name)
         return asyncio.ensure_future(self._deleted(request, name))
@@ -171,8 +171,8 @@ class TopicProcessor:
     def _take_out(self, name: str) -> None:
         """In a work thread.
 
-        The queues first: once the topic is out of the table, a send makes it anew, and what that send
-        stored is in a new queue, which is no longer ours to delete.
+        The queues go first: once the topic is out of the table, a send creates it anew and stores into a new
+        queue, which must not be deleted.
         """
         self._queues.delete_topic(name)
         self._topics.delete(name)
@@ -182,7 +182,7 @@ class TopicProcessor:
         return request.answer(body=TopicStatsTable(offset_table=table).encode())
 
     def _offsets(self, topic: TopicConfig) -> dict[MessageQueue, TopicOffset]:
-        """Of each write queue; a queue that was never written to is empty.  In a work thread."""
+        """The offsets of each write queue; one that was never written to is empty.  In a work thread."""
         table = {}
         name, view = topic.topic_name, self._view
         for queue_id in range(topic.write_queue_nums):

@@ -1,13 +1,13 @@
 """TopicTable: the topics of this broker, their queues and permissions, and `config/topics.json`.
 
-Reads need no lock: a topic is looked up in a dict whose values are never changed in place.  Changes
-are made under one lock by the loop, the work threads (admin requests) and the slave's sync thread.
-Every change raises the data version, which name servers and slaves compare for equality only.
+Reads need no lock: a topic is looked up in a dict whose values never change in place.  The loop, the work
+threads (admin requests) and the slave's sync thread make changes under one lock.  Every change raises the
+data version, which name servers and slaves compare for equality only.
 
 Names and limits: RocketMQ 4.9's `TopicValidator` (127 characters of `%|a-zA-Z0-9_-`).
 
-Bound: maxTopics.  One more is refused, whoever asks for it; the broker's own few topics always are made.  A
-file that holds more is loaded whole, and none is added; a master's table of more is not taken.
+Bound: maxTopics.  The table refuses one more, whoever asks for it; it always takes the broker's own few
+topics.  It loads a file with more whole, and then adds none; it does not take a master's table with more.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PERM_WRITE = 2
 PERM_READ = 4
 
 TOPIC_LENGTH_MAX = TOPIC_BYTES_MAX
-# Of a topic that was made by a send with `unitMode`, and of a retry topic of consumers with it.
+# The flag of a topic created by a send with `unitMode`, and of a retry topic of consumers with it.
 SYS_FLAG_UNIT = 1
 SYS_FLAG_UNIT_SUB = 2
 DEFAULT_TOPIC = "TBW102"
 RETRY_PREFIX = "%RETRY%"
-# Of a cluster's topic for replies to requests, behind its name.
+# A cluster's name and this are the topic for replies to requests.
 REPLY_SUFFIX = "_REPLY_TOPIC"
 MULTI_TAG = "MULTI_TAG"
 
@@ -62,7 +62,7 @@ _NAME = re.compile(NAME_LETTERS + "+")
 
 
 def name_fault(topic: str) -> str | None:
-    """Why `topic` is no topic name, in RocketMQ's words; None when it is one."""
+    """Why `topic` is not a topic name, in RocketMQ's words; None if it is one."""
     if not topic or topic.isspace():
         return "The specified topic is blank."
     if _NAME.fullmatch(topic) is None:
@@ -73,7 +73,7 @@ def name_fault(topic: str) -> str | None:
 
 
 class TopicsFull(RequestError):
-    """One topic too many: a request for it is answered so."""
+    """One topic too many; it is also the answer to a request for one."""
 
     def __init__(self, topic: str, count: int, topics_max: int) -> None:
         super().__init__(
@@ -100,7 +100,7 @@ class TopicTable:
         self.on_change = on_change
         self._topics_max = config.max_topics
         self._told_full = False
-        # Guards every change of the fields below, so that a version never names another table.
+        # Guards every change of the fields below, so that a version always belongs to its table.
         self._lock = threading.Lock()
         self._table: dict[str, TopicConfig] = {
             topic.topic_name: topic for topic in _start_topics(config, delay_levels)
@@ -118,7 +118,7 @@ class TopicTable:
         return len(self._table)
 
     def __iter__(self) -> Iterator[TopicConfig]:
-        """All topics, as they are now."""
+        """All present topics."""
         return iter(list(self._table.values()))
 
     @property
@@ -143,7 +143,7 @@ class TopicTable:
     def create_on_send(
         self, topic: str, default_topic: str, queue_nums: int, topic_sys_flag: int = 0
     ) -> TopicConfig | None:
-        """The topic, made from the template `default_topic` if it was missing; None when that may not be.
+        """The topic, created from the template `default_topic` if it is missing; None if that is not allowed.
         Raises TopicsFull.
 
         The template must exist and have the inherit bit.  The new topic has the smaller of the
@@ -174,7 +174,7 @@ class TopicTable:
     def find_or_create(
         self, topic: str, queue_nums: int, perm: int = PERM_READ | PERM_WRITE, topic_sys_flag: int = 0
     ) -> TopicConfig:
-        """The topic, made with these numbers if it was missing; for the broker's own `%RETRY%` topics.
+        """The topic, created with these numbers if it is missing; for the broker's own `%RETRY%` topics.
 
         Raises TopicsFull.
         """
@@ -191,13 +191,13 @@ class TopicTable:
         return created
 
     def update(self, topic: TopicConfig) -> None:
-        """Creates or replaces `topic`, as request 17 asks; always a new version, as RocketMQ has it.
+        """Creates or replaces `topic`, as request 17 asks; always makes a new version, as RocketMQ does.
 
         Raises TopicsFull.
         """
         with self._lock:
             known = self._table.get(topic.topic_name)
-            # A 4.9.8 broker ignores the request's `order`: that comes from the name server's KV table.
+            # A 4.9.8 broker ignores the request's `order`, which comes from the name server's KV table.
             if known is None:
                 self._add(dataclasses.replace(topic, order=False))
             else:
@@ -213,8 +213,8 @@ class TopicTable:
         self.on_change()
 
     def set_order_topics(self, ordered: Collection[str]) -> bool:
-        """Marks these topics as ordered, and no others, as a name server's order topics say; True if that
-        changed anything.
+        """Marks these topics, a name server's order topics, as ordered, and no others; True if that changed
+        anything.
         """
         with self._lock:
             changed = [
@@ -231,7 +231,7 @@ class TopicTable:
         return True
 
     def delete(self, topic: str) -> bool:
-        """Takes `topic` out; False when it was not there.  Its consume queues are the caller's affair."""
+        """Removes `topic`; False if it did not exist.  The caller looks after its consume queues."""
         with self._lock:
             if topic not in self._table:
                 return False
@@ -245,9 +245,9 @@ class TopicTable:
         return True
 
     def replace_all(self, wrapper: TopicConfigWrapper) -> bool:
-        """Takes the master's whole table and version; False when the version is the one we have.
+        """Takes the master's whole table and version; False if we have this version.
 
-        Raises ValueError, with nothing changed, for more topics than may be here.
+        Raises ValueError, with nothing changed, if it has more topics than are allowed here.
         """
         with self._lock:
             if wrapper.data_version == self._data_version:
@@ -262,12 +262,12 @@ class TopicTable:
         return True
 
     def configure(self, topics_max: int) -> None:
-        """Another bound, for the next topic that is to be made."""
+        """Sets another bound from the next new topic on."""
         self._topics_max = topics_max
         self._told_full = False
 
     def allow_creation(self, allowed: bool) -> None:
-        """Whether a send may create topics from now on: the template has the inherit bit, or has it not."""
+        """Sets whether sends may create topics from now on: sets or clears the template's inherit bit."""
         with self._lock:
             known = self._table.get(DEFAULT_TOPIC)
             if known is None and not allowed:
@@ -282,7 +282,7 @@ class TopicTable:
         self.on_change()
 
     def renew_version(self) -> None:
-        """The same table under a new version, for name servers to learn it anew."""
+        """Gives the same table a new version, so that name servers learn it anew."""
         with self._lock:
             self._raise_version()
         self.on_change()
@@ -290,7 +290,7 @@ class TopicTable:
     # Storing
 
     def load(self) -> None:
-        """Reads the file, if there is one; what it says of a topic replaces the start value."""
+        """Reads the file, if there is one; its topics replace the start values."""
         wrapper = self._stored.load(TopicConfigWrapper.decode)
         if wrapper is None:
             return
@@ -309,11 +309,11 @@ class TopicTable:
             )
 
     def persist(self) -> bool:
-        """Writes the file if it differs; False when there was nothing to write.  Blocks: not for the loop."""
+        """Writes the file if it differs; False if there was nothing to write.  Blocks: not for the loop."""
         return self._stored.save(lambda: self.wrapper().encode(pretty=True))
 
     def _add(self, topic: TopicConfig) -> None:
-        """A topic that is not there yet.  Raises TopicsFull."""
+        """Adds a new topic.  Raises TopicsFull."""
         assert self._lock.locked()
         count = len(self._table)
         if count >= self._topics_max and topic.topic_name not in self._system:
@@ -339,7 +339,7 @@ def topic_config(topic: str, queues: int, perm: int) -> TopicConfig:
 
 
 def _start_topics(config: BrokerConfig, delay_levels: int) -> list[TopicConfig]:
-    """The topics that a broker has before it was asked for any (broker-flows §5)."""
+    """The topics that a broker has from the start (broker-flows §5)."""
     read_write = PERM_READ | PERM_WRITE
     every = read_write | PERM_INHERIT
     topics = [

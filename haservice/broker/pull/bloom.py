@@ -1,6 +1,6 @@
 """The bits of a Bloom filter that RocketMQ gives a group and a topic, kept in `consumerFilter.json`.
 
-Nothing here is asked of them: they are written because a stock broker drops the whole file when they are
+This broker never reads them.  It writes them because a stock broker drops the whole file when they are
 missing.  Numbers are those of BloomFilter.createByFn with the default maxErrorRateOfBloomFilter (20 %) and
 expectConsumerNumUseFilter (32); the hash is MurmurHash3 x64 128, of which Guava takes the first 64 bits.
 """
@@ -11,7 +11,7 @@ import struct
 
 ERROR_RATE_PERCENT = 20
 CONSUMERS_EXPECTED = 32
-# What createByFn makes of these two.
+# What createByFn computes from these two.
 HASHES = 3
 BITS = 112
 

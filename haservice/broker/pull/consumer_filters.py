@@ -1,10 +1,10 @@
 """ConsumerFilters: what groups subscribed by expression, and `config/consumerFilter.json`.
 
-A filter is compiled when a heartbeat brings a version of it that is new, and dies when its group has no
-member left or no longer subscribes its topic.  A dead one is kept for 24 h, as RocketMQ does, for a
-group that comes back and for messages of its retry topic.
+A heartbeat with a new version of a filter compiles it.  A filter dies when its group has no member left or
+no longer subscribes its topic.  A dead one is kept for 24 h, as in RocketMQ, for a group that comes back and
+for messages of its retry topic.
 
-Changed by the loop only; the lock is for the thread that writes the file.
+Only the loop changes the table; the lock is for the thread that writes the file.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from haservice.remoting.bodies.filters import (
 logger = logging.getLogger(__name__)
 
 DEAD_KEPT_MS = 24 * 3600 * 1000
-# A file is read by a broker whose consumers are not there yet: they count as gone for so long.
+# When a broker reads the file its consumers are not connected yet: they count as gone for so long.
 DEAD_AT_LOAD_MS = 30_000
-# More than a broker's consumers have; names cost a peer nothing to make up.
+# More than a broker's consumers have; a peer can make up names at no cost.
 FILTERS_MAX = 20_000
 
 compiled = lru_cache(maxsize=1024)(compile_filter)
@@ -41,7 +41,7 @@ compiled = lru_cache(maxsize=1024)(compile_filter)
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFilter:
-    """A group's expression for a topic.  `compiled` is None for one from a file that does not compile."""
+    """A group's expression for a topic.  `compiled` is None if one from the file does not compile."""
 
     group: str
     topic: str
@@ -72,7 +72,7 @@ class ConsumerFilters:
         return None if filters is None else filters.get(topic)
 
     def register(self, group: str, wanted: Iterable[SubscriptionData]) -> None:
-        """What a heartbeat said that `group` subscribes; topics it does not name have their filters die."""
+        """Takes a heartbeat's subscriptions of `group`.  Filters of topics that it does not name die."""
         topics = set()
         for data in wanted:
             topics.add(data.topic)
@@ -95,7 +95,7 @@ class ConsumerFilters:
             return
         taken = _made(group, topic, expression, expression_type)
         if taken is None:
-            # Its pulls are refused from now on, which tells the consumer what is wrong.
+            # Its pulls are refused from now on, and the refusal tells the consumer what is wrong.
             self._drop(group, topic)
         elif known is None and self._count >= FILTERS_MAX:
             logger.warning("filter is not kept, there are %d group=%s topic=%s", self._count, group, topic)
@@ -128,7 +128,7 @@ class ConsumerFilters:
     # The file
 
     def load(self) -> None:
-        """Reads the file, if there is one; every filter in it is dead until its group is heard of."""
+        """Reads the file, if there is one.  Every filter in it is dead until a heartbeat of its group."""
         body = self._stored.load(ConsumerFilterWrapper.decode)
         if body is None:
             return
@@ -149,13 +149,13 @@ class ConsumerFilters:
         logger.info("consumer filters loaded count=%d", self._count)
 
     def persist(self) -> bool:
-        """Writes the file if it differs, without what is dead too long.  Blocks: not for the loop."""
+        """Writes the file if it differs, without filters dead for too long.  Blocks: not for the loop."""
         if not self._groups and not self._stored.path.exists():
             return False
         return self._stored.save(self._encode)
 
     def expire(self) -> None:
-        """Forgets what has been dead for 24 h."""
+        """Forgets filters that have been dead for 24 h."""
         oldest = self._clock_ms() - DEAD_KEPT_MS
         for one in self._all():
             if one.is_dead and one.dead_ms <= oldest:
@@ -176,7 +176,7 @@ class ConsumerFilters:
 
 
 def _made(group: str, topic: str, expression: str, expression_type: str) -> SqlFilter | None:
-    """The compiled expression; None for one that cannot be, and for types other than SQL92."""
+    """The compiled expression; None if it does not compile, and for types other than SQL92."""
     if expression_type != SQL92:
         return None
     try:

@@ -42,7 +42,7 @@ _CODE_OF = {
     PullStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
     PullStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     PullStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
-    # These two are "nothing yet" for who asks for the queue's first message.
+    # These two mean "nothing yet" to a pull for the queue's first message.
     PullStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
     PullStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
 }
@@ -53,7 +53,7 @@ class Look(NamedTuple):
     """What was found for a pull."""
 
     scan: Scan
-    # The messages of scan.entries, once they were read, and how long that took.
+    # The messages of scan.entries, once they were read, and how long the read took.
     body: bytes | None = None
     seconds: float = 0.0
     # Why they could not be read.
@@ -62,21 +62,21 @@ class Look(NamedTuple):
 
 @dataclass(slots=True)
 class Asked:
-    """What is asked, as far as it is decided by it."""
+    """The parts of a pull that decide its answer."""
 
     group: GroupConfig
     offset: int
     """The queue offset from which messages are wanted."""
     wanted: int
-    """As `offset`; beyond it what was looked at in vain, of a held pull with a selector."""
+    """As `offset`, but behind the messages that a held pull with a selector has looked at in vain."""
     selects: bool
-    """Whether messages are looked at, and not only their index."""
+    """Whether the pull looks at messages, and not only at their index."""
     may_be_held: bool
     held: bool = field(default=False, kw_only=True)
     """It is held already, and its time is not up."""
     may_await_dispatch: bool = field(default=True, kw_only=True)
     mended: bool = field(default=False, kw_only=True)
-    """An entry that did not fit the log was looked at for it once."""
+    """An entry that did not fit the log was checked for this pull once."""
 
 
 class Rules(NamedTuple):
@@ -84,11 +84,11 @@ class Rules(NamedTuple):
 
     slave_read_enable: bool
     keeps_offset: bool
-    """Whether this broker leaves a consumer's offset alone because its master knows better."""
+    """Whether this broker never corrects a consumer's offset, because its master knows better."""
 
 
 class Tell(NamedTuple):
-    """The answer has no messages.  `suggested` is what suggested() says; `moved`: a master has moved the consumer."""
+    """The answer has no messages.  `suggested`: see suggested(); `moved`: a master has moved the consumer."""
 
     code: ResponseCode
     status: PullStatus
@@ -104,35 +104,35 @@ class Damaged(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """It waits until there is more than `wanted`, or, `below_mark`, until more may be read."""
+    """The pull waits for a message beyond `wanted`, or, if `below_mark`, for a higher high-water mark."""
 
     wanted: int
     below_mark: bool
 
 
 class LookAgain(NamedTuple):
-    """For no more than so many messages."""
+    """Look again, for at most so many messages."""
 
     most: int
 
 
 class Mend(NamedTuple):
-    """Its entry is held against the log, and mended."""
+    """The entry is compared with the log, and mended."""
 
     error: BadEntry
 
 
 class Step(enum.Enum):
-    """What says all by its name."""
+    """Decisions without details."""
 
     FOUND = enum.auto()  # the messages are the answer
-    READ = enum.auto()  # its messages are read by a work thread
-    AWAIT_DISPATCH = enum.auto()  # what was sent before is in the queues
+    READ = enum.auto()  # a work thread reads its messages
+    AWAIT_DISPATCH = enum.auto()  # until what was sent before is in the queues
 
 
 Decision = Step | Tell | Damaged | Hold | LookAgain | Mend
 
-_FOUND = Step.FOUND  # an enumeration's member takes longer
+_FOUND = Step.FOUND  # to look up an enumeration's member takes longer
 
 
 def decide(look: Look, asked: Asked, rules: Rules) -> Decision:
@@ -151,7 +151,7 @@ def decide(look: Look, asked: Asked, rules: Rules) -> Decision:
         return Hold(scan.next_offset, False)
     if asked.may_await_dispatch and scan.status in _OUTSIDE:
         return Step.AWAIT_DISPATCH
-    if nothing_new and asked.wanted > asked.offset:  # what was looked at in vain is not asked for again
+    if nothing_new and asked.wanted > asked.offset:  # do not look again at what was looked at in vain
         scan = scan._replace(status=PullStatus.NO_MATCHED_MESSAGE)
     return _tell(scan, asked, rules)
 

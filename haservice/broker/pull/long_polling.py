@@ -8,12 +8,12 @@ A pull that finds nothing new is held under its (topic, queue) until one of thes
     close       its connection ended; it is dropped
     stop        the broker ends; it is refused, and so are those that come after
 
-Master and slave wake alike.  An attempt that still finds nothing keeps the pull held until its own
+A master and a slave wake pulls alike.  An attempt that still finds nothing keeps the pull held until its own
 deadline, so waking once too often costs a look and never an answer.
 
-Everything runs on the loop's thread but `on_arrival` and `on_mark`, which any thread calls.  They look
-at the dicts without a lock: a pull is held first and looked at once more by `hold`, while an arrival is
-put into its queue first and announced then.  Whichever comes second sees the other.
+Everything runs on the loop's thread except `on_arrival` and `on_mark`, which any thread calls.  They read
+the dicts without a lock: `hold` first stores a pull and then looks once more, while an arrival is first put
+into its queue and then announced.  Whichever comes second sees the other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TICK_SECONDS = 0.25
 
 
 class Peer(Protocol):
-    """What a held pull needs of its connection."""
+    """What a held pull needs from its connection."""
 
     @property
     def closed(self) -> bool: ...
@@ -52,7 +52,7 @@ class Peer(Protocol):
 
 
 class Timers(Protocol):
-    """The loop, as far as it is used here."""
+    """The parts of the loop that are used here."""
 
     def time(self) -> float: ...
 
@@ -64,10 +64,10 @@ class Timers(Protocol):
 class HeldPull:
     """One pull that waits.
 
-    `attempt(final)` looks again; True means that it was answered, or will be without us.  With `final`
-    it answers whatever it finds.  It does not raise.  `below_mark` says that the queue has messages
-    which are not readable yet, so that the mark is what the pull waits for.  `refuse()` answers that the
-    broker ends, unless it was answered before.
+    `attempt(final)` looks again; True means that the pull was answered, or will be without us.  With
+    `final` it answers whatever it finds.  It does not raise.  `below_mark` says that the queue has messages
+    above the high-water mark, so the pull waits for the mark.  `refuse()` answers that the broker is
+    stopping, unless the pull was answered before.
     """
 
     __slots__ = ("attempt", "below_mark", "codes", "connection", "key", "refuse", "tick", "wanted")
@@ -101,7 +101,7 @@ class LongPolling:
         *,
         on_awaited: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_awaited` is called when there is a pull that waits, after a time without."""
+        """`on_awaited` is called when a pull begins to wait while no other does."""
         self._on_awaited = on_awaited
         self._held_max = held_max
         self._timers = timers
@@ -122,10 +122,9 @@ class LongPolling:
     # On the loop
 
     def hold(self, pull: HeldPull, seconds: float) -> bool:
-        """Keeps `pull` until it is answered; False when it has to be answered at once.
+        """Keeps `pull` until it is answered; False if it has to be answered at once.
 
-        Looks once more after it was put in place, so an arrival between the caller's read and now is
-        not lost.
+        Looks once more after storing it, so an arrival between the caller's read and now is not lost.
         """
         if self._stopped:
             pull.refuse()
@@ -142,7 +141,7 @@ class LongPolling:
         return True
 
     def notify(self, arrivals: Iterable[Arrival]) -> None:
-        """Wakes the pulls that one of `arrivals` is for."""
+        """Wakes the pulls that wait for one of `arrivals`."""
         for topic, queue_id, next_queue_offset, tags_code in arrivals:
             waiting = self._queues.get((topic, queue_id))
             if waiting is None:
@@ -172,11 +171,11 @@ class LongPolling:
         self._arm()
 
     def stop(self) -> None:
-        """Refuses all pulls, those that come from now on as well: their connections are closed next.
+        """Refuses all pulls, later ones as well: the broker closes their connections next.
 
-        A stock client asks again 3 s after an error.  It does not look at a connection's end: of a pull
-        without an answer it hears after its timeout of 30 s.  "Nothing new" would make it ask again at once, on
-        the connection that closes, where it gets no answer.
+        A stock client asks again 3 s after an error.  It does not notice that a connection has closed: a pull
+        without an answer times out after 30 s.  "Nothing new" would make it ask again at once, on the closing
+        connection, where it gets no answer.
         """
         self._stopped = True
         for pulls in list(self._queues.values()):
@@ -191,9 +190,9 @@ class LongPolling:
     # On any thread
 
     def on_arrival(self, arrivals: Sequence[Arrival]) -> None:
-        """Passes on what somebody waits for, with one call to the loop.
+        """Passes on the arrivals that a pull waits for, with one call to the loop.
 
-        Of many messages with the same tag only the last is told: it wakes whom the others would.
+        Of many messages with the same tag only the last is passed on: it wakes the same pulls.
         """
         queues = self._queues
         if not queues:
@@ -223,7 +222,7 @@ class LongPolling:
     def _wake(self, pull: HeldPull) -> None:
         done = pull.attempt(False)
         if not done and pull.below_mark and pull not in self._below_mark:
-            # Put in place first, looked at then: the mark may have moved since the look before.
+            # Stored first, checked then: the mark may have moved since the last look.
             self._below_mark.add(pull)
             done = pull.attempt(False)
         if done:
@@ -240,7 +239,7 @@ class LongPolling:
             self._below_mark.add(pull)
         pulls = self._connections.get(pull.connection)
         if pulls is None:
-            # Kept, even when empty, until the connection closes: one callback each, not one per pull.
+            # Kept, even when empty, until the connection closes: one callback a connection, not one a pull.
             pulls = self._connections[pull.connection] = set()
             connection = pull.connection
             connection.on_close.append(lambda *_: self._connection_closed(connection))

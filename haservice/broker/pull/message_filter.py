@@ -1,11 +1,11 @@
-"""Which messages a pull gets: its subscription's tags, or its SQL92 expression, if it may have one.
+"""Which messages a pull gets: by its subscription's tags, or by its SQL92 expression if that is allowed.
 
     flag 4    the request brings its subscription
-    else      what the group's heartbeats said, which must not be older than what the client means
+    else      the subscription of the group's heartbeats, no older than the version that the client names
 
-A filter is the tag codes that an index entry must have, None for any, and a selector that judges the
-message's properties, None for none.  With filterSupportRetry, a message of a retry topic is judged by the
-group's expression for the topic that it came from.  Rules and codes: broker-flows §9.1, 7 to 13.
+A filter has two parts: the tag codes that an index entry must have (None: any), and a selector that judges
+the message's properties (None: no selector).  With filterSupportRetry, a message of a retry topic is judged
+by the group's expression for the topic that it came from.  Rules and codes: broker-flows §9.1, 7 to 13.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MessageFilter = tuple[TagCodes, Selector | None]
 
 
 class MessageFilters:
-    """Finds the filter of a pull; raises RequestError with the code that says why there is none."""
+    """Finds the filter of a pull; raises RequestError with the code that says why it has none."""
 
     def __init__(self, config: BrokerConfig, clients: ClientTable, filters: ConsumerFilters) -> None:
         self._clients = clients
@@ -38,7 +38,7 @@ class MessageFilters:
         self.configure(config)
 
     def configure(self, config: BrokerConfig) -> None:
-        """Takes what may change while the broker runs."""
+        """Takes the keys that may change while the broker runs."""
         self._enabled = config.enable_property_filter
         self._retries = config.filter_support_retry
 
@@ -52,7 +52,7 @@ class MessageFilters:
         return found
 
     def check(self, expression_type: str | None, expression: str) -> None:
-        """Whether such a subscription would be served; for CHECK_CLIENT_CONFIG."""
+        """Raises RequestError if such a subscription would be refused; for CHECK_CLIENT_CONFIG."""
         if expression_type not in (None, "", TAG):
             self._check_enabled(expression_type)
             _compiled(expression_type, expression)
@@ -63,7 +63,7 @@ class MessageFilters:
             if not expression:
                 raise _unreadable("it is empty")
             self._check_enabled(expression_type)
-            # RocketMQ delivers everything when this one does not compile.
+            # RocketMQ delivers everything if this expression does not compile.
             return None, _selector(_compiled(expression_type, expression))
         try:
             return tag_codes(expression), None

@@ -1,8 +1,8 @@
-"""Events about consumers that were sent to another offset, as messages of topic OFFSET_MOVED_EVENT.
+"""Events about consumers that were moved to another offset, as messages of topic OFFSET_MOVED_EVENT.
 
 A master writes one when it corrects a consumer's offset (broker-flows §9.2): tag and key are the group, the
-body says which queue and both offsets.  A client that asks for the same wrong offset over and over gets one
-event in some seconds, where RocketMQ writes one per request.
+body names the queue and both offsets.  For a client that keeps asking for the same wrong offset, it writes
+one event every few seconds; RocketMQ writes one per request.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from haservice.remoting.fastjson import dumps
 logger = logging.getLogger(__name__)
 
 REPEAT_AFTER_S = 10.0
-# Queues and groups that are remembered as told; beyond, all are forgotten.
+# So many queues and groups are remembered as told; one more, and all are forgotten.
 TOLD_MAX = 10_000
 
 
 class OffsetMoved(NamedTuple):
-    """A consumer was sent from an offset that its queue does not have to one that it has."""
+    """A consumer was moved from an offset that its queue does not have to one that it has."""
 
     group: str
     topic: str
@@ -38,7 +38,7 @@ class OffsetMoved(NamedTuple):
 
 
 class OffsetMovedEvents:
-    """Appends an event to the log through `append`; on the loop's thread, without waiting for anything."""
+    """Appends an event to the log through `append`; on the loop's thread, without waiting."""
 
     def __init__(
         self,

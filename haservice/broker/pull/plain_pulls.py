@@ -1,10 +1,10 @@
-"""The short way of a pull: what is ordinary from its first entry to its last is chosen, read and looked at natively.
+"""The short way of a pull: native code chooses, reads and checks messages if all of them are ordinary.
 
     plain_scan    entries of the queue, as bytes ─▶ choose ─▶ those that are taken, as bytes
-    plain_load    those ─▶ their records in one buffer ─▶ each held against its entry and its CRC
+    plain_load    those ─▶ their records in one buffer ─▶ each checked against its entry and its CRC
 
-Both give what reader.py would give, or None: a blank, an entry that no message of the log can have, one that the
-log has dropped, damage, a record that is not sound.  They decide nothing of it: the reader begins again.
+Both return what reader.py would return.  They return None, and the reader begins again, if they meet a blank,
+an entry that no message of the log can have, one that the log has dropped, damage, or an unsound record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from haservice.broker.pull.sound_read import LIGHT
 from haservice.broker.pull.tag_filter import TagCodes
 
 _FAR = (1 << 63) - 1
-# Taken, bytes, place of the first that is taken, of the last that was looked at, and where that ends.
+# How many were taken, their bytes, the places of the first taken and the last looked at, and the last's end.
 _NOTHING = (0, 0, 0, 0, 0)
 
 
@@ -37,7 +37,7 @@ def plain_scan(
     codes: TagCodes,
     budget: int,
 ) -> Scan | None:
-    """As QueueReader.scan(), of an offset that the queue has."""
+    """As QueueReader.scan(), for an offset that the queue has."""
     core = native.core
     if core is None:
         return None
@@ -64,7 +64,7 @@ def plain_scan(
     while entries:
         try:
             step = core.choose(entries, position, *rules, state)
-        except OverflowError:  # a limit, or a client's tag code, is larger than a machine's number
+        except OverflowError:  # a limit, or a client's tag code, does not fit a machine's number
             return None
         if step is None:
             return None
@@ -97,7 +97,7 @@ def plain_scan(
 
 
 def plain_load(log: Log, entries: Sequence[Entry], places: Places | None) -> bytes | None:
-    """As QueueReader.load(), of what plain_scan() chose."""
+    """As QueueReader.load(), for what plain_scan() chose."""
     if type(entries) is not Chosen or native.core is None:
         return None
     data = log.gather(entries)
@@ -105,7 +105,7 @@ def plain_load(log: Log, entries: Sequence[Entry], places: Places | None) -> byt
 
 
 def _behind(entries: bytes, damaged: Sequence[tuple[int, int]]) -> int:
-    """Where the first damaged range begins that does not end before the first of these entries."""
+    """Where the first damaged range begins, without those that end before the first of these entries."""
     if not entries:
         return _FAR
     first, _, _ = UNIT.unpack_from(entries)

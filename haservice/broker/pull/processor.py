@@ -4,12 +4,12 @@
               ▲                            ├─ hold ─▶ woken by an arrival, the mark or its time ─▶ check
               └────────────────────────────┴─ read, mend, await the dispatch, look again
 
-Checks, their order and their codes are RocketMQ's (broker-flows §9.1), and so is what the answer says of
-offsets (§9.2).  A slave serves pulls whatever slaveReadEnable says.  A held pull that is woken runs through
-everything again, so that a topic deleted meanwhile answers its error then.
+Checks, their order and their codes are RocketMQ's (broker-flows §9.1), and so are the offsets in the answer
+(§9.2).  A slave serves pulls whatever slaveReadEnable says.  A held pull that wakes runs through everything
+again; if its topic was deleted meanwhile, it then gets that error.
 
-A pull with a selector, which looks at messages and not only at their index, is looked for by a work thread.  When
-it is held, what has arrived is looked at once, on the loop, and not again by the next arrival.
+A selector looks at messages and not only at their index, so a work thread looks for its pull.  While such a
+pull is held, the loop looks at each message that arrives once, and the next arrival does not look again.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ logger = logging.getLogger(__name__)
 FLAG_COMMIT_OFFSET = 0x1
 FLAG_SUSPEND = 0x2
 
-# To held pulls, in the end.
+# The answer to held pulls when the broker stops.
 STOPPING = "the broker is shutting down"
 
-# As they are written: an enumeration's member takes longer.
+# Plain values: to look up an enumeration's member takes longer.
 _SUCCESS, _FOUND_REMARK, _FOUND = int(ResponseCode.SUCCESS), PullStatus.FOUND.value, Step.FOUND
 
 Answer = RemotingCommand | Awaitable[RemotingCommand]
 
-# So many messages that have just arrived a held pull looks at on the loop; the rest is a work thread's.
+# A held pull looks at so many new messages on the loop; a work thread looks at the rest.
 HELD_ENTRIES = 32
 
 
@@ -88,7 +88,7 @@ class _Pull(Asked):
 
 
 class PullProcessor:
-    """Answers PULL_MESSAGE.  `on_offset_moved` hears of every consumer that a master had to move."""
+    """Answers PULL_MESSAGE.  `on_offset_moved` is called for every consumer that a master had to move."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class PullProcessor:
         on_offset_moved: Callable[[OffsetMoved], None] | None = None,
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
     ) -> None:
-        """`mend` looks, in a work thread, at an entry that does not fit the log: True if it fits now."""
+        """`mend` checks, in a work thread, an entry that does not fit the log; True if it fits now."""
         self._config = config
         self._topics = topics
         self._groups = groups
@@ -126,7 +126,7 @@ class PullProcessor:
         return {RequestCode.PULL_MESSAGE: self.pull}
 
     def configure(self, config: BrokerConfig) -> None:
-        """Other settings, from the next pull on."""
+        """Sets other settings from the next pull on."""
         self._config = config
         self._rules = _rules_of(config)
 
@@ -143,7 +143,7 @@ class PullProcessor:
     # Checks
 
     def _checked(self, connection: Connection, command: RemotingCommand, header: PullMessageHeader) -> _Pull:
-        """The request, if it may be served; raises RequestError with the code that says why not."""
+        """The request as a pull; raises RequestError with the code that says why it is refused."""
         if not self._config.permission & PERM_READ:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read: brokerPermission")
         name = header.consumer_group
@@ -173,7 +173,7 @@ class PullProcessor:
     # Looking
 
     def _look(self, pull: _Pull, count: int | None = None) -> Look:
-        """At the index; and at the messages, unless they are cold."""
+        """Looks at the index, and reads the messages unless they are cold."""
         header = pull.header
         topic, queue_id = header.topic, header.queue_id
         count = header.max_msg_nums if count is None else count
@@ -194,7 +194,7 @@ class PullProcessor:
         return Look(scan, body, time.perf_counter() - begun_s)
 
     def _select(self, pull: _Pull, entries_max: int = SCAN_ENTRIES_MAX) -> Look:
-        """As _look(), of a pull with a selector: what is found is read already."""
+        """As _look(), for a pull with a selector: the messages found are read already."""
         header, selector, begun_s = pull.header, pull.selector, time.perf_counter()
         assert selector is not None
         place = header.topic, header.queue_id, pull.wanted
@@ -240,7 +240,7 @@ class PullProcessor:
         return self._later(pull, look, decision)
 
     async def _later(self, pull: _Pull, look: Look, decision: Decision) -> RemotingCommand:
-        """Has done what has to be before, and decides again."""
+        """Awaits what the decision asks for, and decides again."""
         if decision is Step.READ:
             look = await self._offload(self._load, look.scan)
         elif isinstance(decision, Mend):
@@ -281,7 +281,7 @@ class PullProcessor:
     # Holding
 
     def _hold(self, pull: _Pull, decision: Hold) -> asyncio.Future[RemotingCommand] | None:
-        """Keeps the pull until there is something for it; None when it has to be answered now."""
+        """Holds the pull until there is something for it; None if it has to be answered now."""
         header = pull.header
         future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         if self._config.long_polling_enable:
@@ -299,7 +299,7 @@ class PullProcessor:
         key = (header.topic, header.queue_id)
         held = HeldPull(pull.connection, key, decision.wanted, pull.codes, attempt, refuse)
         held.below_mark = decision.below_mark
-        # What may be held for long keeps none of the bytes that came with it.
+        # A pull may be held for long: it keeps none of the bytes that came with it.
         pull.command.ext = {}
         pull.command.body = b""
         return future if self._long_polling.hold(held, seconds) else None
@@ -307,7 +307,7 @@ class PullProcessor:
     def _attempt(
         self, held: HeldPull, first: _Pull, future: asyncio.Future[RemotingCommand], final: bool
     ) -> bool:
-        """Runs a held pull again; True when `future` has, or will get, its answer."""
+        """Runs a held pull again; True if `future` has its answer, or will get it."""
         if future.done():
             return True
         command, header = first.command, first.header
@@ -337,7 +337,7 @@ class PullProcessor:
 
 
 def keeps_offset(config: BrokerConfig) -> bool:
-    """Whether this broker leaves a consumer's offset alone because its master knows better."""
+    """Whether this broker never corrects a consumer's offset, because its master knows better."""
     return config.role.is_slave and not config.offset_check_in_slave
 
 

@@ -1,9 +1,9 @@
 """Looking up single messages, for people and their tools.
 
-    33 VIEW_MESSAGE_BY_ID    the record at a physical offset, which is what an offset message id names
+    33 VIEW_MESSAGE_BY_ID    the record at a physical offset, which an offset message id names
     12 QUERY_MESSAGE         records by key, newest first, from the index
 
-The index knows hashes only, and may be damaged: what has another key is left out, and looked at.
+The index has only hashes, and may be damaged: a record with another key is left out, and the index checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from haservice.remoting.headers.clients import (
 )
 from haservice.remoting.workers import Offload
 
-# A tool that asks for more gets so many; the answer has to fit a frame.
+# The most that a tool gets; the answer has to fit a frame.
 QUERY_MESSAGES_MAX = 64
 QUERY_BYTES_MAX = 8 * 1024 * 1024
 MENDING = "the index is damaged and being built again from the log: messages may be missing, ask again soon"
@@ -47,7 +47,7 @@ class Index(Protocol):
 
 
 class QueryProcessor:
-    """Everything runs in a work thread: a person waits, and old messages lie on the disk."""
+    """Everything runs in a work thread: only people ask, and old messages lie on the disk."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class QueryProcessor:
         suspect: Callable[[str, str, int], None] = lambda topic, key, offset: None,
         mending: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`suspect` is told of a topic, a key, and the offset where the index says that a message has it,
-        and none has.  `mending`: whether the index is damaged, as far as is known, and will be mended.
+        """`suspect` is called with a topic, a key, and an offset where the index wrongly names a message with
+        this key.  `mending`: whether the index is known to be damaged, and will be mended.
         """
         self._suspect = suspect
         self._mending = mending
@@ -131,7 +131,7 @@ class QueryProcessor:
         return offsets, b"".join(records)
 
     def _is_meant(self, record: bytes, topic: str, key: str, offset: int) -> bool:
-        """Whether the record has the key; if it has not even one of its hash, the index is suspected."""
+        """Whether the record has the key.  Without even a key of the same hash, the index is suspected."""
         head = parse_head(record)
         assert head is not None, "it was found sound"
         if head.topic == topic and has_key(head.properties, key.encode()):
@@ -144,10 +144,9 @@ class QueryProcessor:
 
 
 def record_at(log: Records, offset: int) -> bytes | None:
-    """The record that begins at `offset`; None if none does, or a damaged one.
+    """The record that begins at `offset`; None if none begins there, or a damaged one.
 
-    A record states where it begins, so an offset into the middle of one is not taken for a record, whatever
-    its bytes look like.
+    A record states where it begins, so bytes in the middle of one never pass for a record.
     """
     if offset < 0:
         return None

@@ -1,16 +1,16 @@
 """QueueReader: which messages answer a pull, and their bytes.
 
 `scan` decides from the queue's index alone and touches no message; `load` reads the bytes that a scan
-chose.  The first is cheap and for the loop; the second may meet a disk, and any thread may run it.
+chose.  `scan` is cheap and runs on the loop; `load` may read the disk, and any thread may run it.
 
 `select` is for filters that look at a message's properties: it scans and loads in one go.
 
-What is ordinary from the first entry to the last goes a shorter way, natively (plain_pulls.py); here is what
-that way does not judge, and what it is held against.
+Ordinary messages go a shorter, native way (plain_pulls.py).  This module handles all that the native way
+leaves, and is the reference for its results.
 
-The rules are RocketMQ's (broker-flows §9.2): statuses, corrected offsets, and where a batch ends.  "In
-memory" and "on disk" are guesses by distance from the log's end, against a share of this machine's
-memory, as they are there.
+The rules are RocketMQ's (broker-flows §9.2): statuses, corrected offsets, and where a batch ends.  As in
+RocketMQ, "in memory" and "on disk" are guesses: the distance from the log's end against a share of this
+machine's memory.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from haservice.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
-# One kind of damage is reported at most so often.
+# How often one kind of damage is reported at most.
 WARN_AGAIN_S = 10.0
 
-# Two messages closer than this are read in one go: 4 KiB copied cost less than one more call.
+# Two messages closer than this are read in one go: to copy 4 KiB costs less than one more call.
 GAP_BYTES_MAX = 4096
 
-# Whole messages are read to look at their properties, so many bytes of them for one pull at most.
+# A selector reads whole messages for their properties: at most so many bytes for one pull.
 SELECT_BYTES_MAX = 16 * 1024 * 1024
 
 # Judges a message by its encoded properties.
@@ -76,7 +76,7 @@ class QueueReader:
         self._throttle = LogThrottle(WARN_AGAIN_S)
 
     def configure(self, limits: ReadLimits) -> None:
-        """Other limits, from the next read on."""
+        """Sets other limits from the next read on."""
         self._limits = limits
 
     def indexed_beyond(self, topic: str, queue_id: int, offset: int) -> bool:
@@ -85,7 +85,7 @@ class QueueReader:
         return queue is not None and queue.max_offset > offset
 
     def is_cold(self, physical_offset: int) -> bool:
-        """Whether a read there probably meets the disk."""
+        """Whether a read there probably goes to the disk."""
         return self._log.end - physical_offset > self._limits.memory_bytes
 
     def scan(self, topic: str, queue_id: int, offset: int, count: int, codes: TagCodes) -> Scan:
@@ -108,7 +108,7 @@ class QueueReader:
         return scan._replace(places=places_of(topic, queue_id, choice.offsets))
 
     def outside(self, topic: str, queue_id: int, offset: int) -> Scan | None:
-        """What a scan from `offset` comes to when the queue has no entry there; None when it has one."""
+        """The result of a scan from `offset` if the queue has no entry there; None if it has one."""
         return self._outside_of(self._find_queue(topic, queue_id), offset)
 
     def select(
@@ -121,10 +121,10 @@ class QueueReader:
         selector: Selector,
         entries_max: int = SCAN_ENTRIES_MAX,
     ) -> tuple[Scan, bytes]:
-        """As `scan`, but of the messages that `selector` lets through as well, and with their records.
+        """As `scan`, but only messages that `selector` lets through, and with their records.
 
-        Reads each message to look at; for a work thread, unless `entries_max` are few and recent ones.
-        Raises CommitLogError when the first message is damaged, or the log holds something else in its place.
+        Reads each message that it looks at: for a work thread, unless `entries_max` is small and they are
+        recent.  Raises CommitLogError if the first message is damaged, or something else lies in its place.
         """
         queue = self._find_queue(topic, queue_id)
         outside = self._outside_of(queue, offset)
@@ -193,16 +193,15 @@ class QueueReader:
             return Scan(choice.status, position, low, high, slow=choice.last_seen < choice.in_memory_from)
         if choice.below_mark:
             return Scan(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, below_mark=True)
-        # The index has a hole here, or retention was quicker: go on in its next file.
+        # The index has a hole here, or retention was quicker: go on in the next index file.
         corrected = offset - offset % self._file_entries + self._file_entries
         return self._outside(PullStatus.OFFSET_FOUND_NULL, offset, corrected, low, high)
 
     def load(self, entries: Sequence[Entry], places: Places | None = None) -> bytes:
-        """The records of `entries`, one after the other; with `places`, each states that it belongs there.
+        """The records of `entries`, one after the other; `places` checks that each belongs there.
 
-        Neighbours are read together.  Raises OffsetNotFound when the log has dropped one in the meantime,
-        CorruptRecord, whose offset says which, when one is damaged or something else lies in its place; with
-        `places` it is a BadEntry.
+        Neighbours are read together.  Raises OffsetNotFound if the log has dropped one meanwhile.  Raises
+        CorruptRecord (BadEntry with `places`) with its offset if one is damaged or something else lies there.
         """
         plain = plain_load(self._log, entries, places)
         if plain is not None:
@@ -257,12 +256,12 @@ class _Choice:
         self.full = False
         self.below_mark = False
         self.impossible = -1
-        # Why nothing was taken, as long as that is so.
+        # Why nothing was taken; counts only while that is so.
         self.status = PullStatus.NO_MATCHED_MESSAGE
         self.last_seen = log.end
         self.in_memory_from = log.end - limits.memory_bytes
         self.most = max(1, min(count, limits.count_in_memory))
-        # How many entries to look at together: no more than may be taken, unless most may not.
+        # How many entries to read at a time: as many as may be taken, or a chunk with a filter.
         self.chunk = self.most if codes is None else CHUNK_ENTRIES
         self._limits = limits
         self._queue = queue
@@ -273,15 +272,15 @@ class _Choice:
         self._codes = codes
 
     def look_at(self, entries: Sequence[Entry], position: int) -> int:
-        """Takes what matches until the batch is full; returns how many entries are done with.
+        """Takes the entries that match until the batch is full; returns how many are done with.
 
-        The first one is number `position` of the queue.
+        The first one has queue offset `position`.
         """
         codes, limit = self._codes, min(self._readable_end, self._log_end)
         for number, entry in enumerate(entries, position):
             physical_offset, size, tags_code = entry
             if size == PRE_BLANK_SIZE and not physical_offset:
-                # No message: fills a queue that began, or goes on, at a later number.
+                # A blank: it fills a queue that began, or goes on, at a later offset.
                 self.status = PullStatus.MESSAGE_WAS_REMOVING
                 continue
             if physical_offset + size > limit or size < RECORD_BYTES_MIN:
@@ -315,21 +314,21 @@ class _Choice:
         return len(entries)
 
     def _stop_at_impossible(self, number: int, position: int) -> int:
-        """What comes before it is given; the pull that begins at it has it looked at."""
+        """Ends the batch before the impossible entry; the pull that begins at it has the entry checked."""
         if not self.taken:
             self.impossible = number
         self.full = True
         return number - position
 
     def _is_out_of_order(self, physical_offset: int, queue_offset: int) -> bool:
-        """Whether the log cannot have dropped it: it has what comes before it in the queue."""
+        """True if the log cannot have dropped the entry's message: it has the one before it in the queue."""
         if physical_offset < 0:
             return True
         before = self._queue.read(queue_offset - 1, 1) if queue_offset > self._queue.min_offset else ()
         return any(one.physical_offset >= self._log_start for one in before)
 
     def _is_damaged(self, entry: Entry) -> bool:
-        """What comes before damage is given; the pull that begins at it is told, or passes over it."""
+        """A pull gets what comes before damage; one that begins at damage gets an error, or skips it."""
         return any(begin <= entry.physical_offset < end for begin, end in self._damaged)
 
     def _would_overflow(self, physical_offset: int, size: int) -> bool:
@@ -344,7 +343,7 @@ class _Choice:
 
 
 class _Selection(_Choice):
-    """As _Choice, of the messages that a selector lets through; keeps their records."""
+    """As _Choice, for the messages that a selector lets through; keeps their records."""
 
     def __init__(
         self,
@@ -392,7 +391,7 @@ class _Selection(_Choice):
         self.size_bytes -= entry.size
 
     def _selects(self, entry: Entry, queue_offset: int) -> bool:
-        """Looks at one message; keeps its record when it is taken."""
+        """Looks at one message; keeps its record if it is taken."""
         places = places_of(*self._place, (queue_offset,))
         try:
             record = read_sound(self._log, entry.physical_offset, entry.size, (entry,), places)

@@ -1,6 +1,6 @@
-"""What reading a queue for a pull comes to: its status, where to go on, and the entries that were chosen.
+"""The result of reading a queue for a pull: its status, where to go on, and the chosen entries.
 
-The words are RocketMQ's (broker-flows §9.2).  Who chooses is reader.py, and for what is ordinary plain_pulls.py.
+The words are RocketMQ's (broker-flows §9.2).  reader.py chooses, plain_pulls.py if messages are ordinary.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from commitlog.queues.chosen import Chosen
 from commitlog.queues.consume_queue import Entry
 from haservice.configuration.settings import BrokerConfig
 
-# A filter looks at so many entries before it reports "no match up to here"; a client that asks for
-# more messages than that has more looked at, up to the second number.
+# A filter looks at so many entries before it reports "no match up to here".  For a client that asks for
+# more messages it looks at more, up to the second number.
 SCAN_ENTRIES = 800
 SCAN_ENTRIES_MAX = 4000
-# With a filter the index is read so many entries at a time; without one, a batch at a time.
+# With a filter, so many index entries are read at a time; without one, a batch at a time.
 CHUNK_ENTRIES = 128
 
 
@@ -63,7 +63,7 @@ class Queue(Protocol):
 
 
 class PullStatus(enum.Enum):
-    """What reading a queue came to, in RocketMQ's words: they are the answer's remark."""
+    """How reading a queue ended, in RocketMQ's words, which become the answer's remark."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -77,7 +77,7 @@ class PullStatus(enum.Enum):
 
 
 class Scan(NamedTuple):
-    """The outcome of looking at an index: `entries` is empty unless the status is FOUND."""
+    """The result of looking at an index: `entries` is empty unless the status is FOUND."""
 
     status: PullStatus
     next_offset: int
@@ -85,15 +85,15 @@ class Scan(NamedTuple):
     max_offset: int
     entries: Sequence[Entry] = ()
     size_bytes: int = 0
-    # The last entry looked at is further from the log's end than what counts as in memory.
+    # The last entry looked at is too far from the log's end to count as in memory.
     slow: bool = False
-    # The same of the first entry taken: its bytes probably come from the disk.
+    # The same for the first entry taken: its bytes probably come from the disk.
     cold: bool = False
-    # There is something at the wanted offset, but above the readable end.
+    # There is a message at the wanted offset, but above the readable end.
     below_mark: bool = False
-    # Of the messages that `entries` are of; None where the log cannot say it.
+    # The places of the messages of `entries`; None if the log cannot say them.
     places: Places | None = None
-    # The queue offset of a first entry that cannot be true, whatever the log has; -1 if there is none.
+    # The queue offset of a first entry that is impossible whatever the log has; -1 if there is none.
     impossible: int = -1
 
 

@@ -1,6 +1,6 @@
-"""Reading messages by the entries of a queue: what comes back is what was stored there, or an error.
+"""Reading messages by the entries of a queue: returns what was stored there, or raises an error.
 
-What is asked of each record is commitlog.kernel.entries' matter; here is what becomes of one that is not sound.
+commitlog.kernel.entries checks each record; this module handles one that is not sound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Log(Protocol):
     def suspect(self) -> Callable[[int], None]: ...
 
 
-# Queues of light messages, which stock brokers may have filled: their entries are of other queues' messages.
+# Queues of light messages, which stock brokers may have filled: their entries name other queues' messages.
 LIGHT = "%LMQ%"
 
 
@@ -38,7 +38,7 @@ def read_sound(
 ) -> bytes:
     """The bytes from `start` on; each record of `run` in them is what was stored there.
 
-    Raises CorruptRecord for the first one that is not, of which the log is told; with `places` BadEntry.
+    Tells the log of the first one that is not, and raises CorruptRecord for it; BadEntry with `places`.
     """
     try:
         data = log.read(start, size_bytes)

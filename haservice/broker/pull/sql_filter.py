@@ -1,6 +1,6 @@
 """SQL92 expressions: which messages of a queue a subscription takes, judged by their properties.
 
-    selector    or, and whatever follows it is not read
+    selector    or; what follows it is not read
     or          and (OR and)*
     and         equality (AND equality)*
     equality    comparison (= comparison | <> comparison | IS [NOT] NULL)*
@@ -9,11 +9,12 @@
     unary       + unary | - unary | NOT unary | primary
     primary     'text' | 12 | 12L | 1.5e3 | TRUE | FALSE | NULL | property | ( or )
 
-The grammar is that of RocketMQ 4.9.8's SelectorParser, with its ways: NOT binds before `=`; what stands
-behind a whole expression is not looked at but for its first token; `--` begins a comment only if its line
-ends; 0.0 is no literal.  A parser of its own, since no generated one stops where that one stops.
+The grammar is that of RocketMQ 4.9.8's SelectorParser, with its oddities: NOT binds before `=`; behind a
+whole expression only the first token is read; `--` begins a comment only if its line ends; 0.0 is no
+literal.  The parser is written by hand, because no generated one stops where RocketMQ's stops.
 
-Compiled to closures over a getter of properties.  Three values: True, False and None, unknown.  Pure.
+An expression becomes closures over a getter of properties.  Its values are True, False and None (unknown).
+Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from haservice.broker.pull.sql_values import (
     order,
 )
 
-# RocketMQ knows neither limit: an expression is compiled on the loop, and evaluated for every message.
+# RocketMQ has neither limit.  We compile an expression on the loop, and evaluate it for every message.
 EXPRESSION_CHARS_MAX = 8192
 NESTING_MAX = 50
 
@@ -64,7 +65,7 @@ class SqlFault(ValueError):
 
 
 class SqlFilter:
-    """A compiled expression.  `unread` is what stands behind its end, which decides nothing."""
+    """A compiled expression.  `unread` is the text behind its end, which decides nothing."""
 
     __slots__ = ("_evaluate", "expression", "unread")
 
@@ -74,11 +75,11 @@ class SqlFilter:
         self._evaluate = evaluate
 
     def evaluate(self, properties: Properties) -> Value:
-        """True, False, or None for unknown.  Raises EvaluationFault when values cannot be compared."""
+        """True, False, or None for unknown.  Raises EvaluationFault if values cannot be compared."""
         return self._evaluate(properties)
 
     def matches(self, properties: Properties) -> bool:
-        """Whether a message with these properties passes: neither unknown nor incomparable ones do."""
+        """Whether a message with these properties passes; unknown and incomparable values do not."""
         try:
             return self._evaluate(properties) is True
         except EvaluationFault:
@@ -104,7 +105,7 @@ class _Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A part of the expression: what the rules of the grammar ask about it, and what it computes."""
+    """A part of the expression: what it computes, and what the grammar's rules need to know of it."""
 
     evaluate: _Evaluate
     is_boolean: bool = False
@@ -115,13 +116,13 @@ class _Node:
 
 
 class _Parser:
-    """Reads tokens one ahead, as they are needed: what is never reached cannot be wrong."""
+    """Reads tokens one ahead, as needed: text that the parser never reaches cannot be a fault."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
         self._token: _Token | None = None
         self._depth = 0
-        # Where the last token that was taken ends.
+        # Where the last taken token ends.
         self.position = 0
 
     # Rules
@@ -135,7 +136,7 @@ class _Parser:
     def _joined(
         self, word: str, rule: Callable[[], _Node], join: Callable[[tuple[_Evaluate, ...]], _Evaluate]
     ) -> _Node:
-        """One node for a whole chain, so that a long one is not a deep one."""
+        """One node for a whole chain, so that a long chain is not deep."""
         first = rule()
         if self._peek() != word:
             return first
@@ -225,7 +226,7 @@ class _Parser:
     # What the rules make, and refuse
 
     def boolean(self, node: _Node) -> _Node:
-        """`node` as a condition: a property alone is one, and true for no text at all."""
+        """`node` as a condition: a property alone is one, but is true for no text."""
         if node.is_boolean:
             return node
         if node.name is None:

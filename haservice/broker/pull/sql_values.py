@@ -1,9 +1,9 @@
 """What SQL92 filters compute with: Java's values, how text becomes a number, and how two values compare.
 
 A value is None (no such property, or unknown), bool, str, int (Java's Integer), Long, or float (Double).
-Which of the two integer types a literal has decides which property texts can be compared with it, so
-they are kept apart.  The rules are those of RocketMQ's ComparisonExpression, odd ones included: they
-decide which messages a group gets.  Pure.
+The two integer types are kept apart, because a literal's type decides which property texts it can be
+compared with.  The rules are those of RocketMQ's ComparisonExpression, odd ones included: they decide which
+messages a group gets.  Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
 
 _INTEGER = re.compile(r"[+-]?\d+")
-# A property has up to 32 KiB: two runs of digits that nothing parts would be tried in every split.
+# A property has up to 32 KiB: with two adjacent runs of digits, every split would be tried.
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?", re.ASCII)
 _HEXADECIMAL = re.compile(
     r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?\d+)[fFdD]?", re.ASCII
@@ -28,7 +28,7 @@ _NAMED = {
     "+Infinity": math.inf,
     "-Infinity": -math.inf,
 }
-# What Java's String.trim() takes off.
+# What Java's String.trim() removes.
 _BLANKS = "".join(map(chr, range(33)))
 
 
@@ -48,7 +48,7 @@ class EvaluationFault(ValueError):
 def integer_of(text: str, largest: int) -> int:
     """Java's Integer.valueOf and Long.valueOf: a sign and digits, of any script.  Raises EvaluationFault."""
     if _INTEGER.fullmatch(text) and max(text) <= "\uffff":
-        # Longer ones are out of range, unless zeros lead, and costly to read.
+        # Longer ones are out of range, unless zeros lead, and costly to parse.
         value = int(text) if len(text) <= 64 else _long_text(text)
         if -largest - 1 <= value <= largest:
             return value
@@ -79,7 +79,7 @@ def double_of(text: str) -> float:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """`=`: None if only the left side is unknown.  Raises EvaluationFault for text that is no number."""
+    """`=`: None if only the left side is unknown.  Raises EvaluationFault for text that is not a number."""
     if left is None or right is None:
         return True if left is right else None if left is None else False
     if type(left) is type(right):
@@ -96,7 +96,7 @@ def equal(left: Value, right: Value) -> bool | None:
 def order(left: str | int | float, right: str | int | float) -> int:
     """Below, at or above 0, as Java's compareTo.  Raises EvaluationFault.
 
-    Text is read as what the other side is; two texts are read as doubles.
+    Text is read as the other side's type; two texts are read as doubles.
     """
     if isinstance(left, str):
         if isinstance(right, str):
@@ -116,7 +116,7 @@ def _like(number: int | float, text: str) -> int | float:
 
 
 def _order_doubles(left: float, right: float) -> int:
-    """Double.compareTo: NaN is above all and equal to itself, 0.0 above -0.0."""
+    """Double.compareTo: NaN is above all others and equal to itself; 0.0 is above -0.0."""
     if left < right:
         return -1
     if left > right:
@@ -125,7 +125,7 @@ def _order_doubles(left: float, right: float) -> int:
 
 
 def _rank(number: float) -> int:
-    """Places numbers that `<` and `>` cannot tell apart."""
+    """Ranks numbers that `<` and `>` cannot tell apart."""
     if math.isnan(number):
         return 2
     return 0 if number == 0 and math.copysign(1.0, number) < 0 else 1

@@ -1,7 +1,7 @@
 """Tag expressions: which messages of a queue a subscription takes, judged by the index's tag code.
 
-An expression is `*`, empty (everything), or tags joined by `||`.  The broker compares hashes only, so
-a collision passes and the client compares the text (broker-flows §9.4).  Pure.
+An expression is `*`, empty (everything), or tags joined by `||`.  The broker compares hashes only: a
+collision passes, and the client compares the text (broker-flows §9.4).  Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TAG = "TAG"
 SQL92 = "SQL92"
 
 ALL = "*"
-# Longer ones are refused: an expression is parsed on the loop, and kept while its pull is held.
+# A longer expression is refused: it is parsed on the loop, and kept while its pull is held.
 EXPRESSION_CHARS_MAX = 8192
 
 # The codes that a filter lets through; None lets everything through.
@@ -22,7 +22,7 @@ TagCodes = frozenset[int] | None
 
 
 class ExpressionFault(ValueError):
-    """An expression that names no tag, or is too long to look at."""
+    """An expression that names no tag, or is too long to parse."""
 
 
 @lru_cache(maxsize=1024)
@@ -41,6 +41,6 @@ def tag_codes(expression: str) -> TagCodes:
 def lets_through(codes: TagCodes, tags_code: int) -> bool:
     """Whether a message whose index entry holds `tags_code` passes.
 
-    Java compares the lower 32 bits, which matters for codes that are no hash (delayed messages).
+    Java compares the lower 32 bits, which matters for codes that are not hashes (delayed messages).
     """
     return codes is None or ((tags_code + 0x80000000) & 0xFFFFFFFF) - 0x80000000 in codes

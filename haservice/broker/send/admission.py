@@ -1,10 +1,10 @@
 """Admission: from a send's header to the message that is stored, or the reason why it is not.
 
-The checks and their order are RocketMQ's (broker-flows §8), with one difference: where nothing can be
-stored, on a slave above all, no topic is created for it.
+The checks and their order are RocketMQ's (broker-flows §8), with one difference: a broker that cannot store,
+such as a slave, creates no topic.
 
-What a sender asks for beyond storing sends a message elsewhere first (redirect.py): DELAY to the queue of
-its level, TRAN_MSG to the half topic.  A retry topic's message that was tried too often is a dead letter.
+Some properties send a message elsewhere first (redirect.py): DELAY to the queue of its level, TRAN_MSG to
+the half topic.  A retry topic's message that was tried too often becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import SendMessageHeader
 
-# Properties that decide what becomes of a message; each is looked for with the mark behind its name.
+# Properties that decide what becomes of a message.  Each is searched for with the mark behind its name.
 _MARK = "\x01"
 _SEPARATOR = "\x02"
 _WAIT = "WAIT" + _MARK
@@ -68,7 +68,7 @@ class Limits(NamedTuple):
 
 
 class Admission:
-    """Makes messages of sends.  On the loop, and for every message: nothing here waits or logs."""
+    """Turns sends into messages.  It runs on the loop for every message: nothing here waits or logs."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Admission:
         self._cluster_property = f"CLUSTER{_MARK}{limits.cluster_name}".encode()
 
     def configure(self, limits: Limits) -> None:
-        """Other limits, from the next message on; the cluster stays."""
+        """Sets other limits from the next message on; the cluster stays."""
         self._limits = limits
 
     @property
@@ -92,16 +92,16 @@ class Admission:
 
     @property
     def generation(self) -> tuple[DataVersion, Limits]:
-        """Two objects, one of which is another one once topics or limits are.
+        """Two objects for the present topics and limits; a change replaces one of them.
 
-        What was learned after it was asked for is no older than it.
+        What is learned after this call is no older than its result.
         """
         return self._topics.data_version, self._limits
 
     def plain_queues(self, name: str) -> int | None:
-        """To how many queues of a topic a message goes just as it is asked for, 0 if each wants a look at it.
+        """The number of the topic's write queues; 0 if message() must check each message, None for no topic.
 
-        None for a topic that is not there.  Of the rules of message(), these are what a topic decides.
+        These are the rules of message() that depend on the topic.
         """
         topic = self._topics.get(name)
         if topic is None:
@@ -118,7 +118,7 @@ class Admission:
     def message(
         self, born_host: bytes, request: RemotingCommand, unwritable: str | None
     ) -> tuple[Message, bool, bool]:
-        """(message, whether its answer waits for proofs, whether it is a batch); RequestError if refused.
+        """(message, whether its answer waits for proofs, whether it is a batch); raises RequestError.
 
         `unwritable` is why nothing can be stored now, or None.
         """
@@ -159,8 +159,8 @@ class Admission:
     def _is_dead(self, group: str, request: RemotingCommand, header: SendMessageHeader) -> bool:
         """Whether a message of this group's retry topic was tried as often as it may be.
 
-        Consumers send there themselves when the broker cannot, and orderly ones always: their client turns
-        RECONSUME_TIME and MAX_RECONSUME_TIMES into the header's fields.
+        Consumers send there themselves when the broker cannot; orderly consumers always do.  Their client
+        copies RECONSUME_TIME and MAX_RECONSUME_TIMES into the header's fields.
         """
         config = self._group(group)
         times_max = config.retry_max_times
@@ -177,7 +177,7 @@ class Admission:
         return config
 
     def _redirected(self, message: Message, asked: int, dead: bool, batch: bool) -> Message:
-        """Where the message goes first.  RequestError for what cannot go there."""
+        """The message for the place where it goes first.  Raises RequestError if it cannot go there."""
         if batch:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -242,11 +242,10 @@ class Admission:
         return topic
 
     def _properties(self, text: str, batch: bool) -> tuple[bytes, bool, int]:
-        """What is stored, CLUSTER included; whether the sender wants to wait for proofs; and what else it
-        asks for: a delay level, _HALF, or 0.
+        """(properties to store, with CLUSTER; whether the sender waits for proofs; delay level, _HALF, or 0).
 
-        WAIT itself is not stored, but for a batch and what is redirected, as in 4.9.8.  Nearly every message
-        of a Java client has it; the others of _UNUSUAL have the text taken apart.
+        As in 4.9.8, WAIT is stored for batches and redirected messages only.  Nearly every message of a Java
+        client has WAIT; the text is parsed only if it has a property of _UNUSUAL.
         """
         if not text:
             return self._cluster_property, True, 0
@@ -280,7 +279,7 @@ class Admission:
 
 
 def _settled_queue_id(topic: TopicConfig, queue_id: int) -> int:
-    """A negative one is the broker's choice; one beyond both queue numbers is refused, as in RocketMQ."""
+    """The broker chooses for a negative id; it refuses one beyond both queue numbers, as RocketMQ does."""
     most = max(topic.read_queue_nums, topic.write_queue_nums)
     if queue_id >= most or most == 0 or (queue_id < 0 and topic.write_queue_nums == 0):
         raise RequestError(
@@ -292,7 +291,7 @@ def _settled_queue_id(topic: TopicConfig, queue_id: int) -> int:
 
 
 def _unusual(text: str) -> tuple[str, int]:
-    """`text` read as RocketMQ reads it and written again without CLUSTER, and what it asks for."""
+    """(`text`, parsed as RocketMQ does and written again without CLUSTER; what it asks for)."""
     properties = {}
     for piece in text.split(_SEPARATOR):
         name, mark, value = piece.partition(_MARK)

@@ -8,14 +8,13 @@
 
 N is inSyncReplicas less the master itself, and at least 1.
 
-Both proofs are sought at the same time; a bad replica status overrides a bad flush status (RocketMQ
+The broker seeks both proofs at the same time; a bad replica status overrides a bad flush status (RocketMQ
 4.9's `CommitLog.asyncPutMessage`).  In every case the message is stored here.
 
-Everything in here belongs to the remoting loop but the two hand-overs, `flushed` and `replicated`:
-the threads that saw the proof call them, with whole batches, and one wake-up of the loop serves all
-that arrived before it ran.  A proof that the loop itself saw is settled there and then.  Each wait is
-settled exactly once: by its proofs, by their deadlines, by `sweep` if a service forgot it, or by
-`settle_all` when the broker stops.
+Everything here runs on the remoting loop except `flushed` and `replicated`: the threads that saw the proof
+call them, with whole batches.  One wake-up of the loop serves all that arrived before it ran.  The loop
+settles at once a proof that it saw itself.  Each wait is settled exactly once: by its proofs, by their
+deadlines, by `sweep` if a service forgot it, or by `settle_all` when the broker stops.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class PutStatus(enum.IntEnum):
 class Wait:
     """One or more stored messages, and the proofs they still lack.
 
-    Who stored them makes it, as a subclass that says what settled() does, and it is the same object that the flusher
-    and the HA service keep until they have a proof.
+    Whoever stores the messages makes it, as a subclass with its own settled().  The flusher and the HA
+    service keep this same object until they have a proof.
     """
 
     __slots__ = ("deadline_s", "flush_wanted", "replica_wanted", "status")
@@ -57,7 +56,7 @@ class Wait:
         self.deadline_s = 0.0
 
     def settled(self, status: PutStatus) -> None:
-        """Called once, on the loop.  It lets go of what it holds: heaps keep a wait until its deadline."""
+        """Called once, on the loop.  Must release what it holds: heaps keep a wait until its deadline."""
         raise NotImplementedError
 
 
@@ -71,7 +70,7 @@ class _Known(Wait):
         self.future = future
 
     def settled(self, status: PutStatus) -> None:
-        if not self.future.done():  # who waited may have been given up
+        if not self.future.done():  # the waiting task may have been cancelled
             self.future.set_result(status)
 
 
@@ -87,11 +86,11 @@ class ReplicaProof(Protocol):
     def submit(self, end: int, deadline_s: float, waiter: Wait) -> bool: ...
 
     def is_slave_ok(self, end: int) -> bool:
-        """Whether so many slaves are there, and near enough to `end`, that waiting for them has a point."""
+        """Whether enough slaves are there, and near enough to `end`, for a wait to make sense."""
         ...
 
     def await_ack(self) -> None:
-        """Takes an ack that is about to come; the loop calls it, and is back within 50 µs."""
+        """Takes an ack that is about to come.  The loop calls it; it returns within 50 µs."""
         ...
 
 
@@ -110,8 +109,8 @@ class Durability:
     ) -> None:
         """`flush` is None with ASYNC_FLUSH, `replica` unless SYNC_MASTER.
 
-        `call_soon` runs its argument on the loop and may be called by any thread; `on_loop` tells whether the
-        caller's thread is the loop's.
+        Any thread may call `call_soon`, which runs its argument on the loop.  `on_loop` tells whether the
+        caller is on the loop's thread.
         """
         self._flush = flush
         self._replica = replica
@@ -119,18 +118,18 @@ class Durability:
         self._replica_timeout_s = replica_timeout_s
         self._call_soon = call_soon
         self._on_loop = on_loop
-        # Whether a proof is just being asked for: one that comes from there belongs to a wait that is none yet.
+        # True while put_status() asks for proofs: one that arrives then belongs to a wait not yet in _waits.
         self._asking = False
         # Insertion order is the order of the log, so the oldest wait is the first key.
         self._waits: dict[Wait, None] = {}
         self._overdue: list[Wait] = []
-        # What other threads have seen and the loop has not settled yet: (is a replica proof, waits, ok).
-        # deque.append and popleft are atomic; nothing else of this object is touched off the loop.
+        # Proofs of other threads that the loop has not settled yet: (is a replica proof, waits, ok).
+        # deque.append and popleft are atomic; other threads touch nothing else of this object.
         self._arrived: deque[tuple[bool, Sequence[Wait], bool]] = deque()
         self._awakened = False
 
     def configure(self, *, flush_timeout_s: float, replica_timeout_s: float) -> None:
-        """Other patience, from the next message on."""
+        """Sets other timeouts from the next message on."""
         self._flush_timeout_s = flush_timeout_s
         self._replica_timeout_s = replica_timeout_s
 
@@ -140,7 +139,7 @@ class Durability:
         return self._flush is not None or self._replica is not None
 
     def put_status(self, end: int, wait: Wait) -> PutStatus | None:
-        """The status of what ends at `end`, or None when `wait` is to be settled with it later."""
+        """The status of what ends at `end`; None if `wait` will be settled with it later."""
         if self._flush is None and self._replica is None:
             return PutStatus.PUT_OK
         self._asking = True
@@ -154,7 +153,7 @@ class Durability:
         return None
 
     def _ask(self, wait: Wait, end: int) -> None:
-        """Notes which proofs the wait lacks, and has them brought."""
+        """Notes which proofs the wait lacks, and requests them."""
         now = time.monotonic()
         if self._replica is not None:
             wait.deadline_s = now + self._replica_timeout_s
@@ -169,15 +168,15 @@ class Durability:
                 wait.flush_wanted = True
 
     async def proof(self, end: int) -> PutStatus:
-        """The status of what ends at `end`, when it is known: no later than a send would be answered."""
+        """Waits for the status of what ends at `end`, no longer than a send would."""
         known = _Known(asyncio.get_running_loop().create_future())
         status = self.put_status(end, known)
         return await known.future if status is None else status
 
     def await_ack(self) -> None:
-        """For a lone send: settles it if its slave is near enough to ack within some 50 µs.
+        """Settles a lone send if its slave can ack within some 50 µs.
 
-        Falling asleep and waking up would take the loop longer.
+        To sleep and wake up would take the loop longer.
         """
         if self._replica is not None and self._flush is None:
             self._replica.await_ack()
@@ -193,8 +192,8 @@ class Durability:
     def sweep(self) -> None:
         """Settles waits whose service forgot them; the loop calls it every second.
 
-        Such are past their deadline at two calls in a row.  One does not tell: a process that stood still
-        comes here before the services' threads have had their turn.
+        A forgotten wait is past its deadline at two calls in a row.  One call proves nothing: after the
+        process stood still, this runs before the services' threads have had their turn.
         """
         forgotten = [wait for wait in self._overdue if wait in self._waits]
         if forgotten:
@@ -204,7 +203,7 @@ class Durability:
         self._overdue = list(takewhile(lambda wait: wait.deadline_s <= now, self._waits))
 
     def settle_all(self) -> None:
-        """Settles every wait with what is not proven; for a broker that stops."""
+        """Settles every wait, without the proofs that it lacks; for a broker that stops."""
         self._drain()
         self._abandon(list(self._waits))
 
@@ -220,7 +219,7 @@ class Durability:
             self._call_soon(self._drain)
 
     def _drain(self) -> None:
-        # Cleared before reading: whatever is appended from here on is seen below, or wakes us again.
+        # Cleared before reading: the loop below sees what is appended from here on, or it wakes us again.
         self._awakened = False
         arrived = self._arrived
         while arrived:

@@ -1,12 +1,12 @@
-"""Fast sends: plain sends, natively, from the bytes of a read to the log, and back to the bytes of their answers.
+"""Fast sends: the native path of plain sends, from the bytes of a read to the log and to their answers.
 
-    bytes of reads ─▶ take: frame, header, properties, record ─▶ append: stamps, one write ─▶ answers, rendered
+    bytes of reads ─▶ take: frame, header, properties, record ─▶ append: stamps, one write ─▶ answers' bytes
                         │ stops before what is not plain             │ what the log refused
                         ▼                                            ▼
                       the processor, as without this               requests again, for the processor to answer
 
-What is plain is said in native/core/send.h, for which topics by Admission.  Not being plain is no fault: it only
-takes the longer way.  Everything runs on the remoting loop.
+native/core/send.h defines which sends are plain, Admission for which topics.  A send that is not plain is no
+error: it takes the longer way.  Everything runs on the remoting loop.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Answers(Protocol):
     """The answers of what one append has stored."""
 
     waiting: int
-    """How many are to wait for proofs, up to `waiting_end` in the log."""
+    """How many wait for proofs, up to `waiting_end` in the log."""
     waiting_end: int
     prompt: int
-    """How many are not, and get an answer."""
+    """How many do not wait, and get an answer."""
 
     def render(self, code: int, now: bool, later: bool) -> list[tuple[Connection, bytes]]:
-        """Those that do not wait if `now`, those that do, with `code`, if `later`; by connection."""
+        """By connection: with `now` the answers that do not wait, with `later` those that do, with `code`."""
         ...
 
 
 class Outcome(NamedTuple):
-    """Of one append: the answers of what is in the log; requests that are not, and why."""
+    """Of one append: the answers to what was stored; `lost`, the requests that were not; and why."""
 
     answers: Answers
     lost: list[tuple[Connection, RemotingCommand]]
@@ -61,10 +61,9 @@ class Outcome(NamedTuple):
 
 
 class FastSends:
-    """The run of plain sends that is being gathered, and what it takes to store and answer them.
+    """The run of plain sends that is being gathered; stores and answers them.
 
-    `run.count` is how many there are, `run.full` whether the last take() stopped because these have to be appended
-    first.
+    `run.count` is how many there are; `run.full`: the last take() stopped, they have to be appended first.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class FastSends:
         store_host: bytes,
         trace: Mapping[str, str],
     ) -> None:
-        """`core` is the compiled module; `trace` is what each answer tells besides its places."""
+        """`core` is the compiled module; `trace` has each answer's fields besides the message's place."""
         self.run: Any = core.Sends(admission.cluster_property, store_host)
         self._admission = admission
         self._log = log
@@ -89,11 +88,11 @@ class FastSends:
         stats.traffic.feed = self.run.collect
 
     def answer_with(self, trace: Mapping[str, str]) -> None:
-        """What each answer tells besides its places, from the next append on."""
+        """Sets the fields of each answer besides the message's place, from the next append on."""
         self.run.answer_with(*answer_pieces(trace, self._id_prefix))
 
     def begin(self, most: int) -> None:
-        """A run of up to `most` sends, by the topics and limits of now."""
+        """Begins a run of up to `most` sends, with the present topics and limits."""
         version, limits = self._admission.generation
         if version is not self._version or limits is not self._limits:
             self._version, self._limits = version, limits
@@ -101,7 +100,7 @@ class FastSends:
         self.run.most = most
 
     def take(self, connection: Connection, data: bytes, position: int) -> int:
-        """Gathers plain sends from `position` on; where what it leaves begins."""
+        """Gathers plain sends from `position` on; returns where the rest begins."""
         run, host = self.run, connection.peer_host
         position = run.take(connection, data, position, host)
         while run.unknown is not None and self._learn(run.unknown.decode()):
@@ -109,7 +108,7 @@ class FastSends:
         return position
 
     def append(self) -> Outcome:
-        """Stores what is gathered, counts it, and is empty."""
+        """Stores and counts what is gathered, and empties the run."""
         began_s = time.monotonic()
         error: Exception | None
         try:
@@ -120,7 +119,7 @@ class FastSends:
         return self._finish(error, began_s)
 
     def refuse(self, error: Exception) -> Outcome:
-        """Stores none of what is gathered, and is empty."""
+        """Stores nothing of what is gathered, and empties the run."""
         return self._finish(error, None)
 
     def _finish(self, error: Exception | None, began_s: float | None) -> Outcome:
@@ -136,8 +135,8 @@ class FastSends:
         self.run.configure(min(self._limits.max_message_bytes, log.body_bytes_max), log.record_bytes_max)
 
     def _learn(self, topic: str) -> bool:
-        """False for a topic that is not there, which nobody remembers, for names come from the wire; and where the
-        run has to be appended first."""
+        """False if the run has to be appended first, or for an unknown topic.  Unknown ones are not kept, for
+        their names come from the wire."""
         queues = self._admission.plain_queues(topic)
         return queues is not None and self.run.teach(topic, queues)
 
@@ -145,7 +144,7 @@ class FastSends:
 def fast_sends(
     admission: Admission, log: Log, stats: Stats, *, store_host: bytes, trace: Mapping[str, str]
 ) -> FastSends | None:
-    """None where the native code was not built, or is not wanted."""
+    """None if the native code was not built, or is switched off."""
     if native.sends is None:
         return None
     return FastSends(native.sends, admission, log, stats, store_host=store_host, trace=trace)
@@ -154,7 +153,7 @@ def fast_sends(
 def _request(
     connection: Connection, opaque: int, serialize_type: int, oneway: bool
 ) -> tuple[Connection, RemotingCommand]:
-    """As much of a send as its answer needs."""
+    """The parts of a send that its answer needs."""
     request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, oneway=oneway)
     request.opaque, request.serialize_type = opaque, serialize_type
     return connection, request
@@ -164,16 +163,16 @@ def _request(
 
 Pieces = tuple[bytes, ...]
 
-# They stand where an answer's numbers will.
+# Placeholders for an answer's numbers.
 _CODE, _OPAQUE = 1_900_000_001, 1_900_000_002
 _PLACE = "0123456789abcdef"  # as long as a physical offset
 _QUEUE, _QUEUE_OFFSET = "queue-0123456789", "offset-0123456789"
 
 
 def answer_pieces(trace: Mapping[str, str], id_prefix: str) -> tuple[Pieces, Pieces]:
-    """What is the same in all answers, in JSON and in the binary form, as hs_put_answer has it.
+    """What is the same in all answers, in JSON and in the binary form, as hs_put_answer takes it.
 
-    Cut out of answers that the codec made, so that it alone knows what they look like.
+    The pieces are cut from answers of the codec, so only the codec knows the formats.
     """
     texts = {**trace, "msgId": id_prefix + _PLACE, "queueId": _QUEUE, "queueOffset": _QUEUE_OFFSET}
     request = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=_OPAQUE)
@@ -188,7 +187,7 @@ def answer_pieces(trace: Mapping[str, str], id_prefix: str) -> tuple[Pieces, Pie
 
 
 def _cut(header: bytes, *marks: str) -> Pieces:
-    """The pieces between the marks, from the end, for before them stands whatever the trace says."""
+    """The pieces between the marks, searched from the end: the trace before them may have any text."""
     pieces: Pieces = ()
     for mark in reversed(marks):
         header, _, behind = header.rpartition(mark.encode())

@@ -2,17 +2,17 @@
 
     sends of one read, or of one turn of the loop ─▶ admission ─▶ one append ─▶ one wait for proofs ─▶ answers
 
-All sends of one read are handled together: one lock, one write, one wake-up of those who follow the log,
-and where the mode asks for more than the append, one wait that stands for all of them.  When several
-connections send at the same time, the sends of all of them are gathered for one turn of the loop and
-handled together as well: 64 clients with one message each then cost little more than one with 64.  A
-single sender does not pay for that: its sends are handled where they were read.
+The processor handles all sends of one read together: one lock, one write, one wake-up of those who follow
+the log, and one wait for all of them if the mode asks for proofs.  When several connections send at the same
+time, it gathers their sends for one turn of the loop and handles them together as well: 64 clients with one
+message each cost little more than one with 64.  A single sender does not pay for that: the processor handles
+its sends where they were read.
 
-Plain sends, which most are, go a shorter way where the native code is there (fast_sends.py): `take` gathers them
-as bytes.  It keeps to the same limits, turns and waits; and to the order within a connection: of one turn the
-short way's sends are stored first, so it takes none of a connection that has others gathered.
+Most sends are plain.  With the native code (fast_sends.py) they go a shorter way: `take` gathers them as
+bytes, with the same limits, turns and waits.  In each turn the short way's sends are stored first.  To keep
+the order within a connection, `take` takes none of a connection that has others gathered.
 
-Everything runs on the remoting loop.  An error of one message is its own answer and hurts no other.
+Everything runs on the remoting loop.  An error of one message answers only that message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OVERLOAD_REMARK = "[OVERLOAD]system busy, start flow control for a while"
 
 # Two connections that send within this time send at the same time: a turn of the loop takes as long.
 CROWD_S = 0.0002
-# So many turns with one connection alone, and its sends are no longer gathered.
+# After so many turns with one connection alone, its sends are no longer gathered.
 CROWD_TURNS = 16
 
 # (place among the answers, request, message, whether its answer waits for proofs)
@@ -69,7 +69,7 @@ class Log(Protocol):
 
 
 class SendLimits(NamedTuple):
-    """When the broker takes no sends at all, and what it tells clients beside each answer."""
+    """When the broker takes no sends at all, and what every answer tells clients besides."""
 
     region_id: str
     trace_on: bool
@@ -80,7 +80,7 @@ class SendLimits(NamedTuple):
 
 
 def trace_of(send_limits: SendLimits) -> dict[str, str]:
-    """What every answer to a send tells, errors included."""
+    """The fields of every answer to a send, errors included."""
     return {"MSG_REGION": send_limits.region_id, "TRACE_ON": "true" if send_limits.trace_on else "false"}
 
 
@@ -102,7 +102,7 @@ class SendProcessor:
     ) -> None:
         """`fast` is the short way, for the same log, if there is one.
 
-        `on_half` hears of each half message that was stored, and of the request that brought it.
+        `on_half` is called with each half message that was stored, and with the request that brought it.
         """
         self._send_limits = send_limits
         self._admission = admission
@@ -117,8 +117,8 @@ class SendProcessor:
         self.refuse_all: str | None = None
         # Sends whose answer waits for a proof.
         self.pending = 0
-        # What this turn of the loop has gathered, by connection, in the order of arrival; whose requests these
-        # are; and everybody who has sent, the short way or this one.
+        # Gathered in this turn of the loop, by connection, in the order of arrival; the connections of these
+        # requests; and all connections that have sent, the short way or this one.
         self._gathered: list[tuple[Connection, Sequence[RemotingCommand]]] = []
         self._requesters: set[Connection] = set()
         self._senders: set[Connection] = set()
@@ -133,7 +133,7 @@ class SendProcessor:
         )
 
     def configure(self, send_limits: SendLimits) -> None:
-        """Other limits, from the next send on."""
+        """Sets other limits from the next send on."""
         self._send_limits = send_limits
         self._trace = trace_of(send_limits)
         if self._fast is not None:
@@ -141,11 +141,11 @@ class SendProcessor:
 
     @property
     def fast_path(self) -> FastPath | None:
-        """This processor itself, where there is a short way."""
+        """This processor itself, if there is a short way."""
         return self if self._fast is not None else None
 
     def take(self, connection: Connection, data: bytes) -> int:
-        """Gathers the plain sends that `data` begins with, or stores them at once; how many bytes they are."""
+        """Gathers or stores the plain sends that `data` begins with; returns how many bytes they are."""
         fast = self._fast
         if fast is None or connection in self._requesters:
             return 0
@@ -159,15 +159,15 @@ class SendProcessor:
         if taken and run.count:
             if self._crowded(connection):
                 self._gather(connection)
-            else:  # nothing was gathered before: these passed the limits just now
+            else:  # nothing was gathered: these passed the limits just now
                 self._answer_run(fast.append())
                 if self.pending == 1:
                     self._durability.await_ack()
         return taken
 
     def _begin_run(self, fast: FastSends) -> bool:
-        """Whether the short way is open: for this turn, and what it has gathered is held against the limits again
-        before it is stored."""
+        """Whether the short way is open for this turn.  What it gathers meets the limits again before it is
+        stored."""
         most = self._send_limits.max_pending_sends - self.pending
         if most <= 0 or self._busy(1) is not None or self._unwritable() is not None:
             return False
@@ -175,7 +175,7 @@ class SendProcessor:
         return True
 
     def process_batch(self, connection: Connection, requests: Sequence[RemotingCommand]) -> Answers:
-        """The answers of these sends, in their order; None for those that are sent later, or never."""
+        """The answers to these sends, in their order; None for an answer that is sent later, or never."""
         if not self._crowded(connection):
             return self._handle([(connection, request) for request in requests])
         self._gather(connection)
@@ -200,7 +200,7 @@ class SendProcessor:
         self._senders.add(connection)
 
     def _handle_turn(self) -> None:
-        """Runs before the loop reads again, so nobody's sends overtake his own."""
+        """Runs before the loop reads again, so no connection's sends overtake its earlier ones."""
         senders, self._senders, self._requesters = self._senders, set(), set()
         gathered, self._gathered = self._gathered, []
         if len(senders) == 1:
@@ -239,7 +239,7 @@ class SendProcessor:
                 answers[index] = self._refuse(request, error)
                 continue
             if batch:
-                # What came before a batch stands before it in the log, too.
+                # Messages before a batch must be before it in the log, too.
                 self._append_singles(singles, stored)
                 singles = []
                 self._append_batch((index, request, message, wait), stored)
@@ -251,7 +251,7 @@ class SendProcessor:
         return answers
 
     def _append_run(self) -> None:
-        """What went the short way, from the log to the answers."""
+        """Stores and answers what went the short way."""
         fast = self._fast
         if fast is None or not fast.run.count:
             return
@@ -272,7 +272,7 @@ class SendProcessor:
         return RequestError(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
     def _answer_run(self, outcome: Outcome) -> None:
-        """Answers at once what waits for no proof, and the others when theirs is there."""
+        """Answers at once the sends that wait for no proof, and the others when they have theirs."""
         answers = outcome.answers
         status: PutStatus | None = PutStatus.PUT_OK
         if answers.waiting:
@@ -289,7 +289,7 @@ class SendProcessor:
                 connection.send(answer)
 
     def _busy(self, count: int) -> RequestError | None:
-        """What the broker says before it looks at a message."""
+        """Why the broker refuses sends before it looks at a message; None if it does not."""
         send_limits = self._send_limits
         held_since = self._log.lock_held_since
         if held_since and time.monotonic() - held_since > send_limits.page_cache_busy_s:
@@ -331,7 +331,7 @@ class SendProcessor:
                 {
                     **self._trace,
                     "msgId": f"{self._id_prefix}{outcome.physical_offset:016X}",
-                    # Of a message that goes elsewhere first, the queue that it will come to.
+                    # For a message that goes elsewhere first: the queue that it will come to.
                     "queueId": str(
                         message.queue_id if type(message) is Message else _asked_queue_id(message)
                     ),
@@ -379,7 +379,7 @@ class SendProcessor:
         return request.answer(error.code, error.remark, dict(self._trace))
 
     def _seek_proofs(self, stored: _Stored, sends: Sequence[tuple[Connection, RemotingCommand]]) -> None:
-        """One wait for all that were stored and want one: up to the end of the last of them."""
+        """Makes one wait for all stored sends that want one, up to the end of the last of them."""
         waiting = [(sends[index][0], answer) for index, answer in stored.waiting]
         status = self._durability.put_status(stored.end, _AnswersWait(self, waiting))
         if status is None:
@@ -395,7 +395,7 @@ def _asked_queue_id(message: Message) -> int:
 
 
 class _RunWait(Wait):
-    """What went the short way, and its answers."""
+    """The wait of sends that went the short way, with their answers."""
 
     __slots__ = ("answers", "sends")
 
@@ -413,7 +413,7 @@ class _RunWait(Wait):
 
 
 class _AnswersWait(Wait):
-    """What went the long way: answers, and to whom."""
+    """The wait of sends that went the long way, with their answers by connection."""
 
     __slots__ = ("answers", "sends")
 
@@ -431,7 +431,7 @@ class _AnswersWait(Wait):
 
 
 class _Stored:
-    """What one pass has stored: answers that can go now are in `answers`, the others in `waiting`."""
+    """What one pass has stored: `answers` can go now, those in `waiting` later."""
 
     __slots__ = ("answers", "end", "waiting")
 
@@ -443,7 +443,7 @@ class _Stored:
     def add(
         self, index: int, request: RemotingCommand, answer: RemotingCommand, end: int, wait: bool
     ) -> None:
-        """One send; `end` is where it ends in the log, beyond every earlier one's."""
+        """Adds one send, which ends at `end` in the log, beyond every earlier one."""
         if not wait:
             self.answers[index] = answer
         elif not request.is_oneway:

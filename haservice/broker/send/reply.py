@@ -4,8 +4,8 @@
     answers    324/325 ─▶ here ─▶ 326 over the asker's own connection, as a producer that is online here
                             └──▶ with storeReplyMessageEnable also stored in its topic, <cluster>_REPLY_TOPIC
 
-The answer says whether the asker took it (0, or 1 with the reason).  Whether the reply could be stored does
-not change that, as in RocketMQ 4.9.8: nobody reads it from there but people.
+The answer says whether the asker took the reply (0, or 1 with the reason).  As in RocketMQ 4.9.8, it is the
+same whether or not the reply could be stored: only people read it from the topic.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ReplyProcessor:
         unwritable: Callable[[], str | None] = lambda: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`stores` is storeReplyMessageEnable; `unwritable` is why nothing may be stored now, or None."""
+        """`stores` is storeReplyMessageEnable; `unwritable` says why nothing can be stored now, or None."""
         self._send_limits = send_limits
         self._admission = admission
         self._clients = clients
@@ -83,12 +83,12 @@ class ReplyProcessor:
         self._unwritable = unwritable
         self._clock_ms = clock_ms
         self._trace = trace_of(send_limits)
-        # Client id → a producer group of it, and its connection.
+        # Client id → one of its producer groups, and its connection.
         self._known: dict[str, tuple[str, Connection]] = {}
         self._throttle = LogThrottle()
 
     def configure(self, send_limits: SendLimits, stores: bool) -> None:
-        """Other limits and another storeReplyMessageEnable, from the next reply on."""
+        """Sets other limits and another storeReplyMessageEnable from the next reply on."""
         self._send_limits = send_limits
         self._stores = stores
         self._trace = trace_of(send_limits)
@@ -113,7 +113,7 @@ class ReplyProcessor:
                 appended.queue_offset,
             )
         else:
-            # Java's clients want the fields, whatever they say.
+            # Java's clients need these fields, whatever their values.
             told = SendMessageResponseHeader("0", message.queue_id, 0)
         ext = {**self._trace, **told.encode()}
         if refused is not None:
@@ -123,7 +123,7 @@ class ReplyProcessor:
     def _admitted(
         self, connection: Connection, command: RemotingCommand
     ) -> tuple[SendMessageHeader, Message]:
-        """The checks are those of a send."""
+        """Runs the checks of a send."""
         start_ms = self._send_limits.start_accept_timestamp_ms
         if start_ms and self._clock_ms() < start_ms:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {start_ms}")
@@ -157,7 +157,7 @@ class ReplyProcessor:
         try:
             return await _call(asker, push, body)
         except RemotingUnreachable:
-            # Its connection ended just now; it may be here with a new one already.
+            # The asker's connection ended just now; it may have a new one already.
             again = self._producer(client_id)
             if again is None or again is asker:
                 raise

@@ -3,10 +3,10 @@
     record at the offset ─▶ %RETRY%group, after the delay of its level ─▶ the same group consumes it again
                         └─▶ %DLQ%group, once it was tried as often as it may be, or the consumer says so
 
-The rules, and the codes of what is refused, are RocketMQ's (broker-flows §10), with one difference: on a
-SYNC_MASTER, or with SYNC_FLUSH, the answer waits for the proof that a send would have waited for.  It is
-success without the proof, too, for the message is stored.  RocketMQ answers at once, and a master that dies
-then may take the message with it: its consumer believes it to be in good hands.
+The rules, and the codes of refusals, are RocketMQ's (broker-flows §10), with one difference: on a
+SYNC_MASTER, or with SYNC_FLUSH, the answer waits for the proof that a send would have waited for.  Without
+the proof the answer is success, too, for the message is stored.  RocketMQ answers at once; a master that then
+dies may lose the message, which its consumer believes to be safe.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Log(Protocol):
 
 
 class SendBackProcessor:
-    """Records are read in a work thread, all else is done on the loop."""
+    """Reads records in a work thread; all else runs on the loop."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class SendBackProcessor:
         unwritable: Callable[[], str | None] = lambda: None,
         on_sent_back: Callable[[str, str], None] = lambda topic, group: None,
     ) -> None:
-        """`unwritable` is why nothing may be stored now, beside what the log itself says; `on_sent_back` is
-        told (topic, group) of each message that was stored."""
+        """`unwritable` says why nothing can be stored now, besides what the log itself says; `on_sent_back`
+        is called with (topic, group) of each message that was stored."""
         self._log = log
         self._topics = topics
         self._find_group = find_group
@@ -85,7 +85,7 @@ class SendBackProcessor:
         self._on_sent_back = on_sent_back
 
     def configure(self, permission: int) -> None:
-        """Another permission, from the next message on."""
+        """Sets another permission from the next message on."""
         self._permission = permission
 
     def handlers(self) -> dict[int, Processor]:
@@ -145,7 +145,7 @@ class SendBackProcessor:
         return command.answer()
 
     def _on_its_way(self, group: str, message: Message, level: int) -> Message:
-        """The message in the queue where it waits, or at its end."""
+        """The message for the queue where it waits, or for its final queue."""
         if message.topic == dead_letter_topic(group):
             self._topics.find_or_create(message.topic, DLQ_QUEUE_NUMS, PERM_READ | PERM_WRITE)
         if level > 0 and self._delay_level_max:

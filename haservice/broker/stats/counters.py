@@ -1,9 +1,9 @@
-"""Stats: what the broker counts, cheap enough for the way of every message.
+"""Stats: the broker's counters, cheap enough for the path of every message.
 
-The counters belong to the remoting loop, which also calls `sample` once a second; a reader in
-another thread may see one counter a message ahead of the other, which no reader minds.  `table`
-gives RocketMQ's texts for request 28 (broker-flows §15): always three numbers of 10, 60 and 600
-seconds, because `clusterList` takes the first of them apart.
+The counters belong to the remoting loop, which also calls `sample` once a second.  A reader in another thread
+may see one counter a message ahead of another, which does no harm.  `table` gives RocketMQ's texts for
+request 28 (broker-flows §15): always three numbers, of 10, 60 and 600 seconds, because `clusterList` parses
+the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from haservice.broker.stats.traffic import Traffic
 
 TPS_WINDOWS_S = (10, 60, 600)
 
-# RocketMQ's classes of how long a put took: upper bounds in ms, and their labels.
+# RocketMQ's classes of put times: upper bounds in ms, and their labels.
 PUT_BOUNDS_MS = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
 PUT_LABELS = (
     "[<=0ms]", "[0~10ms]", "[10~50ms]", "[50~100ms]", "[100~200ms]", "[200~500ms]", "[500ms~1s]",
@@ -42,7 +42,7 @@ class Sample(NamedTuple):
 
 
 class Stats:
-    """Counts puts and gets of one broker since its start; `traffic` does so by topic, queue and group."""
+    """Counts puts and gets of one broker since its start; `traffic` counts by topic, queue and group."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class Stats:
         self._day = time.localtime(self.boot_timestamp_ms / 1000).tm_yday
         self.sample()
 
-    # On the way of every message
+    # For every message
 
     def put(self, messages: int, size_bytes: int, seconds: float) -> None:
-        """`messages` of `size_bytes` in all were appended by one write that took `seconds`."""
+        """One write that took `seconds` appended `messages` of `size_bytes` in all."""
         self.puts += messages
         self.put_bytes += size_bytes
         self._put_time_max_s = max(self._put_time_max_s, seconds)
@@ -84,7 +84,7 @@ class Stats:
         self._put_latencies[min(int(seconds * 1e6).bit_length(), LATENCY_BUCKETS - 1)] += messages
 
     def get(self, messages: int, size_bytes: int, seconds: float = 0.0) -> None:
-        """A pull was answered with so many messages; 0 is a miss."""
+        """A pull got so many messages; 0 is a miss."""
         if messages:
             self.gets_found += 1
             self.transferred += messages
@@ -138,7 +138,7 @@ class Stats:
         }
 
     def put_latency_ms(self, share: float) -> float:
-        """The time in which that share of the puts was written, rounded up to a power of two of µs."""
+        """The time within which that share of the puts was written, rounded up to a power of two of µs."""
         wanted = share * self.puts
         seen = 0
         for exponent, count in enumerate(self._put_latencies):
@@ -157,7 +157,7 @@ class Stats:
         return " ".join(f"{rate:.3f}" for rate in rates)
 
     def _before(self, at_s: float) -> Sample:
-        """The youngest sample that is at least as old as `at_s`, or the oldest there is."""
+        """The newest sample at least as old as `at_s`, or else the oldest one."""
         samples = list(self._samples)
         found = samples[0]
         for sample in reversed(samples):

@@ -2,8 +2,8 @@
 
     <storePathRootDir>/hasamples/ha.jsonl      the newest lines; .1 to .7 beside it are older, 4 MiB each
 
-`mqpipeline lag-report` draws them, and the pipeline's sources ask the newest line how far a running broker's
-log is confirmed.  A line is one JSON object:
+`mqpipeline lag-report` draws them, and the pipeline's sources read in the newest line how far a running
+broker's log is confirmed.  A line is one JSON object:
 
     ts          when, ms of the wall clock
     boot        which machine's kernel, since it started: a reader on that machine can ask the store's lock
@@ -45,7 +45,7 @@ DIRECTORY = "hasamples"
 FILE = "ha.jsonl"
 FILES = 8
 FILE_BYTES_MAX = 4 * 1024 * 1024
-# While nothing changes a line comes so often: a newest line much older is of a broker that has stopped.
+# How often a line comes while nothing changes: if the newest one is much older, the broker has stopped.
 STILL_S = 10.0
 
 Sample = dict[str, Any]
@@ -70,7 +70,7 @@ class Replication(Protocol):
 class HASamples:
     """Task of the thread `ha-samples`: looks every interval, and writes what has changed.
 
-    A file that cannot be written is told of in the log, and tried again with the next line.
+    If it cannot write the file it logs that, and tries again with the next line.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class HASamples:
             self._file.close()
 
     def look(self) -> None:
-        """One sample; written if it says something new, or the last one is old."""
-        # Dispatched are whole records only, which consumers see no earlier.
+        """Takes one sample, and writes it if it has something new, or the last one is old."""
+        # Only whole records are dispatched, and consumers see none before.
         confirmed = min(self._replication.readable_end(), self._dispatcher.position)
         flushed = self._log.flushed
         found = sample(self._replication.status(), flushed=flushed, confirmed=confirmed)
@@ -153,7 +153,7 @@ def _ends_with_a_line(path: Path) -> bool:
 
 
 class _RollingFile(RotatingFileHandler):
-    """Raises what logging would print and forget."""
+    """Raises errors that logging would only print."""
 
     def _raise(self, record: logging.LogRecord) -> None:
         error = sys.exception()
@@ -164,7 +164,7 @@ class _RollingFile(RotatingFileHandler):
 
 
 def sample(status: HAStatus, *, flushed: int, confirmed: int) -> Sample:
-    """All of a line but its time.  Pure."""
+    """A whole line except its time.  Pure."""
     return {
         "role": status.role,
         "epoch": status.epoch,

@@ -1,15 +1,15 @@
 """Traffic: how much went through each queue, topic and group, in the last minute, hour and day.
 
     counter of a (topic, queue) or (topic, queue, group)
-        count, size, times, millis    since it exists; added to on the way of messages
-        rows of each window           what these were when a slot began in which something happened
+        count, size, times, millis    since the counter exists; every message adds to them
+        rows of each window           their values at the beginning of each slot that had a message
 
-A window is a number of slots: 6 of 10 s, 6 of 10 min, 24 of 1 h, as in RocketMQ 4.9.8's StatsItem.  What
-happened in it is the counter now less the first row that lies in it.  A row is made by the first message of a
-slot, so whatever is idle costs nothing, and nothing runs over all counters on the loop.
+A window is a number of slots: 6 of 10 s, 6 of 10 min, 24 of 1 h, as in RocketMQ 4.9.8's StatsItem.  Its
+figure is the counter now minus the first row in the window.  The first message of a slot makes a row, so an
+idle counter costs nothing, and the loop never goes over all counters.
 
-The names and keys are RocketMQ's BrokerStatsManager's, for request 315; those of topics and groups are sums
-over queues, made when asked.  Counters are bounded; what has been idle for a day makes room for others.
+The names and keys are those of RocketMQ's BrokerStatsManager, for request 315; figures of topics and groups
+are sums over queues, made when asked.  Counters are bounded; those idle for a day make room for others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOT_S = 10
 MINUTE, HOUR, DAY = 0, 1, 2
 WINDOWS = ((1, 6), (60, 6), (360, 24))
 DAY_SLOTS = 8640
-# About 2 KiB each when all windows are filled.
+# About 2 KiB each when all windows are full.
 COUNTERS_MAX = 10_000
 ROW = 5
 
@@ -62,7 +62,7 @@ class Counter:
         self.rows = (array("q"), array("q"), array("q"))
 
     def turn(self, slot: int) -> None:
-        """The first message of a slot is about to be counted."""
+        """Makes the rows of a new slot, just before its first message is counted."""
         for rows, (width, length) in zip(self.rows, WINDOWS, strict=True):
             if self.slot < 0 or slot // width != self.slot // width:
                 rows.extend((slot // width, self.count, self.size, self.times, self.millis))
@@ -72,7 +72,7 @@ class Counter:
 
     def since(self, window: int, first: int) -> tuple[int, int, int, int]:
         """What was counted from slot `first` of a window on."""
-        rows = self.rows[window][:]  # tools ask in work threads, and `turn` cuts
+        rows = self.rows[window][:]  # a copy: tools ask in work threads, and `turn` cuts
         for at in range(0, len(rows), ROW):
             if rows[at] >= first:
                 _, count, size, times, millis = rows[at : at + ROW]
@@ -88,7 +88,7 @@ _VALUES: dict[str, Callable[[Sum], tuple[int, int]]] = {
 
 
 class Traffic:
-    """Counts on the loop; a message counted elsewhere at the same time may be missed, which nobody minds."""
+    """Counts on the loop; it may miss a message counted elsewhere at the same time, which does no harm."""
 
     def __init__(
         self, *, monotonic: Callable[[], float] = time.monotonic, counters_max: int = COUNTERS_MAX
@@ -102,14 +102,14 @@ class Traffic:
         # The queues' counters of a topic, and of a group in it.
         self._of_topic: dict[str, dict[tuple[str, int], Counter]] = {}
         self._of_group: dict[tuple[str, str], dict[tuple[str, int, str], Counter]] = {}
-        # Counts what finds no room, for nobody.
+        # Counts all that has no room for a counter; nobody reads it.
         self._beyond = Counter(0.0)
         self._told = False
         self.feed: Callable[[], Mapping[tuple[str, int], tuple[int, int]]] | None = None
-        """Who counts plain sends himself says here how many he has stored since he was last asked, and their size, by
-        topic and queue id; each came with a call of its own."""
+        """Asks whoever counts plain sends how many were stored since the last call, and their size, by topic
+        and queue id; each came with a call of its own."""
 
-    # On the way of messages
+    # For every message
 
     def put(self, topic: str, queue_id: int, messages: int, size_bytes: int) -> None:
         """One call stored so many messages."""
@@ -123,7 +123,7 @@ class Traffic:
     def got(
         self, topic: str, queue_id: int, group: str, messages: int, size_bytes: int, seconds: float
     ) -> None:
-        """One pull found so many messages; they were read within `seconds`."""
+        """One pull found so many messages, read in `seconds`."""
         counter = self._gets.get((topic, queue_id, group)) or self._new_get(topic, queue_id, group)
         if counter.slot != self._slot:
             counter.turn(self._slot)
@@ -226,7 +226,7 @@ class Traffic:
         for counter in counters:
             totals = [total + more for total, more in zip(totals, counter.since(window, first), strict=True)]
             born_s = min(born_s, counter.born_s)
-        # Of what is young no more is known than that: a burst of its first second is spread over ten.
+        # A counter younger than a slot counts as ten seconds old, which spreads out an early burst.
         seconds = max(float(SLOT_S), now_s - max(float(first * width * SLOT_S), born_s))
         count, size, times, millis = totals
         return Sum(count, size, times, millis, seconds)
@@ -248,10 +248,10 @@ class Traffic:
         return counter
 
     def _room(self) -> Counter:
-        """A counter that is to be entered, or the one that stands for all that have no room."""
+        """A new counter for the caller to enter, or, without room, the common one."""
         if len(self) >= self._counters_max:
             if self._beyond.slot // 360 == self._slot // 360:
-                return self._beyond  # within this hour there was nothing to forget either
+                return self._beyond  # within this hour there was nothing to forget before
             self._beyond.turn(self._slot)
             self._forget_idle()
             if len(self) >= self._counters_max:
@@ -277,7 +277,7 @@ class Traffic:
         self._index()
 
     def _index(self) -> None:
-        """Topics and groups anew, from the queues that are left."""
+        """Builds the tables of topics and groups anew, from the queues that are left."""
         self._of_topic = {}
         for put_key, counter in self._puts.items():
             self._of_topic.setdefault(put_key[0], {})[put_key] = counter

@@ -1,12 +1,12 @@
 """The transaction check: the thread that asks producers about half messages, on masters only.
 
-Every transactionCheckInterval one `Walk` over the half queue, by the rules of transactions/half_messages.py.
-What it decides is carried out here: copies are appended, and questions handed to the loop, which knows the
-producers' connections.
+Every transactionCheckInterval the thread makes one `Walk` over the half queue, by the rules of
+transactions/half_messages.py.  It carries out the walk's decisions: it appends copies, and hands questions to
+the loop, which knows the producers' connections.
 
-The progress goes into the table of consumer offsets, and with it to the disk and to slaves, once the log up
-to there is on the disk and every connected slave has it: after a power cut or a change of master, a message
-may be asked about again, but none is passed whose copy no log holds.  (RocketMQ writes it at once.)
+The progress enters the table of consumer offsets, and with it the disk and the slaves, once the log up to
+there is on the disk and every connected slave has it.  So after a power cut or a change of master, producers
+may be asked again, but no message is passed whose copy no log has.  (RocketMQ writes it at once.)
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from haservice.remoting.headers.transactions import CheckTransactionStateHeader
 
 logger = logging.getLogger(__name__)
 
-# Questions that are handed to the loop at a time: so many, or with bodies of so many bytes in all.
+# Questions that the loop gets at a time: so many, or with so many bytes of bodies in all.
 QUESTIONS_MAX = 64
 QUESTION_BYTES_MAX = 1024 * 1024
 HAND_OVER_SECONDS = 5.0
-# Op records that a start reads, to know requests that come twice.
+# Op records that a start reads, to recognise repeated requests.
 ENDS_LOADED = 4096
-# How often progress that is not safe yet is looked at, and of how many rounds it is kept.
+# How often unsafe progress is checked, and for how many rounds it is kept.
 SETTLE_SECONDS = 1.0
 UNSAFE_MAX = 100
 
 
-# Offsets in half and op queue; None for one that never was.
+# Offsets in half and op queue; None for one that was never stored.
 Progress = tuple[int | None, int | None]
 
 
@@ -96,9 +96,9 @@ class TransactionCheck:
         on_progress: Callable[[], None] = lambda: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`hand_over` asks the questions on the loop's thread and then calls what it is given; `held` is why
-        nothing can be stored now, or None; `replicated_end` is up to where all connected slaves have the log,
-        -1 without one.
+        """`hand_over` asks the questions on the loop's thread and then calls its second argument; `held` says
+        why nothing can be stored now, or None; all connected slaves have the log up to `replicated_end`, -1
+        without a slave.
         """
         self._store = store
         self._log = store.log
@@ -116,14 +116,14 @@ class TransactionCheck:
         self._questions: list[Question] = []
         self._question_bytes = 0
         self._throttle = LogThrottle()
-        # Where the next round begins; None: where the table of offsets says.
+        # Where the next round begins; None: at the offsets of the table.
         self._reached: Progress | None = None
-        # Progress that is not in the table yet, and where the log ended then.
+        # Progress that is not in the table yet, each with the log's end at that time.
         self._unsafe: deque[tuple[Progress, int]] = deque()
         self._built_from = store.log.end
 
     def configure(self, rules: Rules, interval_s: float) -> None:
-        """Other rules from the next round on, another interval at once.  Any thread."""
+        """Sets other rules from the next round on, another interval at once.  Any thread."""
         self._rules = rules
         self._interval_s = interval_s
         self._woken.set()
@@ -135,7 +135,7 @@ class TransactionCheck:
             if self._unsafe:
                 pause_s = min(pause_s, SETTLE_SECONDS)
             if self._woken.wait(max(0.0, pause_s)):
-                self._woken.clear()  # it is to stop, or has another interval
+                self._woken.clear()  # woken to stop, or for another interval
                 continue
             self.settle()
             if time.monotonic() - last_s >= self._interval_s:
@@ -148,10 +148,10 @@ class TransactionCheck:
         self._woken.set()
 
     def round(self, stop: threading.Event) -> bool:
-        """One walk; True if it ended for lack of time only.
+        """Makes one walk; True if it ended only for lack of time.
 
-        None after a crash, until the queues have what the log had then: an end may be among it, of a message
-        that would count as open.
+        After a crash it makes none until the queues have caught up with the log as it was then: a message
+        whose end is among the rest would count as open.
         """
         if self._store.dispatcher.position < self._built_from:
             return False
@@ -176,7 +176,7 @@ class TransactionCheck:
             op_offset: int | None = walk.op_offset()
         except (CommitLogError, OSError) as error:
             self._warn("round", "transaction check stopped half_offset=%d reason=%s", walk.half_offset, error)
-            # What was copied has been passed, and must not be copied again.
+            # The walk has passed what was copied, and must not copy it again.
             op_offset = before[1]
         self._ask()
         self._reached = walk.half_offset, op_offset
@@ -187,14 +187,14 @@ class TransactionCheck:
         return walk.out_of_time
 
     def _do(self, step: Step) -> None:
-        """Carries `step` out; raises LogNotWritable when it cannot be, for now."""
+        """Carries out `step`; raises LogNotWritable if it cannot for now."""
         if isinstance(step, Discard):
             self._discard(step)
             return
         try:
             appended = self._log.append(step.copy)
         except MessageIllegal as error:
-            # It cannot be stored with its marks: too large for what is allowed today.
+            # With its marks it cannot be stored: it is too large for today's limits.
             reason = f"it cannot be put back: {error}"
             self._discard(Discard(step.half, discarded(step.half), reason))
             return
@@ -232,7 +232,7 @@ class TransactionCheck:
             self._ask()
 
     def _ask(self) -> None:
-        """Hands over what was gathered, and waits until the loop has taken it."""
+        """Hands over the gathered questions, and waits until the loop has taken them."""
         if not self._questions:
             return
         questions, self._questions = self._questions, []
@@ -252,12 +252,12 @@ class TransactionCheck:
         return self._offsets.query(GROUP, topic, QUEUE_ID)
 
     def settle(self) -> None:
-        """Puts progress into the table as far as it is safe now."""
+        """Puts the progress that is safe now into the table."""
         if self._unsafe:
             self._settle(min(self._log.flushed, self._replicated_end()))
 
     def _settle_at_end(self) -> None:
-        """A clean stop leaves nothing to do again."""
+        """Keeps all progress at a clean stop, so that nothing is done again."""
         if not self._unsafe:
             return
         try:
@@ -282,7 +282,7 @@ class TransactionCheck:
 
 
 def question_of(step: Check, appended: Appended) -> Question:
-    """What its producer is asked, with the message as it would be consumed, and the copy's place."""
+    """The question to the producer, with the message as consumers would get it, and the copy's place."""
     half = step.half
     message = restored(half)
     message.properties = step.copy.properties
@@ -300,7 +300,7 @@ def question_of(step: Check, appended: Appended) -> Question:
 
 
 def load_ends(store: Store, ends: Ends) -> None:
-    """Remembers the ends that the last op records name."""
+    """Adds the ends that the last op records name."""
     ops = _Ops(store.queues.get(OP_HALF_TOPIC, QUEUE_ID), store)
     offset = max(ops.min_offset, ops.max_offset - ENDS_LOADED)
     while offset < ops.max_offset:
@@ -351,7 +351,7 @@ class _Ops:
     def read(self, offset: int, count: int) -> Sequence[Op]:
         assert self._queue is not None
         entries = self._queue.read(offset, count)
-        if not entries:  # cut off meanwhile
+        if not entries:  # truncated meanwhile
             return [Op(offset, None)]
         return [
             Op(offset + number, self._half_offset(self._queue, offset + number))
@@ -379,7 +379,7 @@ class _Ops:
 
 
 def _record(store: Store, queue: ConsumeQueue, queue_offset: int) -> StoredMessage | None:
-    """None if it is gone, or damaged: then nothing can be done for it.  Raises StoreUnreadable."""
+    """None if the record is gone or damaged, and nothing can be done for it.  Raises StoreUnreadable."""
     try:
         record = store.mender.read(queue, queue_offset)
     except OffsetNotFound:

@@ -1,13 +1,13 @@
-"""Transactions: what becomes of half messages.  Pure: queues, clock and memory are handed in.
+"""Transactions: what becomes of half messages.  Pure: queues, clock and memory are parameters.
 
     half queue    RMQ_SYS_TRANS_HALF_TOPIC/0      messages whose producer has yet to say commit or rollback
     op queue      RMQ_SYS_TRANS_OP_HALF_TOPIC/0   one record for each that ended: tag `d`, and as its body the
                                                   half message's queue offset in decimal
     progress      the offsets of the group CID_RMQ_SYS_TRANS in both: all below is settled
 
-All of it lies in the log and in the table of consumer offsets, so a restart, a promoted slave, or a RocketMQ
-broker on the same store goes on where the last one stopped.  A `Walk` is one round of the check, from the
-progress on, message by message:
+The log and the table of consumer offsets have all of it, so a restarted broker, a promoted slave, or a
+RocketMQ broker on the same store goes on where the last one stopped.  A `Walk` is one round of the check,
+from the progress on, message by message:
 
     ended                                            passed
     stored since the round began                     the round ends here
@@ -18,13 +18,13 @@ progress on, message by message:
 
 The rules are RocketMQ 4.9.8's (TransactionalMessageServiceImpl), with these differences:
 
-- All op records are looked at before a message counts as open.  RocketMQ discards a message at its limit
-  without looking whether its end stands in the op queue, and in the round in which it asked last.
+- The walk reads all op records before a message counts as open.  RocketMQ discards a message at its limit
+  without looking for its end in the op queue, even in the round in which it asked last.
 - Time under immunity does not count as checks.
 - A copy remembers the queue offset of its original (TRAN_PREPARED_QUEUE_OFFSET, which RocketMQ writes in
-  some cases only), and an end of the original ends the copy, however late it comes.  RocketMQ forgets
-  such an end, asks about the copy, and delivers twice.
-- A message is passed only when its step has succeeded.
+  some cases only).  An end of the original ends the copy, however late it comes.  RocketMQ forgets such an
+  end, asks about the copy, and delivers twice.
+- The walk passes a message only when its step has succeeded.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ PRODUCER_GROUP = "PGROUP"
 UNIQUE_KEY = "UNIQ_KEY"
 IMMUNITY_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
-# Half messages whose ends are kept in memory at a time; the walk goes on behind them when they are passed.
+# The walk keeps the ends of so many half messages in memory; when it has passed these, it reads more.
 WINDOW = 131_072
-# Ends that are remembered for copies and for requests that come twice; the oldest is forgotten first.
+# Ends that are remembered for copies and for repeated requests; the oldest is forgotten first.
 ENDS_MAX = 65_536
 OPS_PER_READ = 1024
-# Of Java's largest long.
+# The digits of Java's largest long.
 DIGITS_MAX = 19
-# A round that takes longer ends where it is; the next one goes on from there.
+# A round that takes longer ends; the next one goes on from there.
 ROUND_MS = 60_000
 
 
@@ -75,13 +75,13 @@ class Decision(IntEnum):
 def number_of(text: str, default: int) -> int:
     """A count or offset as a property or an op record has it; `default` for anything else.
 
-    Python itself refuses digits by the thousand, which a property has room for.
+    A property has room for thousands of digits, which Python refuses.
     """
     return int(text) if len(text) <= DIGITS_MAX and text.isdecimal() else default
 
 
 def original_of(half: StoredMessage, properties: dict[str, str]) -> int:
-    """The queue offset at which this half message was stored first."""
+    """The queue offset of this half message's original."""
     return number_of(properties.get(ORIGINAL, ""), half.queue_offset)
 
 
@@ -97,7 +97,7 @@ def committed(half: StoredMessage) -> Message:
 
 
 def op_message(half_offset: int, host: bytes, now_ms: int) -> Message:
-    """The record that says that the half message with this queue offset has ended."""
+    """The op record: the half message with this queue offset has ended."""
     return Message(
         OP_HALF_TOPIC,
         QUEUE_ID,
@@ -109,17 +109,17 @@ def op_message(half_offset: int, host: bytes, now_ms: int) -> Message:
 
 
 def half_copy(half: StoredMessage, properties: dict[str, str]) -> Message:
-    """`half` once more for the half queue, with other properties."""
+    """A copy of `half` for the half queue, with other properties."""
     return _moved(half, HALF_TOPIC, encode_properties(properties))
 
 
 def discarded(half: StoredMessage) -> Message:
-    """`half` for the topic of those that nobody could decide; request 323 brings it back from there."""
+    """`half` for the topic of undecided messages, from which request 323 brings it back."""
     return _moved(half, CHECK_MAX_TIME_TOPIC, half.properties)
 
 
 def resumed(stored: StoredMessage) -> Message:
-    """A discarded message as a new half message, not asked about yet."""
+    """A discarded message as a new half message, with no checks counted."""
     properties = decode_properties(stored.properties)
     properties.pop(ORIGINAL, None)
     properties[CHECK_TIMES] = "0"
@@ -144,9 +144,9 @@ def _moved(half: StoredMessage, topic: str, properties: bytes) -> Message:
 
 
 class Ends:
-    """Queue offsets of half messages that ended, with their decision; the oldest are forgotten.
+    """Queue offsets of half messages that ended, with their decision; forgets the oldest.
 
-    One thread changes it, others may look.
+    One thread changes it, others may read.
     """
 
     def __init__(self, ends_max: int = ENDS_MAX) -> None:
@@ -161,7 +161,7 @@ class Ends:
         return half_offset in self._decisions
 
     def add(self, half_offset: int, decision: Decision | None = None) -> None:
-        """`decision` is None where only the op record is known, which does not tell it."""
+        """`decision` is None if only the op record is known, which does not say it."""
         if half_offset not in self._decisions:
             if len(self._order) >= self._ends_max:
                 del self._decisions[self._order.popleft()]
@@ -176,7 +176,7 @@ class Ends:
 
 
 class Op(NamedTuple):
-    """An op record; `half_offset` is None if it names none."""
+    """An op record; `half_offset` is None if it names no half message."""
 
     offset: int
     half_offset: int | None
@@ -206,17 +206,17 @@ class OpQueue(Protocol):
     def max_offset(self) -> int: ...
 
     def read(self, offset: int, count: int) -> Sequence[Op]:
-        """Some of the records from `offset` on, at least one unless the queue ends there."""
+        """Some records from `offset` on; at least one unless the queue ends there."""
         ...
 
     def first_behind(self, physical_offset: int) -> int:
-        """The first op offset whose record lies there in the log or behind; or `max_offset`."""
+        """The first op offset whose record lies at `physical_offset` or behind; else `max_offset`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the configuration says of transactions."""
+    """The configuration of transactions."""
 
     timeout_ms: int
     checks_max: int
@@ -234,14 +234,14 @@ class Rules:
 
 
 class PutBack(NamedTuple):
-    """`copy` is to be appended, so that the walk can pass `half`."""
+    """Append `copy`, so that the walk can pass `half`."""
 
     half: StoredMessage
     copy: Message
 
 
 class Check(NamedTuple):
-    """As PutBack; and the producer is to be asked, with the offsets that the copy gets."""
+    """As PutBack, and ask the producer, with the offsets that the copy gets."""
 
     half: StoredMessage
     copy: Message
@@ -249,7 +249,7 @@ class Check(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """`half` is given up, and `copy` appended where an operator finds it."""
+    """Give up `half`, and append `copy` where an operator finds it."""
 
     half: StoredMessage
     copy: Message
@@ -260,8 +260,8 @@ Step = PutBack | Check | Discard
 
 
 class Walk:
-    """One round.  Iterate over `steps` and carry each out before the next is asked for; when one fails,
-    stop iterating.  Then `half_offset` and `op_offset()` are the new progress.
+    """One round.  Iterate over `steps`, carry out each before asking for the next, and stop if one fails.
+    Then `half_offset` and `op_offset()` are the new progress.
     """
 
     def __init__(
@@ -276,9 +276,7 @@ class Walk:
         has_ended: Callable[[int], bool] = lambda _: False,
         window: int = WINDOW,
     ) -> None:
-        """The offsets are the progress, None at first; `has_ended` knows of ends that are not in the op
-        queue yet.
-        """
+        """The offsets are the progress, None at first; `has_ended` knows ends not in the op queue yet."""
         self._halves = halves
         self._ops = ops
         self._rules = rules
@@ -288,17 +286,17 @@ class Walk:
         self._start_ms = now_ms()
         self.half_offset = _inside(half_offset, halves.min_offset, halves.max_offset)
         self._op_start = self._op_cursor = _inside(op_offset, ops.min_offset, ops.max_offset)
-        # Ends of messages not passed yet, up to the window's end: half offset → op offset.
+        # Ends of messages ahead of the walk, up to the window's end: half offset → op offset.
         self._finished: dict[int, int] = {}
         self._window_end = self.half_offset + window
         # The first op record of a message behind the window.
         self._skipped: int | None = None
-        # Ends of messages that were passed before: they count for copies.
+        # Ends of messages that the walk has passed: they count for copies.
         self._late = Ends()
 
     @property
     def out_of_time(self) -> bool:
-        """The round took as long as it may; there may be more to do."""
+        """Whether the round took as long as it may; there may be more to do."""
         return self._now_ms() - self._start_ms > self._rules.round_ms
 
     def steps(self) -> Iterator[Step]:
@@ -328,12 +326,12 @@ class Walk:
             self.half_offset += 1
 
     def op_offset(self) -> int:
-        """All op records below belong to messages that were passed, and so were all of their copies."""
+        """The new progress: all op records below belong to messages passed, with all of their copies."""
         passed = min(self._finished.values(), default=self._op_cursor)
         if self._skipped is not None:
             passed = min(passed, self._skipped)
         if self.half_offset < self._halves.max_offset:
-            # An end counts for the copies that were there before it.
+            # An end counts for the copies that were stored before it.
             behind = self._ops.first_behind(self._halves.physical_offset(self.half_offset))
             passed = min(passed, behind)
         return max(passed, self._op_start)
@@ -344,7 +342,7 @@ class Walk:
         return original in self._late or original in self._finished
 
     def _step(self, half: StoredMessage, properties: dict[str, str]) -> Step | None:
-        """What is to be done with an open message; None if it is too young, as are all behind it."""
+        """What to do with an open message; None if it is too young, as are all behind it."""
         rules = self._rules
         age_ms = self._now_ms() - half.born_timestamp_ms
         checks = number_of(properties.get(CHECK_TIMES, ""), 0)
@@ -357,7 +355,7 @@ class Walk:
         copied = {**properties, ORIGINAL: str(original_of(half, properties))}
         immunity = properties.get(IMMUNITY_SECONDS)
         if immunity is not None:
-            # RocketMQ takes what is no number for transactionTimeOut.
+            # For text that is not a number, RocketMQ takes transactionTimeOut.
             seconds = number_of(immunity, -1)
             if 0 <= age_ms < (seconds * 1000 if seconds >= 0 else rules.timeout_ms):
                 return PutBack(half, half_copy(half, copied))
@@ -373,7 +371,7 @@ class Walk:
             self._skipped = None
 
     def _read_ops(self) -> None:
-        """Takes some op records in."""
+        """Reads some op records."""
         for op in self._ops.read(self._op_cursor, OPS_PER_READ):
             self._op_cursor = op.offset + 1
             ended = op.half_offset
@@ -388,7 +386,5 @@ class Walk:
 
 
 def _inside(offset: int | None, first: int, end: int) -> int:
-    """Progress that was made on another store, or before files were dropped, begins where there is
-    something.
-    """
+    """`offset`, moved into the queue: progress may come from another store, or files may be gone."""
     return first if offset is None else min(max(offset, first), end)

@@ -2,15 +2,15 @@
 
     37 commit     half message ─▶ final record in the real topic ─▶ op record
     37 rollback   half message ─────────────────────────────────▶ op record
-    37 unknown    nothing, not even an answer: the check asks again
+    37 unknown    no change and no answer: the check asks again
     39            asks one live producer of the group, in turn
     323           a message of TRANS_CHECK_MAX_TIME_TOPIC ─▶ half queue, with no checks counted
 
-A commit whose final record cannot be stored leaves the half message open, and the check asks again.  A 37
-that comes twice is carried out once as long as the first is remembered, where RocketMQ delivers twice.
+A commit whose final record cannot be stored leaves the half message open, and the check asks again.  A
+repeated 37 is carried out once as long as the first is remembered; RocketMQ delivers twice.
 
-On a SYNC_MASTER, or with SYNC_FLUSH, an answer waits for the proof that a send would have waited for; it is
-success without the proof, too, as the records are stored.  Java's producers send 37 oneway.
+On a SYNC_MASTER, or with SYNC_FLUSH, an answer waits for the proof that a send would have waited for.
+Without the proof it is success, too, for the records are stored.  Java's producers send 37 oneway.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ UNKNOWN = 0
 
 
 class Log(Protocol):
-    """The commit log, as far as ends of transactions use it."""
+    """The parts of the commit log that ends of transactions use."""
 
     def append(self, message: Message) -> Appended: ...
 
@@ -62,7 +62,7 @@ class Log(Protocol):
 
 
 class TransactionProcessor:
-    """37 and 323.  Half messages are read in a work thread, all else is done on the loop."""
+    """37 and 323.  Reads half messages in a work thread; all else runs on the loop."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TransactionProcessor:
         unwritable: Callable[[], str | None] = lambda: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`unwritable` is why nothing may be stored now, beside what the log itself says."""
+        """`unwritable` says why nothing can be stored now, besides what the log itself says."""
         self._log = log
         self._durability = durability
         self._ends = ends
@@ -133,7 +133,7 @@ class TransactionProcessor:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {reason}")
 
     def _settle(self, half: StoredMessage, properties: dict[str, str], decision: Decision) -> int | None:
-        """Stores what the decision asks for; the end of it in the log, None if there was nothing to do."""
+        """Stores what the decision asks for; returns its end in the log, None if there was nothing to do."""
         ends, offset, original = self._ends, half.queue_offset, original_of(half, properties)
         known = original in ends or offset in ends
         if known:
@@ -152,7 +152,7 @@ class TransactionProcessor:
         try:
             end = self._log.append(op_message(offset, self._store_host, self._clock_ms())).end
         except CommitLogError as error:
-            # The walk passes the message while this process remembers its end.
+            # While this process remembers the end, the walk passes the message.
             logger.error("end of a transaction not recorded half_offset=%d reason=%s", offset, error)
         ends.add(offset, decision)
         return end
@@ -194,7 +194,7 @@ class TransactionProcessor:
 
 
 def _checked(record: bytes | None, header: EndTransactionHeader) -> tuple[StoredMessage, dict[str, str]]:
-    """The half message that a 37 means; RequestError if there is another one, or none."""
+    """The half message that a 37 means; raises RequestError if another one is there, or none."""
     half = decode(record) if record is not None else None
     if half is None or half.topic != HALF_TOPIC or half.queue_id != QUEUE_ID:
         raise RequestError(
@@ -220,7 +220,7 @@ class ProducerQuestions:
         self._throttle = LogThrottle()
 
     def ask(self, questions: Sequence[Question], asked: Callable[[], None]) -> None:
-        """Sends each to one producer of its group; without one the next round asks again."""
+        """Sends each to one producer of its group; if there is none, the next round asks again."""
         try:
             for question in questions:
                 producer = self._producer(question.group)
@@ -242,7 +242,7 @@ class ProducerQuestions:
             asked()
 
     def _producer(self, group: str) -> Connection | None:
-        """The next one in turn that takes what is written to it."""
+        """The next producer in turn whose connection takes writes."""
         members = [peer for peer in self._clients.producers.get(group, ()) if isinstance(peer, Connection)]
         if not members:
             return None

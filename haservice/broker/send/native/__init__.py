@@ -1,6 +1,6 @@
-"""The broker's own native code, beside the log's kernel: plain sends, from the bytes of a read to their answers.
+"""The broker's own native code, besides the log's kernel: plain sends, from bytes read to their answers.
 
-`sends` is the compiled module or None; where it is None, or stops, the Python path does the same.
+`sends` is the compiled module or None; without it, or where it stops, the Python path does the same.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ sends, _, _lacking = kernel.load(os.environ, "haservice.broker.send.native._send
 
 
 def build() -> str:
-    """The build in force, as `mqadmin brokerStatus` has it: the kernel's, and that of sends where it is another."""
+    """The build in use, as `mqadmin brokerStatus` shows it: the kernel's, and that of sends if it differs."""
     if kernel.core is None or sends is not None:
         return kernel.build
     return f"{kernel.build}, but sends in python ({_lacking})"
 
 
 def lacking() -> str:
-    """What native code is not there though nobody forced that; "" if nothing is."""
+    """Which native code is missing although nobody switched it off; "" if none is."""
     return kernel.lacking or _lacking
