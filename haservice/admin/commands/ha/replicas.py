@@ -27,7 +27,7 @@ from haservice.terminal.output import and_text, human_bytes, shown_addr
 
 
 def with_listed(topology: Topology) -> Topology:
-    """The topology with every replica on the list.  A silent member gets the id of the replica at its address,
+    """The topology with all replicas on the list.  A silent member gets the id of the replica at its address,
     and when that was last seen.  A replica without an address of its own becomes a silent member without one.
     """
     answering = {one.replica_id for one in topology.ours}
