@@ -27,7 +27,7 @@ from haservice.remoting.frame import Frame, FrameReader
 
 logger = logging.getLogger(__name__)
 
-# Reading from a peer stops when it has not taken more bytes than the first, and goes on below the second.
+# Reading from a peer stops while more bytes than this wait for it, and goes on below the second number.
 WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
 # Larger writes are not joined: a copy into memory never touched before takes 3 ms per megabyte.
 JOINED_BYTES_MAX = 256 * 1024
