@@ -1,7 +1,7 @@
-"""From a properties file to dataclass fields: texts become values, and bad ones are refused by line.
+"""Turns the texts of a properties file into values of dataclass fields, and refuses bad ones by line.
 
-A field's type says how the text is read, its Key (commitlog.keys) what is allowed.  Nothing here knows which
-dataclasses and keys there are.
+A field's type says how its text is read; its Key (commitlog.keys) says what is allowed.  Nothing here knows
+which dataclasses and keys there are.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def kinds_of(config_class: type[Any]) -> dict[str, type[Any]]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """For a message about an unknown key: which one may have been meant; "" if none is near."""
+    """For a message about an unknown key: names the nearest known key; "" if none is near."""
     names = {one.lower(): one for one in known}
     found = difflib.get_close_matches(name.lower(), names, n=1)
     return f"; the nearest known key is {names[found[0]]}" if found else ""
 
 
 class ValuesRefused(ConfigError):
-    """All that is refused of one file, a line each; the attributes are those of the first.
+    """All refusals of one file, one a line; the attributes are those of the first.
 
-    `warnings` are what is warned of beside it: a misspelt key may be why another one is missing.
+    `warnings` belong to the same file: a misspelt key may be why another one is missing.
     """
 
     def __init__(self, errors: Sequence[ConfigError], warnings: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ class ValuesRefused(ConfigError):
 class Binder:
     """Reads one properties text into the fields of dataclasses, and gathers what is wrong with it.
 
-    Refusals are gathered, too, for a person mends a file at once; `finish` raises them.
+    It gathers refusals, too, so that a person can mend them all at once; `finish` raises them.
     """
 
     def __init__(self, properties: Properties) -> None:
@@ -72,8 +72,7 @@ class Binder:
     def values(self, config_class: type[Any]) -> dict[str, Any]:
         """Field name → value for every key of `config_class` that the file sets.
 
-        An empty value of a text, path or list means "not set", as an empty line in a form would; of a name
-        it is refused.
+        An empty value of a text, path or list means "not set".  An empty name is refused.
         """
         kinds = kinds_of(config_class)
         found: dict[str, Any] = {}
@@ -135,7 +134,7 @@ class Binder:
         self.errors.append(ConfigError(self.properties.source, line, key, reason, value))
 
     def sound(self, *keys: str) -> bool:
-        """None of these was refused: they may be held against each other."""
+        """None of these was refused, so they can be compared."""
         return not any(error.key in keys for error in self.errors)
 
     def finish(self) -> None:
@@ -144,7 +143,7 @@ class Binder:
             raise ValuesRefused(sorted(self.errors, key=lambda error: error.line), self.warnings)
 
     def check_names(self, served: set[str], known: frozenset[str]) -> None:
-        """Warns of every key that is not `served`: a RocketMQ key (`known`), or one of nobody's."""
+        """Warns of every key that is not `served`: a RocketMQ key (`known`), or an unknown one."""
         for key, entry in self.properties.items():
             if key in served:
                 continue

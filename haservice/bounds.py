@@ -1,7 +1,7 @@
-"""Bounds of numbers that come from outside: beyond them is a mistake or a lie, refused where it is read.
+"""Bounds of numbers from outside.  A number beyond them is a mistake or a lie; its reader refuses it.
 
-Honest numbers are far below.  A promotion takes the next multiple of 1000 (haservice.broker.roles.rules), so that
-EPOCH_MAX is a thousand million promotions of one name, and EPOCH_JUMP_MAX a thousand that somebody missed.
+Honest numbers are far below.  A promotion takes the next multiple of 1000 (haservice.broker.roles.rules):
+EPOCH_MAX allows a thousand million promotions of one name, EPOCH_JUMP_MAX a thousand that somebody missed.
 OFFSET_MAX is four exbibytes of messages; the sum of two such offsets still fits the wire.
 """
 
@@ -38,7 +38,7 @@ class Bounds:
         return self.checked(int(text))
 
 
-# For annotations of headers and bodies, whose readers hold a number against them; -1 is "unknown" or "any".
+# For annotations of headers and bodies, whose readers check the number; -1 is "unknown" or "any".
 EpochNumber = Annotated[int, Bounds(0, EPOCH_MAX)]
 EpochOrNone = Annotated[int, Bounds(-1, EPOCH_MAX)]
 Offset = Annotated[int, Bounds(0, OFFSET_MAX)]

@@ -1,4 +1,4 @@
-"""Certificates, keys and roots loaded into an ssl.SSLContext, with what is wrong told by key and path."""
+"""Loads certificates, keys and roots into an ssl.SSLContext; errors name the key and the path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def load_chain(
     password: str | None,
     source: str,
 ) -> None:
-    """`names` are what sets the two paths.  Never asks at the terminal for the password of a locked key.
+    """`names` are the keys that set the two paths.  Never asks for a locked key's password at the terminal.
 
     Raises ConfigError.
     """
@@ -37,7 +37,7 @@ def load_chain(
 def load_roots(
     context: ssl.SSLContext, purpose: ssl.Purpose, name: str, path: Path | None, source: str
 ) -> None:
-    """`name` is what sets the path; without a path the system's own roots.  Raises ConfigError."""
+    """`name` is the key that sets `path`; None means the system's own roots.  Raises ConfigError."""
     try:
         if path is None:
             context.load_default_certs(purpose)

@@ -1,4 +1,4 @@
-"""Deadline: the time that is left across several steps, on the monotonic clock."""
+"""Deadline: the time left for several steps together, on the monotonic clock."""
 
 from __future__ import annotations
 

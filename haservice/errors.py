@@ -40,7 +40,7 @@ class ProtocolError(HAServiceError):
 
 
 class RequestError(HAServiceError):
-    """Answered with `code` (a ResponseCode) and `remark`; nothing else happens."""
+    """A request that is answered with `code` (a ResponseCode) and `remark`; nothing else happens."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)
@@ -62,7 +62,7 @@ class RemotingUnreachable(RemotingError):
 
 
 class RemotingClosed(RemotingUnreachable):
-    """`addr` took the connection, which ended before the answer came."""
+    """`addr` accepted the connection, and it ended before the answer came."""
 
 
 class RemotingTimeout(RemotingError):
@@ -78,7 +78,7 @@ class RemotingTimeout(RemotingError):
 class AnswerError(RemotingError):
     """`addr` answered with `code` and `remark` instead of success; the text is printable, `remark` is raw.
 
-    `request` is the code of what was asked, 0 where nobody said it.
+    `request` is the code of the request, 0 if unknown.
     """
 
     def __init__(self, addr: str, code: int, remark: str | None, request: int = 0) -> None:

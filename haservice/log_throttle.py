@@ -1,7 +1,7 @@
-"""LogThrottle: whether a trouble is worth a line in the log now, or was told of a moment ago.
+"""LogThrottle: decides whether a trouble is logged now, or was logged a moment ago.
 
-A cause is what tells one trouble from another: an address, a table, a level.  Who makes up causes has the oldest
-forgotten, which are then told once more; no memory grows.
+A cause tells one trouble from another: an address, a table, a level.  The number of causes is bounded: when
+there are too many, the oldest is forgotten, and may be logged once more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CAUSES_MAX = 1000
 
 
 class LogThrottle:
-    """Each cause at most once in `again_s`; a second thread that comes in between costs a line more."""
+    """Each cause at most once in `again_s`; two threads at the same moment may log it twice."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class LogThrottle:
         self._told_s: dict[Hashable, float] = {}
 
     def ready(self, cause: Hashable = None, now_s: float | None = None) -> bool:
-        """Whether `cause` is to be told now; from now on it was.  Who has a clock of his own says the time."""
+        """Whether to log `cause` now; it then counts as logged.  `now_s`: the time by the caller's clock."""
         now_s = self._clock_s() if now_s is None else now_s
         told_s = self._told_s.get(cause)
         if told_s is not None and now_s - told_s < self._again_s:
@@ -41,5 +41,5 @@ class LogThrottle:
         return True
 
     def ended(self, cause: Hashable = None) -> None:
-        """The trouble is over: the next time it is told at once."""
+        """The trouble is over: the next one of this cause is logged at once."""
         self._told_s.pop(cause, None)

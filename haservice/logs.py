@@ -1,10 +1,10 @@
 """Logging: set up once per process, from a YAML file or from the default below.
 
-The file is what logging.config.dictConfig takes; conf/logging.yml is one.  Log files it names are
-created with their directories, `~` expanded.
+The file has the form of logging.config.dictConfig; conf/logging.yml is one.  `configure` expands `~` in
+the names of log files and creates their directories.
 
-What others say (names, remarks, properties, texts of exceptions) is logged as it came, and made printable
-here, once, whatever formatters the file names: a record is one line, and a traceback's begin with CONTINUED.
+Code logs text from outside (names, remarks, properties, texts of exceptions) as it came.  PrintableFormatter
+escapes it, whatever formatters the file names: a record is one line; further lines begin with CONTINUED.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from haservice.printable import escaped
 
 LINE = "%(asctime)s %(levelname)s %(threadName)s %(name)s - %(message)s"
 
-# No formatter of ours begins a record so.
+# None of our formatters begins a record so.
 CONTINUED = "    | "
 
 # Standard error, so that standard output carries only what scripts read.

@@ -1,15 +1,15 @@
 """Small files that are replaced whole and atomically; PersistedFile is one with a backup.
 
-How a file is replaced is commitlog.disk.small_file: a power cut leaves the old or the new one, never an empty one.
-PersistedFile puts the previous content into `<file>.bak` first, in the same way, as RocketMQ's
-`MixAll.string2File` does; unlike there the main file is never missing, and a backup never half written.
+commitlog.disk.small_file replaces the file: a power cut leaves the old or the new one, never an empty one.
+PersistedFile first puts the previous content into `<file>.bak` in the same way, as RocketMQ's
+`MixAll.string2File` does.  Unlike there, the main file is never missing, and a backup is never half written.
 
-A load reads the main file; if it is missing, empty or does not parse, the `.bak`; with neither
-there is nothing, which is a first start.
+A load reads the main file; if that is missing, empty or does not parse, it reads the `.bak`.  If neither is
+there, this is a first start.
 
-RocketMQ's JSON has no room for a checksum, so the CRC-32 of the file and of the one before it stand beside
-it, in `<file>.crc` (seal.py), written first.  Content that is neither, but for one bit, has rotted: that bit
-is turned back.  Other content was put there by a stock broker, or a person, and is taken, with a warning.
+RocketMQ's JSON has no room for a checksum.  So `<file>.crc` (seal.py), written first, holds the CRC-32 of the
+file and of the one before it.  If content differs from one of them by a single bit, that bit is turned back.
+A stock broker or a person wrote any other content: it is taken, with a warning.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class PersistedFile:
     """One file at `path`.  Any thread may `save`: what it writes is never older than what is there."""
 
     def __init__(self, path: Path, files: Files | None = None, *, keeps_sums: bool = True) -> None:
-        """`files` is how the disk is reached; the operating system's when absent.  Without `keeps_sums` the
+        """`files` gives access to the disk; the default is the operating system.  Without `keeps_sums` the
         content has a checksum of its own.
         """
         self.path = path
         self._keeps_sums = keeps_sums
         self._files: Files = files if files is not None else OSFiles()
-        # Guards a save from the look at the table to the rename: two savers write in the order they looked.
+        # Held from encoding the table to the rename: two savers write in the order in which they encoded.
         self._lock = threading.Lock()
         self._saved: bytes | bytearray | None = None
         # Set when the main file did not parse: it must not become the backup of what replaces it.
@@ -67,11 +67,11 @@ class PersistedFile:
         return None
 
     def save(self, encode: Callable[[], bytes | bytearray]) -> bool:
-        """Replaces the file by what `encode` gives; False when that is what it holds already.
+        """Replaces the file by what `encode` gives; False when the file holds that already.
 
-        `encode` is called under the file's lock: given the content instead, the slower of two threads
-        would put an older table over a newer one.  It may take the table's lock, whose holder in turn
-        never saves.  Raises OSError, naming the path, when the disk refuses; the previous file is then
+        `save` calls `encode` under the file's lock: with ready content, the slower of two threads would
+        put an older table over a newer one.  `encode` may take the table's lock; who holds that lock must
+        not save.  Raises OSError, naming the path, when the disk refuses; the previous file is then
         still whole.
         """
         with self._lock:
@@ -84,7 +84,7 @@ class PersistedFile:
             if self._keeps_sums:
                 self._write_sums(content, before)
             if before is not None:
-                # Unsynced, its name may go back to the backup before this one, which is whole, too.
+                # The name is not synced: a crash may bring back the backup before this one, whole as well.
                 _replace(self._files, self._beside(".bak"), before, mode=0o666, sync_name=False)
             _replace(self._files, self.path, content, mode=0o666)
             self._saved = content
@@ -92,7 +92,7 @@ class PersistedFile:
             return True
 
     def _write_sums(self, *contents: bytes | bytearray | None) -> None:
-        """Before the contents: whichever of them a crash leaves, its sum is there."""
+        """Called before the contents are written: whichever a crash leaves, its sum is there."""
         sums = b"".join(b"%d\n" % crc32(content) for content in contents if content is not None)
         _replace(self._files, self._beside(".crc"), sealed(sums), mode=0o666)
 
@@ -105,8 +105,8 @@ class PersistedFile:
             return []
 
     def _with_flip_back(self, path: Path, content: bytes, sums: Sequence[int]) -> bytes:
-        """`sums` begin with that of what was written last.  The one before may differ from it by a bit, too:
-        what was to be there is then what is taken, whether it rotted or was not written any more.
+        """`sums` begins with the sum of what was written last.  The content before may differ from it by one
+        bit, too.  The newer content is then taken, whether a bit flipped or a crash came before the write.
         """
         if not sums or crc32(content) == sums[0] or (path != self.path and crc32(content) in sums):
             return content
@@ -124,10 +124,10 @@ class PersistedFile:
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replaces the file at `path`, or where a link there leads, in one step.  Raises OSError.
+    """Replaces the file at `path`, or the file that a link there leads to, in one step.  Raises OSError.
 
-    It keeps its rights; a new file, in a directory that is made if need be, gets `mode` less the umask:
-    without one it is its owner's alone.
+    The file keeps its rights.  A new file gets `mode` less the umask: by default only its owner can read it.
+    Its directory is made if need be.
     """
     _replace(OSFiles(), path, content, mode=mode)
 

@@ -1,10 +1,10 @@
-"""Printable: what others say, made fit for a line of a log or a terminal.  Pure.
+"""Printable: escapes text from outside for one line of a log or a terminal.  Pure.
 
-    escaped(text)    no line ends, control characters, bidirectional marks: one line, and what it seems to be
+    escaped(text)    without line ends, control characters, bidirectional marks: one line, as it really is
     lines(text)      the same for a text that may have several lines, and tabs
 
-The spelling is Java's: \\n \\r \\t, \\x1b, \\u202e, two of those for a character beyond the first 65,536.  So
-what is escaped inside a JSON text is still that text.
+Escapes are spelt as in Java: \\n \\r \\t, \\x1b, \\u202e; two \\u for a character beyond the first 65,536.
+An escaped JSON text therefore still means the same.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def escaped(text: str) -> str:
-    """All that is not printable as an escape; any blank that has a width is printable."""
+    """`text` with an escape for each character that is not printable; a blank with a width is printable."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def lines(text: str) -> str:
-    """Line ends and tabs stay."""
+    """As `escaped`, but line ends and tabs stay."""
     if text.isprintable():
         return text
     return "\n".join("\t".join(map(escaped, line.split("\t"))) for line in text.split("\n"))

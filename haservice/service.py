@@ -1,9 +1,9 @@
 """Service: one named thread around a task, with one owner who starts it and joins it.
 
-The task does the work and knows no thread: `run(stop)` loops until `stop` is set, `wake()`
-makes it look at `stop` at once, whatever it waits for.  An exception that leaves `run` is
-logged with its traceback and kept in `failed`; the owner decides what follows.  One who wants to be told of a
-failure is also told of a task that ends though nobody told it to.
+The task does the work and knows no thread.  `run(stop)` loops until `stop` is set; `wake()` makes it look at
+`stop` at once, whatever it waits for.  When an exception leaves `run`, the service logs it with its traceback
+and keeps it in `failed`; the owner decides what follows.  `on_failure` also hears of a task that ends though
+nobody stopped it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""WatchedFiles: whether files that people replace while we run have changed.
+"""WatchedFiles: tells whether files that people replace while we run have changed.
 
-They are looked at about once a second.  A change counts when it has kept still until the next look, so that
-a file that an editor is still writing is not taken for whole.  What was no good is tried again at each look:
-it may have been the machine's fault, which leaves no trace at the file.
+The owner looks about once a second.  A change counts if the file is still the same at the next look: an
+editor may still be writing it.  Files that were refused are tried again at each look: the machine may have
+been at fault, which leaves no trace at the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-# What tells that a file has changed: path, inode, size, time of change.
+# These show that a file has changed: path, inode, size, time of change.
 Look = tuple[tuple[str, int, int, int], ...]
 
 
@@ -18,13 +18,13 @@ class WatchedFiles:
     """Owned by one thread, or by its owner's lock."""
 
     def __init__(self, paths: Callable[[], Iterable[Path]]) -> None:
-        """`paths` may raise OSError, and gives files that need not be there."""
+        """`paths` may raise OSError; the files that it gives need not be there."""
         self._paths = paths
         self._taken: Look | None = None
         self._seen: Look | None = None
 
     def look(self) -> Look:
-        """The files as they are now, those that can be looked at."""
+        """The present state of all files that can be looked at."""
         found = []
         for path in self._paths():
             try:
@@ -35,7 +35,7 @@ class WatchedFiles:
         return tuple(found)
 
     def changed(self) -> Look | None:
-        """One look: the files, when they are others than what was taken last and have come to rest."""
+        """Looks once.  The files, if they are not those taken last and are unchanged since the last look."""
         look = self.look()
         settled, self._seen = look == self._seen, look
         return look if settled and look != self._taken else None
@@ -45,5 +45,5 @@ class WatchedFiles:
         self._taken = self._seen = look
 
     def refused(self) -> None:
-        """What `changed` gave was no good."""
+        """The files that `changed` gave were no good."""
         self._taken = None

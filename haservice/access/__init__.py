@@ -1,1 +1,1 @@
-"""Access control, as brokers and name servers share it: addresses, accounts, files, who sends a request."""
+"""Access control for brokers and name servers: addresses, accounts, files, who sends a request."""

@@ -1,4 +1,4 @@
-"""plain_acl.yml: what a file of access control says, and what is wrong with it.
+"""plain_acl.yml: reads a file of access control, and says what is wrong with it.
 
     globalWhiteRemoteAddresses: [address pattern, …]
     accounts:
@@ -10,8 +10,8 @@
         groupPerms: [group=perm, …]
     dataVersion: [{counter, timestamp}]     written by tools, counter up by one each time
 
-A permission that is missing or unknown is DENY, as in RocketMQ; an unknown one is warned of.  Anything else
-that is wrong is a ConfigError naming file and line, and none of the file counts.
+A missing or unknown permission is DENY, as in RocketMQ; an unknown one gets a warning.  Any other mistake is
+a ConfigError that names file and line; then nothing in the file counts.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Reader:
         return numbers[0], numbers[1]
 
     def _text(self, value: Any, place: _Place) -> str:
-        """A secret key of digits only reads as a number; as text it is the same."""
+        """YAML reads a secret key of digits as a number; this gives it as text."""
         if isinstance(value, str):
             return value
         if type(value) is int:

@@ -7,9 +7,9 @@
     10.0.0.0/8    fe80::/10             a network; RocketMQ's own brokers do not know these
     fe80:1:2:3:4:5:6:1-20               as above, in hexadecimal
 
-A blank text means no address.  An IPv6 pattern that ends in a range or *, and has fewer than eight groups and
-no "::", leaves the groups behind it open.  RocketMQ looks at the first such group of a pattern only and takes
-whatever stands behind it; here every group counts.
+A blank text means no address.  If an IPv6 pattern ends in a range or * and has fewer than eight groups and no
+"::", any value matches the missing groups.  RocketMQ checks a pattern only up to its first range or *; here
+every group counts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Group = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AddressPattern:
-    """What one text means: any of `shapes`, each with 4 or 8 groups, or everything."""
+    """The addresses that one text means: any of `shapes`, each with 4 or 8 groups, or all addresses."""
 
     shapes: tuple[tuple[_Group, ...], ...] = ()
     everything: bool = False
 
     def matches(self, address: str) -> bool:
-        """Whether `address`, an IPv4 or IPv6 address as text, is meant; anything else never is."""
+        """Whether the pattern means `address`, an IPv4 or IPv6 address as text; False for any other text."""
         if self.everything:
             return True
         if not self.shapes:
@@ -78,7 +78,7 @@ def _shape(text: str) -> tuple[_Group, ...]:
 
 
 def _network(text: str) -> tuple[_Group, ...]:
-    """From its lowest to its highest address: behind the group where it ends all groups are open."""
+    """A network from its lowest to its highest address: all groups behind its last one are open."""
     try:
         network = ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -139,7 +139,7 @@ def _number(text: str, digits: str, base: int, largest: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _groups(address: str) -> tuple[int, ...]:
-    """4 or 8 numbers; none when it is no address."""
+    """4 or 8 numbers; an empty tuple for a text that is no address."""
     try:
         packed = ipaddress.ip_address(address.partition("%")[0]).packed
     except ValueError:

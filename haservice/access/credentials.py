@@ -11,7 +11,7 @@ from haservice.remoting.signature import sign
 
 
 def signing(path: Path) -> Sign:
-    """Adds the credentials that the file holds, as tools.yml does.  Raises ConfigError."""
+    """A function that signs requests with the keys in the file, a tools.yml.  Raises ConfigError."""
     document = YamlDocument(path)
     fields = document.data if isinstance(document.data, dict) else {}
     keys = []

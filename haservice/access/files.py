@@ -1,11 +1,11 @@
-"""AclFiles: the files of access control, read at the start, watched, and written for tools.
+"""AclFiles: reads the files of access control at the start, watches them, and writes them for tools.
 
     <directory>/acl/**/*.yml, *.yaml    in the order of their paths, but for tools.yml
     <directory>/plain_acl.yml           the main file, whatever its name: new accounts go there
 
-Of an access key in two files the first counts; the white lists of all files count.  `poll` is called about
-once a second and reads what has changed and come to rest.  When anything in the new files is wrong, or nobody
-would be let in any more, all the rules stay as they were and an ERROR names file and line, once.
+If an access key is in two files, the first counts; the white lists of all files count.  `poll`, called about
+once a second, reads files that have changed and come to rest.  If anything in the new files is wrong, or they
+would let nobody in, all rules stay as they were and one ERROR names file and line.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 FILES_MAX = 1000
 SUFFIXES = (".yml", ".yaml")
-# mqadmin's own credentials, which stand beside the rules in many set-ups.
+# mqadmin's own credentials; in many set-ups the file lies beside the rules.
 CREDENTIALS = "tools.yml"
 
-# As the files keep it: plain values out of YAML.
+# Plain values, as YAML gives them.
 _Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """How often tools have written a file, and when: what mqadmin clusterAclConfigVersion shows."""
+    """How often tools wrote a file, and when; mqadmin clusterAclConfigVersion shows it."""
 
     counter: int
     timestamp_ms: int
@@ -61,7 +61,7 @@ class AclFiles:
     def __init__(self, main: Path, key: str = "aclFile", clock_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.main = main
         self.rules = Rules()
-        # What is wrong with the files as they are now; the rules in force are older.
+        # What is wrong with the present files; the rules in force are then older.
         self.trouble = ""
         self._key = key
         self._clock_ms = clock_ms
@@ -99,11 +99,11 @@ class AclFiles:
         with self._lock:
             return {path: FileVersion(one.counter, one.timestamp_ms) for path, one in self._read.items()}
 
-    # For tools.  All raise ConfigError when the outcome would be no good rules, and OSError when the disk
-    # refuses; the file and the rules are then as before.
+    # For tools.  All raise ConfigError when the new rules would be wrong, and OSError when the disk refuses;
+    # the file and the rules are then as before.
 
     def put_account(self, access_key: str, fields: _Fields) -> None:
-        """Creates an account in the main file, or changes `fields` of one where it is."""
+        """Creates an account in the main file, or changes `fields` of an account in the file that has it."""
         with self._lock:
             path = Path(self._owners.get(access_key, self.main))
             data = _data_of(path)
@@ -114,7 +114,7 @@ class AclFiles:
             self._write(path, data)
 
     def delete_account(self, access_key: str) -> bool:
-        """False when there is none."""
+        """False if there is no such account."""
         with self._lock:
             if access_key not in self._owners:
                 return False
@@ -152,7 +152,7 @@ class AclFiles:
         found = {path: parse_file(YamlDocument(path)) for path, *_ in look}
         blank = [path for path, one in found.items() if one.blank]
         for path in blank:
-            # Truncated a moment ago, or by mistake: no sane way to take accounts away.
+            # Truncated a moment ago, or by mistake: nobody removes accounts this way on purpose.
             if path in self._read and not self._read[path].blank:
                 raise ConfigError(path, 0, "", "has become blank")
         if str(self.main) in self._read and str(self.main) not in found:
@@ -186,7 +186,7 @@ class AclFiles:
         self.trouble = ""
 
     def _write(self, path: Path, data: _Fields) -> None:
-        """Writes and uses `data`, when all rules together are good with it."""
+        """Writes and uses `data` if all rules together are sound with it."""
         old = self._read.get(str(path), AclFile())
         data[DATA_VERSION] = [{"counter": old.counter + 1, "timestamp": self._clock_ms()}]
         text = yaml_text(data)

@@ -1,4 +1,4 @@
-"""AclGuard: stands before every request of a port, lets pass what a check allows, logs what it refuses."""
+"""AclGuard: checks every request of a port, lets allowed requests pass, and logs those it refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from haservice.remoting.connection import Connection
 
 logger = logging.getLogger(__name__)
 
-# One address is complained of at most this often.
+# At most one complaint about an address in this time.
 COMPLAINT_INTERVAL_S = 10.0
 
 
@@ -35,7 +35,7 @@ class AclGuard:
             raise
 
     def complain(self, address: str, request: RemotingCommand, refused: AclRefused) -> None:
-        """One line, unless the address was complained of a moment ago."""
+        """Logs one line, unless this address had one a moment ago."""
         if self._throttle.ready(address):
             text = refused.text
             logger.warning("request refused peer=%s code=%d reason=%.200s", address, request.code, text)

@@ -1,13 +1,13 @@
 """Rules: who sends a request, by the accounts and white lists in force.  Pure.
 
-    1  the address is in a global white list             whoever it is, it may all
-    2  no access key, or one that nobody knows           refused
-    3  the address is in the account's own white list    it may all
+    1  the address is in a global white list             everything is allowed, whoever it is
+    2  no access key, or an unknown one                  refused
+    3  the address is in the account's own white list    everything is allowed
     4  the signature is not the account's                refused
-    5  else                                              the account, and what it may
+    5  else                                              allowed what the account may do
 
-The order and the remarks are RocketMQ 4.9's; a refusal is code 1.  What a request needs of an account is the
-broker's and the name server's business.
+The order and the remarks are RocketMQ 4.9's; a refusal is code 1.  The broker and the name server decide what
+a request needs of an account.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import ACCESS_KEY, SIGNATURE, content, signature
 
 DENY, PUB, SUB = 1, 4, 8
-# A group is kept as its retry topic, so that topics and groups share one table.
+# The table keeps a group as its retry topic, so that topics and groups share one table.
 GROUP_PREFIX = "%RETRY%"
 
 # Addresses whose place in the global white lists is remembered.
@@ -35,7 +35,7 @@ _PLACE = "org.apache.rocketmq.acl.plain.PlainPermissionManager"
 
 
 class AclRefused(RequestError):
-    """A request that the rules refuse; `text` is the reason without the names that RocketMQ puts around."""
+    """A request that the rules refuse; `text` is the reason without the names that RocketMQ adds."""
 
     def __init__(self, text: str, method: str = "validate") -> None:
         super().__init__(ResponseCode.SYSTEM_ERROR, f"{_EXCEPTION}: {text}, {_PLACE}.{method}")
@@ -61,7 +61,7 @@ class Account:
         return not owned & DENY and bool(owned & needed)
 
     def check_admin(self, code: int) -> None:
-        """Raises AclRefused when it is no admin's."""
+        """Raises AclRefused if the account is no admin."""
         if not self.admin:
             text = f"Need admin permission for request code={code}, but accessKey={self.access_key} is not"
             raise AclRefused(text, "checkPerm")
@@ -77,11 +77,11 @@ class Rules:
 
     @property
     def empty(self) -> bool:
-        """Nobody would be let in."""
+        """Whether these rules let nobody in."""
         return not self.accounts and not self._white
 
     def who(self, address: str, request: RemotingCommand) -> Account | None:
-        """Whose request it is; None where the address alone opens all doors.  Raises AclRefused.
+        """The account that sends the request; None if the address alone is enough.  Raises AclRefused.
 
         Loop thread only.
         """

@@ -1,1 +1,1 @@
-"""What people type: mqadmin, mqbroker and mqnamesrv."""
+"""The commands that people type: mqadmin, mqbroker and mqnamesrv."""

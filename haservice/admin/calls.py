@@ -1,4 +1,4 @@
-"""The client library's Admin as mqadmin's commands use it: with the keys and TLS of tools, and their advice."""
+"""The client library's Admin for mqadmin's commands: with the keys, TLS and advice of tools."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Admin(admin.Admin):
     """For the command that runs now."""
 
     def __init__(self, namesrv: Sequence[str] = (), way: Access | None = None) -> None:
-        """`way` stands for what the command line and the environment say of keys and TLS."""
+        """`way` replaces the keys and TLS that the command line and the environment give."""
         found = way or access()
         super().__init__(ClientOptions(";".join(namesrv), tls=found["tls"]), sign=found["sign"])
         self._namesrv = tuple(namesrv)
 
     @property
     def nameservers(self) -> tuple[str, ...]:
-        """All of them; raises UsageError when none is known."""
+        """All nameservers; raises UsageError if none is known."""
         if not self._namesrv:
             raise click.UsageError("which nameserver?  Say -n host:port, or set NAMESRV_ADDR")
         return self._namesrv

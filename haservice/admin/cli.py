@@ -1,7 +1,7 @@
 """`mqadmin`: the group of all its commands.
 
-A command lives in the module of what it asks about.  Here is only what they have in common: their order in
-the help, and that an error becomes one line and exit code 1.
+A command lives in the module of its subject.  This module has only what all share: the order in the help,
+and errors that become one line and exit code 1.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
 
 
 class Commands(click.Group):
-    """A group whose commands may raise what the layers below raise."""
+    """A group whose commands may raise the errors of the layers below."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in SECTIONS.items():

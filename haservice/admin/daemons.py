@@ -1,8 +1,8 @@
 """The two daemons as commands: `mqbroker -c FILE` and `mqnamesrv`.
 
 Only flags, signals and the exit code live here; a node builds and runs itself.  SIGTERM, SIGINT and SIGHUP
-stop a node cleanly, a second one of the first two ends the process at once.  What a user can mend is one line
-on standard error and exit code 1; a traceback is left for our own mistakes.
+stop a node cleanly; a second SIGTERM or SIGINT ends the process at once.  An error that a user can mend is
+one line on standard error and exit code 1; only our own mistakes print a traceback.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from haservice.terminal.options import CONTEXT, addresses_callback
 
 logger = logging.getLogger(__name__)
 
-# A clean stop answers what waits, flushes and unlocks.  Twice slaveTimeout and a slow fsync fit in.
+# A clean stop answers waiting requests, flushes and unlocks.  Twice slaveTimeout and a slow fsync fit in.
 STOP_SECONDS = 20.0
 
-# How often a node is asked whether it still serves; it costs a microsecond.
+# How often to check whether a node still serves; a check costs a microsecond.
 LOOK_SECONDS = 1.0
 
-# A message makes a handful of objects that all die with its answer, and no cycles.  Python's 700 lets the
-# collector look every few dozen messages, over and over at what lives for ever: it shows in the p99 of sends.
+# A message makes a handful of objects that all die with its answer, and no cycles.  With Python's 700, the
+# collector runs every few dozen messages, over long-lived objects again and again: the p99 of sends shows it.
 GC_THRESHOLDS = (50_000, 20, 50)
 
-# How often a successor looks whether the disk has room for what it has to make.
+# How often a successor checks whether the disk has room for its files.
 ROOM_SECONDS = 5.0
 
-# How often, and how long, it asks for a port that it had and another one has now: an outgoing connection of
-# any program can have taken it between two starts, and ends.  A listener stays, and nobody is served.
+# How often, and how long, a successor tries a port that another program has now.  An outgoing connection may
+# have taken it between two starts, and will end.  A listener stays, and the broker cannot serve.
 PORT_SECONDS = 2.0
 PORT_SECONDS_MAX = 120.0
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
-# What Java gives itself as well, where the hard limit allows it.
+# Java sets this limit for itself, too, if the hard limit allows it.
 FILES_MAX = 65_536
 
 
@@ -69,11 +69,11 @@ class Node(Protocol):
     """What both daemons run."""
 
     on_restart: Callable[[], None]
-    """Called, in any thread, when the node is to be stopped and its successor to be started."""
+    """Called, in any thread, to stop the node and start its successor."""
 
     @property
     def failed(self) -> BaseException | None:
-        """What ended its ports, when it was not stop()."""
+        """The error that ended its ports; None if stop() did."""
 
     def start(self) -> None: ...
 
@@ -81,10 +81,10 @@ class Node(Protocol):
         """May be called twice."""
 
     def successor(self) -> Node | None:
-        """Who goes on in this process once the node has stopped; None if that was all."""
+        """The node that follows in this process after this one has stopped; None if there is none."""
 
     def again(self) -> Node:
-        """The same anew, for one whose start was refused."""
+        """A new node like this one, whose start was refused."""
 
 
 config_option = click.option(
@@ -208,7 +208,7 @@ def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, loggi
 
 
 def allow_many_files() -> None:
-    """As many open files as this process may give itself: queues of many topics, and many clients."""
+    """Raises the limit of open files as far as allowed: for queues of many topics, and many clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(FILES_MAX, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -218,15 +218,15 @@ def allow_many_files() -> None:
 def run(node: Node) -> None:
     """Serves until SIGTERM, SIGINT or SIGHUP, then stops cleanly.
 
-    A second signal ends the process where it is, but for SIGHUP: a terminal that goes sends it once by itself
-    and once through its shell.  As RocketMQ's, whose Java stops at it, too; a file is never read again.
+    A second signal ends the process at once, except SIGHUP: a closing terminal sends that itself and through
+    its shell.  As in RocketMQ, where Java stops at it, SIGHUP does not read the file again.
 
-    A node whose ports are gone is stopped, too, for whoever watches the process to start it again.  One that
-    takes another role is followed by its successor, and the process stays, for nobody looks on then: on a full
-    disk the successor waits for room, and for a taken port for a while.
+    A node whose ports have failed is stopped, too; a supervisor may start the process again.  A node that
+    takes another role is followed by its successor in the same process, for nobody watches then: on a full
+    disk the successor waits for room, and for a taken port it waits a while.
     """
     told = threading.Event()
-    # Set when there is something to look at: a signal, or another role.
+    # Set when something has happened: a signal, or another role.
     stirred = threading.Event()
 
     def on_signal(number: int, _: FrameType | None) -> None:
@@ -235,7 +235,7 @@ def run(node: Node) -> None:
         stirred.set()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A shell's background job ignores Ctrl-C, and what nohup starts the end of its terminal.
+        # A shell's background job ignores Ctrl-C; a process under nohup ignores the end of its terminal.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
     gc.set_threshold(*GC_THRESHOLDS)
@@ -267,14 +267,14 @@ def run(node: Node) -> None:
 
 
 class Patience:
-    """Of one start with those that are refused, how long to wait for the next; the log says what for."""
+    """How long to wait before a refused start is tried again; the log says what for."""
 
     def __init__(self) -> None:
         self._throttle = LogThrottle()
         self._for_port: Deadline | None = None
 
     def seconds(self, error: BaseException) -> float | None:
-        """None where waiting helps nobody, or did not."""
+        """Seconds to wait; None if waiting cannot help, or did not."""
         if said_of(error, errno.ENOSPC, errno.EDQUOT):
             if self._throttle.ready("room"):
                 logger.error("no room to go on, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
@@ -300,7 +300,7 @@ class Patience:
 
 
 def said_of(error: BaseException | None, *numbers: int) -> bool:
-    """Whether the system said one of these, to whoever said `error` of it."""
+    """Whether `error` comes from a system error with one of these numbers."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in numbers:
             return True
@@ -309,7 +309,7 @@ def said_of(error: BaseException | None, *numbers: int) -> bool:
 
 
 def port_range() -> str:
-    """Of which ports the system chooses one for a connection."""
+    """The ports from which the system chooses one for an outgoing connection."""
     try:
         return "-".join(PORT_RANGE.read_text().split())
     except OSError:
@@ -317,7 +317,7 @@ def port_range() -> str:
 
 
 def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:
-    """The file's configuration; `-n`, where given, instead of its namesrvAddr."""
+    """The file's configuration; `-n`, if given, replaces its namesrvAddr."""
     if not namesrv:
         return config.load_broker(path)
     loaded = config.load_broker(path, {**os.environ, "NAMESRV_ADDR": ";".join(namesrv)})
@@ -325,8 +325,8 @@ def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:
 
 
 def print_broker(loaded: NodeConfig, *, important: bool) -> None:
-    """Properties on standard output, fit to be a file again; beside them, on standard error, warnings, and
-    what is not as the file has it.
+    """Prints properties on standard output, in the form of a properties file; on standard error warnings,
+    and what differs from the file.
     """
     print_warnings(loaded.warnings)
     found = in_force(loaded)
@@ -352,7 +352,7 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 def say_kernel() -> None:
-    """Which build of the kernel this broker has; a warning where it is the slow one and nobody asked for it."""
+    """Logs which build of the kernel this broker has; warns of the slow one if nobody asked for it."""
     logger.info("broker starts kernelBuild=%s", native.build())
     if lacking := native.lacking():
         logger.warning("the native kernel is not in force why=%s: %s", lacking, NOTICE)
@@ -360,7 +360,7 @@ def say_kernel() -> None:
 
 @contextmanager
 def store_key_named(node_config: NodeConfig) -> Iterator[None]:
-    """Turns what the system refuses at a path of the store into a ConfigError naming the path's key."""
+    """Turns system errors at a path of the store into a ConfigError that names the path's key."""
     try:
         yield
     except (StoreUnreadable, OSError) as error:
@@ -372,7 +372,7 @@ def store_key_named(node_config: NodeConfig) -> Iterator[None]:
 
 @contextmanager
 def told_plainly() -> Iterator[None]:
-    """Turns what a user can mend into a line, or one for each bad value of a file, and exit code 1."""
+    """Turns errors that a user can mend into exit code 1 and a line, or one for each bad value of a file."""
     try:
         yield
     except BrokenPipeError:

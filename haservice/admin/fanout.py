@@ -1,4 +1,4 @@
-"""The same for each of several brokers: one that is down or refuses does not keep the others from it."""
+"""The same request to several brokers: one that is unreachable or refuses does not stop the others."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def tell_each(
     places: str = "brokerAddrs",
     **facts: Any,
 ) -> None:
-    """Does `change` at each address and says so as it happens, in the words of `said`: in them {addr} stands
-    for the address and {result} for what `change` gave.
+    """Does `change` at each address and says so as it happens, with the text `said`: in it {addr} is the
+    address and {result} what `change` returned.
 
-    As JSON one object: `facts`, under `places` those where it was done, under `failures` why the others did
-    not.  Then the exit code is 1.  Of one address alone, what it raises is raised.
+    As JSON it shows one object: `facts`, under `places` the addresses where it was done, under `failures` why
+    the others failed.  With failures the exit code is 1.  For a single address, an error is raised.
     """
     done: list[str] = []
     failures: dict[str, str] = {}
@@ -53,7 +53,7 @@ def tell_each(
 
 
 def say_failures(failures: Sequence[RemotingError], said: str = "Failed") -> None:
-    """Why each did not answer, and what mends it, on standard error."""
+    """Says on standard error why each did not answer, and what to do."""
     for failure in failures:
         echo(f"{said}: {explain(failure)}", err=True)
 
@@ -61,7 +61,7 @@ def say_failures(failures: Sequence[RemotingError], said: str = "Failed") -> Non
 def ask_each(places: Sequence[T], ask: Callable[[T], Any]) -> tuple[list[tuple[T, Any]], bool]:
     """Each place with its answer, and whether all answered; standard error says why one did not.
 
-    When none answers, what the first raised is raised.
+    If none answers, raises the error of the first.
     """
     found: list[tuple[T, Any]] = []
     failures: list[RemotingError] = []

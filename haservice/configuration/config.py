@@ -1,7 +1,7 @@
 """Configuration: RocketMQ's properties files read into the dataclasses of haservice.configuration.settings.
 
-Values that do not parse, or contradict another, raise one ConfigError, a line with file, line and key each;
-what can be lived with is a warning on the result.
+Values that do not parse, or contradict another, raise one ConfigError: for each a line with file, line and
+key.  Lesser trouble is a warning on the result.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from haservice.configuration.settings import (
 from haservice.configuration.texts import expanded, told_address
 from haservice.errors import ConfigError
 
-# Nobody's configuration is larger; a file that is, is not one.
+# No configuration is larger than this.
 FILE_BYTES_MAX = 1024 * 1024
-# To listen on; nobody can connect to them from afar.
+# Addresses to listen on; nobody can connect to them from another host.
 EVERY_ADDRESS = ("0.0.0.0", "::")
 
 # In the order in which files show their keys.
@@ -94,7 +94,7 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
 
 
 def load_tls(path: str | Path | None = None) -> TlsConfig:
-    """The TLS keys of a file that is for them; without one RocketMQ's own place for it, if it is there."""
+    """The TLS settings from a file of their own; by default from RocketMQ's path, if the file exists."""
     binder = Binder(_read(path) if path is not None else Properties({}, "defaults"))
     tls = _tls(binder)
     binder.finish()
@@ -217,7 +217,7 @@ def _check_ports(remoting: RemotingConfig, ha_port: int, binder: Binder) -> None
 
 
 def _check_intervals(replication: dict[str, Any], binder: Binder) -> None:
-    """A side that hangs up before the other's next sign of life is due never keeps a quiet connection."""
+    """A side whose patience is shorter than the other's period hangs up on every quiet connection."""
     found = ReplicationConfig(**replication)
     heartbeat, housekeeping = found.heartbeat_interval_ms, found.housekeeping_interval_ms
     if housekeeping > heartbeat or not binder.sound("haSendHeartbeatInterval", "haHousekeepingInterval"):
@@ -245,7 +245,7 @@ def _settle_log(log: dict[str, Any], binder: Binder) -> None:
 
 
 def _settle_acl(acl: dict[str, Any], environ: Mapping[str, str], binder: Binder) -> None:
-    """Where the rules are: as RocketMQ looks for them, or beside the broker's own file."""
+    """Settles where the rules are: where RocketMQ looks for them, or beside the broker's own file."""
     if not acl.get("enabled") or "file" in acl or not binder.sound("aclFile"):
         return
     home, source = environ.get("ROCKETMQ_HOME"), Path(binder.properties.source)
@@ -256,7 +256,7 @@ def _settle_acl(acl: dict[str, Any], environ: Mapping[str, str], binder: Binder)
 
 
 def _tls(binder: Binder) -> TlsConfig:
-    """The TLS keys of this file, and of the one that is for them alone."""
+    """The TLS keys of this file, and of the separate TLS file."""
     values = binder.values(TlsConfig)
     path: Path = values.get("config_file", TLS_CONFIG_FILE)
     if path != TLS_CONFIG_FILE or (path.is_file() and os.access(path, os.R_OK)):
@@ -276,7 +276,7 @@ def _read(path: str | Path) -> Properties:
 
 
 def read_text(path: str | Path) -> str:
-    """UTF-8, or else Latin-1, which is what Java reads such files as.  Raises ConfigError."""
+    """Reads UTF-8, or else Latin-1, as Java reads such files.  Raises ConfigError."""
     try:
         with expanded(path).open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

@@ -1,6 +1,6 @@
 """Commented properties files that run as they are on one machine: a name server, a master, its slave.
 
-They hold every key.  What is here is only which keys they set, and why; all else is declared with the keys.
+They hold every key.  This module only says which keys they set, and why; all else is declared with the keys.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ BROKER_SECTIONS = (
 )
 NAMESERVER_SECTIONS = (ADDRESSES, CLIENT_VALUES, CHANGES, ACCESS, TLS)
 
-# Defaults that depend on the machine, as a person would say them.
+# Defaults that depend on the machine, in words.
 SPOKEN = {local_name: "host name", local_address: "local address"}
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One file.  `values` are set in it, `remarks` stand behind the sentence of their key."""
+    """One file.  It sets `values`; `remarks` follow the sentence of their key."""
 
     file: str
     head: str
@@ -122,7 +122,7 @@ def default_text(key: Key) -> str:
 
 
 def allowed(key: Key, kind: type[Any]) -> str:
-    """Unit and limits, as far as they are not those of every number."""
+    """Unit and limits; limits that hold for every number are left out."""
     values = key.values
     if issubclass(kind, Enum):
         return ", ".join(kind.__members__)

@@ -1,8 +1,8 @@
-"""Writes what is made from the declared keys: the files of conf/, and the tables of docs/configuration.md.
+"""Generates the files of conf/, and the tables of docs/configuration.md, from the declared keys.
 
     python -m haservice.configuration.generate        from a clone; a test compares
 
-Of the page only what stands between `<!-- keys … -->` and `<!-- /keys -->` is made; the prose is people's.
+In the page it writes only between `<!-- keys … -->` and `<!-- /keys -->`; people write the prose.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MARKED = re.compile(r"(<!-- keys (.+?) -->\n).*?(<!-- /keys -->)", re.S)
 
 
 def generated() -> dict[str, str]:
-    """Path below the clone → what is to stand there, for every file.  Raises ValueError for a page that lacks a table,
-    or has one too many.
+    """Path below the clone → content, for every file.  Raises ValueError if a page lacks a table, or has
+    one too many.
     """
     files = {f"conf/{example.file}": example.text() for example in EXAMPLES}
     page = (ROOT / PAGE).read_text()

@@ -1,11 +1,11 @@
 """LiveSettings: a node's configuration while it runs, and how an administrator changes it.
 
     change(text)   in a work thread: checks everything, then rewrites the file the node was started with
-    apply(change)  on the loop: what is live is in force, and those who follow it are told
+    apply(change)  on the loop: puts live keys in force, and tells those who follow them
 
-A key is live when a Taker that it is declared with is there, that is, takes a new value without a restart.
-All others are stored and count from the next start on.  A change is refused whole or made whole: it is held
-against every rule of a start, and the file is replaced in one step.  Comments and order of the file stay.
+A key is live when a Taker that it is declared with follows: that one takes a new value without a restart.
+All other keys are stored and count from the next start on.  A change is refused whole or made whole: it must
+pass every check of a start, and the file is replaced in one step.  Comments and order of the file stay.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class KeyForbidden(ConfigError):
-    """A key of the black list, or one that is no stranger's to change."""
+    """A key of the black list, or one that strangers must not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that was found good.  `live` and `later` are keys, `path` the file that has it now."""
+    """A change that was accepted.  `live` and `later` are keys, `path` is the file that has it now."""
 
     values: Mapping[type[Any], Mapping[str, Any]]
     live: tuple[str, ...]
@@ -48,7 +48,7 @@ class Change:
     path: Path | None
 
     def told(self) -> str:
-        """For the one who asked."""
+        """The text for the administrator."""
         parts = []
         if self.live:
             parts.append(f"in force now: {', '.join(self.live)}")
@@ -59,7 +59,7 @@ class Change:
 
 
 class LiveSettings(Generic[C]):
-    """`config` is what is in force; it is replaced, never changed."""
+    """`config` is in force; a change replaces the object."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class LiveSettings(Generic[C]):
         check: Callable[[NodeConfig, Properties], None] = lambda following, asked: None,
     ) -> None:
         """`path` is the file to rewrite; without one a change lasts until the node stops.  With `open_to_all`
-        whoever reaches the port may ask for changes.  `check` gets what a broker's next start would take, and
-        what was asked for; it raises ConfigError where that start would fail.
+        anybody who reaches the port may ask for changes.  `check` gets the configuration of a broker's next
+        start, and the keys that were asked for; it raises ConfigError if that start would fail.
         """
         self.config: C = config
-        # Changes so far.
+        # The number of changes so far.
         self.changes = 0
         self._path = path.resolve() if path is not None else None
         self._keys = {key.name: key for key, _ in keys_of(*_classes(config))}
@@ -87,7 +87,7 @@ class LiveSettings(Generic[C]):
         self._lock = threading.Lock()
 
     def follow(self, takers: Iterable[Taker], take: Callable[[C], None]) -> None:
-        """`take` gets the configuration, on the loop, whenever a key of one of these takers has changed."""
+        """Calls `take` with the configuration, on the loop, when a key of one of these takers has changed."""
         self._follows.append((frozenset(takers), take))
 
     @property
@@ -100,13 +100,13 @@ class LiveSettings(Generic[C]):
         return frozenset[Taker]().union(*(takers for takers, _ in self._follows))
 
     def lines(self) -> str:
-        """`key=value` lines of every key that is served, sorted: what is in force, but for secrets."""
+        """`key=value` lines of every key that is served, sorted, with the values in force; no secrets."""
         return "".join(
             f"{key}={value}\n" for key, value in in_force(self.config) if not key.startswith("tls.")
         )
 
     def change(self, text: str) -> Change:
-        """Blocks on the disk.  Raises KeyForbidden, or ConfigError; nothing has changed then."""
+        """Waits for the disk.  Raises KeyForbidden or ConfigError; nothing has changed then."""
         asked = parse(text, "request")
         wanted = {key: entry.value for key, entry in asked.items()}
         for key in wanted:
@@ -146,11 +146,11 @@ class LiveSettings(Generic[C]):
         return name in self._keys and mark in self._keys[name].marks
 
     def _is_unserved_path(self, name: str) -> bool:
-        """Such as storePathIndex: it is stored, and a stock broker that is given the file would take it."""
+        """Such as storePathIndex: the file stores it, and a stock broker that gets the file would use it."""
         return name not in self._keys and any(word in name.lower() for word in ("path", "home"))
 
     def _check_names(self, asked: Properties) -> None:
-        """A name of nobody's is refused: it would be a slip of the pen that nobody notices."""
+        """Refuses unknown names: nobody would notice the misspelling."""
         is_broker = isinstance(self.config, NodeConfig)
         known = (rocketmq_keys.BROKER if is_broker else rocketmq_keys.NAMESERVER) | self._keys.keys()
         for key in asked:
@@ -181,13 +181,13 @@ class LiveSettings(Generic[C]):
 
 
 def file_of(source: str) -> Path | None:
-    """The file that a node was started with; None when there was none."""
+    """The file that a node was started with; None if there was none."""
     path = Path(source) if source else None
     return path if path is not None and path.is_file() else None
 
 
 def _classes(config: NodeConfig | NameserverConfig) -> list[type[Any]]:
-    """The dataclasses whose fields have keys: of the configuration itself, and of its parts."""
+    """The dataclasses whose fields have keys: the configuration's own, and those of its parts."""
     parts = [getattr(config, field.name) for field in dataclasses.fields(config)]
     return [type(config), *(type(part) for part in parts if dataclasses.is_dataclass(part))]
 

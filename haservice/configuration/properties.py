@@ -10,9 +10,9 @@ The rules are those of java.util.Properties.load:
     escapes      \t \n \r \f \uXXXX; a backslash before anything else is dropped
     duplicates   the later one wins
 
-`rewritten` gives other values to some keys and leaves all else as it stands, comments and order included.
+`rewritten` changes the values of some keys and leaves all else as it is, comments and order included.
 
-Pure: no file is opened here, and no key means anything here.
+Pure: this module opens no file and knows no key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ESCAPED = {char: f"\\{letter}" for letter, char in ESCAPES.items()} | {"\\": "\
 
 
 class Entry(NamedTuple):
-    """One key's value, and the line its key stands on, counted from 1."""
+    """One key's value, and the line of the key, counted from 1."""
 
     value: str
     line: int
@@ -78,7 +78,7 @@ def parse(text: str, source: str) -> Properties:
 
 
 def rewritten(text: str, changes: Mapping[str, str]) -> str:
-    """The text with these values: where a key stands last, or in lines of their own at the end.
+    """The text with these values: at a key's last place, or in new lines at the end.
 
     The keys are plain names.  Raises ConfigError for a text that `parse` refuses.
     """
@@ -109,8 +109,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """(number of the first line from 1 on, of the last one, text) of each entry: comments left out,
-    continuations joined.
+    """(first line, last line, text) of each entry: lines count from 1, comments are left out, continuations
+    are joined.
     """
     number = 0
     while number < len(lines):
@@ -130,7 +130,7 @@ def _logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def _continues(line: str) -> bool:
-    """An odd number of backslashes at the end: the last one is not itself escaped."""
+    """Whether an odd number of backslashes ends the line: then the last one is not itself escaped."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 

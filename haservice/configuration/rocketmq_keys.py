@@ -1,8 +1,8 @@
-"""The keys that RocketMQ 4.9.8, or a release before it, reads from broker and name server files, and we do
-not serve.
+"""The keys that RocketMQ 4.9.8, or an earlier release, reads from broker and name server files, and that we
+do not serve.
 
-Users bring the files they have.  A key found here is answered with a warning that says so, and
-not taken for a misspelling.  A few deserve a sentence of their own.
+Users bring the files they have.  A key found here gets a warning that it is not served, and is not
+taken for a misspelling.  A few have a sentence of their own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NAMESERVER = _names(
     """
 )
 
-# Of these a person decides at the machine: no request changes them.
+# Only a person at the machine changes these: no request does.
 BY_HAND = frozenset({"brokerConfigPath", "rocketmqHome"})
 
 # What a user of the key should know beyond "not served".

@@ -78,7 +78,7 @@ class ClientAuth(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """TLS on the clients' ports, and on calls out.  In RocketMQ these are system properties of Java."""
+    """TLS on the clients' ports and for outgoing calls.  In RocketMQ these are system properties of Java."""
 
     mode: TlsMode = TLS.key("tls.server.mode", TlsMode.permissive, _WORD, BY_HAND)(
         "disabled takes plain connections, enforcing only TLS, permissive both; plain without a certificate."

@@ -1,9 +1,10 @@
 """The settings of brokers and name servers: frozen dataclasses, each field declared with its key.
 
-commitlog.keys says how; the store's own are in commitlog.options.LogOptions.  haservice.configuration.config reads
-properties files into these.  After a change: python -m haservice.configuration.generate
+commitlog.keys says how; the store's settings are in commitlog.options.LogOptions.
+haservice.configuration.config reads properties files into these classes.
+After a change: python -m haservice.configuration.generate
 
-A field constructed in code takes what it is given: port 0 there means "any free port".
+Code may construct them with any value: port 0 there means "any free port".
 """
 # ruff: noqa: RUF009 - paths and an enum's members are as immutable as they come
 
@@ -36,9 +37,9 @@ from haservice.configuration.security_settings import (
     TlsConfig,
 )
 
-# A broker that has said nothing for so long is gone; RocketMQ has no key for it either.
+# A broker that is silent for so long is gone; RocketMQ has no key for it either.
 EXPIRE_MS = 120_000
-# As many with the longest names fit into the one frame of at most 16 MiB with which a broker registers.
+# A broker registers with one frame of at most 16 MiB: that holds so many topics with the longest names.
 TOPICS_MAX = 40_000
 # A slave of RocketMQ's reads frames into a buffer of 4 MiB, their 12-byte header included.
 TRANSFER_BATCH_MAX = 4 * 1024 * 1024 - 12
@@ -67,8 +68,8 @@ REGISTRATION = Taker("registration")
 PERMISSION = Taker("messages sent back")
 ROUTES = Taker("routes")
 
-# Brokers and clients meet by these: RocketMQ would take a blank one as it stands, and another name than the
-# user had in mind is worse than none.
+# Brokers and clients find each other by these names.  RocketMQ would take a blank one; here it is refused,
+# for a name that the user did not mean is worse than none.
 NAME = Values(check=texts.name, never_blank=True)
 PORT = Values(high=texts.PORT_MAX)
 PORT_OR_NONE = Values(low=0, high=texts.PORT_MAX)
@@ -83,7 +84,7 @@ def local_name() -> str:
 
 
 def local_address() -> str:
-    """The IPv4 address this machine would be reached at; 127.0.0.1 if it has no other.
+    """The IPv4 address at which others reach this machine; 127.0.0.1 if it has no other.
 
     Connecting a datagram socket asks the routing table and sends nothing.
     """
@@ -255,7 +256,7 @@ class BrokerConfig:
 
 
 class ReadMark(Enum):
-    """How far a SYNC_MASTER's consumers may read, see haservice.replication.master.read_mark."""
+    """How far a SYNC_MASTER's consumers may read; see haservice.replication.master.read_mark."""
 
     IN_SYNC = "IN_SYNC"
     STRICT = "STRICT"
@@ -347,7 +348,7 @@ class RemotingConfig:
 
     @property
     def vip_port(self) -> int:
-        """RocketMQ's second port: everything but pulls.  0, any free one, goes with listen_port 0."""
+        """RocketMQ's second port: everything but pulls.  0 (any free port) if listen_port is 0."""
         return self.listen_port - 2 if self.listen_port else 0
 
 

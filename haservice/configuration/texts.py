@@ -1,6 +1,6 @@
 """Texts of properties files that have a form of their own: addresses, networks, names, paths.
 
-Each function gives the value to take and raises ValueError with the reason where there is none.
+Each function returns the value, or raises ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def _host(text: str) -> str:
-    # Digits and dots that are no address are a slip of the finger, not a host name.
+    # Digits and dots that are no address are a mistyped address, not a host name.
     if not _is_ip(text) and (not HOST.fullmatch(text) or re.fullmatch(r"[0-9.]+", text)):
         raise ValueError("neither an IP address nor a host name")
     return text
@@ -38,7 +38,7 @@ def _is_ip(text: str) -> bool:
 
 
 def address(text: str) -> str:
-    """An IP address, or that of a host name, looked up now: routes and message ids carry addresses only."""
+    """An IP address, or that of a host name, looked up now: routes and message ids carry only addresses."""
     if _is_ip(_host(text)):
         return text
     try:

@@ -1,4 +1,4 @@
-"""YAML files that people write and programs change: read with the lines of what is in them, written whole.
+"""YAML files that people write and programs change: read with line numbers, written whole.
 
 RocketMQ keeps its access control in YAML 1.1, read by SnakeYAML; PyYAML reads and writes the same.
 """
@@ -20,7 +20,7 @@ class YamlDocument:
     def __init__(self, path: str | Path, text: str | None = None) -> None:
         """Raises ConfigError, naming the line, when the file cannot be read or is not YAML.
 
-        With `text` the file is not looked at: its content is, or will be, this.
+        With `text` the file is not read: `text` is, or will be, its content.
         """
         self.path = Path(path)
         text = read_text(path) if text is None else text
@@ -36,9 +36,9 @@ class YamlDocument:
             raise self._error(0, f"not YAML that can be used: {type(error).__name__}: {error}") from None
 
     def line_of(self, *keys: str | int) -> int:
-        """The line, from 1 on, of what `keys` lead to: names in mappings, numbers in lists.
+        """The line, counted from 1, that `keys` lead to: names in mappings, numbers in lists.
 
-        As far as they lead: a line near by is better than none.
+        If they lead nowhere, the line where they end: a line near by is better than none.
         """
         node = self._tree
         line = 0 if node is None else node.start_mark.line + 1
@@ -58,7 +58,7 @@ class YamlDocument:
         return line
 
     def error(self, reason: str, *keys: str | int) -> ConfigError:
-        """To be raised, or told: `reason`, at the place that `keys` lead to."""
+        """An error to raise or to report: `reason`, at the place that `keys` lead to."""
         return self._error(self.line_of(*keys), reason)
 
     def _error(self, line: int, reason: str) -> ConfigError:

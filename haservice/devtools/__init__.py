@@ -1,1 +1,1 @@
-"""For those who build haservice: benchmarks, a pair in a scratch directory, the quickstart."""
+"""For developers of haservice: benchmarks, a pair in a scratch directory, the quickstart."""

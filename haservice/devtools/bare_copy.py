@@ -1,8 +1,8 @@
 """The baseline of catch-up: a file crosses a loopback socket with sendfile → recv → pwrite, and nothing else.
 
-Two processes, as a master and its slave are two; the receiver writes into a fresh, preallocated file.
+There are two processes, as for a master and its slave; the receiver writes into a fresh, preallocated file.
 
-Beside it what makes two such measurements comparable: memory that the machine has, and how far a file is written.
+Two helpers make such measurements comparable: memory that the machine has, and how far a file is written.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 BUFFER_BYTES = 4 * 1024 * 1024
 PAGE_BYTES = 4096
-# A file that is being written is looked at to this many bytes.
+# The precision, in bytes, with which `written` looks at a file.
 GRAIN_BYTES = 64 * 1024
 
 
 def bare_copy(source: Path, target: Path, size: int) -> float:
-    """Copies the first `size` bytes of `source` and returns bytes a second, as the receiver saw them."""
+    """Copies the first `size` bytes of `source`; returns bytes a second, measured by the receiver."""
     receiver, sender = socket_pair()
     child = os.fork()
     if child == 0:
@@ -38,7 +38,7 @@ def bare_copy(source: Path, target: Path, size: int) -> float:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a TCP connection over loopback, as replication has it (a Unix socketpair is faster)."""
+    """Two ends of a TCP connection over loopback, as in replication (a Unix socketpair is faster)."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
@@ -71,10 +71,10 @@ def _receive(connection: socket.socket, target: Path, size: int) -> float:
 
 
 def touched_memory(size: int) -> mmap.mmap:
-    """Memory that this machine has used; once it is closed, there is so much for whoever needs new pages.
+    """Memory that this machine has touched; after closing it, so many pages are ready for use.
 
-    A virtual machine gets a page from its host when it first touches it, which costs several times a copy into
-    it, and may give it back when it has been free for a second or two: so close it right before they are needed.
+    A virtual machine gets a page from its host at the first touch, which costs several times a copy into it.
+    It may give back a page that has been free for a second or two: so close this memory right before use.
     Nothing waits for the disk when this returns.
     """
     os.sync()
@@ -86,9 +86,9 @@ def touched_memory(size: int) -> mmap.mmap:
 
 
 def written(fd: int, begin: int, end: int) -> int:
-    """Up to where a file is written that is filled from its beginning, and is so up to `begin`; at most `end`.
+    """How far a file that is filled from its beginning is written: at least to `begin`, at most to `end`.
 
-    Nobody who writes it is asked.  A page of zeros counts as not written, and so does a file whose last byte is 0.
+    It does not ask the writer.  A page of zeros counts as not written; so does a file whose last byte is 0.
     """
     if any(os.pread(fd, 1, end - 1)):
         return end

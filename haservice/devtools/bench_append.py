@@ -8,7 +8,7 @@
                              or nothing of it flushed; of 1 and of 1,024 queues
 
 Every file is fresh in every round; a row shows the median of the rounds.  Absolute figures drift
-with the machine, the ratios are what counts.
+with the machine; the ratios count.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(mib: int, body_bytes: int, rounds: int, directory: Path | None) -> None
 
 
 class End(enum.Enum):
-    """How a store ended that is opened again."""
+    """How a store ended before it is opened again."""
 
     CLEAN = "clean"
     FLUSHED = "killed, all flushed"

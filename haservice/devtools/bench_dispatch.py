@@ -2,8 +2,8 @@
 
     µs of CPU a message, of the thread alone, over 1, 8 and 1,024 queues, far behind and nearly caught up
 
-Each message has a UNIQ_KEY and one key, so two entries of the index.  A first part of the log, which makes the
-files, is not measured.  With HASERVICE_PURE=1 the same without the native kernel.
+Each message has a UNIQ_KEY and one key, so it makes two entries in the index.  The first part of the log,
+which makes the files, is not measured.  With HASERVICE_PURE=1 it runs without the native kernel.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ STORE_HOST = encode_host("127.0.0.1", 10911)
 QUEUES = (1, 8, 1024)
 BODY_BYTES = (128, 1024)
 GROUP = 512
-# What gathers in one pass of a broker at some 50,000 messages a second that nobody waits for; four times that
-# over many queues.
+# The messages in one pass of a broker at some 50,000 messages a second, if nobody waits for them; four times
+# that over many queues.
 CLOSE_MESSAGES = 2560
 
 
@@ -56,7 +56,7 @@ def main(messages: int, rounds: int, directory: Path | None) -> None:
 
 
 def measure(queues: int, body_bytes: int, messages: int, part: int, directory: Path | None) -> float:
-    """µs of CPU a message, of parts of the log of `part` messages each that are there at once."""
+    """µs of CPU a message, if the log arrives in parts of `part` messages each."""
     root = Path(tempfile.mkdtemp(prefix="bench-dispatch-", dir=directory))
     try:
         store = Store.open(LogOptions(root=root), store_host=STORE_HOST)

@@ -43,7 +43,7 @@ TOPIC = "bench"
 STORE_HOST = encode_host("127.0.0.1", 10911)
 FILL_GROUP = 64
 LOOK_SECONDS = 0.01
-# A catch-up is over in less than half a second.
+# A catch-up takes less than half a second.
 WATCH_SECONDS = 0.001
 COPIES_PER_ROUND = 4
 PATIENCE_SECONDS = 120.0
@@ -104,9 +104,9 @@ class ReplicationBench:
         self._segment_bytes = max(1 << 30, -(-log_bytes * 9 // 8 // 4096) * 4096)
 
     def catch_up(self) -> None:
-        """Bare and ours in turn, each with memory that was touched right before, after one unmeasured round.
+        """Bare and ours in turn, each with memory touched right before, after one unmeasured round.
 
-        The ratios are those of a round's two rates: what disturbs the machine for seconds disturbs both.
+        Each ratio is of one round's two rates: what disturbs the machine for seconds disturbs both.
         """
         bare: list[float] = []
         ours: list[float] = []
@@ -165,10 +165,10 @@ class ReplicationBench:
         cpu: list[tuple[float, float]],
         **settings: str,
     ) -> float:
-        """Bytes a second between the first bytes in the log of a fresh slave and the last; it is gone then.
+        """Bytes a second from the first to the last bytes in the log of a fresh slave, which is then removed.
 
-        Looked at in its file: a slave that is asked answers instead of receiving.  `cpu` gets the seconds that
-        it computed meanwhile for each GiB, as user and in the kernel.
+        It watches the slave's file: a slave that answers questions receives less.  `cpu` gets the slave's CPU
+        seconds for each GiB, as user and in the kernel.
         """
         memory = touched_memory(self._segment_bytes)
         pair.start_slave(haMasterAddress=f"127.0.0.1:{port}", **settings)
@@ -224,7 +224,7 @@ class ReplicationBench:
         )
 
     def cut(self) -> None:
-        """The link is cut; how long until a new message has reached the slave, and what its send said."""
+        """Cuts the link; shows how long a new message takes to reach the slave, and its send's answer."""
         gaps = []
         with self._pair() as pair:
             pair.start_nameserver()
@@ -305,7 +305,7 @@ class ReplicationBench:
 
 
 async def drive(addr: str, body: bytes, in_flight: int, count: int) -> Load:
-    """Sends `count` messages with `in_flight` of them waiting at any time, after a warm-up."""
+    """Sends `count` messages, `in_flight` of them at any time, after a warm-up."""
     client = RemotingClient()
     try:
         await _drive(client, addr, body, in_flight, min(count, WARM_UP))
@@ -355,7 +355,7 @@ _EXT = SendMessageHeader(
 
 
 def until(condition: Callable[[], bool], what: str, look_s: float = LOOK_SECONDS) -> None:
-    """Looks again and again.  Raises click.ClickException, which says `what` is not so, at the end of patience."""
+    """Polls `condition`.  At the deadline raises click.ClickException, which says that `what` is not so."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if time.monotonic() >= deadline:
@@ -364,7 +364,7 @@ def until(condition: Callable[[], bool], what: str, look_s: float = LOOK_SECONDS
 
 
 def log_end(client: BlockingClient, addr: str) -> int:
-    """Where the log of a broker ends; 907 is the question that costs it least."""
+    """Where the log of a broker ends; 907 is the cheapest request for that."""
     answer = expect(addr, client.call(addr, RemotingCommand.request(RequestCode.GET_BROKER_HA_STATUS)))
     info = HARuntimeInfo.decode(answer.body)
     slave = info.ha_client_runtime_info

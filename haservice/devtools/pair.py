@@ -1,7 +1,7 @@
 """A pair of real processes in a scratch directory: nameserver, broker-a and broker-a-s on loopback.
 
 The quickstart, the benchmarks and the cluster tests run the same commands that a user types, with
-properties files written here.  Whoever makes a ScratchPair closes it; close() ends every process.
+properties files written here.  The owner of a ScratchPair closes it; close() ends every process.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ STOP_SECONDS = 20.0
 POLL_SECONDS = 0.01
 LOG_TAIL_LINES = 20
 
-# Below the range that the kernel hands to outgoing connections.  They are taken in turn, from anywhere on:
-# who still calls a port's last user shall not soon find another one there.
+# Below the range that the kernel gives to outgoing connections.  Taken in turn, from a random start: a client
+# that still calls a port's last user must not soon find another one there.
 PORTS = deque(range(20000, 32000))
 PORTS.rotate(random.randrange(len(PORTS)))
 BROKER_PORTS = 4
-# Stores and ports; the third is started by whoever wants two slaves.
+# Stores and ports; start the third for a second slave.
 BROKERS = ("broker-a", "broker-a-s", "broker-a-s2")
 
 _RUN = "from haservice.admin.daemons import {command}; {command}()"
@@ -71,7 +71,7 @@ class Process:
         boot_line: str,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`env` goes beside the environment of this process."""
+        """`env` is added to the environment of this process."""
         self.name = name
         self.log = log
         self._boot_line = boot_line
@@ -109,7 +109,7 @@ class Process:
         return "\n".join(self.output().splitlines()[-LOG_TAIL_LINES:])
 
     def kill(self) -> None:
-        """SIGKILL: what the process did not hand to the kernel is gone."""
+        """SIGKILL: bytes that the process has not given to the kernel are lost."""
         self.popen.kill()
         self.popen.wait(STOP_SECONDS)
         self._output.close()
@@ -169,7 +169,7 @@ class ScratchPair:
         return self._ports[name] + 1
 
     def start(self) -> Self:
-        """Everything, each up before the next."""
+        """Starts everything, each process up before the next."""
         self.start_nameserver()
         self.start_master()
         self.start_slave()

@@ -5,8 +5,8 @@
     3  kills broker-a with SIGKILL
     4  reads everything back from broker-a-s, compares it with what was sent, and both logs with each other
 
-All of it happens on loopback and in a scratch directory, and is gone afterwards, whatever happens.  The
-exit code is 0 only when every line was acknowledged and read back, byte for byte.
+It uses only loopback and a scratch directory, and removes everything afterwards, whatever happens.  The exit
+code is 0 only if every line was acknowledged and read back, byte for byte.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from haservice.terminal.output import human_bytes
 TOPIC = "Quickstart"
 QUEUES = 4
 READ_GROUP = "QUICKSTART"
-# The property that carries a line's number: a topic keeps the order of each queue, not of all of them.
+# The property for a line's number: a topic keeps the order within each queue, not across queues.
 LINE_NUMBER = "LINE"
 
 # Small files, so that a laptop's temporary directory holds them all.
@@ -65,7 +65,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 class QuickstartFailed(HAServiceError):
-    """The story did not end as it should; the text says where."""
+    """The quickstart did not end as it should; the text says where."""
 
 
 @click.command(context_settings=CONTEXT)
@@ -94,7 +94,7 @@ def main(file: Path | None) -> None:
 
 
 def story(pair: ScratchPair, file: Path) -> None:
-    """The four steps.  Raises QuickstartFailed, or what a step met."""
+    """Runs the four steps.  Raises QuickstartFailed, or the error of a step."""
     lines = read_lines(file)
     step("1  Starting a nameserver, the master broker-a and its slave broker-a-s")
     with Admin([pair.namesrv_addr]) as admin:
@@ -114,7 +114,7 @@ def story(pair: ScratchPair, file: Path) -> None:
 
 
 def read_lines(file: Path) -> list[bytes]:
-    """The lines with their ends, so that they join to the file again."""
+    """The lines with their ends, so that together they are the file again."""
     if file.stat().st_size > FILE_BYTES_MAX:
         raise QuickstartFailed(
             f"{file} is larger than {human_bytes(FILE_BYTES_MAX)}; mqadmin sendMessage takes any size"
@@ -126,9 +126,9 @@ def read_lines(file: Path) -> list[bytes]:
 
 
 def start(admin: Admin, pair: ScratchPair) -> None:
-    """Returns when the topic is on both brokers, and the slave counts for SYNC_MASTER.
+    """Returns when the topic is on both brokers, and the slave is in sync.
 
-    The topic comes before the slave, which copies topics when it starts and then every 10 s.
+    The topic is made before the slave starts: it copies topics at its start and then every 10 s.
     """
     pair.start_nameserver()
     pair.start_master()
@@ -151,7 +151,7 @@ def knows_topic(admin: Admin, addr: str) -> bool:
 
 
 async def send_and_show(admin: Admin, pair: ScratchPair, lines: Sequence[bytes]) -> Tally:
-    """Sends every line, and shows the pair beside it: soon, every second, and at the end.
+    """Sends every line, and shows the pair meanwhile: soon, every second, and at the end.
 
     The first answer that is not OK ends the sending.
     """
@@ -205,7 +205,7 @@ def read_back(admin: Admin, addr: str) -> dict[int, bytes]:
 
 
 def check_read(lines: Sequence[bytes], read: Mapping[int, bytes]) -> None:
-    """Every line is there, nothing else is, and each is what was sent."""
+    """Checks that every line was read, nothing else was, and each is what was sent."""
     missing = [number + 1 for number in range(len(lines)) if number not in read]
     changed = [number + 1 for number, line in enumerate(lines) if read.get(number, line) != line]
     if missing or changed or len(read) != len(lines):
@@ -217,7 +217,7 @@ def check_read(lines: Sequence[bytes], read: Mapping[int, bytes]) -> None:
 
 
 def compare_logs(pair: ScratchPair, log_end: int) -> None:
-    """Both commit logs, on disk, up to the slave's end."""
+    """Compares both commit logs, on disk, up to the slave's end."""
     master, slave = (pair.store(name) / "commitlog" for name in ("broker-a", "broker-a-s"))
     for start in range(0, log_end, SEGMENT_BYTES):
         name = f"{start:020d}"
@@ -248,7 +248,7 @@ def say(text: str) -> None:
 
 
 def fail(pair: ScratchPair, reason: str) -> NoReturn:
-    """What went wrong, and the ends of the logs that may say why; they are about to be removed."""
+    """Raises what went wrong, with the ends of the logs that may say why: they will be removed."""
     click.secho(f"\nFAILED: {reason}", bold=True, err=True)
     for name, process in pair.processes.items():
         click.echo(f"--- the end of {name}'s log\n{process.tail()}", err=True)

@@ -1,4 +1,4 @@
-"""A relay between a slave and its master that slices, and cuts, what passes; for benchmarks and tests."""
+"""A relay between a slave and its master that slices, and cuts, the stream; for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import partial
 class Relay:
     """Listens for slaves and connects each to the master's port.
 
-    `slice_bytes()` says how much is passed on at a time, `cut_after()` after how many of the master's bytes a
-    new connection is cut; None for never.
+    `slice_bytes()` says how many bytes are passed on at a time, `cut_after()` after how many of the master's
+    bytes a new connection is cut; None for never.
     """
 
     def __init__(self, target_port: int) -> None:

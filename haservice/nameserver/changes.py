@@ -1,12 +1,12 @@
 """Changes: who may change what a name server knows.  Pure.
 
     aclEnable=false, changesAllowedFrom not set    everybody, as with RocketMQ's
-    an address of changesAllowedFrom               may all, unsigned: stock brokers sign nothing
+    an address of changesAllowedFrom               everything, unsigned: stock brokers sign nothing
     aclEnable=true                                 a white-listed address, or an admin's signature
     else                                           refused
 
-Routes, lists and values stay readable to all: clients ask for them with whatever account they have for their
-brokers, or none.
+Everybody may read routes, lists and values: clients ask with the account that they have at their brokers, or
+with none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHANGES = frozenset(
 
 
 class Changes:
-    """The check of an AclGuard.  `files` is None when there are no accounts."""
+    """The check that an AclGuard makes.  `files` is None when there are no accounts."""
 
     def __init__(self, files: AclFiles | None, allowed: Sequence[AddressPattern]) -> None:
         self._files = files
@@ -61,7 +61,7 @@ class Changes:
 
 
 def allowed_of(config: NameserverConfig) -> list[AddressPattern]:
-    """changesAllowedFrom.  Raises ConfigError for what is no address."""
+    """changesAllowedFrom.  Raises ConfigError for a text that is no address."""
     try:
         return [parse_pattern(text) for text in config.acl.allowed]
     except ValueError as error:

@@ -1,14 +1,14 @@
-"""Epochs: which number of an epoch counts at a name server, whose word it is, and for how long.
+"""Epochs: which epoch number counts at a name server, who told it, and for how long it counts.
 
-    claim     of the master that is in the route: counts while a registered broker tells of it
-    settled   counts from then on, whoever is registered: a deposed master is to stay out of the route while
-              its successor is only being restarted
+    claim     told by the master in the route: counts while a registered broker tells of it
+    settled   counts from then on, whoever is registered: it keeps a deposed master out of the route while
+              the successor is only being restarted
 
-A claim is settled at once when its master was no stranger: it had registered under the name before, as a
-slave or as the master of a settled epoch, and was not there by another connection; and its number is not lower
-than the settled one.  Any other claim is settled when it is told again after a minute in which no broker of
-the name told of an older epoch: a name server that was started after a promotion knows nobody.  A claim that
-is not settled is forgotten with the registrations that tell of it.
+A claim is settled at once if its number is not lower than the settled one and its master is no stranger: it
+had registered under the name before, as a slave or as the master of a settled epoch, and has no other
+connection.  Any other claim is settled when it is told again after a minute in which no broker of the name
+told of an older epoch: a name server that was started after a promotion knows nobody.  A claim that is not
+settled is forgotten with the registrations that tell of it.
 
 Pure: times are seconds of one clock, handed in.
 """
@@ -21,9 +21,9 @@ from typing import NamedTuple
 from haservice.bounds import EPOCH_JUMP_MAX
 from haservice.replication.lineage.epochs import of_one_promotion
 
-# Two periods of registration: a real master that a stranger keeps out has spoken against him by then.
+# Two periods of registration: by then a real master that a stranger keeps out has told of its own epoch.
 SETTLED_S = 60.0
-# Addresses that are remembered of one name, the newest ones: more than any name has brokers.
+# Addresses remembered for one name, the newest ones.  No name has so many brokers.
 KNOWN_MAX = 32
 
 
@@ -36,12 +36,12 @@ class KnownEpoch(NamedTuple):
 
 @dataclass(slots=True)
 class Claim:
-    """What the last master told that was let into the route; `epoch` None: a stock one, which knows no epochs."""
+    """What the last master in the route told; `epoch` None: a stock master, which knows no epochs."""
 
     addr: str
     epoch: int | None
     quiet_since_s: float
-    """When it was first told, or when a broker told of an older epoch last."""
+    """When it was first told, or when a broker last told of an older epoch."""
 
     @property
     def known(self) -> KnownEpoch | None:
@@ -50,7 +50,7 @@ class Claim:
 
 @dataclass(slots=True)
 class KnownEpochs:
-    """Those of one broker name."""
+    """The epochs of one broker name."""
 
     claim: Claim | None = None
     settled: KnownEpoch | None = None
@@ -69,15 +69,15 @@ class KnownEpochs:
 
     @property
     def last(self) -> KnownEpoch | None:
-        """The one that the next is held against; the settled one, for a claim may be a stranger's."""
+        """The epoch to compare the next one with: the settled one, for a claim may be a stranger's."""
         return self.settled if self.settled is not None else self.claimed
 
     def newer_than(self, addr: str, epoch: int, *, is_master: bool, leader: str | None) -> KnownEpoch | None:
-        """The epoch that makes `epoch`, told of by `addr`, an old one.  `leader`: the live master in the route.
+        """The epoch that makes `epoch`, told by `addr`, an old one.  `leader`: the live master in the route.
 
-        Two masters with one number, or of one promotion: the first one keeps the route for as long as it lives.
-        From the address of an epoch any number is taken: its store may be another one now.  A number beyond belief
-        counts for as long as who told of it lives.
+        If two masters have one number, or come from one promotion, the first keeps the route while it lives.
+        The address of an epoch may tell any number: its store may be another one now.  A number beyond belief
+        counts while the broker that told it lives.
         """
         for one in (self.claimed, self.settled):
             if one is None or addr == one.addr:
@@ -97,7 +97,7 @@ class KnownEpochs:
             self.claim.quiet_since_s = now_s
 
     def master_told(self, addr: str, epoch: int | None, now_s: float, *, elsewhere: bool) -> None:
-        """A master is let into the route; `elsewhere`: its address is there by another connection, too."""
+        """A master enters the route; `elsewhere`: its address is also registered by another connection."""
         claim = self.claim
         if claim is None or (claim.addr, claim.epoch) != (addr, epoch):
             claim = self.claim = Claim(addr, epoch, now_s)
@@ -108,12 +108,12 @@ class KnownEpochs:
             self._settle(claim)
 
     def slave_told(self, addr: str, epoch: int | None) -> None:
-        """A slave is known from now on, unless it speaks of more than is settled, as a stranger's would."""
+        """A slave is now known, unless it tells an epoch above the settled one, as a stranger would."""
         if self.settled is None or (epoch or 0) <= self.settled.epoch:
             self._know(addr)
 
     def ended(self) -> None:
-        """No registration that is left tells of the claim."""
+        """None of the remaining registrations tells of the claim."""
         self.claim = None
 
     def _settle(self, claim: Claim) -> None:

@@ -2,8 +2,8 @@
 
     {"configTable":{"ORDER_TOPIC_CONFIG":{"TopicA":"broker-a:4;broker-b:4"}}}
 
-The form and the place are RocketMQ's.  What the file held before stays as `.bak`, and is read when the file
-itself is missing or empty; one that cannot be understood is nobody's but a person's to mend.
+The form and the place are RocketMQ's.  The previous content stays as `.bak`; it is read when the file itself
+is missing or empty.  Only a person can mend a file that cannot be understood.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from haservice.remoting.codes import ResponseCode
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 
-# Anybody may put; the file is written whole each time, so it stays small.
+# Anybody may put, and each put writes the whole file: it has to stay small.
 FILE_BYTES_MAX = 4 * 1024 * 1024
 TEXT_BYTES_MAX = 64 * 1024
 
@@ -27,12 +27,12 @@ Table = dict[str, dict[str, str]]
 
 
 class KvConfig:
-    """Reads from any thread; changes block on the disk and belong to a thread that may."""
+    """Any thread may read.  Changes wait for the disk: call them from a thread that may block."""
 
     def __init__(self, path: Path) -> None:
         """Loads the file.  Raises ConfigError when it is there and unreadable, or not such a table."""
         self._stored = PersistedFile(path)
-        # Guards the change of the table together with its file.  Readers see whole tables: they are replaced.
+        # Guards a change of table and file together.  A change replaces the table, so readers see whole ones.
         self._lock = threading.Lock()
         self._table: Table = self._load()
 
@@ -40,12 +40,12 @@ class KvConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """A copy of all of it; None when there is none."""
+        """A copy of the whole namespace; None if it does not exist."""
         values = self._table.get(namespace)
         return dict(values) if values is not None else None
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Raises RequestError when there is too much, or the disk refuses; nothing has changed then."""
+        """Raises RequestError when the file gets too large or the disk refuses; nothing has changed then."""
         for what, text in (("namespace", namespace), ("key", key), ("value", value)):
             size = len(text.encode("utf-8", "surrogatepass"))
             if size > TEXT_BYTES_MAX:
@@ -57,7 +57,7 @@ class KvConfig:
             self._replace({**self._table, namespace: values})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Nothing happens when it is not there.  An empty namespace stays, as in RocketMQ."""
+        """Does nothing when the key is not there.  An empty namespace stays, as in RocketMQ."""
         with self._lock:
             values = dict(self._table.get(namespace, {}))
             if values.pop(key, None) is not None:

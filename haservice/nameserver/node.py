@@ -1,4 +1,4 @@
-"""NameserverNode: builds the table, its processors and the server, starts and stops them.  Nothing else."""
+"""NameserverNode: builds, starts and stops the table, its processors and the server.  Nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCAN_INTERVAL_S = 10.0
 
 
 class NameserverNode:
-    """One name server.  `start` raises ConfigError for a port that is taken or a file that is no table."""
+    """One name server.  `start` raises ConfigError if a port is taken or a file cannot be read as a table."""
 
     def __init__(self, config: NameserverConfig) -> None:
         # Of a daemon's nodes; a name server never takes another role.
@@ -98,7 +98,7 @@ class NameserverNode:
         print("The Name Server boot success. serializeType=JSON", flush=True)
 
     def stop(self, deadline: Deadline | float = 5.0) -> None:
-        """Ends everything; may be called twice.  A thread that still runs at the deadline has been logged."""
+        """Ends everything; may be called twice.  Logs every thread that still runs at the deadline."""
         self._server.stop(deadline)
 
     def successor(self) -> None:

@@ -1,7 +1,7 @@
 """What a name server answers: request → table → answer.
 
-All of it runs on the loop's thread, which owns the table, but for the key-value file: its changes wait
-for the disk, and so are handed to the pool.
+It runs on the loop's thread, which owns the table.  Only changes of the key-value file run in the pool: they
+wait for the disk.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ STANDARD_JSON_VERSION = 401
 # Brokers before 3.0.11 send the topic table bare.
 REGISTER_BODY_VERSION = 37
 
-# A topic's sys flag: it belongs to a unit, or a group that does consumes it.
+# A topic's sys flag: the topic belongs to a unit, or a group of a unit consumes it.
 UNIT = 1
 UNIT_SUB = 2
 
-# Two masters that claim one id would say so with every registration.
+# Two masters that claim one id do so with every registration.
 WARN_INTERVAL_S = 5.0
 
 Answer = RemotingCommand | asyncio.Future[RemotingCommand]
 
 
 class BrokerProcessors:
-    """103, 104, 322: what brokers tell; and what the end of their connections tells.  40001, of ours: the
-    newest epoch that they told of.
+    """103, 104, 322: what brokers tell; also the end of their connections.  40001, ours: the newest epoch
+    that they told of.
     """
 
     def __init__(self, table: RouteTable, kv: KvConfig) -> None:
@@ -233,12 +233,12 @@ class RouteProcessors:
         return request.answer(body=TopicList(self._table.topics_of_cluster(header.cluster)).encode())
 
     def system_topics(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """Every cluster and broker has a topic of its name; the asker then asks the broker named here."""
+        """Every cluster and broker has a topic of its name; the client then asks the broker named here."""
         names = [name for cluster, brokers in self._table.clusters().items() for name in (cluster, *brokers)]
         return request.answer(body=TopicList(list(dict.fromkeys(names)), self._table.some_addr()).encode())
 
     def configure(self, *, order_message_enable: bool) -> None:
-        """Whether routes carry the configuration of ordered topics, from now on."""
+        """Decides whether routes carry the configuration of ordered topics from now on."""
         self._order_message_enable = order_message_enable
 
     def _listed(self, is_wanted: Callable[[int], bool]) -> Processor:
@@ -331,7 +331,7 @@ def _registration(request: RemotingCommand, header: RegisterBrokerHeader) -> Reg
             body = decode(request.body)
             wrapper, filter_servers = body.topics, tuple(body.filter_servers)
         version = wrapper.data_version
-        # A slave's table is the master's by right; it is not even kept.
+        # A slave's table is a copy of the master's; it is not kept.
         if header.broker_id == MASTER_ID:
             topics = {
                 name: Queues(topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag)
@@ -351,7 +351,7 @@ def _registration(request: RemotingCommand, header: RegisterBrokerHeader) -> Reg
 
 
 def _check_sum(request: RemotingCommand, told: int) -> None:
-    """0 is not checked.  The remark is the one that RocketMQ's brokers know."""
+    """A sum of 0 is not checked.  RocketMQ's brokers know the remark."""
     if told and body_crc32(request.body) != told:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,

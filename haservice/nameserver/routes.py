@@ -1,14 +1,14 @@
-"""RouteTable: which brokers there are, which topics they have, and until when that is believed.
+"""RouteTable: which brokers there are, which topics they have, and how long that is believed.
 
     topic       → broker name → Queues
     broker name → cluster, id → address
     cluster     → broker names
     address     → last word (time, data version), the connection it came by, HA address, filter servers
 
-Brokers tell; nobody is asked.  A broker is forgotten when it unregisters, when the connection of its latest
-registration ends, or after 120 s of silence; with the last id of a name go the name's queues.  Topics are
-learnt from id 0 only, and never forgotten while their broker lives.  The rules are those of RocketMQ 4.9's
-RouteInfoManager, with a few of our own, each noted where it stands; which epoch counts is in epochs.py.
+Brokers register; the table asks nobody.  It forgets a broker that unregisters, whose latest registration's
+connection ends, or that is silent for 120 s.  When it forgets the last id of a name, it drops the name's
+queues.  It learns topics from id 0 only, and keeps them while their broker lives.  The rules are those of
+RocketMQ 4.9's RouteInfoManager; our own are marked "Ours".  epochs.py decides which epoch counts.
 
 Pure: the clock is handed in, a channel is any hashable object.  One thread owns a table.
 """
@@ -35,7 +35,7 @@ from haservice.remoting.codes import ResponseCode
 PERM_READ = 4
 PERM_WRITE = 2
 
-# Far above any real cluster; a registrar that exceeds them is broken or hostile.
+# Far above any real cluster; a broker that exceeds them is broken or hostile.
 BROKERS_MAX = 10_000
 QUEUE_ENTRIES_MAX = 500_000  # topics × broker names
 FILTER_SERVERS_MAX = 100
@@ -76,7 +76,7 @@ class Master(NamedTuple):
 class Registered(NamedTuple):
     """The outcome of a registration: what to answer, and what to log.
 
-    `newer` is a newer epoch than the one that was told of; a master was then refused, and nothing changed.
+    `newer` is an epoch newer than the broker's own; a master was then refused, and nothing changed.
     """
 
     master: Master
@@ -90,7 +90,7 @@ class _Broker:
     cluster: str
     addrs: dict[int, str] = field(default_factory=dict)
     displaced: dict[str, str] = field(default_factory=dict)
-    """Masters that live and whose id another one has taken: address → cluster."""
+    """Live masters whose id another one has taken: address → cluster."""
 
 
 @dataclass(slots=True)
@@ -126,13 +126,13 @@ class RouteTable:
         self._queue_entries = 0
         # In the order of the last word.
         self._epochs: dict[str, KnownEpochs] = {}
-        # Called with the name and address of a master that has its place in the route back.
+        # Called with the name and address of a master that gets its place in the route back.
         self.on_restored: Callable[[str, str], None] = lambda _, __: None
 
     # What brokers tell
 
     def register(self, told: Registration, channel: Hashable) -> Registered:
-        """103.  Raises RequestError, with nothing changed, for what cannot be or would burst the table.
+        """103.  Raises RequestError, with nothing changed, for impossible values and for a full table.
 
         Ours: a master whose epoch is over does not get its route back, however often it asks.
         """
@@ -145,7 +145,7 @@ class RouteTable:
             return Registered(Master(), new=False, newer=newer)
         before = self._live.get(told.addr)
         if before is not None and before.broker_name != told.broker_name:
-            # Ours: a broker that was renamed leaves its old name, which RocketMQ would keep until a restart.
+            # Ours: a renamed broker leaves its old name; RocketMQ would keep that until a restart.
             self._remove(told.addr)
             before = None
         broker = self._brokers.setdefault(told.broker_name, _Broker(told.cluster))
@@ -174,9 +174,9 @@ class RouteTable:
     def unregister(self, broker_name: str, addr: str, broker_id: int) -> bool:
         """104.  False when nothing was removed.
 
-        Ours: only an id that still belongs to this address goes, so that an old master's farewell does
-        not take the new master out of the routes.  With another id nothing happens at all: an address
-        whose live entry alone were taken would stay in the routes for ever.
+        Ours: removes only an id that still belongs to this address, so that an old master that unregisters
+        does not take the new master out of the routes.  With another id nothing happens at all: without its
+        live entry an address would stay in the routes for ever.
         """
         broker = self._brokers.get(broker_name)
         if broker is not None and broker_id == MASTER_ID:
@@ -188,7 +188,7 @@ class RouteTable:
         return True
 
     def data_version(self, addr: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
-        """322: (whether `version` is not the one known, the one known); an equal one is a sign of life."""
+        """322: (whether `version` is not the known one, the known one); an equal one is a sign of life."""
         live = self._live.get(addr)
         if live is None:
             return True, None
@@ -200,14 +200,14 @@ class RouteTable:
     # What ends a broker
 
     def channel_closed(self, channel: Hashable) -> list[str]:
-        """The addresses that are gone with `channel`; one that registered anew elsewhere stays."""
+        """The addresses removed with `channel`; one that has registered by another channel stays."""
         gone = sorted(self._channels.get(channel, ()))
         for addr in gone:
             self._remove(addr)
         return gone
 
     def expire(self) -> list[tuple[str, Hashable]]:
-        """Removes brokers that were silent for too long: (address, channel to close) of each."""
+        """Removes brokers that were silent for too long; gives (address, channel to close) of each."""
         latest = self._clock() - self._expire_seconds
         gone = [(addr, live.channel) for addr, live in self._live.items() if live.last_word_s < latest]
         for addr, _ in gone:
@@ -247,7 +247,7 @@ class RouteTable:
         )
 
     def newest_epoch(self, broker_name: str) -> KnownEpoch | None:
-        """40001: the epoch with the highest number that counts, and who told of it."""
+        """40001: the highest epoch number that counts, and who told it."""
         return self._epochs.get(broker_name, KnownEpochs()).newest
 
     def clusters(self) -> dict[str, list[str]]:
@@ -266,7 +266,7 @@ class RouteTable:
         return [topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)]
 
     def topics_with(self, is_wanted: Callable[[int], bool]) -> list[str]:
-        """311, 312, 313: topics of which some broker's sys flag is wanted."""
+        """311, 312, 313: topics with a wanted sys flag on some broker."""
         return [
             topic
             for topic, queues in self._topics.items()
@@ -282,11 +282,11 @@ class RouteTable:
     # What admins change
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """205: takes W from every topic of that name until its data version changes; how many there are."""
+        """205: takes W from every topic of that name until its data version changes; gives their number."""
         return self._set_perms(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """327: the way back; every topic becomes readable and writable."""
+        """327: undoes 205; every topic becomes readable and writable."""
         return self._set_perms(broker_name, lambda _: PERM_READ | PERM_WRITE)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
@@ -337,7 +337,7 @@ class RouteTable:
             )
 
     def _newer_epoch(self, epochs: KnownEpochs, told: Registration) -> KnownEpoch | None:
-        """The epoch that makes the one that was told of an old one."""
+        """The epoch that makes the broker's own an old one."""
         if told.epoch is None:
             return None
         leader = self._leader(told.broker_name)
@@ -360,9 +360,9 @@ class RouteTable:
             epochs.slave_told(told.addr, told.epoch)
 
     def _claim_ends(self, broker_name: str, broker: _Broker) -> None:
-        """Unless somebody who is registered tells of it; then a master that it kept out has its place back.
+        """Ends a claim that no registered broker tells of; a master that it kept out gets its place back.
 
-        Ours: RocketMQ's has it with its next registration, which brings its topics here, too.
+        Ours: RocketMQ's gets it with its next registration, which brings its topics here, too.
         """
         epochs = self._epochs.get(broker_name)
         if epochs is None or epochs.claim is None:
@@ -385,14 +385,14 @@ class RouteTable:
                 return
 
     def _learn(self, broker_name: str, topics: Mapping[str, Queues]) -> None:
-        """Creates and updates; a topic that is no longer named stays, as in RocketMQ."""
+        """Creates and updates topics; one that is no longer named stays, as in RocketMQ."""
         for topic, queues in topics.items():
             there = self._topics.setdefault(topic, {})
             self._queue_entries += broker_name not in there
             there[broker_name] = queues
 
     def _hear(self, told: Registration, channel: Hashable, before: _Live | None) -> None:
-        """The live entry is replaced: time, version, channel."""
+        """Replaces the live entry: time, version, channel."""
         filters = before.filter_servers if before is not None else ()
         if told.filter_servers is not None:
             filters = tuple(told.filter_servers)
@@ -426,7 +426,7 @@ class RouteTable:
         return live
 
     def _remove(self, addr: str) -> None:
-        """Takes out a live entry, the ids that hold its address, and what depends on them."""
+        """Takes out a live entry, the ids with its address, and what depends on them."""
         live = self._forget(addr)
         broker = self._brokers.get(live.broker_name) if live is not None else None
         if live is None or broker is None:

@@ -1,11 +1,11 @@
 """Acceptor: a listening socket on a loop.
 
-asyncio's own accept loop, when it is out of file descriptors, tries a thousand times on end and comes back
-for each of them after a second (3.11); ours stops accepting for a while, once, and says so.
+When file descriptors run out, asyncio's own accept loop tries a thousand times at once, and again for each of
+them a second later (3.11).  Ours logs it once and stops accepting for a while.
 
-Where TLS is served, too, the first byte of a connection tells its kind.  It is looked at and left where it
-is, so that a plain connection goes the same way as without TLS; one that says nothing costs a descriptor and
-a timer until its idle time is over.
+Where TLS is served, too, the first byte of a connection tells its kind.  The acceptor peeks at that byte, so
+that a plain connection goes the same way as without TLS.  A silent connection costs a descriptor and a timer
+until its idle time is over.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from haservice.remoting.tls import HANDSHAKE, HANDSHAKE_SECONDS, SHUTDOWN_SECOND
 
 logger = logging.getLogger(__name__)
 
-# Accepted at one go; the connections that are open have their turn in between.
+# Connections accepted at one go; between two goes the open connections have their turn.
 ACCEPTS_PER_TURN = 64
 
-# How long nothing is accepted when there is no file descriptor or memory for it.
+# How long the acceptor pauses when it has no file descriptor or memory for a connection.
 PAUSE_S = 1.0
 WARNING_INTERVAL_S = 10.0
 
-# One address that does not come as it should is told of this often.
+# At most one complaint about an address in this time.
 COMPLAINT_INTERVAL_S = 5.0
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Acceptor:
-    """Makes a connection of whatever comes; loop thread only.  Owns the socket from `start` on."""
+    """Accepts connections; loop thread only.  Owns the socket from `start` on."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Acceptor:
         self._loop.add_reader(self._listening.fileno(), self._accept)
 
     def close(self) -> None:
-        """What was accepted lives on, but for what has not said what it is, or not proven it."""
+        """Accepted connections live on, except silent ones and those whose TLS handshake is not done."""
         for sock in list(self._silent):
             self._drop(sock)
         if self._tls is not None:
@@ -109,7 +109,7 @@ class Acceptor:
             sock.close()
 
     def _sniff(self, sock: socket.socket, tls: ServerTls) -> None:
-        """Opens the connection as what its first byte says, now or when that comes."""
+        """Opens the connection as plain or TLS, by its first byte, now or when that comes."""
         try:
             first = sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -154,7 +154,7 @@ class Acceptor:
         sock.close()
 
     def _complain(self, sock: socket.socket, reason: str) -> None:
-        """One line for an address now and then; each of its connections is told at DEBUG."""
+        """Logs one line for an address now and then; each of its connections at DEBUG."""
         try:
             host, port = sock.getpeername()[:2]
         except OSError:

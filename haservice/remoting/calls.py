@@ -1,6 +1,6 @@
-"""Asking a client over its own connection: what a broker wants to know of a consumer or a producer.
+"""Calls from a broker to a client, a consumer or a producer, over the client's own connection.
 
-The opaques of such calls are ours; the client's own requests count for themselves.
+We number the opaques of such calls; the client numbers its own requests separately.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from haservice.errors import RemotingTimeout, RemotingUnreachable
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 
-# Of one client at a time, which RocketMQ bounds over all clients together.
+# The bound per client.  RocketMQ has one bound for all clients together.
 CALLS_MAX = 64
 
 _opaques = itertools.count(1)

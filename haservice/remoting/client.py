@@ -1,7 +1,7 @@
 """Calls out: RemotingClient on a loop, BlockingClient for threads.
 
-One connection per address, many calls in flight on it; an opaque finds the call that an answer belongs to.
-Whatever code an answer has, it is returned: `expect` turns the unwanted ones into AnswerError.
+One connection per address carries many calls in flight; its opaque assigns an answer to its call.
+An answer is returned whatever its code; `expect` raises AnswerError for unwanted codes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Sign = Callable[[RemotingCommand], None]
 
 CONNECT_TIMEOUT_S = 3.0  # as RocketMQ's clients
 
-# Servers close what was idle for 120 s.  Closing a little sooner here keeps a call from racing with that.
+# Servers close a connection that was idle for 120 s.  We close sooner, so that no call races with that.
 IDLE_SECONDS = 110.0
 SWEEPS_PER_IDLE_TIME = 8
 
-# A peer whose machine takes no bytes for this long is gone, though nothing said so; TCP alone waits a quarter
-# of an hour, and all that time calls would be written into the void.
+# A peer whose machine acknowledges no bytes for this long is unreachable.  TCP alone waits a quarter of an
+# hour, and calls made in that time would be lost.
 UNACKNOWLEDGED_MS = 30_000
 
 # Calls in flight to one address, as RocketMQ's clients bound their asynchronous ones.
@@ -46,8 +46,8 @@ CALLS_MAX = 65535
 
 
 def expect(addr: str, answer: RemotingCommand, *codes: int, request: int = 0) -> RemotingCommand:
-    """`answer` itself when its code is one of `codes` (SUCCESS when none is given); else raises
-    AnswerError, of that `request`.
+    """`answer` itself if its code is one of `codes` (SUCCESS if none is given); else raises
+    AnswerError with that `request`.
     """
     if answer.code not in (codes or (0,)):
         raise AnswerError(addr, answer.code, answer.remark, request)
@@ -63,7 +63,7 @@ def split_addr(addr: str) -> tuple[str, int]:
 
 
 class RemotingClient:
-    """For use on one loop, the one that runs when it is made."""
+    """For use on one loop: the one that runs when the client is made."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RemotingClient:
         tls: ssl.SSLContext | None = None,
         sign: Sign | None = None,
     ) -> None:
-        """Plain connections without `tls`; `sign` adds credentials to every request before it is sent."""
+        """Without `tls`, connections are plain; `sign` adds credentials to each request before it is sent."""
         self._loop = asyncio.get_running_loop()
         self._connect_timeout_s = connect_timeout_s
         self._idle_seconds = idle_seconds
@@ -89,8 +89,8 @@ class RemotingClient:
     async def invoke(self, addr: str, command: RemotingCommand, timeout_s: float = 3.0) -> RemotingCommand:
         """The answer to `command`, whatever its code.
 
-        Raises RemotingUnreachable when there is no connection or it ends before the answer, RemotingTimeout
-        when the answer is not there after `timeout_s`, connecting included.  Sets `command.opaque`.
+        Raises RemotingUnreachable if there is no connection or it ends before the answer, RemotingTimeout
+        if no answer has come after `timeout_s`, connecting included.  Sets `command.opaque`.
         """
         if self._sign is not None:
             self._sign(command)
@@ -110,13 +110,13 @@ class RemotingClient:
             connection.forget(opaque)
 
     def serve(self, code: int, processor: Processor) -> None:
-        """Requests of `code` that a peer sends over a connection of ours go to `processor`, which answers as
-        one of a server does; those of other codes are answered as not supported.
+        """Gives requests of `code` that a peer sends over our connection to `processor`, which answers them
+        as in a server.  Requests of other codes are answered as not supported.
         """
         self._dispatch.singles[int(code)] = processor
 
     async def oneway(self, addr: str, command: RemotingCommand) -> None:
-        """Hands `command` to the connection; whether it arrives is not known.  Raises RemotingUnreachable."""
+        """Hands `command` to the connection; it may not arrive.  Raises RemotingUnreachable."""
         if self._sign is not None:
             self._sign(command)
         command.flag |= 2
@@ -125,7 +125,7 @@ class RemotingClient:
         connection.send(command)
 
     def connection(self, addr: str) -> Connection | None:
-        """The connection that calls to `addr` go over now; another one after the peer has been away."""
+        """The connection that calls to `addr` use now; a new one after the peer was unreachable."""
         return self._connections.get(addr)
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class RemotingClient:
         await asyncio.sleep(0)
 
     async def _ready(self, addr: str, command: RemotingCommand, timeout_s: float) -> Connection:
-        """A connection to `addr` that takes more bytes now."""
+        """A connection to `addr` that can take more bytes now."""
         try:
             async with asyncio.timeout(timeout_s):
                 connection = self._connections.get(addr)
@@ -158,7 +158,7 @@ class RemotingClient:
             raise RemotingTimeout(addr, int(command.code), timeout_s) from None
 
     async def _connect(self, addr: str) -> Connection:
-        """Joins the attempt that is under way, or begins one; all who wait share its outcome."""
+        """Joins the attempt under way, or begins one; all waiting callers share its outcome."""
         if self._closed:
             raise RemotingUnreachable(addr, "the client was closed")
         attempt = self._attempts.get(addr)
@@ -186,7 +186,7 @@ class RemotingClient:
         except ssl.SSLError as error:
             raise RemotingUnreachable(addr, f"no TLS: {error.reason or error}") from None
         except OSError as error:
-            # asyncio's own words name the address again, and not what the system said.
+            # asyncio's own text repeats the address and omits the system's reason.
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else error.strerror or str(error)
             reason = reason or "closed before TLS was agreed on: does it speak TLS?"
@@ -213,7 +213,7 @@ class RemotingClient:
             del self._connections[addr]
 
     def _sweep(self) -> None:
-        """Closes what nobody has used for a while; a connection with calls in flight is in use."""
+        """Closes connections unused for a while; one with calls in flight is in use."""
         self._sweep_timer = None
         now = self._loop.time()
         for connection in list(self._connections.values()):
@@ -241,7 +241,7 @@ class BlockingClient:
         tls: ssl.SSLContext | None = None,
         sign: Sign | None = None,
     ) -> None:
-        """Without a `thread` it has one of its own, called `thread_name`; `on_failure` hears of its end."""
+        """Without `thread` it starts its own, called `thread_name`; `on_failure` is told if that ends."""
         self._apart = functools.partial(
             BlockingClient, connect_timeout_s=connect_timeout_s, tls=tls, sign=sign
         )
@@ -257,7 +257,7 @@ class BlockingClient:
         self._run(self._client.oneway(addr, command), addr)
 
     def use(self, work: Callable[[RemotingClient], Coroutine[Any, Any, T]]) -> T:
-        """What `work` gives, which runs on the loop: several calls at once."""
+        """Runs `work` on the loop and returns its result: for several calls at once."""
         return self._run(work(self._client))
 
     def task(
@@ -266,7 +266,7 @@ class BlockingClient:
         work: Callable[[RemotingClient], Coroutine[Any, Any, None]],
         on_failure: OnFailure = lambda name, error: None,
     ) -> LoopTask:
-        """`work`, to be started and stopped on the loop, with the connections of this client."""
+        """A task to start and stop: it runs `work` on the loop, with this client's connections."""
         return LoopTask(name, self.thread, lambda: work(self._client), on_failure)
 
     def apart(self) -> BlockingClient:
@@ -274,9 +274,9 @@ class BlockingClient:
         return self._apart(thread=self.thread)
 
     def close(self, deadline: Deadline | float = 5.0) -> bool:
-        """Ends the connections, and the thread if it is its own; calls in flight fail.  May be called twice.
+        """Ends the connections, and its own thread if it has one; calls in flight fail.  May be called twice.
 
-        False if the thread runs on at the deadline.
+        False if the thread still runs at the deadline.
         """
         left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
         if self.thread.open:

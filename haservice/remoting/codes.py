@@ -1,7 +1,7 @@
 """Every number that has a name on the clients' wire: requests, responses, languages.
 
-The names are RocketMQ 4.9.8's, with one request of 5.x, GET_BROKER_HA_STATUS, and eight of our own from 40001
-on.  A code listed here is not necessarily served: what a node serves is what its processors register.
+The names are RocketMQ 4.9.8's, plus one request of 5.x, GET_BROKER_HA_STATUS, and eight of our own from 40001
+on.  A node serves only the codes that its processors register, not every code listed here.
 """
 
 from __future__ import annotations

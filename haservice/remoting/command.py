@@ -7,7 +7,7 @@
 
 Reading is tolerant: any order, unknown keys, missing keys, ext values that are JSON numbers or booleans (old
 C++ and JavaScript clients send them).  Writing is strict: ext values are strings, for Go clients fail on
-anything else.  Nothing here touches a socket; the frame around the header is `frame.py`'s.
+anything else.  Nothing here touches a socket; frame.py reads the frame around the header.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Body = bytes | memoryview
 
 
 class RemotingCommand:
-    """One command.  Mutable and cheap: one is made per request and per answer.
+    """One command.  Mutable and cheap: each request and each answer makes one.
 
-    `ext` values are text.  `body` is a view into what was read; see FrameReader for how long to keep it.
+    `ext` values are text.  `body` is a view into the bytes read; see FrameReader for how long to keep it.
     `code` is a RequestCode in a request, a ResponseCode in a response; unknown numbers pass through.
     """
 
@@ -88,7 +88,7 @@ class RemotingCommand:
     def request(
         cls, code: int, ext: dict[str, str] | None = None, body: Body = b"", oneway: bool = False
     ) -> RemotingCommand:
-        """A request of ours.  Its opaque is set by the connection that sends it."""
+        """A request of ours.  The connection that sends it sets its opaque."""
         return cls(code, ext, body, flag=FLAG_ONEWAY if oneway else 0)
 
     def answer(
@@ -138,7 +138,7 @@ def encode(command: RemotingCommand) -> bytes:
 def encode_head(command: RemotingCommand) -> bytes:
     """The frame up to its body, so that a body is copied once, into the write.
 
-    A frame over the limit is written all the same: whoever builds a body bounds it.
+    This does not check the frame limit: whoever builds a body bounds it.
     """
     if command.serialize_type == SERIALIZE_ROCKETMQ:
         header = _encode_binary(command)
@@ -154,7 +154,7 @@ def encode_head(command: RemotingCommand) -> bytes:
 
 
 def decode(serialize_type: int, header: bytes, body: Body) -> RemotingCommand:
-    """A frame's command; raises ProtocolError when its header is none."""
+    """A frame's command; raises ProtocolError if its header cannot be read."""
     if serialize_type == SERIALIZE_JSON:
         return _decode_json(header, body)
     if serialize_type == SERIALIZE_ROCKETMQ:
@@ -163,8 +163,8 @@ def decode(serialize_type: int, header: bytes, body: Body) -> RemotingCommand:
 
 
 def ext_strings(ext: Mapping[str, object]) -> dict[str, str]:
-    """`ext` with every value as text: true, false, decimal numbers; None means absent, as in Java.
-    Raises TypeError for anything else."""
+    """`ext` with every value as text: true, false, decimal numbers; leaves out None, as Java does.
+    Raises TypeError for other types."""
     texts: dict[str, str] = {}
     for name, value in ext.items():
         if value is None:
@@ -189,7 +189,7 @@ def _encode_json(command: RemotingCommand) -> bytes:
     except TypeError:
         ext = ext_strings(ext)
     language = command.language
-    # Keys stand in alphabetical order, as Java writes them.
+    # Keys in alphabetical order, as Java writes them.
     header: dict[str, object] = {"code": command.code}
     if ext:
         header["extFields"] = ext
@@ -246,7 +246,7 @@ def _decode_json(header: bytes, body: Body) -> RemotingCommand:
 
 
 def _whole(fields: dict[str, object], name: str) -> int:
-    """A number of the header as fastjson would take it: absent and null are 0, digits in a string count."""
+    """A number of the header as fastjson reads it: absent and null are 0, a string of digits is a number."""
     value = fields.get(name)
     if value is None:
         return 0

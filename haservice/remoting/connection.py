@@ -5,10 +5,10 @@
                                           └ response → the call that waits for its opaque  │
     send(command), call(command) ──────────────────────────────────────────────────────────┘
 
-What the dispatch's fast path takes of a read never becomes frames.  What is gathered while a read is handled
-goes out when all its frames are handled; what comes at other times goes out once per turn of the loop.
-Bounds: a peer that does not read is not read from (`WRITE_BUFFER_BYTES_MAX`), nor is one with too many
-requests that wait for their answers (`UNANSWERED_MAX`).  Everything here runs on the loop's thread.
+Bytes that the dispatch's fast path takes never become frames.  Answers gathered while a read is handled go
+out when all its frames are handled; others go out once per turn of the loop.
+Bounds: the connection stops reading from a peer that does not read (`WRITE_BUFFER_BYTES_MAX`), or whose
+unanswered requests are too many (`UNANSWERED_MAX`).  Everything here runs on the loop's thread.
 """
 
 from __future__ import annotations
@@ -27,29 +27,27 @@ from haservice.remoting.frame import Frame, FrameReader
 
 logger = logging.getLogger(__name__)
 
-# Above this many bytes that the peer has not taken, nothing more is read from it; below the second, it is
-# again.
+# Reading from a peer stops while more bytes than this wait for it, and goes on below the second number.
 WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
-# More is not copied for one write: into memory that was never touched, that takes 3 ms for each megabyte.
+# Larger writes are not joined: a copy into memory never touched before takes 3 ms per megabyte.
 JOINED_BYTES_MAX = 256 * 1024
-# Nor pieces that have as much as this on an average: a pull's messages.
+# Nor are pieces that average at least this size: a pull's messages.
 JOINED_PIECE_BYTES_MAX = 4096
 WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 
-# Requests of one connection whose answers are awaited.  RocketMQ clients hold at most 65535 asynchronous
-# calls.
+# Unanswered requests of one connection.  RocketMQ clients have at most 65535 asynchronous calls in flight.
 UNANSWERED_MAX = 65536
 
-# What a processor gives back: the answer, or what it is awaited from.  None is for a request that has no answer,
-# and for one whose processor answers it itself: sends of many connections are answered in one turn, with one write
-# for each connection, and a future for each of them would cost more than the send.
+# What a processor returns: the answer, or an awaitable of it.  None is for a request without an answer, and
+# for one that the processor answers itself: it answers sends of many connections in one turn, with one write
+# for each connection; a future for each send would cost more than the send.
 Outcome = RemotingCommand | Awaitable[RemotingCommand] | None
 
 Processor = Callable[["Connection", RemotingCommand], Outcome]
 
 
 class Connection(asyncio.Protocol):
-    """One peer.  Made by a server or a client; processors hold it to send later, and to be told of its end.
+    """One peer.  A server or a client makes it; processors keep it to send later, and to hear of its end.
 
     `peer`        "ip:port"
     `peer_host`   the same as ip 4 or 16 bytes + port 4 bytes, the form in which records keep hosts
@@ -81,7 +79,7 @@ class Connection(asyncio.Protocol):
         self._drained: list[asyncio.Future[None]] = []
 
     def send(self, command: RemotingCommand) -> None:
-        """Writes `command` with what else goes out in this turn of the loop; dropped when the peer has
+        """Writes `command` with all else that goes out in this turn of the loop; dropped if the peer has
         gone.
         """
         if self.closed:
@@ -92,7 +90,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def send_encoded(self, answers: bytes) -> None:
-        """Writes whole frames at once, behind what is gathered; dropped when the peer has gone."""
+        """Writes whole frames at once, after what is gathered; dropped if the peer has gone."""
         if self.closed:
             return
         self._out.append(answers)
@@ -102,7 +100,7 @@ class Connection(asyncio.Protocol):
 
     def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Sends a request whose opaque is unique on this connection.  The future fails with
-        RemotingClosed when the connection ends first; give it up with `forget`.
+        RemotingClosed if the connection ends first; `forget` gives the call up.
         """
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         if self.closed:
@@ -113,7 +111,7 @@ class Connection(asyncio.Protocol):
         return future
 
     def forget(self, opaque: int) -> None:
-        """Nobody waits for this answer any more: it is dropped when it comes."""
+        """Nobody waits for this answer any more: drops it when it comes."""
         self._calls.pop(opaque, None)
 
     @property
@@ -123,7 +121,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def congested(self) -> bool:
-        """The peer does not take what we write: produce nothing large for it now."""
+        """Whether the peer does not take what we write: produce nothing large for it now."""
         return self._write_blocked or self._out_bytes > WRITE_BUFFER_BYTES_MAX
 
     async def writable(self) -> None:
@@ -134,7 +132,7 @@ class Connection(asyncio.Protocol):
             await waiter
 
     def close(self, reason: str) -> None:
-        """Ends the connection after what was gathered is written; may be called twice."""
+        """Writes what was gathered, then ends the connection; may be called twice."""
         if not self.close_reason:
             self.close_reason = reason
         self._backlog = []
@@ -143,7 +141,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self, reason: str) -> None:
-        """Ends the connection at once; what was not written is lost."""
+        """Ends the connection at once; bytes not written are lost."""
         if not self.close_reason:
             self.close_reason = reason
         self._backlog = []
@@ -214,7 +212,7 @@ class Connection(asyncio.Protocol):
     # In
 
     def _handle(self, frames: list[Frame]) -> None:
-        """Handles frames in order, with one write; what a bound forbids for now is left in the backlog."""
+        """Handles frames in order, with one write; leaves those beyond a bound in the backlog."""
         self._gathering = True
         batches = self._dispatch.batches
         run: list[RemotingCommand] = []
@@ -314,7 +312,7 @@ class Connection(asyncio.Protocol):
             try:
                 self.send(self._dispatch.failure(self.peer, request, error))
             except Exception as worse:
-                # A peer that is hung up on asks again; one that is not answered waits for its timeout.
+                # If we hang up, the peer asks again; without an answer it would wait for its timeout.
                 if self._dispatch.may_log(("unanswered", request.code), worse):
                     logger.exception(
                         "no answer can be written, closing peer=%s code=%s", self.peer, request.code
@@ -330,7 +328,7 @@ class Connection(asyncio.Protocol):
 
     def _on_protocol_error(self, error: ProtocolError) -> None:
         if not self.close_reason:
-            # One line for a scanner's address now and then; each of its connections is told at DEBUG.
+            # Logs one line for a scanner's address now and then; each of its connections at DEBUG.
             news = self._dispatch.may_log(self.peer.rpartition(":")[0], error)
             logger.log(logging.WARNING if news else logging.DEBUG, "closing peer=%s: %s", self.peer, error)
             if self._calls:
@@ -376,7 +374,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _go_on(self) -> None:
-        """Handles what a bound kept back, and reads again, as soon as every bound allows it."""
+        """Handles the frames in the backlog, and reads again, as soon as every bound allows it."""
         if not self._held or self.close_reason or self._transport is None:
             return
         if self._write_blocked or len(self._unanswered) >= UNANSWERED_MAX:
@@ -396,7 +394,7 @@ class Connection(asyncio.Protocol):
 
 
 def _name_peer(address: Any) -> tuple[str, bytes]:
-    """A socket's peer as "ip:port" and in the form in which records keep hosts."""
+    """A socket's peer as "ip:port", and in the form of hosts in records."""
     if not isinstance(address, tuple) or len(address) < 2:
         return "?", encode_host("0.0.0.0", 0)  # it has gone already
     ip, port = str(address[0]), int(address[1])

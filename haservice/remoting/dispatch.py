@@ -1,10 +1,10 @@
-"""Dispatch: which processor a request of a listener goes to, behind which guard, and what goes a shorter way.
+"""Dispatch: gives each request of a listener to its processor, behind the guard, or to the fast path.
 
     code → processor        one request at a time
          → batch processor  all consecutive requests of one read that are its own
-    FastPath                whole frames, as bytes, before any of them is decoded; it leaves what is not ordinary
+    FastPath                whole frames, as bytes, before they are decoded; it takes ordinary requests only
 
-A guard sees requests, so where there is one, nothing goes past it: there is no fast path then.
+A guard has to see every request as a command, so a listener with a guard has no fast path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# One kind of failure is logged at most this often, so that one bad client cannot fill the disk.
+# At most one log line per kind of failure in this time, so that one bad client cannot fill the disk.
 COMPLAINT_INTERVAL_S = 5.0
 
 
@@ -31,16 +31,16 @@ class FastPath(Protocol):
     """Takes requests as the bytes of their frames, and answers with `Connection.send_encoded`."""
 
     def take(self, connection: Connection, data: bytes) -> int:
-        """How many bytes of `data`, which begins with a frame, it has taken: whole frames, maybe none.
+        """Returns how many bytes of `data`, which begins with a frame, it took: whole frames, maybe none.
 
-        What it leaves is decoded and processed in order behind that.  It raises nothing.
+        The connection decodes and processes the rest after that, in order.  It raises nothing.
         """
         ...
 
 
 @runtime_checkable
 class HasFastPath(Protocol):
-    """A processor some of whose requests can go a shorter way."""
+    """A processor with a fast path for some of its requests."""
 
     @property
     def fast_path(self) -> FastPath | None: ...
@@ -51,16 +51,16 @@ class BatchProcessor(Protocol):
     """Takes all consecutive requests of one read that are registered to it: one append, one write."""
 
     def process_batch(self, connection: Connection, requests: list[RemotingCommand]) -> Sequence[Outcome]:
-        """One outcome per request, in their order.  A RequestError that is raised answers all of them."""
+        """One outcome per request, in their order.  If it raises a RequestError, that answers all of them."""
         ...
 
 
-# Stands before every request that has a processor: returns, or raises the RequestError that is its answer.
+# Called before every request that has a processor: returns, or raises RequestError, which is the answer.
 Guard = Callable[["Connection", RemotingCommand], None]
 
 
 class GuardedBatch:
-    """A batch processor behind a guard: it sees what the guard lets pass."""
+    """A batch processor behind a guard: it gets the requests that the guard lets pass."""
 
     def __init__(self, owner: BatchProcessor, guard: Guard) -> None:
         self._owner = owner
@@ -96,7 +96,7 @@ def _guarded(processor: Processor, guard: Guard) -> Processor:
 
 
 class Dispatch:
-    """Code → processor, as one listener's connections share it; each behind the guard, if there is one."""
+    """Code → processor, shared by one listener's connections; each behind the guard, if there is one."""
 
     __slots__ = ("_throttle", "batches", "fast_path", "singles")
 
@@ -121,9 +121,7 @@ class Dispatch:
                 self.singles[int(code)] = processor if guard is None else _guarded(processor, guard)
 
     def failure(self, peer: str, request: RemotingCommand, error: BaseException) -> RemotingCommand:
-        """The answer to a request whose processor raised `error`; our own bugs are logged with their
-        traceback.
-        """
+        """The answer to a request whose processor raised `error`; logs our own bugs with their traceback."""
         if isinstance(error, RequestError):
             return request.answer(int(error.code), error.remark)
         if isinstance(error, ProtocolError):
@@ -134,5 +132,5 @@ class Dispatch:
         return request.answer(int(ResponseCode.SYSTEM_ERROR), f"{type(error).__name__}: {error}")
 
     def may_log(self, cause: object, error: BaseException) -> bool:
-        """Whether this kind of failure has not been complained of for a while; from now on it has."""
+        """Whether to log this kind of failure now: not again within COMPLAINT_INTERVAL_S."""
         return self._throttle.ready((cause, type(error)))

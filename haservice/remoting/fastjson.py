@@ -9,8 +9,8 @@ fastjson, which Java peers use, writes two things that are no JSON, and reads bo
 writes them for `int` and `ObjectKey` keys.  Standard JSON, which nearly everything is, costs one orjson
 call.
 
-Bounds: orjson refuses more than 1024 levels; a text whose tree would take too much memory is refused before
-it is read; the rest is linear in the text's length.
+Bounds: orjson refuses more than 1024 levels; `loads` refuses a text whose tree would take too much memory
+before it reads it; the rest is linear in the text's length.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import orjson
 
 from haservice.errors import ProtocolError
 
-# What a tree may cost: of a request anyone may send, and of an answer from a broker we asked.  The first is
-# room for 65,536 consumers in a heartbeat, which takes 0.1 s to read.
+# The memory that a tree may take: of a request that anyone may send, and of an answer from a broker we asked.
+# The first has room for 65,536 consumers in a heartbeat, which takes 0.1 s to read.
 REQUEST_TREE_BYTES_MAX = 16 * 1024 * 1024
 ANSWER_TREE_BYTES_MAX = 64 * 1024 * 1024
 
-# What all references of a text may stand for together.
+# The most values that all references of a text may bring in together.
 REFERENCED_NODES_MAX = 100_000
 
 # CPython 3.11's sizes: a dict with an entry, a list with an entry, another entry with its value.
@@ -38,7 +38,7 @@ _ENTRY_BYTES = 40
 
 
 class BodyUnreadable(ProtocolError, ValueError):
-    """A body that is not what it should be.  Its frame was whole, so the connection lives on."""
+    """A body that cannot be read.  Its frame was whole, so the connection lives on."""
 
 
 class ObjectKey(str):
@@ -70,7 +70,7 @@ def loads(
 
 
 def tree_bytes(text: bytes) -> int:
-    """At most so much memory takes the tree of a JSON text."""
+    """The most memory that the tree of a JSON text can take."""
     return text.count(b"{") * _DICT_BYTES + text.count(b"[") * _LIST_BYTES + text.count(b",") * _ENTRY_BYTES
 
 
@@ -79,9 +79,9 @@ def dumps(
 ) -> bytes:
     """The JSON of a tree, keys in the order they stand in.
 
-    With `unquoted_int_keys` int keys have no quotes and ObjectKeys are objects, else both are strings.
-    `pretty` is the form of RocketMQ's config files, indented by tabs.  `ascii_only` writes the rest as
-    \\uXXXX.
+    With `unquoted_int_keys`, int keys have no quotes and ObjectKeys are objects; else both are strings.
+    `pretty` is the form of RocketMQ's config files, indented by tabs.  `ascii_only` writes other
+    characters as \\uXXXX.
     """
     if pretty:
         text = "".join(_pretty(value, "\n", unquoted_int_keys))
@@ -102,7 +102,7 @@ def dumps(
 
 # Reading
 
-# Strings are stepped over whole, a torn one to the end of the text, so nothing is looked at twice.  A key
+# The search skips whole strings, an unclosed one to the end of the text, so it looks at nothing twice.  A key
 # is a number or a flat object with a colon behind it.
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
 _KEY = re.compile(
@@ -137,8 +137,8 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d{1,8})\]")
 def _resolved(tree: Any) -> Any:
     """`tree` with fastjson's {"$ref":"$.a.b[0]"} replaced by what stands there.
 
-    Java writes a reference where one object occurs twice.  What references bring in is bounded, for a few of
-    them can name the same large thing; a reference to what holds references, or to nothing, becomes null.
+    Java writes a reference where one object occurs twice.  A few references can name the same large object,
+    so what they bring in is bounded.  A reference to nothing, or to what holds references, becomes null.
     """
     left = REFERENCED_NODES_MAX
     waiting = [tree]
@@ -178,7 +178,7 @@ def _target(tree: Any, path: str) -> Any:
 
 
 def _survey(tree: Any, limit: int) -> tuple[int, bool]:
-    """How many values `tree` has, and whether it is free of references; raises BodyUnreadable beyond
+    """How many values `tree` has, and whether it has no references; raises BodyUnreadable beyond
     `limit`.
     """
     count = 0
@@ -239,7 +239,7 @@ def _write(value: Any, pieces: list[str], unquoted: bool) -> None:
 
 
 def _pretty(value: Any, line: str, unquoted: bool) -> list[str]:
-    """As fastjson's PrettyFormat, which keeps members with keys that are no text on one line: {0:5,1:7 and
+    """As fastjson's PrettyFormat, which puts members whose keys are no text on one line: {0:5,1:7 and
     }.
     """
     pieces: list[str] = []

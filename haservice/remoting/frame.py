@@ -2,8 +2,8 @@
 
     | length 4 | serialize type 1, header length 3 | header h | body length − 4 − h |
 
-`length` counts what follows it.  Integers are big-endian.  Nothing here touches a socket or a clock, and
-nothing here knows what a header says.
+`length` counts the bytes that follow it.  Integers are big-endian.  This module touches no socket and no
+clock, and does not know what a header says.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ assert PREFIX_BYTES == 8
 # RocketMQ's com.rocketmq.remoting.frameMaxLength; counts the length field too.
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
-# What we take in an answer.  A master's 500,000 consumer offsets have 7 to 48 MiB; a stock slave, which asks
-# for them too, takes none beyond RocketMQ's limit.
+# The largest answer that we take.  A master's 500,000 consumer offsets have 7 to 48 MiB; a stock slave, which
+# asks for them too, takes no answer beyond RocketMQ's limit.
 ANSWER_FRAME_BYTES_MAX = 64 * 1024 * 1024
 
-# What a request may carry in its header.  Properties are the one large field: 32767 bytes of UTF-8, whose
-# control characters JSON writes six-fold (U+0001 becomes a backslash and u0001): 196,602 bytes.  The rest of
-# the largest request stays far below the other 64 KiB.  A JSON tree takes up to 30 times its text: 8 MB.
+# The largest header of a request.  Properties are its one large field: 32767 bytes of UTF-8, and JSON writes
+# a control character as six (U+0001 becomes a backslash and u0001): 196,602 bytes.  All other fields stay
+# far below the remaining 64 KiB.  A JSON tree takes up to 30 times its text: 8 MB.
 REQUEST_HEADER_BYTES_MAX = 256 * 1024
 
-# An answer to a batch lists 33 characters for each of its messages: 4 MiB hold 180,000 of them.
+# An answer to a batch has 33 characters for each of its messages: 4 MiB hold 180,000 of them.
 ANSWER_HEADER_BYTES_MAX = 8 * 1024 * 1024
 
-# A frame that came in pieces is put together for a fast path up to this size.
+# Up to this size, a frame that came in pieces is joined for a fast path.
 JOINED_BYTES_MAX = 256 * 1024
 
 SERIALIZE_JSON = 0
@@ -54,11 +54,11 @@ _FOREIGN = {
 class FrameReader:
     """Turns bytes, however they arrive, into whole frames.  Owned by one connection.
 
-    Bodies are views without a copy.  They stay valid, for what they point into is never written again, but a
-    kept view keeps everything alive that was read with it (up to 256 KiB): keep `bytes(body)` instead.
+    Bodies are views without a copy.  They stay valid, for nobody writes to those bytes again.  But a view
+    keeps all bytes of its read in memory (up to 256 KiB): to keep a body, take `bytes(body)`.
 
-    After a lie in a length field nothing more can be read: `error` is set, and `feed` raises it as soon as it
-    has no frame from before the lie to return.
+    After a wrong length field nothing more can be read: `error` is set, and `feed` raises it once it has
+    returned the frames before it.
     """
 
     __slots__ = ("_frame_bytes_max", "_header_bytes_max", "_pending", "_wanted", "error")
@@ -96,9 +96,9 @@ class FrameReader:
         return frames
 
     def from_edge(self, data: bytes) -> bytes | None:
-        """`data` behind what has begun of its frame, to be looked at before it is fed; nothing has begun then.
+        """`data` behind the begun part of its frame, to look at before feeding; that part is then taken out.
 
-        None when that frame is still not whole, or larger than is copied for a look, and after a lie.
+        None if the frame is still not whole, or above JOINED_BYTES_MAX, or after a wrong length.
         """
         pending = self._pending
         if self.error is not None:
@@ -112,7 +112,7 @@ class FrameReader:
         return b"".join((pending, data))
 
     def _complete(self, data: bytes, frames: list[Frame]) -> int:
-        """Adds to the frame that has begun; returns how much of `data` it took."""
+        """Adds `data` to the frame that has begun; returns how many bytes it took."""
         pending = self._pending
         taken = 0
         if self._wanted == 0:
@@ -132,7 +132,7 @@ class FrameReader:
         return taken + missing
 
     def _split(self, data: bytes, position: int, frames: list[Frame]) -> None:
-        """The fast path: whole frames from `position` on are cut where they lie; the rest waits."""
+        """The fast path: cuts whole frames from `position` on, without a copy of bodies; keeps the rest."""
         size = len(data)
         if position == size:
             return
@@ -162,7 +162,7 @@ class FrameReader:
             self._pending = bytearray(view[position:])
 
     def _measure(self, data: bytes | bytearray, position: int) -> int:
-        """Size of the frame at `position` with its length field, 0 when too little of it is here to tell."""
+        """Size of the frame at `position` with its length field; 0 if too few of its bytes are here."""
         here = len(data) - position
         if here < 4:
             return 0

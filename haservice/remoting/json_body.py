@@ -1,13 +1,13 @@
 """JSONBody: dataclass ⇄ JSON tree, by the dataclass's own annotations.
 
-    int float bool str        numbers may come as strings and the other way round; Go sends such
+    int float bool str        numbers may come as strings and strings as numbers; Go clients send both
     Epoch, Offset, …           an int within its bounds, see haservice.bounds
     X | None                  left out when None
     Sequence[X]               written as an array, read as a tuple
     Mapping[str|int|B, X]     read as a dict; int keys and keys that are bodies are fastjson's dialect
 
-Members that are absent or null get their field's default; one without a default is required.  Unknown
-members are ignored.  Members are written in alphabetical order, as Java does.
+An absent or null member gets its field's default; without a default it is required.  Unknown members are
+ignored.  Members are written in alphabetical order, as Java does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Write = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Member:
-    """One field: where it stands on the wire, and how its value is read and written."""
+    """One field: its names on the wire, and how its value is read and written."""
 
     field: str
     names: tuple[str, ...]  # the first is written, any is read
@@ -47,7 +47,7 @@ class _Plan:
 
 
 def named(*names: str) -> Mapping[str, tuple[str, ...]]:
-    """Metadata of a field whose wire name is not its own in camel case; further names are read as well."""
+    """Metadata for a field with another wire name than its own in camel case; further names are read, too."""
     return {"names": names}
 
 
@@ -56,12 +56,12 @@ class JSONBody:
 
     __slots__ = ()
 
-    # What reading one may cost; less for those that come in requests.
+    # The memory that reading a body may take; less for bodies of requests.
     TREE_BYTES_MAX: ClassVar[int] = ANSWER_TREE_BYTES_MAX
 
     @classmethod
     def decode(cls, data: bytes | memoryview | str) -> Self:
-        """Raises BodyUnreadable, which names the member that is not what it should be."""
+        """Raises BodyUnreadable, which names the member that is wrong."""
         return cls.from_tree(loads(data, dialect=_plan(cls).dialect, tree_bytes_max=cls.TREE_BYTES_MAX))
 
     def encode(self, *, pretty: bool = False, standard: bool = False) -> bytes:
@@ -197,7 +197,7 @@ def _whole(value: Any) -> int:
             value = int(value)
         except ValueError:
             raise BodyUnreadable(f"{str(value)[:40]!r} is not a whole number") from None
-    # A larger one would be written nowhere again: not by the JSON writer, and no Java peer could read it.
+    # The JSON writer cannot write a larger number, and no Java peer could read it.
     if not -_I64_MAX - 1 <= value <= _I64_MAX:
         raise BodyUnreadable(f"{str(value)[:40]} does not fit into 64 bits")
     return int(value)

@@ -1,4 +1,4 @@
-"""A thread that is an event loop, and tasks that run on it under names of their own.
+"""A thread that runs an event loop, and named tasks on it.
 
 run_loop     the body of such a thread
 LoopThread   one on which any number of other threads run coroutines
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 OnFailure = Callable[[str, BaseException], None]
 
-# For host names that are looked up, and for what would keep the loop from others.
+# For look-ups of host names, and for work that would block the loop.
 WORK_THREADS = 2
 
 
@@ -49,7 +49,7 @@ class LoopClosed(RuntimeError):
 
 
 class LoopThread:
-    """Runs from the start; `close` ends what still runs on it.  `on_failure` hears of a death."""
+    """Runs from construction on; `close` ends what still runs.  `on_failure` is told if it dies."""
 
     def __init__(self, name: str, on_failure: OnFailure | None = None) -> None:
         self.loop = asyncio.new_event_loop()
@@ -63,7 +63,7 @@ class LoopThread:
         return self._service.running and not self.loop.is_closed()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What `coroutine` gives or raises, in any other thread.  Raises LoopClosed after `close`, or amid it."""
+        """What `coroutine` returns or raises; from any other thread.  LoopClosed after or during `close`."""
         if threading.current_thread().name == self._service.name:
             coroutine.close()
             raise AssertionError("a blocking call on the loop's own thread")
@@ -75,7 +75,7 @@ class LoopThread:
             raise LoopClosed from None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """A future of what `coroutine` gives.  Raises LoopClosed after `close`."""
+        """A future of what `coroutine` returns.  Raises LoopClosed after `close`."""
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError:
@@ -83,7 +83,7 @@ class LoopThread:
             raise LoopClosed from None
 
     def close(self, deadline: Deadline) -> bool:
-        """Ends what still runs, the loop and its thread.  May be called twice.  False if the thread runs on."""
+        """Ends all tasks, the loop and its thread.  May be called twice.  False if the thread still runs."""
         return self._service.stop(deadline)
 
     # The thread's task
@@ -99,7 +99,7 @@ class LoopThread:
 class LoopTask:
     """Runs `work()` on the loop of `thread` until stop(), which cancels it.
 
-    An exception that leaves it is logged and told, as is an end that nobody asked for.
+    If it raises, or ends by itself, the task logs that and tells `on_failure`.
     """
 
     def __init__(

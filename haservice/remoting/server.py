@@ -1,10 +1,10 @@
 """RemotingServer: one event loop for every client, code → processor.
 
     remoting-loop     accepts, reads, handles and writes for all connections of all listeners
-    remoting-work-N   what may block (a cold read, an admin dump), handed over with `offload`
+    remoting-work-N   run what may block (a cold read, an admin dump), handed over with `offload`
 
-`start` returns when every port is bound, or raises naming the one that is not.  `stop` closes the
-listeners, lets what was answered go out, ends the connections, then the loop.
+`start` returns when every port is bound, or raises an error that names the one that is not.  `stop` closes
+the listeners, lets pending answers go out, ends the connections, then the loop.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ T = TypeVar("T")
 
 BACKLOG = 1024  # as RocketMQ's servers
 
-# Idle connections are looked for this many times within the idle time, so they end at most an eighth late.
+# Sweeps within one idle time; idle connections end at most an eighth of it late.
 SWEEPS_PER_IDLE_TIME = 8
 
-# A connection that was told to close and whose peer takes nothing more is cut after this long.
+# A closing connection whose peer takes no more bytes is cut after this long.
 LINGER_S = 5.0
 
-# For what may block: cold reads and admin dumps.  More of them would only share the disk.
+# Threads for what may block: cold reads and admin dumps.  More threads would only share the disk.
 WORK_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A port and what is served there.  `key` is the configuration key to name when the port is taken.
+    """A port and what it serves.  `key` is the configuration key to name if the port is taken.
 
-    `guard` stands before every request; `tls` says which connections are taken, plain ones without it.
+    `guard` checks every request; `tls` says which connections are taken, without it only plain ones.
     """
 
     host: str
@@ -114,8 +114,8 @@ class RemotingServer:
         return self._service.failed
 
     def start(self) -> None:
-        """Binds every port, then serves.  Raises ConfigError naming the address and key of a port it cannot
-        get.
+        """Binds every port, then serves.  Raises ConfigError, which names address and key of a port that it
+        cannot get.
         """
         sockets = _bind(self._listeners)
         self._ports = [sock.getsockname()[1] for sock in sockets]
@@ -159,9 +159,9 @@ class RemotingServer:
         return threading.get_ident() == self._thread_id
 
     def watch(self, fd: int, readable: Callable[[], None]) -> bool:
-        """Has the loop call `readable` whenever `fd` is readable, until unwatch(); from any thread.
+        """Makes the loop call `readable` whenever `fd` is readable, until unwatch(); from any thread.
 
-        It makes the file non-blocking.  False before start() and after stop().
+        The file becomes non-blocking.  False before start() and after stop().
         """
         if self._loop is None or not self._service.running:
             return False
@@ -169,7 +169,7 @@ class RemotingServer:
         return True
 
     def unwatch(self, fd: int, then: Callable[[], None]) -> None:
-        """Ends a watch(), then calls `then`, both on the loop; as call_soon()."""
+        """Ends a watch(), then calls `then`, both on the loop, as call_soon() does."""
         self.call_soon(self._unwatch, fd, then)
 
     def _unwatch(self, fd: int, then: Callable[[], None]) -> None:
@@ -214,7 +214,7 @@ class RemotingServer:
         self.loop.call_later(self._idle_seconds / SWEEPS_PER_IDLE_TIME, self._sweep)
 
     def _sweep(self) -> None:
-        """Closes what was idle in both directions for too long, and cuts what does not finish closing."""
+        """Closes connections idle in both directions for too long; cuts those that do not finish closing."""
         now = self.loop.time()
         self._closing_since = {c: since for c, since in self._closing_since.items() if not c.closed}
         for connection in list(self._connections):
@@ -231,7 +231,7 @@ class RemotingServer:
             acceptor.close()
         for connection in list(self._connections):
             connection.close("the server stops")
-        # Half the time for what was answered to go out, then no more patience with peers that do not read.
+        # Half the time is for pending answers to go out; then peers that do not read are cut.
         patience = time.monotonic() + deadline.remaining / 2
         while self._connections and time.monotonic() < patience:
             await asyncio.sleep(0.005)
@@ -268,7 +268,7 @@ def _bind_one(listener: Listener) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setblocking(False)
             sock.bind(address)
-            # Listening is what finds a port taken by another listener that allows reuse.
+            # Only listen() fails if another listener that allows reuse has the port.
             sock.listen(BACKLOG)
         except BaseException:
             sock.close()

@@ -3,8 +3,8 @@
     content    the values of all ext fields but `Signature`, ordered by name, then the body
     signature  Base64(HMAC-SHA1(secret key, content))
 
-Names, separators and the request's code are not part of the content: that is the wire's format, not a choice
-of ours.  Nothing here looks anything up; who may do what is the broker's business.
+Names, separators and the request's code are not part of the content: that is the wire's format, not our
+choice.  This module looks nothing up; the broker decides who may do what.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
 _CREDENTIALS = frozenset({ACCESS_KEY, SIGNATURE, SECURITY_TOKEN})
 
-# RocketMQ's clients add the second one to a query after they have signed it.
+# RocketMQ's clients add the second field to a query after they have signed it.
 _UNSIGNED = frozenset({SIGNATURE, "_UNIQUE_KEY_QUERY"})
 
 
 def content(ext: Mapping[str, str], body: Body) -> bytes:
-    """What is signed of a request with these ext fields and this body."""
+    """The bytes to sign of a request with these ext fields and this body."""
     names = sorted(ext) if "".join(ext).isascii() else sorted(ext, key=_java_order)
     return b"".join(("".join([ext[name] for name in names if name not in _UNSIGNED]).encode(), body))
 
@@ -38,7 +38,7 @@ def signature(secret_key: str, content: bytes) -> str:
 def sign(
     command: RemotingCommand, access_key: str, secret_key: str, security_token: str | None = None
 ) -> None:
-    """Adds the credentials to a request whose ext fields and body are complete; signing again replaces."""
+    """Adds credentials to a request whose ext fields and body are complete, or replaces them."""
     ext = command.ext
     ext[ACCESS_KEY] = access_key
     if security_token is not None:
@@ -47,7 +47,7 @@ def sign(
 
 
 def without_credentials(ext: Mapping[str, str]) -> dict[str, str]:
-    """The ext fields of a request that is passed on to somebody else."""
+    """The ext fields without credentials, for a request that is passed on."""
     return {name: value for name, value in ext.items() if name not in _CREDENTIALS}
 
 

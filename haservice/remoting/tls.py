@@ -5,10 +5,9 @@
     permissive   served              served, when there is a certificate
     enforcing    closed              served
 
-Server and client tell each other's kind by the first byte, which is 0x16 of every TLS connection and never
-of a plain one that is within its limits.  Where RocketMQ falls back to a certificate that nobody can check,
-we ask for a word: `tls.test.mode.enable`.  As there, nobody's host name is checked: brokers are known by
-their addresses.
+The first byte tells a connection's kind: it is 0x16 of every TLS connection, and never of a plain one within
+its limits.  RocketMQ falls back to a certificate that nobody can check; we do so only with
+`tls.test.mode.enable`.  As in RocketMQ, host names are not checked: brokers are known by their addresses.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ HANDSHAKE_SECONDS = 10.0
 # How long the end of a TLS connection waits for the peer's own.
 SHUTDOWN_SECONDS = 5.0
 
-# A test certificate is for an afternoon; it lives as long as its process.
+# A test certificate is for an afternoon; it exists as long as its process.
 SELF_SIGNED_DAYS = "365"
 SELF_SIGNED_SECONDS = 30.0
 
 
 class ServerTls:
-    """What a server needs for TLS.  `context` is replaced by `poll` when the certificate's files change."""
+    """What a server needs for TLS.  `poll` replaces `context` when the certificate's files change."""
 
     def __init__(self, config: TlsConfig, source: str = "") -> None:
-        """Raises ConfigError naming the key of what cannot be used."""
+        """Raises ConfigError, which names the key of a file that cannot be used."""
         self.enforcing = config.mode is TlsMode.enforcing
         self._config = config
         self._source = source
@@ -54,9 +53,9 @@ class ServerTls:
         self.context = self._build()
 
     def poll(self) -> None:
-        """Takes a renewed certificate for the connections to come; never raises.
+        """Takes a renewed certificate for new connections; never raises.
 
-        While its files are no good the certificate before stays.
+        While its files are no good, the previous certificate stays.
         """
         look = self._watched.changed()
         if look is None:
@@ -123,7 +122,7 @@ def server_tls(config: TlsConfig, source: str = "") -> ServerTls | None:
 
 
 def client_tls(config: TlsConfig, source: str = "") -> ssl.SSLContext | None:
-    """For calls out; None when they are plain.  Raises ConfigError naming the key of what cannot be used."""
+    """For outgoing calls; None if they are plain.  Raises ConfigError, which names the key at fault."""
     if not config.calls and config.mode is not TlsMode.enforcing:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -15,7 +15,7 @@ from haservice.service import Service
 
 T = TypeVar("T")
 
-# More than this many jobs waiting means that clients will have given up before their turn.
+# If more jobs wait than this, their clients will have given up before their turn.
 WAITING_MAX = 10_000
 
 
@@ -54,7 +54,7 @@ class WorkPool:
         return future
 
     def stop(self, deadline: Deadline) -> bool:
-        """Ends the threads; jobs that wait are dropped, those that run are waited for until the deadline."""
+        """Ends the threads: drops waiting jobs, and waits for running ones until the deadline."""
         for service in self._services:
             service.request_stop()
         stopped = [service.stop(deadline) for service in self._services]
@@ -69,7 +69,7 @@ class WorkPool:
                 self._do(*job)
 
     def wake(self) -> None:
-        """One empty job wakes one thread, and each thread is woken when it is asked to stop."""
+        """Adds an empty job, which wakes one thread; each thread is woken when it is asked to stop."""
         while True:
             try:
                 self._jobs.put_nowait(None)
@@ -90,7 +90,7 @@ class WorkPool:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(_deliver, future, result, error)
-        except RuntimeError:  # the loop ended first, and with it whoever waited
+        except RuntimeError:  # the loop ended first, and all who waited with it
             return
 
 

@@ -1,1 +1,1 @@
-"""What commands share who speak with a person: flags, tables, advice, keys and TLS; for mqadmin and mqpipeline."""
+"""Shared by commands that people use, mqadmin and mqpipeline: flags, tables, advice, keys and TLS."""

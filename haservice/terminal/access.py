@@ -1,7 +1,7 @@
-"""How the tools come to nameservers and brokers: with whose keys, and over TLS or plain.
+"""How the tools connect to nameservers and brokers: with which keys, and over TLS or plain.
 
-Keys are those of `conf/tools.yml` below ROCKETMQ_HOME, as for RocketMQ's own tools (accessKey and secretKey,
-a line each); MQADMIN_TOOLS_YML names another file.  Without one requests go out unsigned.  TLS is asked for
+Keys come from `conf/tools.yml` below ROCKETMQ_HOME, as for RocketMQ's own tools (accessKey and secretKey,
+a line each); MQADMIN_TOOLS_YML names another file.  Without a file requests are unsigned.  TLS is switched on
 by `mqadmin --tls`, or by tls.enable=true in the file of --tls-config or /etc/rocketmq/tls.properties.
 """
 
@@ -27,14 +27,14 @@ TOOLS_FILE = Path("conf", "tools.yml")
 
 
 class Access(TypedDict):
-    """What a client is made with."""
+    """Arguments for a client."""
 
     tls: ssl.SSLContext | None
     sign: Sign | None
 
 
 def access() -> Access:
-    """For the command that runs now.  Raises ConfigError for a file that cannot be used."""
+    """The access of the command that runs now.  Raises ConfigError for a file that cannot be used."""
     context = click.get_current_context(silent=True)
     said = context.find_root().params if context is not None else {}
     path = tools_file()
@@ -45,7 +45,7 @@ def access() -> Access:
 
 
 def tools_file() -> Path | None:
-    """The file that holds the keys, None where there is none; one that is named must be there."""
+    """The file that holds the keys, None if there is none; a named file must exist."""
     named = os.environ.get(FILE_ENV)
     if named:
         return Path(named)

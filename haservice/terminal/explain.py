@@ -1,7 +1,7 @@
-"""One line for a person: what went wrong, where, and what mends it.
+"""One line for a person: what went wrong, where, and what to do.
 
-Exceptions carry the numbers; what to do about them depends on who asks, so the advice stands here,
-with the commands, and not in the layers below.
+Exceptions carry the numbers.  What to do depends on who asks, so the advice is here, with the commands, and
+not in the layers below.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SENDS = frozenset(
         RequestCode.CONSUMER_SEND_MSG_BACK,
     }
 )
-# Advice that fits these requests alone; the other codes mean one thing whatever was asked.
+# Advice only for these requests; other codes mean the same for every request.
 REQUESTS_BY_CODE = {
     10: _SENDS,
     11: _SENDS,
@@ -62,7 +62,7 @@ _CONFIG_UPDATES = frozenset({RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDAT
 OF_BLACK_LIST = (
     "configBlackList names it, or it guards the node: edit the file there, and start the node again"
 )
-# What a broker with access control says first to whom it does not let in.
+# The word in every refusal by a broker's access control.
 ACL_REFUSAL = "AclException"
 
 
@@ -75,9 +75,9 @@ def explain(error: Explainable) -> str:
 
 
 def of_store_path(config: NodeConfig, error: StoreUnreadable | OSError) -> ConfigError | None:
-    """What the system refused somewhere below a store path, under the key that set that path.
+    """The system's error below a store path, as an error of the key that set that path.
 
-    None when it was no path of the store, or the path is right and what lies there is not.
+    None if it was no path of the store, or if the path is right and its content is wrong.
     """
     said = error.__cause__ if isinstance(error, StoreUnreadable) else error
     path = error.path if isinstance(error, StoreUnreadable) else error.filename
@@ -95,7 +95,7 @@ def of_store_path(config: NodeConfig, error: StoreUnreadable | OSError) -> Confi
 
 
 def _store_key(config: NodeConfig, path: Path) -> tuple[str, Path]:
-    """The key whose directory holds `path`, or else one that would lie below it; ("", path) if none does."""
+    """The key whose directory holds `path`, or else lies below `path`; ("", path) if there is none."""
     keys = [("storePathRootDir", config.log.root)]
     if config.log.commit_log_path is not None:
         keys.append(("storePathCommitLog", config.log.commit_log_path))
@@ -112,7 +112,7 @@ def said_by_system(error: OSError) -> str:
 
 
 def advise(error: Explainable) -> str | None:
-    """What the reader can do; None where the error's own words say it."""
+    """What the reader can do; None if the error's own text says it."""
     match error:
         case RemotingClosed():
             return (
@@ -165,7 +165,7 @@ def advise(error: Explainable) -> str | None:
 
 
 def _of_size(error: SegmentSizeMismatch) -> str | None:
-    """The size is the store's own if all files have it, and lie as far apart; otherwise one was cut off."""
+    """The actual size is the store's if all files have it, and lie as far apart; else one was cut off."""
     directory = error.path.parent
     key = (
         "mappedFileSizeConsumeQueue"

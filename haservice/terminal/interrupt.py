@@ -1,7 +1,7 @@
-"""asyncio.run for the commands: Ctrl-C at any moment ends in KeyboardInterrupt, and in nothing else.
+"""asyncio.run for the commands: Ctrl-C at any moment raises KeyboardInterrupt, and nothing else.
 
-asyncio.run takes Ctrl-C over once its coroutine runs.  One that comes a moment earlier or later breaks the
-loop half made or half closed, and Python then prints tracebacks of the pieces as it collects them.
+asyncio.run handles Ctrl-C only while its coroutine runs.  A Ctrl-C just before or after leaves the loop half
+made or half closed, and Python then prints tracebacks when it collects the pieces.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """What `main` returns, or raises.  Raises KeyboardInterrupt once the loop is closed in order.
+    """What `main` returns, or raises.  Raises KeyboardInterrupt once the loop is closed properly.
 
-    To be called in the main thread: only there can signals be held.
+    Call it in the main thread: only there signals can be held back.
     """
     runner = asyncio.Runner()
     try:
@@ -34,7 +34,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _held() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block."""
+    """Holds Ctrl-C back until the end of the block."""
     waiting: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

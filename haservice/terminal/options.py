@@ -17,7 +17,7 @@ TIME_FORMS = ("%Y-%m-%d#%H:%M:%S:%f", "%Y-%m-%d#%H:%M:%S", "%Y-%m-%d#%H:%M", "%Y
 
 
 class Command(click.Command):
-    """One command of mqadmin.  As in RocketMQ's tools one dash does for a long flag too: -topic T."""
+    """One command of mqadmin.  As in RocketMQ's tools, a long flag may have one dash: -topic T."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         long_names = {name for param in self.get_params(ctx) for name in param.opts if name.startswith("--")}
@@ -57,7 +57,7 @@ def addresses(text: str) -> tuple[str, ...]:
 def timestamp_ms(text: str) -> int:
     """A time as RocketMQ's tools take it: now, milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.
 
-    The last one may end after the date, the minutes or the seconds.
+    The last form may end after the date, the minutes or the seconds.
     """
     if text == "now":
         return wall_clock_ms()
@@ -145,5 +145,5 @@ def _format_option(*names: str) -> Callable[[F], F]:
 
 
 format_option = _format_option("-f")
-# Where RocketMQ's tools have another -f.
+# For commands whose -f means something else in RocketMQ's tools.
 long_format_option = _format_option()

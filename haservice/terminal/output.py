@@ -1,11 +1,11 @@
 """What a command shows: a table for a person, JSON for a program.
 
-A `Table` is columns and rows of plain values.  A column has RocketMQ's head (`#Broker Name`), the key
-of the same value in JSON (`brokerName`), and how a person wants to see it; JSON carries the raw value,
-so that a script never has to parse "1.2 MiB".
+A `Table` has columns and rows of plain values.  A column has RocketMQ's head (`#Broker Name`), the key
+of the same value in JSON (`brokerName`), and a form for people; JSON has the raw value, so that a script
+never has to parse "1.2 MiB".
 
-Names, remarks and bodies are other people's: `echo`, by which all commands speak, shows no control character
-of theirs, and what stands in a table or a line of names and values has no line end.
+Names, remarks and bodies come from outside.  All commands write with `echo`, which escapes control
+characters; values in a table, or in a line of names and values, have no line ends.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Writes a line or more.  What is not printable is shown as an escape, within JSON as one of JSON's."""
+    """Writes a line or more.  Escapes characters that are not printable; in JSON with JSON's escapes."""
     click.echo(printable.lines(text), err=err, nl=nl)
 
 
 def echo_line(text: str, *, err: bool = False) -> None:
-    """Writes one line, whatever is in it; a body may have tabs."""
+    """Writes exactly one line, whatever the text is; a body may have tabs."""
     click.echo("\t".join(map(escaped, text.split("\t"))), err=err)
 
 
@@ -53,7 +53,7 @@ def java_map(entries: Mapping[Any, Any]) -> str:
 class Column:
     """One column: `head` over the table, `key` in JSON, `shown` from value to text.
 
-    With `json_only` it is for programs, and no column of the table.
+    With `json_only` it is only in JSON, not in the table.
     """
 
     head: str
@@ -65,7 +65,7 @@ class Column:
 
 @dataclass(slots=True)
 class Table:
-    """Rows under columns.  `facts` stand beside the rows in JSON, `notes` are lines below them in text."""
+    """Rows under columns.  JSON has `facts` beside the rows; text has `notes` as lines below them."""
 
     columns: Sequence[Column]
     rows: list[Any] = field(default_factory=list)
@@ -105,7 +105,7 @@ def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]
 
 
 def show(table: Table, output_format: str) -> None:
-    """Writes one table; as JSON an array of objects, or an object when the table has facts."""
+    """Writes one table; as JSON an array of objects, or one object if the table has facts."""
     if output_format == "json":
         rows = table.objects()
         echo(to_json({**table.facts, table.name: rows} if table.facts else rows))
@@ -186,9 +186,9 @@ def perm_text(perm: int) -> str:
 
 
 def version_text(version: int) -> str:
-    """409 → "V4_9_8": the ordinals of RocketMQ's releases, each of which follows its own SNAPSHOT.
+    """409 → "V4_9_8": the ordinals of RocketMQ's releases; each release follows its own SNAPSHOT.
 
-    From 4.0.0 on every minor version has ten of them, from 3.3 to 3.9 nine, without a .0.
+    From 4.0.0 on every minor version has ten releases; from 3.3 to 3.9 nine, without a .0.
     """
     release, snapshot = version + (version + 1) % 2, "" if version % 2 else "_SNAPSHOT"
     if release >= 213:
@@ -220,11 +220,11 @@ def counted(count: int, what: str) -> str:
 
 
 def preview(body: bytes | memoryview, limit: int = SHOWN_TEXT_MAX) -> str:
-    """The start of a body on one line: text where it is text, else hex; "…" when there is more."""
+    """The start of a body on one line: as text if it is text, else as hex; "…" if there is more."""
     start = bytes(body[: limit * 4])
     more = len(start) < len(body)
     try:
-        # An incremental decoder lets a character be cut at the end, and still refuses what is no UTF-8.
+        # An incremental decoder allows a character cut at the end, and still refuses bytes that are no UTF-8.
         text = codecs.getincrementaldecoder("utf-8")().decode(start, final=not more)
     except UnicodeDecodeError:
         text = "\0"

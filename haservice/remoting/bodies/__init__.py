@@ -1,1 +1,1 @@
-"""The JSON bodies of requests and answers, by who uses them."""
+"""The JSON bodies of requests and answers, grouped by user."""

@@ -1,7 +1,7 @@
-"""The JSON bodies of what tools ask and of what brokers ask clients, as `bodies` holds those of the rest.
+"""The JSON bodies of requests by tools, and by brokers to clients; clients.py has the others.
 
-Members are the remoting specification's, section 2.  Times are milliseconds since 1970, offsets are queue
-offsets, unless a class says otherwise.
+The members are in section 2 of the remoting specification.  Times are milliseconds since 1970, offsets are
+queue offsets, unless a class says otherwise.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class GroupList(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress(JSONBody):
-    """One queue's end and how far a group has come; `last_timestamp` is when the last message read was
-    stored.
+    """One queue's end and how far a group has read; `last_timestamp` is when the last message that it
+    read was stored.
     """
 
     broker_offset: int = 0
@@ -92,7 +92,7 @@ class ConsumeStats(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStatsList(JSONBody):
-    """317: a mapping with one group in each, as stock writes it."""
+    """317: mappings with one group each, as stock brokers write them."""
 
     broker_addr: str | None = None
     total_diff: int = 0
@@ -145,7 +145,7 @@ class QueueOffset(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class ResetOffsetBodyForC(JSONBody):
-    """220 when the tool that asked speaks as CPP."""
+    """220 if the tool that asked has language CPP."""
 
     offset_table: Sequence[QueueOffset] = ()
 

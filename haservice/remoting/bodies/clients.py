@@ -1,8 +1,7 @@
 """The JSON bodies of requests and answers, one dataclass each.
 
 Member names and quirks are RocketMQ 4.9.8's; a class's `encode` gives the form that stock peers read
-(fastjson's dialect where a table has keys that are no text).  A body that cannot be read is a
-BodyUnreadable.
+(fastjson's dialect where a table has keys that are no text).  `decode` raises BodyUnreadable.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from haservice.remoting.bodies.offset_text import decode_offsets
 from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX, BodyUnreadable, dumps, loads
 from haservice.remoting.json_body import JSONBody, named
 
-# What a register request may hold, plain or compressed: a plain one of 40,000 topics, all with the longest
-# names, is a frame of 16 MiB, and no broker of ours has more.  Each takes 512 bytes of a tree.
+# The most topics in a register request, plain or compressed.  A plain one with 40,000 topics, all with the
+# longest names, is a frame of 16 MiB; no broker of ours has more.  Each topic takes 512 bytes of a tree.
 TOPICS_MAX = 50_000
 REGISTER_TREE_BYTES_MAX = 32 * 1024 * 1024
 INFLATED_BYTES_MAX = 16 * 1024 * 1024
@@ -32,7 +31,7 @@ MASTER_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class DataVersion(JSONBody):
-    """Which state of a table this is.  Compared for equality only; the timestamp is in milliseconds."""
+    """The version of a table.  Only compared for equality; the timestamp is in milliseconds."""
 
     TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
 
@@ -74,7 +73,7 @@ class BrokerData(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class TopicRouteData(JSONBody):
-    """105.  `encode(standard=True)` for clients from version 401 on, or that ask for it."""
+    """105.  `encode(standard=True)` is for clients from version 401 on, and for those that ask for it."""
 
     queue_datas: Sequence[QueueData] = ()
     broker_datas: Sequence[BrokerData] = ()
@@ -164,7 +163,7 @@ class RegisterBrokerBody(JSONBody):
 
 
 def body_crc32(data: bytes | memoryview) -> int:
-    """The checksum that goes with a register request: of the body as sent, without Java's sign bit."""
+    """The checksum in a register request: CRC-32 of the body as sent, without Java's sign bit."""
     return zlib.crc32(data) & 0x7FFFFFFF
 
 
@@ -180,7 +179,7 @@ class _Parts:
             raise BodyUnreadable(f"the body ends before the {what}, at byte {self._position}")
         (number,) = _INT32.unpack_from(self._data, self._position)
         self._position += 4
-        # Every part that is counted takes at least the four bytes of its length.
+        # Each counted part takes at least the four bytes of its length.
         if not 0 <= number <= len(self._data) - self._position:
             left = len(self._data) - self._position
             raise BodyUnreadable(f"{what} announces {number}, {left} bytes are left")

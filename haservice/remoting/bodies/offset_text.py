@@ -2,8 +2,8 @@
 
     {"offsetTable":{"topic@group":{0:1500,1:1498},…}}        request 43, and, indented, consumerOffset.json
 
-Half a million queues take most of a second.  Done in one call of C, or in one that joins megabytes, that
-stops every other thread, for the interpreter has one lock; a slice holds it for less than a millisecond.
+Half a million queues take most of a second.  One C call for all of them, or one that joins megabytes, holds
+the interpreter lock and stops every other thread; a slice holds it for less than a millisecond.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from haservice.remoting.fastjson import BodyUnreadable, loads, tree_bytes
 
 V = TypeVar("V")
 
-# Keys of a slice that is written, and bytes of one that is read.
+# Keys of a slice for writing, and bytes of one for reading.
 SLICE_KEYS = 500
 SLICE_BYTES = 32 * 1024
-# What all slices of a text may cost together: half a million queues, each under a key of its own.
+# The most memory for all slices of a text: half a million queues, each under a key of its own.
 TREE_BYTES_MAX = 160 * 1024 * 1024
 
 _BEGIN = re.compile(rb'\s*\{\s*"offsetTable"\s*:\s*\{')
@@ -37,7 +37,7 @@ def slices(table: Mapping[str, V]) -> Iterator[list[tuple[str, V]]]:
 
 
 class _Form(NamedTuple):
-    """What stands around members; as fastjson writes them."""
+    """The text around members, as fastjson writes it."""
 
     before_table: bytes
     before_key: str
@@ -53,7 +53,7 @@ _PRETTY = _Form(b'{\n\t"offsetTable":{', "\n\t\t", "\n\t\t}", b"\n\t}\n}", b"}\n
 def encode_offsets(
     parts: Iterable[Iterable[tuple[str, Mapping[int, int]]]], *, pretty: bool = False
 ) -> bytearray:
-    """The text of a table that comes in slices: what `fastjson.dumps` makes of the whole, byte for byte."""
+    """The text of a table that comes in slices, byte for byte as `fastjson.dumps` writes the whole."""
     form = _PRETTY if pretty else _PLAIN
     text = bytearray(form.before_table)
     empty = len(text)
@@ -65,7 +65,7 @@ def encode_offsets(
         if members:
             if len(text) > empty:
                 text += b","
-            # In place: a join of all would copy, in one step, into memory that was never touched.
+            # Grows in place: one join of all would copy, in one step, into memory never touched before.
             text += ",".join(members).encode()
     text += form.after_members if len(text) > empty else form.after_none
     return text
@@ -78,10 +78,10 @@ def _queues(queues: Mapping[int, int], end: str) -> str:
 
 
 def decode_offsets(data: bytes | bytearray | memoryview) -> Iterator[Any]:
-    """The trees of the table's slices, whose queue ids may be text still.
+    """The trees of the table's slices; queue ids may still be text.
 
-    Raises BodyUnreadable for what is no JSON; what is JSON in another form than ours and RocketMQ's is read
-    in one step.  A text may break off amid its slices: what was yielded before says nothing then.
+    Raises BodyUnreadable if the text is no JSON.  JSON in another form than ours and RocketMQ's is read in
+    one step.  If it raises after some slices, those that it yielded before mean nothing.
     """
     view = memoryview(data)
     begin, end = _BEGIN.match(view), _END.search(view[-64:])
@@ -115,7 +115,7 @@ def _slice(view: memoryview, position: int, last: int) -> tuple[bytes, int]:
 
 
 def _tree(text: bytes) -> Any:
-    """None for what cannot be read by itself: cut amid a key, or with a reference to elsewhere."""
+    """None if `text` cannot be read by itself: it is cut inside a key, or refers to elsewhere."""
     if b'"$ref"' in text:
         return None
     try:

@@ -1,1 +1,1 @@
-"""The ext fields of requests and answers, by who uses them."""
+"""The ext fields of requests and answers, grouped by user."""

@@ -9,7 +9,7 @@ from haservice.remoting.headers.clients import ExtHeader
 
 @dataclass(frozen=True, slots=True)
 class PutAclAccountHeader(ExtHeader):
-    """50.  `topic_perms` and `group_perms` are lists of name=perm with commas between."""
+    """50.  `topic_perms` and `group_perms` are lists of name=perm, separated by commas."""
 
     access_key: str
     secret_key: str | None = None
@@ -41,7 +41,7 @@ class AclVersionHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class GlobalWhiteAddressesHeader(ExtHeader):
-    """53.  `global_white_addrs` has commas between; without a path it is the main file's list."""
+    """53.  `global_white_addrs` is separated by commas; without a path it is the main file's list."""
 
     global_white_addrs: str
     acl_file_full_path: str | None = None

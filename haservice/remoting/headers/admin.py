@@ -1,8 +1,8 @@
-"""The ext fields of what tools ask: groups, offsets, clients, statistics (remoting specification, section
+"""The ext fields of requests by tools: groups, offsets, clients, statistics (remoting specification, section
 11).
 
-As in `headers`, whose rules hold here too.  Requests of section 11 that are not here have none, or share a
-header with others: 203 is a ConsumerGroupHeader, 300 a TopicHeader.
+The rules of clients.py hold here too.  Other requests of section 11 have no ext fields, or share a header:
+203 has ConsumerGroupHeader, 300 TopicHeader.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from haservice.remoting.headers.clients import I32, I64, ExtHeader
 
 @dataclass(frozen=True, slots=True)
 class DeleteSubscriptionGroupHeader(ExtHeader):
-    """207; `remove_offset`: the group's consumer offsets go too."""
+    """207; `remove_offset` deletes the group's consumer offsets, too."""
 
     group_name: str
     remove_offset: bool = False
@@ -34,7 +34,7 @@ class ProducerGroupHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStatsHeader(ExtHeader):
-    """208; without a topic, every topic that the group has offsets of."""
+    """208; without a topic, every topic in which the group has offsets."""
 
     consumer_group: str
     topic: str | None = None
@@ -59,7 +59,7 @@ class ResetOffsetHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatusHeader(ExtHeader):
-    """223, and 221 to the clients; `client_addr` is a client id, and blank for all of the group."""
+    """223, and 221 to the clients; `client_addr` is a client id, or blank for all of the group."""
 
     topic: str
     group: str
@@ -85,7 +85,7 @@ class CorrectionOffsetHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class CloneGroupOffsetHeader(ExtHeader):
-    """314; without a topic, all that the source group has offsets of."""
+    """314; without a topic, all in which the source group has offsets."""
 
     src_group: str
     dest_group: str
@@ -128,7 +128,7 @@ class BrokerStatsHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class ConsumeQueueHeader(ExtHeader):
-    """321: `count` entries from `index` on; the group's filter is tried on them, if one is named."""
+    """321: `count` entries from `index` on; if a group is named, its filter is tried on them."""
 
     topic: str
     queue_id: I32
@@ -146,7 +146,7 @@ class ResumeHalfMessageHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class ConfigChangedHeader(ExtHeader):
-    """25 and 318, ours: the keys, separated by commas, that were stored and count from the next start on."""
+    """25 and 318, ours: the stored keys that count from the next start on, separated by commas."""
 
     from_next_start: str | None = None
 

@@ -1,13 +1,13 @@
-"""The ext fields of each request and answer.  The wire's spelling of them lives here and nowhere else.
+"""The ext fields of each request and answer.  Only the headers know the wire's spelling of them.
 
-A class per header, in the wire's words turned into Python's (`queue_id` is `queueId` out there), each with
-`decode(ext)` and `encode()`.  On the wire every value is text; the annotation says what it must read as:
+Each header is a class with `decode(ext)` and `encode()`.  Its fields have the wire's names in Python's
+spelling (`queueId` is `queue_id`).  On the wire every value is text; the annotation says how it is read:
 
     I32, I64   a whole decimal number that fits        bool   true in any case is true, all else false
     str        any text                                 … | None, or a default: may be absent
     Epoch, …    a number within its bounds, see haservice.bounds
 
-A field that is missing, or no number, is a RequestError with SYSTEM_ERROR that names it.  Unknown fields
+A missing or unreadable field raises RequestError with SYSTEM_ERROR, which names the field.  Unknown fields
 are ignored.  The header of a send is read for every message, so it has a decoder of its own, written out.
 """
 
@@ -57,11 +57,11 @@ def wire_name(name: str) -> str:
 
 
 class ExtHeader:
-    """What the headers share: a plan, made once per class from its annotations, to read and write them."""
+    """The base of all headers: reads and writes them by a plan, made once per class from its annotations."""
 
     __slots__ = ()
 
-    # Wire names that are not the field's own in camel case.
+    # Wire names other than the field's name in camel case.
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -83,7 +83,7 @@ class ExtHeader:
         return cls(*values)
 
     def encode(self) -> dict[str, str]:
-        """The ext fields; what is None is left out."""
+        """The ext fields, without those that are None."""
         ext: dict[str, str] = {}
         for attribute, name, _, _ in _plan(type(self)):
             value = getattr(self, attribute)
@@ -125,7 +125,7 @@ def _unreadable(name: str, text: str, error: ValueError | None = None) -> Reques
 
 
 class SendMessageHeader(NamedTuple):
-    """The header of a send, whichever of the two spellings it came in."""
+    """The header of a send, in either of its two spellings."""
 
     producer_group: str
     topic: str
@@ -202,7 +202,7 @@ _SEND_TEXTS = {"producer_group", "topic", "default_topic", "properties", "unit_m
 
 
 def _send_fault(names: tuple[str, ...], ext: Mapping[str, str]) -> RequestError:
-    """Which field it was that could not be read; both spellings are named."""
+    """The error for the field that cannot be read; it names both spellings."""
     for field, name in zip(SendMessageHeader._fields, names, strict=True):
         text = ext.get(name)
         said = name if len(name) > 1 else f"{name} ({_SEND_NAMES[names.index(name)]})"
@@ -219,7 +219,7 @@ def _send_fault(names: tuple[str, ...], ext: Mapping[str, str]) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class SendMessageResponseHeader(ExtHeader):
-    """What every stored message is answered with; `msg_id` lists the ids of a batch, joined by commas."""
+    """The answer to every stored message; `msg_id` lists the ids of a batch, separated by commas."""
 
     msg_id: str
     queue_id: I32
@@ -232,7 +232,7 @@ class SendMessageResponseHeader(ExtHeader):
 
 @dataclass(slots=True)
 class PullMessageHeader(ExtHeader):
-    """11.  Not frozen: one is made for every pull, and freezing it would take half of that."""
+    """11.  Not frozen: every pull makes one, and freezing would take half of that time."""
 
     consumer_group: str
     topic: str
@@ -383,7 +383,7 @@ class TopicHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class RegisterBrokerHeader(ExtHeader):
-    """103.  `body_crc32` is of the body as sent, without its sign bit; 0 is not checked.
+    """103.  `body_crc32` is of the body as sent, without the sign bit; 0 is not checked.
 
     `epoch` is ours: the last epoch in the broker's log, -1 while it has none.
     """

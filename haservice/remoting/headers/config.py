@@ -1,8 +1,8 @@
-"""The configuration of a running node, asked for and changed: 25 and 26 of a broker, 318 and 319 of a name
+"""Reads and changes the configuration of a running node: 25 and 26 of a broker, 318 and 319 of a name
 server.
 
-The body is `key=value` lines both ways, UTF-8.  What a change did stands in the remark of its answer;
-which keys count from the next start on, in its ext fields, too.
+The body is `key=value` lines both ways, UTF-8.  The remark of the answer to a change says what it did; its
+ext fields also name the keys that count from the next start on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ConfigProcessor:
         fixed: Mapping[str, str] = MappingProxyType({}),
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`fixed` are keys that are not served, with what is true of them all the same: tools read them."""
+        """`fixed` are keys that are not served, with their actual values: tools read them."""
         self._settings = settings
         self._offload = offload
         self._update_code = update_code
@@ -49,21 +49,21 @@ class ConfigProcessor:
         self._fixed = "".join(f"{key}={value}\n" for key, value in fixed.items())
         self._clock_ms = clock_ms
         self._version = DataVersion(0, clock_ms())
-        # What is in force last is what the file says last.
+        # One change at a time, so that the values in force are those that the file got last.
         self._one_at_a_time = asyncio.Lock()
 
     def handlers(self) -> dict[int, Processor]:
         return {self._update_code: self.update, self._get_code: self.get}
 
     def get(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """26 tells the version of the configuration as well; who does not expect it takes no notice."""
+        """26 also gives the version of the configuration; a tool that does not expect it ignores it."""
         ext = BrokerConfigResponseHeader(self._version.encode().decode()).encode()
         return request.answer(ext=ext, body=(self._settings.lines() + self._fixed).encode())
 
     def update(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
-        """16 for a key of the black list, 1 for what a start would refuse; nothing has changed then."""
+        """Answers 16 for a key of the black list, 1 for what a start would refuse, and changes nothing."""
         if len(request.body) > TEXT_BYTES_MAX:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"more than {TEXT_BYTES_MAX} bytes")
         try:

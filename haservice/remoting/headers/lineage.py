@@ -1,4 +1,4 @@
-"""The requests of our own about lineage and roles: ext fields of 40001 to 40008, and their answers' bodies.
+"""Our own requests about lineage and roles: ext fields of 40001 to 40008, and the bodies of their answers.
 
     40001 GET_LINEAGE   –                                            → LineageBody
           at a name server: brokerName                               → NewestEpochBody
@@ -11,7 +11,7 @@
     40008 FORGET        replicaId                                    → LineageBody
 
 No stock broker has these numbers, and no stock client asks for them.  Offsets are bytes of the log, times ms
-since 1970.  Numbers are held against haservice.bounds where they are read.
+since 1970.  Decoding checks numbers against haservice.bounds.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ReadLogResponseHeader(ExtHeader):
 @dataclass(frozen=True, slots=True)
 class PromoteHeader(ExtHeader):
     """40003.  `role` is the brokerRole to take, "" for that of the master it followed last; `expected_end` -1
-    takes any end of the log; the new epoch's number is `min_epoch` at least.
+    allows any end of the log; the new epoch's number is at least `min_epoch`.
 
-    In a switchover the broker at `confirm_addr` has to say `token` when it is asked, before it is done.  Without
-    that the slave asks enough others for their pledges, and is refused without them, unless `force`.
+    In a switchover the slave first asks the broker at `confirm_addr`, which has to answer `token`.  Otherwise
+    it asks enough others for their pledges; without them the promotion is refused, unless `force`.
     """
 
     role: str = ""
@@ -62,10 +62,10 @@ class PromoteHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class PledgeHeader(ExtHeader):
-    """40007: the slave `replica_id`, which clients reach at `broker_addr`, would be the master of epoch `epoch`.
+    """40007: the slave `replica_id`, which clients reach at `broker_addr`, wants to be the master of `epoch`.
 
-    Who answers has promised to follow, and to acknowledge, no master of an older epoch; its answer says how far
-    its log goes.
+    A broker that answers promises to follow and to acknowledge no master of an older epoch; its answer says
+    how far its log goes.
     """
 
     epoch: EpochNumber
@@ -75,7 +75,7 @@ class PledgeHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class ForgetHeader(ExtHeader):
-    """40008: the replica that is given up."""
+    """40008: the replica to remove from the replica list."""
 
     replica_id: str
 
@@ -92,8 +92,8 @@ class FollowHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class SwitchoverHeader(ExtHeader):
-    """40005.  `target` is a slave's address for clients, "" for the one that is furthest; the new epoch's
-    number is `min_epoch` at least.
+    """40005.  `target` is a slave's address for clients, "" for the slave with the longest log; the new
+    epoch's number is at least `min_epoch`.
     """
 
     target: str = ""
@@ -103,14 +103,14 @@ class SwitchoverHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class ReinitHeader(ExtHeader):
-    """40006: whether what the slave has is kept aside."""
+    """40006: whether the slave keeps its old files aside."""
 
     keep: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class NewerMasterHeader(ExtHeader):
-    """Of a name server's answer to 103, where a newer master of that name is known."""
+    """In a name server's answer to 103, if it knows a newer master of that name."""
 
     newer_epoch: EpochNumber | None = None
     newer_master: str | None = None
@@ -130,7 +130,7 @@ class EpochBody(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBody(JSONBody):
-    """Who follows a master, or did: the end of its log when last heard, and when."""
+    """A replica that follows or followed a master: the end of its log when last heard, and when."""
 
     replica_id: str
     broker_addr: str = ""
@@ -141,7 +141,7 @@ class ReplicaBody(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class ListBody(JSONBody):
-    """A list of replicas, as haservice.replication.lineage.membership has it: ids, and where clients reach them."""
+    """A replica list of haservice.replication.lineage.membership: ids, and where clients reach them."""
 
     epoch: EpochOrNone
     number: Offset
@@ -154,7 +154,7 @@ class ListBody(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class MembersBody(ListBody):
-    """The newest one that a broker knows, and those of which one may be in effect instead."""
+    """The newest list that a broker knows, and those of which one may be in effect instead."""
 
     over: Sequence[ListBody] = ()
 
@@ -169,7 +169,7 @@ class LineageBody(JSONBody):
     ha_addr: str
     broker_id: BrokerId
     file_broker_id: BrokerId
-    """What its properties file says; 0 in a master's."""
+    """The brokerId in its properties file; 0 in a master's."""
     role: str
     replica_id: str
     segment_bytes: FileBytes
@@ -183,38 +183,38 @@ class LineageBody(JSONBody):
     held: str = ""
     """Why it refuses writes; empty when it does."""
     master_end: OffsetOrNone = -1
-    """Of a slave: the furthest end of its master's log that it heard of; -1 unknown."""
+    """Of a slave: the highest end of its master's log that it heard of; -1 if unknown."""
     master_heard_ms: int = 0
-    """When it heard its master last; 0 if unknown."""
+    """When it last heard its master; 0 if unknown."""
     master_end_kept: bool = False
-    """Whether it heard that before its last start, and nothing of its master since."""
+    """Whether it heard that before its last start, and has not heard its master since."""
     master_addr: str = ""
     master_role: str = ""
     replicas: Sequence[ReplicaBody] = ()
     changing: bool = False
     """Whether a change of its role is under way."""
     handing_over: str = ""
-    """The token of the switchover that a master has under way; "" while none is, or it has been given up."""
+    """The token of a master's switchover under way; "" if there is none, or it was given up."""
     not_copied: str = ""
-    """Of a slave: why its master gave it no topics, groups and offsets when it asked last; "" when it did."""
+    """Of a slave: why its master gave it no topics, groups and offsets when it last asked; "" if it did."""
     promise: str = ""
-    """Settings that say, beside the role, what a SEND_OK of it means, as `key=value, key=value`."""
+    """Settings that decide, beside its role, what its SEND_OK means, as `key=value, key=value`."""
     damaged: str = ""
     """Ranges of its log that it knows to be damaged, as `begin to end, begin to end`."""
     members: MembersBody | None = None
-    """Who may hold an OK, by the newest list that it knows; None where it knows none."""
+    """Who may hold acknowledged messages, by the newest list that it knows; None if it knows none."""
     given: MembersBody | None = None
-    """Of a slave: the same list as its master gave it, where replicas were forgotten here since; None if not."""
+    """Of a slave: that list as its master gave it, if replicas were forgotten here since; else None."""
     whole_from: Offset = 0
-    """Of a slave: below there it may have lost what it had acknowledged, until its log reaches that far again."""
+    """Of a slave: it may have lost acknowledged bytes below this offset, until its log reaches it again."""
     pledged: EpochOrNone = -1
-    """Of a slave: it follows no master of an epoch below this one; -1 where it has promised nothing."""
+    """Of a slave: it follows no master of an epoch below this one; -1 if it has promised nothing."""
     pledged_to: str = ""
-    """To whom it has: the address of a broker that was to become the master."""
+    """To whom it promised that: the address of a broker that was to become the master."""
     past: Sequence[EpochBody] = ()
     """Epochs that left no byte in its log, for its history."""
     unproven: str = ""
-    """Of a master: who says that there is a newer epoch and does not prove it; "" while nobody does."""
+    """Of a master: who tells of a newer epoch without proof; "" while nobody does."""
 
     @property
     def is_master(self) -> bool:
@@ -233,8 +233,8 @@ class LineageBody(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class NewestEpochBody(JSONBody):
-    """A name server's answer to 40001: the newest epoch that a master of the name has told it of; -1 when none
-    has since it was started.
+    """A name server's answer to 40001: the newest epoch that a master of the name told it; -1 if none has
+    since it was started.
     """
 
     broker_name: str

@@ -1,6 +1,6 @@
-"""The ext fields of pulls and of their answers, written out: they come with every pull.
+"""Reads and writes the ext fields of pulls without a plan, for speed: every pull has them.
 
-What they mean, and what is wrong with one that cannot be read, clients.py says.
+clients.py says what they mean, and what is wrong with one that cannot be read.
 """
 
 from __future__ import annotations

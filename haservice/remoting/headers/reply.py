@@ -1,4 +1,4 @@
-"""The header of 326, by which a broker hands a reply to the client that waits for it."""
+"""The header of 326: a broker hands a reply to the client that waits for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from haservice.remoting.headers.clients import I32, I64, ExtHeader
 
 @dataclass(frozen=True, slots=True)
 class ReplyMessageHeader(ExtHeader):
-    """326: the fields of the reply's send, who sent it (`born_host`) and who passed it on, as `ip:port`."""
+    """326: the fields of the reply's send, who sent it (`born_host`), and who passed it on, as `ip:port`."""
 
     producer_group: str
     topic: str

@@ -1,4 +1,4 @@
-"""Headers of transactions: 37 ends one, 39 asks its producer how it ended, 323 has one asked for anew."""
+"""Headers of transactions: 37 ends one, 39 asks its producer how it ended, 323 restarts the asking."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EndTransactionHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class CheckTransactionStateHeader(ExtHeader):
-    """39, broker to producer, oneway.  The offsets are those that its 37 has to bring back."""
+    """39, broker to producer, oneway.  The producer's 37 has to bring these offsets back."""
 
     tran_state_table_offset: I64
     commit_log_offset: I64

@@ -1,1 +1,1 @@
-"""Consumer groups: their members, and how far they have come."""
+"""Consumer groups: their members and their progress."""

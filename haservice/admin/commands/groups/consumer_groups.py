@@ -1,4 +1,4 @@
-"""`mqadmin updateSubGroup`, `deleteSubGroup`, `getConsumerConfig`: what brokers allow groups of consumers."""
+"""`mqadmin updateSubGroup`, `deleteSubGroup`, `getConsumerConfig`: what brokers allow consumer groups."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ CONSUME_ORDERLY = "PROP_CONSUMEORDERLY"
 START_TIMESTAMP = "PROP_CONSUMER_START_TIMESTAMP"
 PUSH = "CONSUME_PASSIVELY"
 
-# Members of one group may differ so long after a new version was rolled out.
+# For so long the members of one group may differ: a new version is being rolled out.
 SETTLED_MS = 120_000
-# With messages at hand, a member that works on none for so long is stuck.
+# A member that has messages and consumes none for so long is stuck.
 STUCK_MS = 60_000
 
 MEMBER_COLUMNS = (
@@ -116,13 +116,13 @@ def consumer_status(
 
 
 def info_tree(info: ConsumerRunningInfo) -> dict[str, object]:
-    """With a list in place of the table whose keys are queues."""
+    """A tree with a list in place of the table whose keys are queues."""
     queues = [{**queue.tree(), **process.tree()} for queue, process in info.mq_table.items()]
     return {**info.tree(), "mqTable": queues}
 
 
 def info_text(info: ConsumerRunningInfo) -> str:
-    """In the parts and under the titles of stock mqadmin."""
+    """A text with the parts and titles of stock mqadmin."""
     subscriptions, queues, rates = Table(SUBSCRIPTION_COLUMNS), Table(QUEUE_COLUMNS), Table(RATE_COLUMNS)
     for data in sorted(info.subscription_set, key=lambda data: data.topic):
         subscriptions.add(data.topic, data.class_filter_mode, data.sub_string)
@@ -153,7 +153,7 @@ def info_text(info: ConsumerRunningInfo) -> str:
 
 
 def wrong_subscriptions(infos: Mapping[str, ConsumerRunningInfo], now_ms: int) -> Iterator[str]:
-    """Members of one push group that subscribe differently lose messages.  Pure."""
+    """Finds members of one push group with different subscriptions: they lose messages.  Pure."""
     settled = {
         name: info
         for name, info in infos.items()
@@ -175,7 +175,7 @@ def started_ms(info: ConsumerRunningInfo) -> int:
 
 
 def wrong_queues(infos: Mapping[str, ConsumerRunningInfo], now_ms: int) -> Iterator[str]:
-    """Queues that wait for their lock, or whose messages nobody works on.  Pure."""
+    """Finds queues that wait for their lock, or whose messages nobody consumes.  Pure."""
     for name, info in infos.items():
         if info.properties.get(CONSUME_TYPE) != PUSH:
             continue

@@ -1,4 +1,4 @@
-"""`mqadmin consumerProgress`, `brokerConsumeStats`, `startMonitoring`: how far groups have come."""
+"""`mqadmin consumerProgress`, `brokerConsumeStats`, `startMonitoring`: the progress of groups."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _progress_row(queue: MessageQueue, progress: QueueProgress) -> tuple[Any, ..
 
 
 def groups_table(admin: Admin, groups: list[str]) -> Table:
-    """One line for each group; what is not known of one stays blank."""
+    """One line for each group; unknown values stay blank."""
     table = Table(GROUP_COLUMNS)
     for group in groups:
         stats, members = ConsumeStats(), ConsumerConnection()
@@ -193,7 +193,7 @@ def start_monitoring(namesrv: tuple[str, ...], interval_s: float, output_format:
 
     A line for each group as consumerProgress shows it, after the time of the look.
     """
-    with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # how one ends a watch is no failure
+    with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
         while True:
             echo(f"# {time.strftime('%Y-%m-%d %H:%M:%S')}", err=output_format == "json")
             try:
@@ -204,7 +204,7 @@ def start_monitoring(namesrv: tuple[str, ...], interval_s: float, output_format:
 
 
 def known_groups(admin: Admin) -> list[str]:
-    """Those with a retry topic: whoever consumes in clustering mode has one."""
+    """The groups with a retry topic: every group in clustering mode has one."""
     return [topic.removeprefix(RETRY_PREFIX) for topic in admin.topics() if topic.startswith(RETRY_PREFIX)]
 
 

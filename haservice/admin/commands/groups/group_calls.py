@@ -1,4 +1,4 @@
-"""What brokers know of a group of consumers, put together from all of them."""
+"""What all brokers together know of a consumer group."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.admin import ConsumerRunningInfoHeader, ConsumeStatsHeader
 from haservice.remoting.headers.clients import ConsumerGroupHeader
 
-# As stock mqadmin waits for them: a broker looks through every queue, a client writes its stacks.
+# Stock mqadmin waits as long: a broker goes through every queue, a client writes its stacks.
 STATS_TIMEOUT_S = 15.0
 CLIENT_TIMEOUT_S = 15.0
 
 
 def group_addrs(admin: Admin, group: str) -> list[str]:
-    """Whom to ask about a group: those that hold its retry topic, else every broker's master.
+    """The brokers to ask about a group: those that hold its retry topic, else all masters.
 
     A group that only broadcasts, or pulls, has no retry topic.
     """
@@ -37,7 +37,7 @@ def group_addrs(admin: Admin, group: str) -> list[str]:
 
 
 def consume_stats(admin: Admin, group: str, topic: str | None = None) -> tuple[ConsumeStats, bool]:
-    """208 of every broker as one, and whether all answered."""
+    """208 from every broker, merged, and whether all answered."""
     header = ConsumeStatsHeader(group, topic)
     found, complete = ask_each(
         group_addrs(admin, group),
@@ -51,7 +51,7 @@ def consume_stats(admin: Admin, group: str, topic: str | None = None) -> tuple[C
 
 
 def consumer_connection(admin: Admin, group: str, broker: str | None = None) -> ConsumerConnection:
-    """203: the members that any broker knows.  AnswerError 206 when none is online."""
+    """203: the members that any broker knows.  Raises AnswerError 206 if none is online."""
     ask = partial(
         admin.ask,
         code=RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -74,7 +74,7 @@ def consumer_connection(admin: Admin, group: str, broker: str | None = None) -> 
 
 
 def _gravest(failures: list[RemotingError], group: str) -> RemotingError:
-    """A broker that is down says more than one where nobody is online."""
+    """The failure to report: an unreachable broker rather than one where no member is online."""
     for error in failures:
         if not isinstance(error, AnswerError) or error.code != ResponseCode.CONSUMER_NOT_ONLINE:
             return error
@@ -88,7 +88,7 @@ def _gravest(failures: list[RemotingError], group: str) -> RemotingError:
 def running_info(
     admin: Admin, group: str, client_id: str, addrs: list[str], jstack: bool = False
 ) -> ConsumerRunningInfo:
-    """307, of the first broker that the client is connected to."""
+    """307, from the first broker that the client is connected to."""
     header = ConsumerRunningInfoHeader(group, client_id, jstack)
     failure: RemotingError | None = None
     for addr in addrs:
@@ -109,7 +109,7 @@ def running_info(
 def queue_owners(admin: Admin, group: str) -> dict[tuple[str, str, int], str]:
     """(topic, broker name, queue id) → the host of the member that has the queue now.
 
-    A member that does not tell is passed over: then its queues have no owner here.
+    A member that does not answer is left out: its queues then have no owner here.
     """
     owners: dict[tuple[str, str, int], str] = {}
     with suppress(RemotingError):

@@ -1,4 +1,4 @@
-"""`mqadmin resetOffsetByTime`, `skipAccumulatedMessage`, `cloneGroupOffset`: groups sent to and fro."""
+"""`mqadmin resetOffsetByTime`, `skipAccumulatedMessage`, `cloneGroupOffset`: move a group's offsets."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def skip_accumulated_message(
 
 
 def reset(admin: Admin, group: str, topic: str, when_ms: int, force: bool, cplus: bool = False) -> Table:
-    """Broker by broker: where members are online it tells them (222), else queue by queue."""
+    """Broker by broker: a broker with members online tells them (222); else queue by queue."""
     table = Table(RESET_COLUMNS)
     ext = ResetOffsetHeader(topic, group, when_ms, force).encode()
     for data in admin.route(topic).broker_datas:
@@ -136,7 +136,7 @@ def reset(admin: Admin, group: str, topic: str, when_ms: int, force: bool, cplus
 def reset_offline(
     admin: Admin, addr: str, group: str, topic: str, when_ms: int, force: bool
 ) -> list[tuple[str, int, int, int, int]]:
-    """Moves the offsets at one broker: its name, queue, the queue's end, what the offset was, what it is."""
+    """Moves the offsets at one broker; rows are its name, queue, the queue's end, old and new offset."""
     done = []
     for queue, progress in sorted(
         queue_progress(admin, addr, group, topic).items(), key=lambda item: item[0]
@@ -158,7 +158,7 @@ def reset_offline(
 
 
 def queue_progress(admin: Admin, addr: str, group: str, topic: str) -> dict[MessageQueue, QueueProgress]:
-    """The group's queues at a broker; those of the topic, from their first message, if it has none yet."""
+    """The group's queues at a broker; if it has none yet, the topic's queues from their first message."""
     code = RequestCode.GET_CONSUME_STATS
     stats = admin.ask(addr, code, ConsumeStatsHeader(group), into=ConsumeStats, timeout_s=STATS_TIMEOUT_S)
     found = {queue: one for queue, one in stats.offset_table.items() if queue.topic == topic}

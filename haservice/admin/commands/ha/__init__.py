@@ -1,1 +1,1 @@
-"""The pair: how it stands, who is the master, and how to change it."""
+"""The pair: its state, who is the master, and how to change that."""

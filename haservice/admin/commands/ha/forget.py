@@ -1,4 +1,4 @@
-"""`mqadmin forget`: a replica that is lost for good is removed from the list."""
+"""`mqadmin forget`: removes a replica that is lost for good from the replica list."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from haservice.remoting.headers.lineage import ForgetHeader
 from haservice.terminal.options import command, format_option, namesrv_option
 from haservice.terminal.output import Column, Table, human_seconds, shown_addr
 
-# The master gives its slaves the new list at once: they dial again for it.
+# The master gives its slaves the new list at once: they connect again for it.
 KNOWN_S = 3.0
 
 
@@ -96,7 +96,7 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
 
 
 def replica_to_forget(topology: Topology, named: str) -> str:
-    """The id of the one replica that is meant, and may be forgotten.  Raises click.ClickException."""
+    """The id of the one replica that `named` means, if it may be forgotten.  Raises click.ClickException."""
     check_at_rest(topology)
     found = named_replicas(topology, named)
     if not found:
@@ -127,7 +127,10 @@ def replica_to_forget(topology: Topology, named: str) -> str:
 
 
 def who_is_told(topology: Topology, gone: str) -> Sequence[Member]:
-    """The master, or all who answer and know the replica.  Raises click.ClickException for two masters."""
+    """The brokers to tell: the master, or all that answer and know the replica.
+
+    Raises click.ClickException for two masters.
+    """
     masters = [one for one in topology.masters if one.is_ours]
     if len(masters) > 1:
         refuse(
@@ -139,7 +142,7 @@ def who_is_told(topology: Topology, gone: str) -> Sequence[Member]:
 
 
 def check_not_connected(admin: Admin, topology: Topology, gone: str, told: Sequence[Member]) -> None:
-    """Raises click.ClickException where a connection of it still stands: its process is frozen, or cut off."""
+    """Raises click.ClickException if it still has a connection: its process is frozen, or cut off."""
     for one in told:
         status = admin.ha_status(one.addr)
         if status is None or all(link.replica_id != gone for link in status.ha_connection_info):
@@ -154,7 +157,7 @@ def check_not_connected(admin: Admin, topology: Topology, gone: str, told: Seque
 
 
 def wait_until_known(admin: Admin, before: Topology, gone: str, namesrv: Sequence[str]) -> Topology:
-    """Who is there, once nobody who answers has it on his list; after KNOWN_S at the latest."""
+    """The brokers, once none that answers has it on its list; after KNOWN_S at the latest."""
     deadline = Deadline(KNOWN_S)
     while True:
         addrs = [one.addr for one in before.members if one.answers]
@@ -181,8 +184,8 @@ COLUMNS = (
 
 
 def list_of(topology: Topology, now_ms: int) -> Table:
-    """A line for each replica on the list: a master and slaves as the list has them, and what they say now.  Who
-    answers was seen at `now_ms`.  Pure.
+    """A line for each replica on the list: a master and slaves as the list has them, and what they say now.
+    A replica that answers was seen at `now_ms`.  Pure.
     """
     replicas, table = topology.replicas, Table(COLUMNS)
     members = {one.replica_id or one.listed_as: one for one in topology.members}

@@ -1,4 +1,4 @@
-"""What `mqadmin haStatus` asks: each broker that is registered, and each that is on a list of replicas."""
+"""What `mqadmin haStatus` asks: each registered broker, and each on a replica list."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from haservice.remoting.headers.lineage import LineageBody
 from haservice.replication.lineage.membership import Members
 
 UNKNOWN = "?"
-# Behind those that a nameserver lists.
+# Sorts after the ids that a nameserver lists.
 UNKNOWN_ID = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One broker's answers; `failure` where there are none."""
+    """One broker's answers, or `failure` if there are none."""
 
     broker: Broker
     role: str
@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def epoch(self) -> int | None:
-        """Of its last epoch; None where none is kept."""
+        """The number of its last epoch; None if it keeps none."""
         known = self.status.epoch if self.status is not None else None
         if known is None and self.lineage is not None:
             known = self.lineage.epoch
@@ -48,7 +48,7 @@ class Seen:
 
 
 def take(admin: Admin, broker: str | None, cluster: str | None) -> list[Seen]:
-    """One broker, a cluster's, or all.  Raises RemotingError when that one, or each nameserver, is silent."""
+    """One broker, a cluster's, or all.  Raises RemotingError if that one, or each nameserver, is silent."""
     if broker is not None:
         return [look(admin, Broker("", "", MASTER_ID, broker))]
     # Slaves first, so that a lag shown is never smaller than it was.
@@ -60,7 +60,7 @@ def take(admin: Admin, broker: str | None, cluster: str | None) -> list[Seen]:
 
 
 def unregistered(seen: Sequence[Seen]) -> list[Broker]:
-    """Who is on a list of replicas, and was not asked yet."""
+    """Brokers on a replica list that were not asked yet."""
     asked = {one.broker.addr for one in seen}
     clusters = {one.broker.name: one.broker.cluster for one in seen}
     return [
@@ -95,7 +95,7 @@ def look(admin: Admin, broker: Broker) -> Seen:
 
 
 def look_if_up(admin: Admin, broker: Broker) -> Seen:
-    """As `look`; a broker that does not answer is a line of its own, and the others are still shown."""
+    """As `look`, but a broker that does not answer gets its own line, so that the others are shown."""
     try:
         return look(admin, broker)
     except RemotingError as error:
@@ -103,7 +103,7 @@ def look_if_up(admin: Admin, broker: Broker) -> Seen:
 
 
 def lineage_at(admin: Admin, addr: str) -> LineageBody | None:
-    """None from a broker that keeps none.  Raises RemotingError."""
+    """The broker's lineage; None if it keeps none.  Raises RemotingError."""
     try:
         return admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody)
     except AnswerError as error:
@@ -113,7 +113,7 @@ def lineage_at(admin: Admin, addr: str) -> LineageBody | None:
 
 
 def log_end_of(status: HARuntimeInfo | None, told: str | None) -> int | None:
-    """The end that was taken together with the acks, where there is one: an ack never stands above it."""
+    """The log end taken together with the acks, if there is one: no ack is above it."""
     if status is not None and status.master and status.master_commit_log_max_offset:
         return status.master_commit_log_max_offset
     if status is not None and not status.master and status.ha_client_runtime_info is not None:
@@ -122,7 +122,7 @@ def log_end_of(status: HARuntimeInfo | None, told: str | None) -> int | None:
 
 
 def lists_of(seen: Iterable[Seen]) -> dict[str, Members]:
-    """By name the newest list of replicas that anybody knows."""
+    """Broker name → the newest replica list that any broker knows."""
     found: dict[str, Members] = {}
     for one in seen:
         if one.lineage is not None:

@@ -1,10 +1,10 @@
 """`mqadmin haStatus`: who replicates from whom, how far behind, and why one does not count.
 
-One line per link: a master lists each slave that is connected, as the master sees it (its verdict is what
-SYNC_MASTER's answers follow), and a slave lists its master.  Against a stock 4.9 broker, which has no
-status request (907), the ends of both logs (28) still give the lag.  Who is on the list of replicas has a
-line, registered or not.  Below the lines stands what is not as the properties file says, keeps a master from
-taking messages, or keeps a failover from being safe.
+Each link is one line: a master lists each connected slave as the master sees it (its view decides
+SYNC_MASTER's answers), and a slave lists its master.  A stock 4.9 broker has no status request (907); the
+ends of both logs (28) still give the lag.  Every replica on the replica list has a line, registered or not.
+Notes below the lines say what differs from the properties file, why a master refuses writes, and why a
+failover is not safe.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ class Link:
 
 
 def shown_lineage(said: str) -> str:
-    """In short: why a greeting was refused stands under State."""
+    """A short form: the column State says why a greeting was refused."""
     return next((short for short in (SAME_LOG, "refused") if said.startswith(short)), said)
 
 
 def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
-    """Every link of these brokers, and what a person has to know of each of them.  Pure."""
+    """Every link of these brokers, and notes on each broker.  Pure."""
     table = Table(COLUMNS)
     ends = {one.broker.name: one.log_end for one in seen if not one.is_slave and one.log_end is not None}
     for one in seen:
@@ -139,7 +139,7 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
 
 
 def role_of(one: Seen) -> tuple[str | None, ...]:
-    """Where its role is from, why, why it refuses writes, and why it does not copy topics and offsets."""
+    """The source of its role and why, why it refuses writes, why it does not copy topics and offsets."""
     said = one.lineage
     if said is None:
         return None, None, None, None
@@ -147,7 +147,7 @@ def role_of(one: Seen) -> tuple[str | None, ...]:
 
 
 def place_of(one: Seen) -> tuple[Any, ...]:
-    """Its id, who does not prove a newer epoch to it, what it has pledged to whom, its list of replicas."""
+    """Its id, who tells it of a newer epoch without proof, its pledge and to whom, its replica list."""
     said = one.lineage
     if said is None:
         return None, None, None, None, None
@@ -156,7 +156,7 @@ def place_of(one: Seen) -> tuple[Any, ...]:
 
 
 def replicas_of(said: LineageBody) -> list[dict[str, Any]]:
-    """Its list of replicas: who may hold an acknowledged message."""
+    """Its replica list: who may hold an acknowledged message."""
     if said.members is None:
         return []
     seen = last_heard(said)
@@ -172,7 +172,7 @@ def replicas_of(said: LineageBody) -> list[dict[str, Any]]:
 
 
 def notes_of(one: Seen) -> list[str]:
-    """What a person has to know of the broker itself, a line each."""
+    """Notes on the broker itself, a line each."""
     who = f"{one.broker.name} at {shown_addr(one.broker.addr)}"
     notes = []
     wanted = max(1, one.in_sync_replicas - 1)
@@ -218,7 +218,7 @@ def notes_of(one: Seen) -> list[str]:
 
 
 def shared_id_notes(seen: Sequence[Seen]) -> list[str]:
-    """A line for each brokerId that several slaves of one name have: a nameserver keeps one address of each id."""
+    """A line for each brokerId that slaves of a name share: a nameserver keeps one address of an id."""
     at: dict[tuple[str, int], list[str]] = {}
     for one in seen:
         broker_id = one.lineage.broker_id if one.lineage is not None else one.broker.broker_id
@@ -233,7 +233,7 @@ def shared_id_notes(seen: Sequence[Seen]) -> list[str]:
 
 
 def silent_notes(seen: Sequence[Seen]) -> list[str]:
-    """A line for each slave on a list that was asked and is not there, or that its master has not connected."""
+    """A line for each slave on a list that does not answer and is not connected to its master."""
     answering = {one.lineage.replica_id for one in seen if one.lineage is not None}
     connected = {link.replica_id for one in seen if one.status for link in one.status.ha_connection_info}
     asked = {one.broker.addr for one in seen}
@@ -304,7 +304,7 @@ def _absent(slave: HAAbsentInfo, now_ms: int) -> Link:
 def _link_to_master(
     one: Seen, client: HAClientRuntimeInfo | None, master_end: int | None, now_ms: int
 ) -> Link:
-    """The slave's side.  Whether it is in sync is its master's verdict, so it is not said here."""
+    """The slave's side.  Only its master decides whether it is in sync, so this does not say it."""
     if master_end is None and client is not None:
         master_end = client.master_end if client.master_flush_offset <= 0 else client.master_flush_offset
     lag = None if master_end is None or one.log_end is None else master_end - one.log_end
@@ -334,7 +334,7 @@ def _link_to_master(
 
 
 def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
-    """By the slaves that were asked beside it; their own log end is the best that is known of an ack."""
+    """Links to the slaves that were asked, too; a slave's own log end is the best estimate of its ack."""
     slaves = [other for other in seen if other.is_slave and other.broker.name == one.broker.name]
     links = [
         Link(
@@ -350,7 +350,7 @@ def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
 
 
 def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
-    """Whether all are there that are asked, or are on a list of replicas; standard error says why one is not."""
+    """Whether all answer that were asked or are on a replica list; standard error says why one does not."""
     table, silent = table_of(seen, wall_clock_ms()), silent_notes(seen)
     table.notes = [*table.notes, *silent]
     show(table, output_format)
@@ -394,14 +394,14 @@ def ha_status(
             if not show_seen(take(admin, broker, cluster), output_format):
                 sys.exit(1)
             return
-        with suppress(KeyboardInterrupt):  # how one ends a watch is no failure
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
             while True:
                 _show_again(admin, broker, cluster, output_format)
                 time.sleep(interval_s)
 
 
 def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_format: str) -> None:
-    """One look of a watch, which goes on when nobody answers: that is when it is wanted most."""
+    """Shows a watch once more; it goes on when nobody answers: then people need it most."""
     try:
         seen = take(admin, broker, cluster)
     except RemotingError as error:

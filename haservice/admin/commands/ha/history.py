@@ -21,20 +21,20 @@ CUT = "no byte of it is left"
 
 @dataclass(slots=True)
 class Line:
-    """One epoch, as the replicas tell it; `ends` by address: where it ends in their logs.
+    """One epoch, as the replicas tell it; `ends`: address → where it ends in that replica's log.
 
-    With `is_empty` it left no byte in any of them, or what it wrote was cut: only that it was is known.
+    With `is_empty` it left no byte in any log, or its bytes were cut: only its existence is known.
     """
 
     epoch: Epoch
     ends: dict[str, int] = field(default_factory=dict)
     is_empty: bool = False
     is_unwritten: bool = False
-    """Of an empty one: whether it is known that nothing was written in it."""
+    """Of an empty epoch: whether it is known that nothing was written in it."""
 
     @property
     def key(self) -> tuple[int, int, str]:
-        """What makes it one epoch.  Where the time before lineage begins differs with retention."""
+        """Identifies the epoch.  The time before lineage has no fixed start: that moves with retention."""
         one = self.epoch
         return (one.number, 0 if one.number == UNKNOWN_EPOCH else one.start, one.master)
 
@@ -58,7 +58,7 @@ COLUMNS = (
 
 
 def lines_of(members: Iterable[Member]) -> list[Line]:
-    """Every epoch that anybody knows of, those that left no byte as well; oldest first.  Pure."""
+    """Every epoch that any broker knows, also those that left no byte; oldest first.  Pure."""
     found: dict[tuple[int, int, str], Line] = {}
     members = list(members)
     for one in members:
@@ -78,7 +78,7 @@ def lines_of(members: Iterable[Member]) -> list[Line]:
 
 
 def table_of(lines: Iterable[Line], addrs: Mapping[str, str]) -> Table:
-    """A line for each epoch; `addrs` gives the address of a replica id where it is known.  Pure."""
+    """A line for each epoch; `addrs`: replica id → address, as far as known.  Pure."""
     table = Table(COLUMNS)
     for line in lines:
         epoch = line.epoch

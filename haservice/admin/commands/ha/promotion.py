@@ -1,10 +1,10 @@
 """`mqadmin switchover`, `failover`: who is the master of a broker name, by command.
 
-    show who is there → say what it costs → ask → look again → tell → wait until it is so → show who is there
+    show the brokers → say what it costs → ask → look again → tell → wait until it is done → show the brokers
 
-A role by command stands across restarts, and every change of master begins a new epoch: the brokers see to
-that.  These commands look, say what would be lost, and let the one who typed them choose.  A master that
-answers, be it with an error, is not dead, and none is deposed for an answer that was given of other facts.
+The brokers keep a role by command across restarts, and begin a new epoch at every change of master.  These
+commands look, say what would be lost, and let the person choose.  A master that answers, even with an error,
+is not dead; if the facts have changed since the person answered, the commands ask again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from haservice.terminal.options import (
 )
 from haservice.terminal.output import and_text, human_bytes, human_seconds, shown_addr
 
-# Beyond the time that a switchover may take: until its answer is here.
+# Added to the time that a switchover may take: for its answer to arrive.
 ANSWER_S = 5.0
 # How long a name may be without a master while two brokers change their roles.
 BETWEEN_S = 2.0
@@ -148,8 +148,8 @@ def switchover(
 
 
 def gather_with_master(admin: Admin, where: str, namesrv: Sequence[str], also: Sequence[str]) -> Topology:
-    """As `gather`.  While all answer and none is the master, another command may be between the two steps of
-    a switchover: it is looked again, for a moment.
+    """As `gather`.  If all answer and none is the master, another command may be between the two steps of a
+    switchover: this looks again for a moment.
     """
     deadline = Deadline(BETWEEN_S)
     while True:
@@ -160,7 +160,7 @@ def gather_with_master(admin: Admin, where: str, namesrv: Sequence[str], also: S
 
 
 def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member | None]:
-    """Who hands over to whom, None for the nearest.  Raises click.ClickException."""
+    """The master and its successor, None for the nearest slave.  Raises click.ClickException."""
     name, masters = topology.name, topology.masters
     check_at_rest(topology)
     if not masters:
@@ -198,9 +198,9 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
 
 
 def check_hearsay(topology: Topology, master: Member) -> None:
-    """Raises click.ClickException where a nameserver alone knows of an epoch that the switchover's is not above.
+    """Raises click.ClickException if only a nameserver knows an epoch that the switchover's is not above.
 
-    A switchover asks nobody for a pledge, and so begins the next epoch after its master's.
+    A switchover asks for no pledges, so it begins the next epoch after its master's.
     """
     begins = next_number(master.last_epoch.number if master.last_epoch is not None else -1, -1, promoted=True)
     if topology.unheard_epoch and topology.last_epoch >= begins:
@@ -210,7 +210,7 @@ def check_hearsay(topology: Topology, master: Member) -> None:
 
 
 def nothing_is_lost(topology: Topology, master: Member, target: Member | None) -> str:
-    """What a switchover keeps, in a sentence; the table says of somebody that what he lacks is unknown."""
+    """Says in a sentence what a switchover keeps, also if it is unknown what a broker lacks."""
     slaves = [one for one in topology.ours if one is not master] if target is None else [target]
     if any(topology.loss(one.addr).size is None for one in slaves):
         return f"Nothing is lost that {shown_addr(master.addr)} has; what it lacks itself is not known."
@@ -218,7 +218,7 @@ def nothing_is_lost(topology: Topology, master: Member, target: Member | None) -
 
 
 def other_promises(topology: Topology, master: Member, target: Member | None) -> list[str]:
-    """Where a SEND_OK would mean something else after the change: roles go over, other settings do not."""
+    """What a SEND_OK would mean differently after the change: roles move, other settings do not."""
     candidates = [one for one in topology.ours if one is not master] if target is None else [target]
     notes = []
     for one in candidates:
@@ -329,7 +329,7 @@ def failover(
                     help.append(f"--force does it all the same{_better(before, candidate)}")
                 raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
             report.go_on()
-            # Asked again are all: a slave names its dead master no more once the nameservers have dropped it.
+            # Ask all again: a slave no longer names its dead master once the nameservers have dropped it.
             now = gather(admin, where, namesrv, (to, *(one.addr for one in before.members)))
             if what_counts(now, to) == what_counts(before, to):
                 break
@@ -343,7 +343,7 @@ def failover(
         epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
         became = wait_for_master(admin, before.name, candidate.addr, epoch, namesrv, timeout_s)
         took_s = time.monotonic() - started
-        # Told earlier they would dial while it turns, and then wait before they dial again.
+        # If told earlier, they would connect while it changes its role, and then wait before they try again.
         failures = follow(admin, before, candidate, promoted, epoch, report)
         alone = not became or wait_for_followers(admin, before, candidate.addr, epoch, report)
         show_after(admin, before, namesrv, report, (to,))
@@ -371,7 +371,7 @@ def failover(
 
 
 def what_counts(topology: Topology, to: str) -> object:
-    """What the answer to the question was given for: where it is another, the question is put again."""
+    """The facts behind the person's answer: if they change, the command asks again."""
     loss = topology.loss(to)
     members = [
         (one.addr, one.answers, one.lives, one.role, one.held, one.changing, one.last_epoch, one.damaged)
@@ -416,7 +416,7 @@ def failover_candidate(topology: Topology, to: str) -> Member:
 
 
 def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> list[str]:
-    """What the choice of this candidate means, a line each."""
+    """What choosing this candidate costs, a line each."""
     lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
     if bound := bound_text(loss, acknowledged=has_all_acknowledged(topology, candidate, loss)):
         lines += bound.splitlines()
@@ -439,7 +439,7 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
 
 
 def _better(topology: Topology, candidate: Member) -> str:
-    """That this loses nothing, or who would lose less, for the end of a sentence."""
+    """Says that this loses nothing, or who would lose less; the end of a sentence."""
     own = topology.loss(candidate.addr).size
     if own == 0:
         return ", and loses no known message"
@@ -455,7 +455,7 @@ def _better(topology: Topology, candidate: Member) -> str:
 def promote(
     admin: Admin, topology: Topology, candidate: Member, role: str | None, loss: Loss, *, force: bool
 ) -> Member:
-    """Tells it, and gives what it will be.  Raises RemotingError, or ProtocolError."""
+    """Promotes the candidate; returns what it will be.  Raises RemotingError, or ProtocolError."""
     why = "failover by command"
     if topology.unheard_epoch:
         epoch, addr = topology.registered
@@ -465,7 +465,7 @@ def promote(
         why += ", losing an unknown amount" if loss.size is None else f", losing {loss.size} bytes"
     if unsafe(topology, candidate) and (silent := unheard(topology, candidate)):
         why += f", forced while {', '.join(one.where for one in silent)} was silent"
-    # Any end will do: what is left of a record that its master never finished is cut before the epoch begins.
+    # Any log end will do: an unfinished record from its master is cut before the epoch begins.
     header = PromoteHeader(role=role or "", min_epoch=topology.last_epoch + 1, why=why, force=force)
     body = admin.ask(candidate.addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=TELL_S)
     return member_of(candidate.addr, candidate.broker_id, body)
@@ -474,7 +474,7 @@ def promote(
 def follow(
     admin: Admin, topology: Topology, candidate: Member, promoted: Member, epoch: int, report: Report
 ) -> dict[str, str]:
-    """Tells the others that answer; address → why not, of those that refuse."""
+    """Tells the others that answer to follow; gives address → reason of those that refuse."""
     header = FollowHeader(
         master_addr=promoted.broker_addr or candidate.addr,
         ha_addr=promoted.ha_addr,

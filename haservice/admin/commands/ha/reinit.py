@@ -1,4 +1,4 @@
-"""`mqadmin reinit`: a slave is built anew from its master."""
+"""`mqadmin reinit`: rebuilds a slave from its master."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from haservice.replication.lineage.epochs import common_point
 from haservice.terminal.options import command, format_option, namesrv_option, one_broker_option
 from haservice.terminal.output import human_bytes, human_seconds, shown_addr
 
-# A slave that was told to begin anew has begun by then, if nobody has seen it empty.
+# By then a slave that was told to begin anew has begun, even if nobody saw it empty.
 BEGUN_S = 2.0
 KEPT = "  what it had is in cut/reinit-TIME/ of its store until somebody removes it\n"
 LET_BOTH_RUN = (
@@ -86,7 +86,7 @@ def reinit(
         if own:
             report.line(f"Of that its master has not {human_bytes(own)}.")
         report.go_on()
-        if master.is_ours and not unread:  # a stock one gives nobody its log to read
+        if master.is_ours and not unread:  # a stock master lets nobody read its log
             read_through(admin, master, slave)
         started = time.monotonic()
         with report.telling(admin, before.name, slave):
@@ -149,7 +149,7 @@ def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
 
 
 def refuse_damaged(master: Member, slave: Member) -> None:
-    """What the slave has may be all there is of what its master cannot give.  Raises click.ClickException."""
+    """Raises click.ClickException if the slave may have the only copy of what its master cannot give."""
     if master.damaged:
         raise click.ClickException(
             f"the log of the master, {shown_addr(master.addr)}, is damaged from {master.damaged}: a new slave"
@@ -159,9 +159,9 @@ def refuse_damaged(master: Member, slave: Member) -> None:
 
 
 def read_through(admin: Admin, master: Member, slave: Member) -> None:
-    """Every record of the master's log is sound: nobody else may have it once the slave has given its own up.
+    """Checks every record of the master's log: it may be the only copy once the slave has given up its own.
 
-    Raises click.ClickException for one that is not; the master is made to look at it, so that it gets the
+    Raises click.ClickException for a damaged one; the master is made to look at it, so that it gets the
     bytes back from its slave.  Raises RemotingError.
     """
     assert master.log is not None
@@ -184,7 +184,7 @@ def read_through(admin: Admin, master: Member, slave: Member) -> None:
 
 
 def why_not(admin: Admin, slave: Member) -> str:
-    """What the slave says of its link to the master, to stand behind a sentence."""
+    """What the slave says of its link to the master, to end a sentence."""
     with suppress(RemotingError):
         status = admin.ha_status(slave.addr)
         if status is not None and status.ha_client_runtime_info is not None:
@@ -194,7 +194,7 @@ def why_not(admin: Admin, slave: Member) -> str:
 
 
 def own_bytes(slave: Member, master: Member) -> int:
-    """How much the slave holds that is not in its master's log."""
+    """How many bytes the slave has that are not in its master's log."""
     if slave.log is None or master.log is None:
         return 0
     common = common_point(slave.lineage, slave.log.end, master.lineage, master.log.end)
@@ -202,7 +202,7 @@ def own_bytes(slave: Member, master: Member) -> int:
 
 
 def wait_for_refill(admin: Admin, slave: Member, target: int, timeout_s: float) -> bool:
-    """Whether the slave holds up to `target` in time; says how far it is."""
+    """Whether the slave's log reaches `target` in time; shows its progress."""
     assert slave.log is not None
     deadline, began = Deadline(timeout_s), time.monotonic()
     begun, told = False, ""
@@ -211,7 +211,7 @@ def wait_for_refill(admin: Admin, slave: Member, target: int, timeout_s: float) 
         if now.log is None or now.changing or now.log.end < slave.log.end or now.log.start > slave.log.start:
             begun = True
         sure = begun or time.monotonic() - began > BEGUN_S
-        # While it changes it may still tell the end of what it is about to give up.
+        # While it changes it may still tell the end of the log that it is about to give up.
         if sure and not now.changing and now.end is not None and now.end >= target:
             return True
         if deadline.expired:

@@ -1,8 +1,8 @@
-"""The list of replicas of one broker name: who on it is silent, and what a promotion without them may lose.  Pure.
+"""The replica list of one broker name: who is silent, and what a promotion without them may lose.  Pure.
 
-Who may hold an acknowledged message is on a list that the master keeps and its slaves know, see
-haservice.replication.lineage.membership.  A replica stays on it, however long it is away and whoever is registered,
-until it is forgotten on purpose.  A stock broker is on no list.
+The master keeps the list of the brokers that may hold an acknowledged message, and its slaves know it; see
+haservice.replication.lineage.membership.  A replica stays on it, however long it is away and whoever is
+registered, until somebody forgets it on purpose.  A stock broker is on no list.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from haservice.terminal.output import and_text, human_bytes, shown_addr
 
 
 def with_listed(topology: Topology) -> Topology:
-    """With every replica on the list.  Who is silent at its address gets its id, and when it was seen last; who
-    is nowhere, or whose address is another one's now, is a silent member without an address.
+    """The topology with all replicas on the list.  A silent member gets the id of the replica at its address,
+    and when that was last seen.  A replica without an address of its own becomes a silent member without one.
     """
     answering = {one.replica_id for one in topology.ours}
     members = {one.addr: one for one in topology.members}
@@ -55,16 +55,16 @@ def with_listed(topology: Topology) -> Topology:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What a candidate will hear when it asks for pledges, and the list by which that is judged."""
+    """The pledges that a candidate will get when it asks, and the list that decides if they are enough."""
 
     members: Members
     pledged: tuple[Member, ...]
     objections: Mapping[str, str]
-    """Replica id → why it will promise nothing, of those that answer."""
+    """Replica id → why it will not pledge, of those that answer."""
 
 
 def poll(topology: Topology, candidate: Member) -> Poll:
-    """As far as it can be foreseen: by the rules that the brokers go by, from what they say of themselves."""
+    """Predicts the poll, by the rules of the brokers and from what they say of themselves."""
     own_addr = candidate.broker_addr or candidate.addr
     asked = {*candidate.named.values(), *candidate.replicas.given_up(candidate.given).values()}
     pledged, lists, objections = list[Member](), list[Members](), dict[str, str]()
@@ -85,10 +85,10 @@ def poll(topology: Topology, candidate: Member) -> Poll:
 
 
 def unsafe(topology: Topology, candidate: Member) -> str:
-    """Why its promotion may lose an acknowledged message, as the broker itself judges it; "" if it cannot.
+    """Why its promotion may lose an acknowledged message, by the broker's own rules; "" if it cannot.
 
-    A master that is chosen goes on with what it has: for that nobody pledges anything.  Where nobody keeps a list
-    of replicas, as brokers before 0.5 do not, only what is known of the logs tells; a newer one refuses by itself.
+    A master as the candidate goes on with its log and needs no pledges.  Brokers before 0.5 keep no replica
+    list: then only what is known of the logs decides; a newer broker refuses by itself.
     """
     if candidate.is_master or not topology.replicas.replicas:
         return ""
@@ -97,9 +97,9 @@ def unsafe(topology: Topology, candidate: Member) -> str:
 
 
 def has_all_acknowledged(topology: Topology, candidate: Member, loss: Loss) -> bool:
-    """Whether it holds all that the last master gave an OK for, though that one took more perhaps.
+    """Whether it has all that the last master acknowledged, though that one may have taken more.
 
-    Of an ASYNC_MASTER nobody knows: it gave its OK whoever had heard.  Nor where one is on no list.
+    Nobody knows that of an ASYNC_MASTER, which acknowledges without its slaves, or if a broker is on no list.
     """
     roles = {one.master_role for one in topology.ours if one.master_role}
     return (
@@ -118,13 +118,13 @@ def _vote(one: Member) -> Vote:
 
 
 def unheard(topology: Topology, candidate: Member) -> list[Member]:
-    """The slaves on the list that do not speak for themselves: any of them may hold what nobody else does."""
+    """The slaves on the list that do not answer: each may have messages that nobody else has."""
     slaves = frozenset(one for each in poll(topology, candidate).members.lists for one in each.slaves)
     return [one for one in topology.silent if one.listed_as in slaves - {candidate.replica_id}]
 
 
 def heard_text(topology: Topology, candidate: Member) -> str:
-    """That enough are heard, in a sentence; "" where that goes without saying."""
+    """Says in a sentence that enough replicas answer; "" if that is obvious."""
     found = poll(topology, candidate)
     slaves, wanted = found.members.slaves, found.members.wanted
     if len(slaves) < 2 or candidate.is_master:
@@ -137,12 +137,12 @@ def heard_text(topology: Topology, candidate: Member) -> str:
 
 
 def way_out(topology: Topology, candidate: Member) -> list[str]:
-    """What helps where too few are heard, a line each."""
+    """What helps if too few replicas answer, a line each."""
     silent, members = unheard(topology, candidate), poll(topology, candidate).members
     named = [one.where for one in silent]
     missing = members.wanted - len(members.slaves - {one.listed_as for one in silent})
     lines = []
-    if silent and missing > 0:  # else enough are heard: it is what these have or say that makes it unsafe
+    if silent and missing > 0:  # else enough answer, and what they have or say makes it unsafe
         which = and_text(named) if missing >= len(named) else f"{missing} of {', '.join(named)}"
         lines.append(f"start {which}, and repeat the command")
         for one in silent:
@@ -157,7 +157,7 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
 
 
 def way_past_hearsay(topology: Topology, candidate: Member, command: str = "") -> list[str]:
-    """What helps where only a nameserver has heard of an epoch, a line each; with `command`, what begins one above."""
+    """What helps if only a nameserver knows an epoch, a line each; `command` begins one above it."""
     epoch, addr = topology.registered
     size = topology.loss(candidate.addr, hearsay=False).size
     cost = "an unknown amount" if size is None else human_bytes(size) if size else "nothing"
@@ -170,15 +170,15 @@ def way_past_hearsay(topology: Topology, candidate: Member, command: str = "") -
 
 
 def start_master(topology: Topology) -> list[str]:
-    """That the last master, where it does not answer, has all that it answered with OK; a line, or none."""
+    """Says that the last master, if unreachable, has all that it acknowledged; a line, or none."""
     gone = [one for one in topology.silent if one.listed_as == topology.replicas.master and one.addr]
     return [f"start {one.where}, the last master, again: it has all that it accepted" for one in gone]
 
 
 def only_here(topology: Topology, gone: str) -> list[str]:
-    """That a replica which is to be given up may hold acknowledged messages alone; lines, or none.
+    """Warns that a replica to be forgotten may hold the only copy of acknowledged messages; lines, or none.
 
-    While a master answers, that has them all.
+    While a master answers, the master has them all.
     """
     if topology.masters:
         return []
@@ -197,7 +197,7 @@ def only_here(topology: Topology, gone: str) -> list[str]:
 
 
 def only_copy_is_damaged(topology: Topology, candidate: Member) -> str:
-    """What it cannot give, where nobody else answers who could give it back; "" if there is nothing."""
+    """The damaged ranges that no other broker that answers could give back; "" if there are none."""
     if not candidate.damaged or any(one is not candidate for one in topology.ours):
         return ""
     return (
@@ -219,7 +219,7 @@ def stock_ahead(topology: Topology, candidate: Member) -> str:
 
 
 def unlisted_notes(topology: Topology) -> list[str]:
-    """Brokers of that name that may hold acknowledged messages, and of which no list knows; a line each."""
+    """Brokers of that name that may hold acknowledged messages and are on no list; a line each."""
     notes = [
         f"NOTE: {one.where} is a stock broker and on no list of replicas: it may have acknowledged messages as"
         f" well; its log ends at {'an unknown place' if one.end is None else one.end}."
@@ -243,9 +243,9 @@ def _stock_slaves(topology: Topology) -> list[Member]:
 
 
 def named_replicas(topology: Topology, named: str) -> Sequence[str]:
-    """The ids on the list that an address, an id, or the beginning of one stands for.
+    """The ids on the list that an address, an id, or the beginning of an id stands for.
 
-    Raises click.BadParameter for what looks like an address and is none.
+    Raises click.BadParameter for a text that looks like an address and is none.
     """
     replicas = topology.replicas.replicas
     if ":" in named:

@@ -1,4 +1,4 @@
-"""What the commands that change roles share: what they show, how they ask, what they wait for."""
+"""Shared by the commands that change roles: what they show, how they ask, what they wait for."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from haservice.terminal.output import Table, and_text, echo, shown_addr, to_json
 LOOK_AGAIN_S = 0.1
 # A broker that is told flushes, writes its lineage, and then answers.
 TELL_S = 30.0
-# A new master tells the slaves at its first look, or at its second; one that does not follow by then is shown
-# as it is.
+# A new master tells the slaves at its first look, or at its second; a slave that does not follow by then is
+# shown as it is.
 FOLLOW_S = 7.0
-# A broker that turns does not answer for a moment; from then on it is told what the trouble is.
+# A broker that changes its role does not answer for a moment; after this time the trouble is shown.
 TURN_S = 3.0
-# As the shell has it of a process that ^C ended.
+# The shell's exit code of a process that ^C ended.
 INTERRUPTED = 130
 NOTHING = "nothing was changed"
 
@@ -58,7 +58,7 @@ def timeout_option(default: float, help: str) -> Callable[[Any], Any]:
 
 @dataclass(slots=True)
 class Report:
-    """What one command shows: lines as it goes, or one object at the end, of a refusal as well."""
+    """What one command shows: lines as it goes, or one object at the end, also after a refusal."""
 
     output_format: str
     yes: bool
@@ -74,7 +74,7 @@ class Report:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """A refusal is in the object, too; and whoever interrupts is told what came of it."""
+        """Puts a refusal into the object, too; after an interrupt says what came of it."""
         if isinstance(error, KeyboardInterrupt) or isinstance(error and error.__context__, KeyboardInterrupt):
             echo(f"\nInterrupted: {self.told}", err=True)
             self.end(error=f"interrupted: {self.told}")
@@ -89,7 +89,7 @@ class Report:
             self.end(error=explain(error))
 
     def show(self, key: str, topology: Topology) -> None:
-        """The brokers `before` or `after`."""
+        """Shows the brokers `before` or `after`."""
         self.table(key, f"{topology.name} {key}", table_of(topology))
 
     def table(self, key: str, title: str, table: Table) -> None:
@@ -101,20 +101,20 @@ class Report:
         echo(text, err=self.output_format == "json")
 
     def go_on(self) -> None:
-        """Asks, unless told not to.  Raises click.ClickException for a no."""
+        """Asks the person, unless told not to.  Raises click.ClickException for a no."""
         if not self.yes and not click.confirm("Go on?", default=False):
             raise click.ClickException(NOTHING)
 
     def changed(self) -> None:
-        """Says that what was asked about is so no more.  Raises click.ClickException if nobody was asked."""
+        """Says that the facts asked about have changed.  Raises click.ClickException if nobody was asked."""
         if self.yes:
             raise click.ClickException(f"the brokers or their logs have just changed; {NOTHING}")
         self.line("\nMeanwhile that has changed:\n")
 
     @contextlib.contextmanager
     def telling(self, admin: Admin, name: str, one: Member, help: Sequence[str] = ()) -> Iterator[None]:
-        """Around the call that tells `one` what to do.  Raises click.ClickException with what came of it, and with
-        `help` where it refuses.
+        """Wraps the call that tells `one` what to do.  Raises click.ClickException with what came of it, and
+        with `help` if `one` refuses.
         """
         shows = f"mqadmin history -b {name} and mqadmin haStatus show what came of it"
         self.told = f"{shown_addr(one.addr)} was told, and goes on with it\n  {shows}"
@@ -134,7 +134,7 @@ class Report:
 
 
 def say_waited_for(topology: Topology) -> None:
-    """On standard error, before a change: for whom the brokers wait in its steps, though nothing comes of it."""
+    """Says on standard error, before a change, for which silent brokers its steps wait in vain."""
     if silent := [one.where for one in topology.silent if one.is_waited_for]:
         them, does = ("it", "does") if len(silent) == 1 else ("them", "do")
         echo(
@@ -151,7 +151,7 @@ def wait_for_master(
     namesrv: Sequence[str],
     timeout_s: float,
 ) -> bool:
-    """Whether the broker at `addr` answers as the master and stands in the route of each nameserver in time.
+    """Whether in time the broker at `addr` answers as the master and is in the route of each nameserver.
 
     Says what it waits for, whenever that changes.
     """
@@ -167,7 +167,7 @@ def wait_for_master(
 
 
 def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence[str], *, turns: bool) -> str:
-    """What is still missing; "" if nothing is.  While it `turns` nobody answers: that is no trouble."""
+    """What is still missing; "" if nothing is.  While the broker `turns`, no answer is no trouble."""
     now = ask(admin, addr)
     if now.changing or (turns and not now.answers and not now.lives):
         return f"{shown_addr(addr)} changes its role"
@@ -181,7 +181,7 @@ def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence
     for place in namesrv:
         table = table_at(admin, place)
         if not isinstance(table, ClusterInfo):
-            continue  # a nameserver that is away keeps nobody from being the master
+            continue  # an unreachable nameserver keeps nobody from being the master
         listed = table.broker_addr_table.get(name)
         master = None if listed is None else listed.broker_addrs.get(MASTER_ID)
         if master is None or not now.is_at(master):
@@ -191,9 +191,9 @@ def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence
 
 
 def wait_for_followers(admin: Admin, before: Topology, addr: str, epoch: int, report: Report) -> bool:
-    """Until the others that answered before follow the master at `addr` in its epoch; no longer than FOLLOW_S.
+    """Waits until the others that answered before follow the master at `addr` in its epoch, FOLLOW_S at most.
 
-    Says who does, and who does not by then; whether none of these is a master.
+    Says who does, and who does not by then; returns whether none of these is a master.
     """
     deadline, master = Deadline(FOLLOW_S), before.member(addr) or Member(addr)
     waiting, seen = {one.addr for one in before.ours if not one.is_at(addr)}, dict[str, Member]()
@@ -221,7 +221,7 @@ def wait_for_followers(admin: Admin, before: Topology, addr: str, epoch: int, re
 
 
 def _is_in(one: Member, epoch: int) -> bool:
-    """Whether it has taken that epoch, or a later one: until then its line of the table shows the old one."""
+    """Whether it has taken that epoch, or a later one: until then its line in the table shows the old one."""
     return one.epoch is not None and one.epoch >= epoch
 
 
@@ -230,7 +230,7 @@ def _follows(one: Member, master: Member) -> bool:
 
 
 def say_once(text: str, told: str) -> str:
-    """On standard error, where it is another text than was told last."""
+    """Writes `text` to standard error if it differs from `told`, the last one."""
     if text != told:
         echo(text, err=True)
     return text
@@ -251,14 +251,14 @@ def refuse(text: str, members: Sequence[Member]) -> NoReturn:
 
 
 def check_told(topology: Topology) -> None:
-    """Raises click.ClickException for brokers that live and do not say what they are."""
+    """Raises click.ClickException for brokers that are alive and do not say what they are."""
     untold = [one for one in topology.members if one.lives]
     if untold:
         refuse(f"a broker of {topology.name} does not say what it is, and may be the master", untold)
 
 
 def check_at_rest(topology: Topology) -> None:
-    """Raises click.ClickException for brokers that another command changes just now."""
+    """Raises click.ClickException for brokers that another command is changing."""
     changing = [one for one in topology.ours if one.changing]
     if changing:
         refuse(
@@ -271,6 +271,6 @@ def check_at_rest(topology: Topology) -> None:
 def show_after(
     admin: Admin, before: Topology, namesrv: Sequence[str], report: Report, also: Sequence[str] = ()
 ) -> None:
-    """All that were there before, whatever the nameservers list by now."""
+    """Shows all brokers that were there before, whatever the nameservers list now."""
     addrs = [*also, *(one.addr for one in before.members)]
     report.show("after", gather(admin, before.name, namesrv, addrs))

@@ -1,9 +1,9 @@
-"""Asking who is there: every broker of a name that the nameservers, or the answers themselves, name.
+"""Asks every broker of a name that the nameservers, or the answers themselves, tell of.
 
-All at once, 2 s for each round.  Who is on the list of replicas is asked, whether it is registered or not.  Who
-does not answer is a Member with its trouble, not an error: that is what one wants to see of a pair after a
-death.  Who answers with an error is one, too, and known to live.  A stock broker, which has no GET_LINEAGE, is
-asked what it knows.
+It asks all at once, 2 s for each round, and also replicas on the replica list that are not registered.  A
+broker that does not answer becomes a Member with its trouble, not an error: after a death, people want to see
+that of a pair.  So does one that answers with an error; it is known to be alive.  A stock broker has no
+GET_LINEAGE; it is asked what it knows.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from haservice.terminal.explain import advise, explain
 from haservice.terminal.options import address
 from haservice.terminal.output import and_text, echo, echo_line, shown_addr
 
-# A broker that is there answers in milliseconds.
+# A reachable broker answers in milliseconds.
 ASK_S = 2.0
-# Who has not answered by then is named to who waits for the command.
+# After this time the command names the brokers that have not answered.
 SAY_AFTER_S = 1.0
-# Brokers that answers name are asked, too, and those that these name.
+# Brokers named in answers are asked, too, and those that these name.
 ROUNDS_MAX = 3
-# As many as a list of replicas may have; who names more is not believed that far.
+# As many as a replica list may have; further addresses are ignored.
 ADDRS_MAX = REPLICAS_MAX
 AT_ONCE_MAX = 16
 BY_NAME = "-b NAME with -n ADDR asks all brokers of a name, and not each has to answer"
-# Counting messages reads them; what was counted by then is said.
+# Counting reads the messages; after this time it gives the number so far.
 COUNT_S = 10.0
 
 
 def gather(
     admin: Admin, where: str, namesrv: Sequence[str], also: Iterable[str] = (), hint: str = BY_NAME
 ) -> Topology:
-    """All that is known of a broker name, or of the name of the broker at an address; `also` are addresses
-    that are asked besides, `hint` is what helps when that one address does not answer.
+    """All that is known of a broker name, or of the name of the broker at an address; `also` are further
+    addresses to ask, `hint` is what helps if that one address does not answer.
 
-    Raises click.ClickException when nobody knows the name, or the one address does not say it, and
-    RemotingError when each nameserver is silent.
+    Raises click.ClickException if nobody knows the name, or the one address does not tell it, and
+    RemotingError if every nameserver is silent.
     """
     name, wanted = where, [address(one) for one in also if one]
     if ":" in where:
@@ -73,19 +73,19 @@ def gather(
             say_late(asking)
             found |= {addr: answer.result() for addr, answer in asking.items()}
             waiting = [addr for one in found.values() if one.name == name for addr in _named_by(one)]
-        # A log that grows meanwhile is not to look shorter than those that follow it.
+        # A growing log must not look shorter than those that follow it.
         masters = [addr for addr, one in found.items() if one.is_ours and one.is_master]
         again = pool.map(lambda addr: ask(admin, addr, listed.get(addr)), masters)
         found |= {one.addr: one for one in again if one.answers}
     if not listed and names is not None and not any(one.name == name for one in found.values()):
         besides = [found[addr] for addr in wanted if addr in found]
         raise unknown_name(name, namesrv or admin.nameservers, names, besides)
-    # An address that another name has now was this one's once; who asked for it is told by the caller.
+    # Another name may have an old address of this one now; the caller tells the person who asked for it.
     members = [one for one in found.values() if one.name in ("", name) or one.addr in wanted]
     topology = Topology(name, tuple(_distinct(members)), registered)
     if (
         topology.replicas.replicas
-    ):  # who was forgotten may still stand on the list of one that has not heard of it
+    ):  # a forgotten replica may still be on the list of a broker that has not heard of it
         known = {
             *wanted,
             *listed,
@@ -100,7 +100,7 @@ def gather(
 
 
 def say_late(asking: Mapping[str, Future[Member]]) -> None:
-    """Names those whose answers are late, on standard error, and leaves the rest of the wait to the caller."""
+    """Names late brokers on standard error; the caller waits on."""
     wait(asking.values(), SAY_AFTER_S)
     if late := [shown_addr(addr) for addr, answer in asking.items() if not answer.done()]:
         does = "does" if len(late) == 1 else "do"
@@ -108,7 +108,7 @@ def say_late(asking: Mapping[str, Future[Member]]) -> None:
 
 
 def _distinct(members: Sequence[Member]) -> list[Member]:
-    """One of each replica that was asked by several addresses, with the id that the nameservers list."""
+    """One member for each replica asked at several addresses, with the id that the nameservers list."""
     found: dict[str, Member] = {}
     for one in members:
         other = found.get(one.replica_id or one.addr)
@@ -122,7 +122,7 @@ def _distinct(members: Sequence[Member]) -> list[Member]:
 def unknown_name(
     name: str, namesrv: Sequence[str], names: Iterable[str], asked: Iterable[Member]
 ) -> click.ClickException:
-    """That no nameserver knows it; `asked` were asked besides, and none of them has it."""
+    """The error that no nameserver knows the name; `asked` were asked, too, and none of them has it."""
     them = ", ".join(map(shown_addr, namesrv))
     lines = [
         f"no broker {name!r} at {them}; known there: "
@@ -148,7 +148,7 @@ def _named_by(one: Member) -> list[str]:
 
 
 class Listed(NamedTuple):
-    """What the nameservers list: address → broker id of one name, and all names; None if no nameserver says."""
+    """What the nameservers list: address → broker id of one name, and all names; None if none answers."""
 
     addrs: Mapping[str, int]
     names: frozenset[str] | None
@@ -157,7 +157,7 @@ class Listed(NamedTuple):
 def listed_addrs(
     admin: Admin, name: str, namesrv: Sequence[str], pool: ThreadPoolExecutor, *, required: bool
 ) -> Listed:
-    """A name's brokers, by all nameservers that answer.  Raises RemotingError where one has to, and none does."""
+    """A name's brokers, by all nameservers that answer.  With `required`, RemotingError if none answers."""
     if required:
         namesrv = admin.nameservers  # or a UsageError that says what to do
     tables = dict(zip(namesrv, pool.map(lambda addr: table_at(admin, addr), namesrv), strict=True))
@@ -185,7 +185,7 @@ def table_at(admin: Admin, namesrv: str) -> ClusterInfo | RemotingError | Protoc
 
 
 def registered_at(admin: Admin, namesrv: str, name: str) -> Registered:
-    """The newest epoch of a name that one nameserver was told of; none of a stock one, or one that is away."""
+    """The newest epoch of a name that a nameserver knows; none from a stock or an unreachable one."""
     header = BrokerNameHeader(name)
     try:
         body = admin.ask(namesrv, RequestCode.GET_LINEAGE, header, into=NewestEpochBody, timeout_s=ASK_S)
@@ -211,19 +211,19 @@ def ask(admin: Admin, addr: str, broker_id: int | None = None) -> Member:
 
 
 def _untold(addr: str, broker_id: int | None, error: RemotingError | ProtocolError, *, lives: bool) -> Member:
-    """One that does not say what it is.  With any answer at all it `lives`."""
+    """A member that does not say what it is.  It `lives` if it gave any answer at all."""
     trouble = str(error).removeprefix(f"{addr}: ")
     if isinstance(error, RemotingTimeout):
         trouble = f"{SILENT} {error.seconds:g} s"
     if isinstance(error, RemotingClosed):
-        # A proxy before a dead broker does so as well: it is no proof that one lives.
+        # A proxy before a dead broker does so, too: this does not prove that the broker is alive.
         trouble += ": something listens there and hangs up; --tls if it is a broker that takes only TLS"
     advice = advise(error) if lives else None
     return Member(addr, broker_id, trouble=trouble, lives=lives, advice=advice or "")
 
 
 def _ask_stock(admin: Admin, addr: str, broker_id: int | None) -> Member:
-    """By 28 and 26, which every broker knows."""
+    """Asks a stock broker by 28 and 26, which every broker knows."""
     answer = admin.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_s=ASK_S)
     info = KVTable.decode(answer.body).table
     settings = admin.broker_config(addr)
@@ -241,7 +241,7 @@ def _ask_stock(admin: Admin, addr: str, broker_id: int | None) -> Member:
 
 
 def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
-    """Raises ProtocolError for epochs that do not rise."""
+    """The member of an answer.  Raises ProtocolError for epochs that do not rise."""
     try:
         lineage = lineage_of(body)
     except ValueError as error:
@@ -289,7 +289,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
 
 
 def fetcher(admin: Admin) -> Fetch:
-    """READ_LOG, as a repair from a peer wants it."""
+    """READ_LOG, in the form that peer repair needs."""
 
     def fetch(addr: str, offset: int, size: int) -> bytes:
         return bytes(admin.call(addr, RequestCode.READ_LOG, ReadLogHeader(offset, size).encode()).body)
@@ -298,7 +298,7 @@ def fetcher(admin: Admin) -> Fetch:
 
 
 def count(fetch: Fetch, loss: Loss, clock_s: Callable[[], float] = time.monotonic) -> Count:
-    """The messages of the lost range, by reading it; what was found within COUNT_S."""
+    """Counts the messages of the lost range by reading it, for COUNT_S at most."""
     if loss.size == 0:
         return Count(0)
     holder = loss.holder

@@ -1,13 +1,13 @@
-"""Who is there of one broker name, who is ahead, and what would be lost if another one became the master.
+"""The brokers of one name, which of them is ahead, and what would be lost if another became the master.
 
     Member       one broker, by its answer
-    Topology     all of a name: who is the master, who holds the furthest log
-    Loss         the part of the furthest log that a candidate has not
-    Count        how many messages lie in it
+    Topology     all brokers of a name: which is the master, which has the furthest log
+    Loss         the part of the furthest log that a candidate lacks
+    Count        how many messages are in it
 
-Ahead is who has the newer epoch, and of two with the same the further end.  A broker that has nothing, and
-began an epoch by itself, is ahead of nobody.  A master that does not answer counts by what its slaves heard
-of its log's end, and an epoch of which only a nameserver has heard by nothing: then nobody knows.  Stock
+The broker with the newer epoch is ahead; of two with the same epoch, the one with the further log end.  An
+empty broker that began an epoch by itself is ahead of nobody.  If a master does not answer, what its slaves
+heard of its log's end counts; if only a nameserver has heard of an epoch, nobody knows its end.  Stock
 brokers keep no epochs: they are shown by their log's end, and cannot be told anything.  Pure; roll_call.py
 asks.
 """
@@ -26,21 +26,21 @@ from haservice.terminal.output import local_second, shown_addr
 SHORT_ID = 8
 STOCK = "stock peer: keeps no lineage"
 SYNC_MASTER = "SYNC_MASTER"
-# How the trouble begins of one that did not answer in time.
+# How the `trouble` of a broker that did not answer in time begins.
 SILENT = "silent for"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One broker, by its answer.  `trouble` is why there is none, and all else then empty.
+    """One broker, by its answer.  `trouble` says why there is none; all else is then empty.
 
-    A stock broker has no `replica_id`, and of its log only the end is known.
+    A stock broker has no `replica_id`; only the end of its log is known.
     """
 
     addr: str
-    """By which it was asked; `broker_addr` is what it calls itself, and registers as."""
+    """The address at which it was asked; it registers `broker_addr`."""
     broker_id: int | None = None
-    """As the nameservers list it; None if none does."""
+    """Its id in the nameservers' lists; None if none lists it."""
     cluster: str = ""
     name: str = ""
     role: str = ""
@@ -57,40 +57,40 @@ class Member:
     master_end: int = -1
     master_heard_ms: int = 0
     master_end_kept: bool = False
-    """Whether it heard that before it was started last."""
+    """Whether it heard that before its last start."""
     master_addr: str = ""
     not_copied: str = ""
     promise: str = ""
-    """What a SEND_OK of it rests on beside its role, by its settings."""
+    """The settings that decide, beside its role, what its SEND_OK means."""
     damaged: str = ""
     """Ranges of its log that it knows to be damaged."""
     master_role: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
-    """replica id → address of others that it knows."""
+    """Replica id → address of the others that it knows."""
     seen: Mapping[str, int] = field(default_factory=dict)
-    """replica id → when it heard it last, in ms."""
+    """Replica id → when it last heard that one, in ms."""
     replicas: Members = field(default_factory=Members)
     """Who may hold an acknowledged message, by the newest list that it knows."""
     given: Members = field(default_factory=Members)
-    """The same as its master gave it, where replicas were forgotten there since."""
+    """That list as its master gave it, if the broker has forgotten replicas since."""
     whole_from: int = 0
-    """Below there it may have lost what it had acknowledged, while its log ends before."""
+    """It may have lost acknowledged bytes below this offset, while its log ends before."""
     pledged: int = -1
-    """Of a slave: it follows no master of an epoch below this one; -1 where it has promised nothing."""
+    """Of a slave: it follows no master of an epoch below this one; -1 if it has promised nothing."""
     pledged_to: str = ""
     past: tuple[Epoch, ...] = ()
     """Epochs that left no byte in its log."""
     unproven: str = ""
-    """Of a master: who says that there is a newer epoch, and does not prove it."""
+    """Of a master: who tells of a newer epoch without proof."""
     listed_as: str = ""
-    """Of one that does not answer: the replica that it is by the list of those who do."""
+    """Of one that does not answer: its replica id by the list of those that do."""
     seen_ms: int = 0
-    """And when these heard it last; 0 if unknown."""
+    """When those last heard it; 0 if unknown."""
     seen_told: bool = True
-    """Whether somebody answers who would know that: of a slave its master, and no other slave."""
+    """Whether a broker answers that would know that: for a slave, only its master would."""
     trouble: str = ""
     lives: bool = False
-    """Whether it answered, though with an error: what it is is not known, but it is not dead."""
+    """Whether it answered, though with an error: its state is unknown, but it is alive."""
     advice: str = ""
     """What helps against that error."""
 
@@ -100,7 +100,7 @@ class Member:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether each that asks it waits to the end: it takes connections, and says nothing."""
+        """Whether all who ask it wait until the timeout: it accepts connections and does not answer."""
         return self.trouble.startswith(SILENT)
 
     @property
@@ -109,7 +109,7 @@ class Member:
 
     @property
     def where(self) -> str:
-        """For people: its address, or its id where nobody knows one."""
+        """For people: its address, or its id if nobody knows the address."""
         return shown_addr(self.addr) if self.addr else f"replica {self.listed_as[:SHORT_ID]}"
 
     def is_at(self, addr: str) -> bool:
@@ -125,7 +125,7 @@ class Member:
 
     @property
     def own_lineage(self) -> Lineage:
-        """Without the epochs that its log has not reached yet."""
+        """Its lineage without the epochs that its log has not reached yet."""
         return self.lineage if self.log is None else self.lineage.up_to(self.log.end)
 
     @property
@@ -135,19 +135,19 @@ class Member:
 
     @property
     def last_epoch(self) -> Epoch | None:
-        """The newest that it has heard of, whether its log has come to it or not."""
+        """The newest epoch that it has heard of, whether or not its log has reached it."""
         return self.lineage.last
 
     @property
     def is_blank(self) -> bool:
-        """Whether it has nothing, and has followed nobody: what it says of epochs is its own invention."""
+        """Whether it is empty and has followed nobody: its epochs then mean nothing to others."""
         last = self.last_epoch
         empty = self.log is not None and self.log.is_empty
         return empty and (last is None or last.master == self.replica_id)
 
     @property
     def state(self) -> str:
-        """For people: what matters most of it."""
+        """For people: its most important state."""
         if self.trouble:
             seen = seen_text(self.seen_ms, told=self.seen_told) if self.listed_as else ""
             return f"lives, but {self.trouble}" if self.lives else f"no answer: {self.trouble}{seen}"
@@ -165,20 +165,20 @@ class Member:
 
     @property
     def lacking(self) -> str:
-        """What it cannot give, or has not got of its master beside the log: to be added to its state."""
+        """To add to its state: what it cannot give, or did not get from its master beside the log."""
         copied = f"; topics, groups and offsets not copied: {self.not_copied}" if self.not_copied else ""
         return f"; damaged{copied}" if self.damaged else copied
 
 
 def last_seen_text(seen_ms: int | None, *, told: bool = True) -> str:
-    """When a replica was seen last; where that is unknown, whether who knows it was `told`, that is, asked."""
+    """When a replica was last seen; if unknown, `told` says whether a broker that would know answered."""
     if seen_ms:
         return local_second(seen_ms)
     return "not known" if told else "only its master knows"
 
 
 def seen_text(seen_ms: int, *, told: bool) -> str:
-    """The same behind a comma, of one that does not answer."""
+    """The same after a comma, for a broker that does not answer."""
     return (
         f", last seen {last_seen_text(seen_ms)}" if seen_ms or told else ", last seen: only its master knows"
     )
@@ -195,9 +195,9 @@ def damage_text(who: str, ranges: str) -> str:
 class Loss:
     """What is lost if `candidate` becomes the master: the bytes from `begin` to `end` of the furthest log.
 
-    `holder` has them from where its own log begins up to `held_end`; None if nobody who answers does.  With
-    `unknown` nobody can tell, and the numbers say nothing.  `heard_by` has only heard where the log ends,
-    and so there may be more; None if the one that wrote it says so itself.
+    `holder` has them from the beginning of its own log up to `held_end`; None if no broker that answers has
+    them.  With `unknown` nobody can tell, and the numbers mean nothing.  `heard_by` only heard where the log
+    ends, so there may be more; None if the broker that wrote it says so itself.
     """
 
     candidate: str
@@ -210,12 +210,12 @@ class Loss:
 
     @property
     def size(self) -> int | None:
-        """In bytes; None if it cannot be told."""
+        """In bytes; None if unknown."""
         return None if self.unknown else self.end - self.begin
 
 
 class Count(NamedTuple):
-    """Messages that were found; there may be more unless `exact`.  None if nobody could be asked."""
+    """The messages found; there may be more unless `exact`.  None if no broker could be asked."""
 
     messages: int | None
     exact: bool = True
@@ -228,7 +228,7 @@ class Count(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """The newest epoch that a nameserver was told of, -1 if none, and where its master was."""
+    """The newest epoch that a nameserver knows, -1 if none, and its master's address."""
 
     epoch: int = -1
     addr: str = ""
@@ -238,7 +238,7 @@ NOT_REGISTERED = Registered()
 
 
 class _End(NamedTuple):
-    """Where a log is known to end, who has only heard so, and why that is not known."""
+    """Where a log ends, who only heard that, and why the end is unknown."""
 
     end: int = 0
     heard_by: Member | None = None
@@ -247,7 +247,7 @@ class _End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All brokers of one name that are known, the master first, then by address."""
+    """All known brokers of one name, the master first, then by address."""
 
     name: str
     members: tuple[Member, ...]
@@ -259,29 +259,29 @@ class Topology:
 
     @property
     def ours(self) -> tuple[Member, ...]:
-        """Those that answer and keep a lineage, of this name's log."""
+        """The members that answer and keep a lineage of this name's log."""
         return tuple(one for one in self.members if one.is_ours and one.name == self.name)
 
     @property
     def furthest(self) -> Member | None:
-        """Who holds the newest epoch, and most of it."""
+        """The member that has the newest epoch, and most of it."""
         return max(self._told, key=_rank, default=None)
 
     @property
     def _told(self) -> tuple[Member, ...]:
-        """Whose word on epochs counts: all but the blank ones, unless there are no others."""
+        """The members whose epochs count: all but blank ones, unless all are blank."""
         return tuple(one for one in self.ours if not one.is_blank) or self.ours
 
     @property
     def heard_epoch(self) -> int:
-        """The highest number that a broker which answers knows of; 0 if none."""
+        """The highest number known to a broker that answers; 0 if none."""
         return max((one.last_epoch.number for one in self.ours if one.last_epoch), default=0)
 
     @property
     def last_epoch(self) -> int:
-        """The highest number that anybody knows of or has pledged, the nameservers too; 0 if none.
+        """The highest number that any broker or nameserver knows or that was pledged; 0 if none.
 
-        Theirs may be anybody's word: one beyond belief would leave no number for the next promotion.
+        Anybody may have told the nameservers: a number beyond belief would leave none for the next promotion.
         """
         past = [one.number for member in self.ours for one in member.past]
         known = max(self.heard_epoch, *past, *(one.pledged for one in self.ours), 0)
@@ -290,7 +290,7 @@ class Topology:
 
     @property
     def replicas(self) -> Members:
-        """The newest list of replicas that anybody knows; the longest, where some have forgotten one of it."""
+        """The newest known replica list; the longest, if some brokers have forgotten a replica of it."""
         lists = (one.replicas for one in self.ours)
         return max(lists, key=lambda one: (one.version, len(one.replicas)), default=Members())
 
@@ -306,26 +306,26 @@ class Topology:
         return found | {one.replica_id: one.addr for one in self.ours}
 
     def seen_ms(self, replica_id: str) -> int:
-        """When anybody who answers heard a replica last; 0 if nobody knows."""
+        """When a broker that answers last heard a replica; 0 if unknown."""
         return max((one.seen.get(replica_id, 0) for one in self.ours), default=0)
 
     def seen_told(self, replica_id: str) -> bool:
-        """Whether somebody answers who would know when it was seen; of a master each slave does."""
+        """Whether a broker answers that would know when it was seen; for a master, each slave would."""
         return bool(self.masters) or replica_id == self.replicas.master
 
     def member(self, addr: str) -> Member | None:
         return next((one for one in self.members if one.is_at(addr)), None)
 
     def state_of(self, one: Member) -> str:
-        """For people: its state, and of a slave whether its master answers."""
+        """For people: its state, and for a slave whether its master answers."""
         master = self.member(one.master_addr)
         if master is None or master.answers or master.lives or not one.state.startswith("follows "):
             return one.state
         return f"waits for {shown_addr(one.master_addr)}{one.lacking}"
 
     def loss(self, addr: str, *, hearsay: bool = True) -> Loss:
-        """What is lost if the broker at `addr` becomes the master; without `hearsay`, of what those hold who answer,
-        whatever a nameserver was told besides.
+        """What is lost if the broker at `addr` becomes the master; without `hearsay`, only of the logs of
+        brokers that answer, whatever a nameserver was told.
         """
         candidate = self.member(addr)
         if candidate is None or not candidate.answers:
@@ -340,25 +340,25 @@ class Topology:
             unknown = f"it may have lost what {said} has, which does not answer"
         if unknown:
             return Loss(addr, unknown=unknown)
-        # Of two masters that began one number each has a log of its own, and the candidate lacks one of them.
+        # Two masters that began one number have a log each, and the candidate lacks one of them.
         losses = [self._loss_of(candidate, epoch) for epoch in self._last_epochs]
         return max(losses, key=lambda one: (one.size is None, one.size or 0))
 
     @property
     def _last_epochs(self) -> tuple[Epoch | None, ...]:
-        """The newest one that anybody who counts has heard of; more than one of masters who are rivals."""
+        """The newest epoch known to a member that counts; several if masters are rivals."""
         epochs = [one.last_epoch for one in self._told if one.last_epoch is not None]
         found = {one.identity: one for one in epochs if not any(other.outranks(one) for other in epochs)}
         return tuple(found.values()) or (None,)
 
     def gives_way(self, master: Member) -> bool:
-        """Whether it does so by itself, to a newer epoch of which it only has to hear."""
+        """Whether it gives way by itself, once it hears of a newer epoch."""
         number, newest = master.epoch or 0, self.heard_epoch
         return number < newest and not of_one_promotion(number, newest)
 
     def needs_further_epoch(self, master: Member) -> bool:
-        """Whether somebody who answers follows it in a further epoch only: there is a rival, or a promise to
-        another one forbids it.
+        """Whether a broker that answers would follow it only in a further epoch: there is a rival, or a
+        pledge to another broker forbids it.
         """
         number = master.epoch if master.epoch is not None else -1
         return len(self._last_epochs) > 1 or any(
@@ -395,7 +395,7 @@ class Topology:
 
     @property
     def unheard_epoch(self) -> str:
-        """That only a nameserver has heard of an epoch, whose master has written who knows what; "" if not."""
+        """Says that only a nameserver knows an epoch, whose master may have written anything; "" if not."""
         number, addr = self.registered
         epochs = [one.last_epoch for one in self.ours if one.last_epoch is not None]
         same = [epoch for epoch in epochs if of_one_promotion(epoch.number, number)]
@@ -418,13 +418,13 @@ class Topology:
         return addr == other or (one is not None and one.is_at(other))
 
     def _end_of(self, furthest: Member, epoch: Epoch | None) -> _End:
-        """Of the log that ends with `epoch`; `furthest` holds most of it."""
+        """The end of the log that ends with `epoch`; `furthest` has most of it."""
         end = furthest.end or 0
         stock_ends = [one.end for one in self.masters if not one.is_ours and one.end is not None]
         if stock_ends:
             return _End(max(end, *stock_ends))
         if epoch is not None and any(one.replica_id == epoch.master for one in self.ours):
-            return _End(end)  # who wrote the last epoch speaks for itself
+            return _End(end)  # the broker that wrote the last epoch knows its end
         ears = [
             one
             for one in self._told
@@ -435,7 +435,7 @@ class Topology:
         who = f"the last master is not among those that answer{f' ({silent} does not)' if silent else ''}"
         if not ears:
             return _End(end, unknown=f"{who}, and no slave knows how long its log was")
-        # Who was not started since has heard it to its last moment, as far as anybody can tell.
+        # A slave not restarted since heard the master until its last moment, as far as anybody can tell.
         best = max(ears, key=lambda one: (not one.master_end_kept, one.master_end, one.master_heard_ms))
         if best.master_end_kept and best.master_role != SYNC_MASTER:
             return _End(

@@ -1,4 +1,4 @@
-"""What people and programs are shown of a Topology: its table, and what would be lost, in sentences.  Pure."""
+"""Shows a Topology to people and programs: its table, and sentences on what would be lost.  Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def table_of(topology: Topology) -> Table:
 
 
 def loss_text(loss: Loss, counted: Count) -> str:
-    """What would be lost, in a sentence without its end."""
+    """What would be lost, as a sentence without its end."""
     if loss.unknown:
         return f"it is not known what would be lost: {loss.unknown}"
     if loss.size == 0:
@@ -70,9 +70,9 @@ def loss_text(loss: Loss, counted: Count) -> str:
 
 
 def bound_text(loss: Loss, *, acknowledged: bool = False) -> str:
-    """That the end of the log is hearsay, in a sentence or two; "" if it is not.
+    """Says in a sentence or two that the end of the log is hearsay; "" if it is not.
 
-    `acknowledged`: all the same the candidate has whatever was acknowledged.
+    `acknowledged`: the candidate still has all acknowledged messages.
     """
     by = loss.heard_by
     if by is None or loss.unknown:

@@ -14,18 +14,18 @@ from haservice.errors import HAServiceError
 READ_BYTES = 64 * 1024
 LOOK_S = 0.2  # how long after an interrupt a silent pipe is let go of, at most
 
-# Beyond every maxMessageSize that fits a frame; a file without line ends is not read into memory whole.
+# Above every maxMessageSize that fits a frame: a file without line ends is not read into memory whole.
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
 
 class LineTooLong(HAServiceError):
-    """Input that is no text of lines."""
+    """Input that is no text in lines."""
 
 
 async def lines_of(source: BinaryIO, keep_ends: bool = False) -> AsyncIterator[bytes]:
-    """The lines of a file or of standard input, read aside so that a slow pipe does not hold answers up.
+    """The lines of a file or of standard input, read in a thread, so that a slow pipe delays no answers.
 
-    `\\n` ends a line; without `keep_ends` it goes, and a `\\r` before it.  The last line may lack it.
+    `\\n` ends a line; without `keep_ends` it is dropped, and a `\\r` before it.  The last line may lack it.
     """
     loop = asyncio.get_running_loop()
     over = threading.Event()
@@ -46,9 +46,9 @@ async def lines_of(source: BinaryIO, keep_ends: bool = False) -> AsyncIterator[b
 
 
 def _read_some(source: BinaryIO, over: threading.Event) -> bytes:
-    """What there is, up to READ_BYTES; b"" at the end.
+    """Reads what is there, up to READ_BYTES; b"" at the end.
 
-    A silent pipe is left when `over` is set, for asyncio waits for this thread before it ends.
+    Leaves a silent pipe when `over` is set, for asyncio waits for this thread before it ends.
     """
     with suppress(OSError, ValueError):  # bytes in memory have no descriptor, and never block
         while not select.select([source.fileno()], [], [], LOOK_S)[0]:

@@ -1,13 +1,13 @@
 """`mqadmin dumpLog FILE`: a commit log segment, shown to a person or as JSON lines.
 
-`scan` finds what lies in a segment, in order, and stops at what is no record:
+`scan` finds what is in a segment, in order, and stops at bytes that are no record:
 
     Record       a whole record, its body summed
     Blank        the rest of the file, given up because the next record did not fit
     Unwritten    zeros to the end of the file
     Torn         bytes that are no record: the tail of a crash, or damage, with the reason
 
-It reads the file only, so it may be used on a broker's store while the broker runs.
+It only reads the file, so it may be used on a broker's store while the broker runs.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ Found = Record | Blank | Unwritten | Torn
 
 
 def base_offset(path: Path) -> int:
-    """The offset of the file's first byte: its name, less the number of a cut; 0 under another name."""
+    """The offset of the file's first byte: its name without the number of a cut; 0 for other names."""
     digits = path.name.partition("-")[0]
     return int(digits) if len(digits) == NAME_DIGITS and digits.isdigit() else 0
 
 
 def scan(view: bytes | memoryview, base: int = 0) -> Iterator[Found]:
-    """What lies in the bytes of a segment that begins at `base`; see the module's list."""
+    """What is in the bytes of a segment that begins at `base`; see the module's list."""
     end = len(view)
     position = 0
     while position < end:
@@ -96,7 +96,7 @@ def scan(view: bytes | memoryview, base: int = 0) -> Iterator[Found]:
 
 
 def _trouble(message: records.StoredMessage, offset: int) -> str | None:
-    """What recovery would hold against a record whose fields add up."""
+    """Why recovery would refuse a record whose fields are consistent."""
     if not message.crc_ok:
         return "body CRC does not match"
     if message.physical_offset != offset:
@@ -113,7 +113,7 @@ def _rest_of_zeros(view: bytes | memoryview, position: int, base: int) -> Iterat
 
 
 def _last_byte(view: bytes | memoryview, position: int) -> int:
-    """Behind the last byte from `position` on that is not zero; `position` if all are."""
+    """The place after the last nonzero byte from `position` on; `position` if all are zero."""
     for start in range(len(view), position, -ZEROS_CHUNK_BYTES):
         begin = max(position, start - ZEROS_CHUNK_BYTES)
         kept = len(bytes(view[begin:start]).rstrip(b"\0"))

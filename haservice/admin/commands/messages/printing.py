@@ -1,4 +1,4 @@
-"""`mqadmin printMsg`, `printMsgByQueue`: messages in a line each, as stock mqadmin prints them."""
+"""`mqadmin printMsg`, `printMsgByQueue`: one line for each message, as stock mqadmin prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mqadmin checkMsgSendRT`, `sendMsgStatus`, `clusterRT`: how long a send takes, tried out."""
+"""`mqadmin checkMsgSendRT`, `sendMsgStatus`, `clusterRT`: measure how long a send takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from haservice.terminal.output import Column, Table, echo, echo_line, number, sh
 PROBES = 100
 STATUS_PROBES = 50
 BODY_BYTES = 128
-# sendMsgStatus sends one before it counts, so that connecting is not measured.
+# sendMsgStatus sends one message before it counts, so that it does not measure connecting.
 FIRST_BODY_BYTES = 16
 CLUSTER_INTERVAL_S = 10.0
 
@@ -51,7 +51,7 @@ _size_option = click.option(
 async def probe(
     topic: str, queues: Sequence[Queue], sizes: Sequence[int]
 ) -> AsyncIterator[tuple[Sent, float]]:
-    """One message after the other, over the queues in turn: what became of each, and ms until its answer."""
+    """Sends one message after the other, over the queues in turn; gives results, and ms until the answer."""
     client = RemotingClient(**access())
     try:
         for queue, size in zip(itertools.cycle(queues), sizes, strict=False):
@@ -67,7 +67,7 @@ async def _all(topic: str, queues: Sequence[Queue], sizes: Sequence[int]) -> lis
 
 
 def mean_ms(results: Sequence[tuple[Sent, float]]) -> float:
-    """Without the first, which connects; 0 when there is no other."""
+    """The mean without the first send, which connects; 0 if there is no other."""
     times = [ms for _, ms in results[1:]]
     return sum(times) / len(times) if times else 0.0
 
@@ -184,7 +184,7 @@ def cluster_rt(
 
 
 def _probed(admin: Admin, name: str, amount: int, size: int) -> tuple[float, int, int]:
-    """Mean ms, sends that were stored, sends that were not; a broker without its topic fails all."""
+    """Mean ms, sends stored, sends not stored; a broker without its topic fails all."""
     try:
         queues = writable_queues(admin, name, name, None)
     except (RemotingError, click.ClickException):

@@ -1,6 +1,6 @@
-"""`mqadmin queryMsgById`, `queryMsgByKey`, `queryMsgByUniqueKey`, `queryMsgByOffset`: one message, looked up.
+"""`mqadmin queryMsgById`, `queryMsgByKey`, `queryMsgByUniqueKey`, `queryMsgByOffset`: look up one message.
 
-Below a message stands which consumer groups have it, where a nameserver is there to ask.
+Below a message they show which consumer groups have it, if they can ask a nameserver.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from haservice.terminal.output import (
     to_json,
 )
 
-# As stock mqadmin asks; a broker gives 32 of a unique key at most.
+# As stock mqadmin asks; a broker gives at most 32 for a unique key.
 MATCHES_MAX = 64
 UNIQUE_MATCHES_MAX = 32
 UNIQUE_KEY_EXT = "_UNIQUE_KEY_QUERY"
@@ -59,7 +59,7 @@ FOREVER_MS = 2**63 - 1
 QUERY_TIMEOUT_S = 18.0
 CLIENT_TIMEOUT_S = 15.0
 PORT_MAX = 65535
-# What RocketMQ's clients call it when an index has no such message.
+# The code of RocketMQ's clients for a message that no index has.
 NO_MESSAGE = 208
 MENDING = "its index is damaged and is built again from the log: messages may be missing here, ask again soon"
 # Where stock mqadmin saves the bodies of the messages that it shows.
@@ -234,7 +234,7 @@ def query_message_by_offset(
 def query(
     admin: Admin, topic: str, key: str, count: int, *, unique: bool = False, end_ms: int = FOREVER_MS
 ) -> list[StoredMessage]:
-    """12 at every broker of the topic, without the index's false hits; the oldest first."""
+    """12 to every broker of the topic, without the index's false hits; the oldest first."""
     ext = QueryMessageHeader(topic, key, count, 0, end_ms).encode() | {UNIQUE_KEY_EXT: str(unique).lower()}
     addrs = [readable_addr(data) for data in admin.route(topic).broker_datas if data.broker_addrs]
     expected = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
@@ -257,7 +257,7 @@ def not_found(topic: str, what: str) -> click.ClickException:
 
 
 def has_key(message: StoredMessage, key: str, unique: bool) -> bool:
-    """The index holds hashes only, so a broker may answer with messages of other keys."""
+    """Whether the message has this key: the index has only hashes, so a broker may give other messages."""
     properties = records.decode_properties(message.properties)
     return properties.get("UNIQ_KEY") == key or (not unique and key in properties.get("KEYS", "").split(" "))
 
@@ -267,7 +267,7 @@ def unique_key(message: StoredMessage) -> str | None:
 
 
 def show_message(admin: Admin, message: StoredMessage, output_format: str, *, asks: bool) -> None:
-    """The message, and, if there is a nameserver that `asks` can go to, who has consumed it."""
+    """Shows the message; if it `asks`, also the groups that have consumed it, by a nameserver."""
     known = []
     failure = None
     if asks:
@@ -289,9 +289,9 @@ def show_message(admin: Admin, message: StoredMessage, output_format: str, *, as
 
 
 def save_body(message: StoredMessage) -> str:
-    """Where the body was saved whole, or why it was not: the message is shown all the same.
+    """Saves the whole body; says where, or why not: the message is shown in any case.
 
-    The directory is open to others, and bodies are not for them: the file is always a new one of our own.
+    Others can open the directory, and bodies are not for them: the file is always a new one of our own.
     """
     path = BODIES / message.message_id
     try:
@@ -332,7 +332,7 @@ def _message_lines(message: StoredMessage) -> dict[str, Any]:
 def consume_directly(
     admin: Admin, addr: str, group: str, client_id: str, message_id: str, output_format: str
 ) -> None:
-    """309: the broker hands the message to the member at once, whatever its offsets say."""
+    """309: the broker hands the message to the member at once, whatever the member's offsets are."""
     result = admin.ask(
         addr,
         RequestCode.CONSUME_MESSAGE_DIRECTLY,

@@ -1,4 +1,4 @@
-"""Messages as mqadmin shows them, as plain values; and damage that ends the reading of a queue."""
+"""Messages as plain values, as mqadmin shows them; and damage that ends the reading of a queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from haservice.terminal.output import echo
 
 @contextmanager
 def as_far_as_sound(queue: Queue, damaged: list[Queue]) -> Iterator[None]:
-    """Damage at which the broker cannot read on in `queue` ends the block; it is told, and `queue` noted."""
+    """If damage keeps the broker from reading on in `queue`, ends the block, says so, and notes `queue`."""
     try:
         yield
     except AnswerError as error:
@@ -30,7 +30,7 @@ def as_far_as_sound(queue: Queue, damaged: list[Queue]) -> Iterator[None]:
 
 
 def message_fields(message: records.StoredMessage) -> dict[str, Any]:
-    """A message for a program, under the names of stock tools; a body that is no text goes as base64."""
+    """A message for a program, with the names of stock tools; base64 for a body that is no text."""
     body = body_of(message)
     try:
         shown = {"body": body.decode()}

@@ -48,9 +48,9 @@ from haservice.terminal.options import (
 )
 from haservice.terminal.output import counted, echo, echo_line, human_bytes, local_time, preview, to_json_line
 
-INTERRUPTED = 130  # as shells count an end by SIGINT
+INTERRUPTED = 130  # the shell's exit code for SIGINT
 
-# The bar is drawn so many times; of a pipe, whose length nobody knows, once per so many bytes.
+# The bar is drawn so many times; for a pipe, whose length is unknown, once per so many bytes.
 BAR_STEPS = 200
 BAR_STEP_BYTES = 64 * 1024
 
@@ -173,8 +173,8 @@ def _send_body(
 
 
 def say_advice(tally: Tally, queues: Sequence[Queue]) -> None:
-    """What mends it where no message can be sent: nobody there, only TLS, or keys that are missing; and what
-    an answer says that is no SEND_OK.
+    """Says what to do if no message can be sent (broker unreachable, only TLS, or missing keys), and what
+    an answer other than SEND_OK means.
     """
     addr = queues[0].addr
     for status, remark in tally.remarks.items():
@@ -208,7 +208,7 @@ def _send_lines(
     in_flight: int,
     output_format: str,
 ) -> Tally:
-    """Every line a message, under a progress bar: of the file's bytes, or without an end for a pipe."""
+    """Sends each line as a message, with a progress bar: of the file's bytes, or endless for a pipe."""
     if str(file) == "-":
         tally = _send_stream(topic, queues, sys.stdin.buffer, None, properties, in_flight)
     else:
@@ -264,7 +264,7 @@ def _rate(count: int | None, started: float) -> str:
 
 
 def report(tally: Tally, output_format: str) -> None:
-    """What became of a run: counts by status, and the rate."""
+    """Shows the result of a run: counts by status, and the rate."""
     rate = tally.sent / tally.seconds if tally.seconds > 0 else 0.0
     if output_format == "json":
         echo(
@@ -361,7 +361,7 @@ def consume_message(
 
 
 def _places(queues: list[Queue]) -> list[str]:
-    """Whom these are read from, each once: broker-a at 127.0.0.1:10911."""
+    """The brokers that these are read from, each once: broker-a at 127.0.0.1:10911."""
     return sorted({f"{queue.broker_name} at {queue.addr}" for queue in queues})
 
 

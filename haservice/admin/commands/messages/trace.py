@@ -1,4 +1,4 @@
-"""`mqadmin queryMsgTraceById`: who sent and consumed a message, as their clients wrote it down."""
+"""`mqadmin queryMsgTraceById`: who sent and consumed a message, as their clients recorded it."""
 
 from __future__ import annotations
 

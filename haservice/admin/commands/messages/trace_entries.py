@@ -1,7 +1,7 @@
-"""What clients with msgTraceEnable write down about messages: text ⇄ entries.
+"""What clients with msgTraceEnable record about messages: text ⇄ entries.
 
-A trace message's body is entries that end with U+0002, of fields parted by U+0001, as RocketMQ's
-TraceDataEncoder makes them:
+A trace message's body is a list of entries, each ended by U+0002, with fields separated by U+0001, as
+RocketMQ's TraceDataEncoder writes them:
 
     Pub       time region group topic msgId tags keys storeHost bodyLength cost msgType offsetMsgId success
               clientHost
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(text: str, message_id: str, client_host: str) -> Iterator[Entry]:
-    """What a trace message's body says of one message; entries that cannot be read are passed over."""
+    """The entries for one message in a trace message's body; skips entries that cannot be read."""
     for entry in text.split(ENTRY_END):
         fields = entry.split(FIELD_END)
         with suppress(IndexError, ValueError):

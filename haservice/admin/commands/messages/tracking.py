@@ -1,4 +1,4 @@
-"""Which consumer groups have a message: what queryMsgById and its like tell below the message itself."""
+"""Which consumer groups have a message: queryMsgById and its like show it below the message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL_TAGS = "*"
 
 class Track(NamedTuple):
     """RocketMQ's MessageTrack.  `kind` is NOT_ONLINE, PULL, CONSUMED, CONSUMED_BUT_FILTERED, NOT_CONSUME_YET
-    or UNKNOWN; the last with what went wrong.
+    or UNKNOWN; UNKNOWN comes with the reason.
     """
 
     group: str

@@ -1,1 +1,1 @@
-"""Brokers and nameservers: how they are, their configuration, accounts and exports."""
+"""Brokers and nameservers: their state, configuration, accounts and exports."""

@@ -1,7 +1,7 @@
 """`mqadmin updateAclConfig`, `deleteAclConfig`, `updateGlobalWhiteAddr`, `clusterAclConfigVersion`.
 
-Who may do what at brokers with aclEnable=true.  Each broker has files of its own, so a cluster's slaves
-are told, too.
+They change who may do what at brokers with aclEnable=true.  Each broker has its own files, so the commands
+also tell a cluster's slaves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from haservice.terminal.options import (
 )
 from haservice.terminal.output import Column, Table, local_second, show, shown_addr
 
-# The key of the file that every broker has, where a broker tells of no others.
+# The key of the file that every broker has, if a broker tells of no others.
 PLAIN_FILE = "plain_acl.yml"
 
 VERSION_COLUMNS = (
@@ -189,7 +189,7 @@ def cluster_acl_config_version(
 
 
 def file_versions(header: AclVersionHeader) -> dict[str, DataVersion]:
-    """By file; brokers before 4.9.3 have one.  Raises BodyUnreadable."""
+    """File → version; brokers before 4.9.3 have one file.  Raises BodyUnreadable."""
     tree = loads(header.all_acl_file_version) if header.all_acl_file_version else None
     if isinstance(tree, dict) and tree:
         return {path: DataVersion.from_tree(version) for path, version in tree.items()}

@@ -29,7 +29,7 @@ from haservice.terminal.output import (
 )
 
 MS_PER_HOUR = 3_600_000
-# Stands in place of a broker's own entries, none of which is called so.
+# Replaces a broker's own entries; none of them has this name.
 SILENT = "error"
 
 
@@ -46,13 +46,13 @@ def whole(value: float | None) -> str:
 
 
 def load(told: tuple[float | None, str | None, str | None]) -> str:
-    """Messages a second; of the requests that wait for a thread how many, and since when the first one."""
+    """Messages a second; how many requests wait for a thread, and since when the first one."""
     tps, waiting, waits_ms = told
     behind = "" if waiting is None or waits_ms is None else f"({waiting},{waits_ms}ms)"
     return "-" if tps is None else f"{tps:.2f}{behind}"
 
 
-# Stock's, in its order and forms; ours is the last.
+# Stock mqadmin's columns, in its order and forms; the last one is ours.
 CLUSTER_COLUMNS = (
     Column("#Cluster Name", "clusterName"),
     Column("#Broker Name", "brokerName"),
@@ -66,7 +66,7 @@ CLUSTER_COLUMNS = (
     Column("#SPACE", "diskRatio", ratio, right=True),
     Column("#Log End", "commitLogMaxOffset", human_bytes, right=True),
 )
-# How the requests of each direction wait.
+# How requests wait, by direction.
 LOADS = {
     "inTps": ("sendThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills"),
     "outTps": ("pullThreadPoolQueueSize", "pullThreadPoolQueueHeadWaitTimeMills"),
@@ -108,7 +108,7 @@ def cluster_list(
     """
     show_once: Callable[[Admin, str | None, str], bool] = show_more if more else show_cluster
     complete = True
-    with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # how one ends a watch is no failure
+    with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
         complete = show_once(admin, cluster, output_format)
         while interval_s is not None:
             time.sleep(interval_s)
@@ -118,7 +118,7 @@ def cluster_list(
 
 
 def show_cluster(admin: Admin, cluster: str | None, output_format: str) -> bool:
-    """Whether all brokers answered."""
+    """Shows the cluster; returns whether all brokers answered."""
     found, failures = runtime_infos(admin, admin.brokers(cluster))
     rows = [
         cluster_row(broker, info, str(failures[broker]) if broker in failures else None, wall_clock_ms())
@@ -142,7 +142,7 @@ def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def show_more(admin: Admin, cluster: str | None, output_format: str) -> bool:
-    """Each master's messages from midnight to midnight, and since; whether all answered."""
+    """Shows each master's messages of yesterday, and since midnight; returns whether all answered."""
     table = Table(MORE_COLUMNS)
     found, failures = runtime_infos(admin, [one for one in admin.brokers(cluster) if one.is_master])
     for broker, info in found.items():
@@ -159,7 +159,7 @@ def show_more(admin: Admin, cluster: str | None, output_format: str) -> bool:
 
 
 def cluster_row(broker: Broker, info: Mapping[str, str], note: str | None, now_ms: int) -> dict[str, Any]:
-    """One line from a runtime table, any entry of which may be missing.  Pure."""
+    """One line from a runtime table; any entry of the table may be missing.  Pure."""
     end = first_number(info.get("commitLogMaxOffset"))
     earliest_ms = first_number(info.get("earliestMessageTimeStamp"))
     kept = (now_ms - earliest_ms) / MS_PER_HOUR if earliest_ms is not None and earliest_ms > 0 else None
@@ -181,7 +181,7 @@ def cluster_row(broker: Broker, info: Mapping[str, str], note: str | None, now_m
 
 
 def first_number(text: str | None) -> float | None:
-    """The first of blank-separated numbers: putTps holds those of 10 s, 60 s and 600 s."""
+    """The first of several numbers with blanks between: putTps has those of 10 s, 60 s and 600 s."""
     words = (text or "").split()
     try:
         return float(words[0]) if words else None
@@ -224,7 +224,7 @@ def broker_status(
 def runtime_infos(
     admin: Admin, brokers: Iterable[Broker]
 ) -> tuple[dict[Broker, dict[str, str]], dict[Broker, RemotingError]]:
-    """What each says of itself, nothing of those that do not answer; and why these do not."""
+    """The runtime tables of those that answer, and the errors of those that do not."""
     found: dict[Broker, dict[str, str]] = {}
     failures: dict[Broker, RemotingError] = {}
     for broker in brokers:

@@ -1,4 +1,4 @@
-"""`mqadmin getBrokerConfig`, `updateBrokerConfig`, and what nameservers are told: their configuration, their
+"""`mqadmin getBrokerConfig`, `updateBrokerConfig`, and commands to nameservers: their configuration, their
 KV tables, and a broker's write permission.
 """
 
@@ -40,7 +40,7 @@ _name_option = click.option(
 
 
 def properties_of(answer: RemotingCommand) -> dict[str, str]:
-    """Lines of key=value, as 26 and 319 answer."""
+    """The lines of key=value in an answer to 26 or 319."""
     text = bytes(answer.body).decode(errors="replace")
     return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
 
@@ -123,14 +123,14 @@ def update_broker_config(
 
 @dataclass
 class Said:
-    """What nodes answer to `ask`, a change of their configuration, at their addresses."""
+    """What nodes answered to `ask`, a change of their configuration, by address."""
 
     ask: Callable[[str], RemotingCommand]
     from_next_start: list[str] = field(default_factory=list)
-    """Where the key is stored and not in force yet."""
+    """The nodes that have stored the key and not yet put it in force."""
 
     def change(self, addr: str) -> str:
-        """The node's own words, on a line below those of the command.  Raises RemotingError."""
+        """The node's own text, for a line below the command's.  Raises RemotingError."""
         answer = self.ask(addr)
         if ConfigChangedHeader.decode(answer.ext).from_next_start:
             self.from_next_start.append(addr)
@@ -140,7 +140,7 @@ class Said:
 def property_line(key: str, value: str) -> bytes:
     """A line of a properties file that reads as this key and value, backslashes included.
 
-    Raises click.BadParameter where no line does.
+    Raises click.BadParameter if no line does.
     """
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
     line = f"{key}={escaped}"

@@ -1,6 +1,6 @@
 """`mqadmin exportMetadata`, `exportConfigs`, `exportMetrics`: a cluster's state as JSON files.
 
-The files and their members are stock mqadmin's, so that what reads those reads ours.
+The files and their members are stock mqadmin's, so that programs that read those read ours.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def user_groups(admin: Admin, addr: str) -> dict[str, dict[str, Any]]:
 
 
 def merged(tables: list[dict[str, dict[str, Any]]], *summed: str) -> dict[str, dict[str, Any]]:
-    """One table of several brokers': of what stands in more than one, the members `summed` are added."""
+    """Merges the tables of several brokers; adds the members `summed` of entries in more than one."""
     total: dict[str, dict[str, Any]] = {}
     for table in tables:
         for name, entry in table.items():
@@ -218,7 +218,7 @@ def broker_report(admin: Admin, broker: Broker) -> dict[str, dict[str, Any]]:
     delayed = traffic(admin, [broker.addr], TOPIC_PUT_NUMS, SCHEDULE_TOPIC)
 
     def grown(name: str) -> int:
-        """Between the midnights of yesterday and today."""
+        """The growth between the midnights of yesterday and today."""
         return int(info.get(f"{name}TodayMorning", 0)) - int(info.get(f"{name}YesterdayMorning", 0))
 
     return {
@@ -252,7 +252,7 @@ def broker_report(admin: Admin, broker: Broker) -> dict[str, dict[str, Any]]:
 
 
 def _first(text: str | None) -> float:
-    """Of "10s 60s 600s"."""
+    """The first number of "10s 60s 600s"."""
     words = (text or "0").split()
     return float(words[0]) if words else 0.0
 

@@ -1,4 +1,4 @@
-"""`mqadmin cleanExpiredCQ`, `cleanUnusedTopic`, `deleteExpiredCommitLog`: what brokers throw away."""
+"""`mqadmin cleanExpiredCQ`, `cleanUnusedTopic`, `deleteExpiredCommitLog`: what brokers delete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from haservice.terminal.options import Command, broker_option, command, format_o
 
 
 def _command(name: str, code: RequestCode, what: str) -> Command:
-    """A request without fields, to one broker, or to every master of a cluster or of all clusters."""
+    """A command that sends a request without fields to one broker, a cluster's masters, or all masters."""
 
     def clean(namesrv: tuple[str, ...], broker: str | None, cluster: str | None, output_format: str) -> None:
         with Admin(namesrv) as admin:

@@ -1,11 +1,11 @@
-"""What a broker's settings are in force: its file's, its role by command, what the running broker says.
+"""A broker's settings in force: those of its file, of its role by command, and of the running broker.
 
     the file           what a start takes
-    a role by command  lineage/state.json below the store; stands against the file's brokerRole, see roles/rules.py
-    a running broker   who holds the store's lock is asked (26): a key may have been changed in the file since
+    a role by command  lineage/state.json below the store; overrides the file's brokerRole, see roles/rules.py
+    a running broker   asked (26) if it holds the store's lock: a key may have been changed in the file since
                        it started, and counts from its next start on
 
-Nothing is written, and nothing is locked.
+This writes nothing and locks nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from haservice.persisted_file import PersistedFile
 from haservice.replication.lineage.file import decode_state
 from haservice.terminal.explain import said_by_system
 
-# Where a running broker is asked that listens on every address.
+# Where to ask a running broker that listens on every address.
 EVERY_ADDRESS: Mapping[str, str] = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """`values` of every key, sorted by key.  `notes` say of a key why it is not as the file has it; those
-    under "" are of all keys.
+    """`values` of every key, sorted by key.  `notes` say of a key why it differs from the file; notes
+    under "" are for all keys.
     """
 
     values: Mapping[str, str]
@@ -39,7 +39,7 @@ class InForce:
 
 
 def in_force(loaded: NodeConfig) -> InForce:
-    """Of the broker whose file says `loaded`."""
+    """The settings in force of the broker whose file says `loaded`."""
     of_file = dict(config.in_force(loaded))
     values, notes = _by_command(loaded, of_file)
     if is_locked(loaded.log.root):
@@ -59,7 +59,7 @@ def in_force(loaded: NodeConfig) -> InForce:
 
 
 def _by_command(loaded: NodeConfig, of_file: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Values and notes of the next start."""
+    """The values and notes of the next start."""
     path = loaded.log.root / "lineage" / "state.json"
     try:
         state = PersistedFile(path).load(decode_state)

@@ -1,1 +1,1 @@
-"""Topics: where they are, and how to change them."""
+"""Topics: where they are, and changes to them."""

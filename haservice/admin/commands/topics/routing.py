@@ -1,4 +1,4 @@
-"""Where a topic's messages go, and from whom they are read: queues of its route, or of a broker named."""
+"""Where a topic's messages go, and where they are read: queues of its route, or of a named broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def writable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int 
 
 
 def readable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int | None) -> list[Queue]:
-    """The topic's queues, each with whom to read it from: masters, or the slaves of those that are down."""
+    """The topic's queues, each with the broker to read from: a master, or its slave if it is unreachable."""
     if broker is not None and ":" in broker:
         addr = address(broker)
         found = [Queue(q.broker_name, addr, q.queue_id) for q in admin.topic_stats(addr, topic).offset_table]
@@ -53,9 +53,9 @@ def readable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int 
 
 
 def _reachable_addr(admin: Admin, topic: str, data: BrokerData) -> str:
-    """The master if it answers, else the first slave that does, and says so.
+    """The master if it answers; else the first slave that does, and says so.
 
-    Raises RemotingUnreachable or RemotingTimeout, of the first that was asked, when nobody answers.
+    If nobody answers, raises RemotingUnreachable or RemotingTimeout of the first that was asked.
     """
     failures: list[RemotingUnreachable | RemotingTimeout] = []
     for broker_id, addr in sorted(data.broker_addrs.items()):

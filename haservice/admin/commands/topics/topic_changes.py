@@ -197,7 +197,7 @@ def delete_topic(namesrv: tuple[str, ...], cluster: str | None, topic: str, outp
 
 
 def delete_topic_everywhere(admin: Admin, cluster: str, topic: str, *, quiet: bool) -> None:
-    """At a cluster's masters (215), then at the nameservers (216): routes go last, or they would come back.
+    """Deletes at a cluster's masters (215), then nameservers (216): a route deleted first would come back.
 
     Raises RemotingError of a master that could not; the nameservers are then not told.
     """
@@ -254,7 +254,7 @@ def get_order_conf(admin: Admin, topic: str) -> str | None:
 
 
 def put_order_conf(admin: Admin, topic: str, conf: str) -> None:
-    """At every nameserver: they do not tell each other."""
+    """Puts it at every nameserver: they do not tell each other."""
     header = PutKVConfigHeader(ORDER_NAMESPACE, topic, conf)
     _, complete = ask_each(
         admin.nameservers, lambda addr: admin.tell(addr, RequestCode.PUT_KV_CONFIG, header)
@@ -264,7 +264,7 @@ def put_order_conf(admin: Admin, topic: str, conf: str) -> None:
 
 
 def order_conf(text: str) -> dict[str, int]:
-    """broker name → queues.  Raises click.BadParameter."""
+    """Broker name → queues.  Raises click.BadParameter."""
     found = {}
     for part in filter(None, text.split(";")):
         name, _, queues = part.partition(":")

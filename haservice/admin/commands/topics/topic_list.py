@@ -30,7 +30,7 @@ CLUSTER_COLUMNS = (
     Column("#Consumer Group", "group", lambda group: group or ""),
 )
 
-# As stock mqadmin prints it, with its heads, which have no blanks here.
+# As stock mqadmin prints it, and with its heads; these have no blanks here.
 ROUTE_LINE = "{:<45} {:<32} {:<50} {:<10} {:<11} {:<5}"
 ROUTE_HEADS = ("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm")
 
@@ -100,7 +100,7 @@ def clusters_of(route: TopicRouteData) -> list[str]:
 
 
 def topic_groups(admin: Admin, topic: str, route: TopicRouteData) -> list[str]:
-    """Who consumes a topic, by all of its brokers that answer."""
+    """The groups that consume a topic, from all of its brokers that answer."""
     groups: set[str] = set()
     for data in route.broker_datas:
         with suppress(RemotingError):
@@ -130,8 +130,8 @@ def topic_route(namesrv: tuple[str, ...], topic: str, as_list: bool, output_form
 
 
 def masters_first(route: TopicRouteData) -> TopicRouteData:
-    """The same with each broker's addresses by their ids, as Java's maps print them; a name server tells
-    them as brokers registered.  Pure.
+    """The route with each broker's addresses in order of id, as Java's maps print them; a name server
+    gives them in order of registration.  Pure.
     """
     datas = [
         replace(data, broker_addrs=dict(sorted(data.broker_addrs.items()))) for data in route.broker_datas
@@ -236,7 +236,7 @@ def allocate_mq(namesrv: tuple[str, ...], topic: str, members: str, output_forma
 
 
 def shared_evenly(queues: list[MessageQueue], members: int) -> list[list[MessageQueue]]:
-    """Contiguous shares; the first members get one more where it does not come out even."""
+    """Contiguous shares; if they are not even, the first members get one queue more."""
     size, more = divmod(len(queues), members)
     starts = [index * size + min(index, more) for index in range(members + 1)]
     return [queues[start:end] for start, end in itertools.pairwise(starts)]

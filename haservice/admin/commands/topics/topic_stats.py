@@ -21,7 +21,7 @@ from haservice.remoting.headers.admin import BrokerStatsHeader
 from haservice.terminal.options import command, format_option, namesrv_option
 from haservice.terminal.output import Column, Table, number, show
 
-# Of topic, and of topic@group.
+# Statistics by topic, and by topic@group.
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 GROUP_GET_NUMS = "GROUP_GET_NUMS"
 
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 class Traffic(NamedTuple):
-    """Messages per second in the last minute, and of the longest span that the broker counts, up to a day."""
+    """Messages per second in the last minute, and in the longest span that the broker counts, up to a day."""
 
     tps: float = 0.0
     messages: int = 0
@@ -56,7 +56,7 @@ def stats_all(namesrv: tuple[str, ...], active: bool, topic: str | None, output_
     with Admin(namesrv) as admin:
         for name in admin.topics():
             if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)) and topic in (None, name):
-                with suppress(RemotingError):  # deleted since, or its brokers are down
+                with suppress(RemotingError):  # deleted since, or its brokers are unreachable
                     for row in topic_rows(admin, name):
                         if not active or row[-2] or row[-1]:
                             table.add(*row)
@@ -81,7 +81,7 @@ def topic_rows(admin: Admin, topic: str) -> Iterator[tuple[Any, ...]]:
 
 
 def traffic(admin: Admin, addrs: list[str], name: str, key: str) -> Traffic:
-    """Of all brokers together; one that counted nothing, or is down, adds nothing."""
+    """The traffic of all brokers; one that counted nothing, or is unreachable, adds nothing."""
     total = Traffic()
     header = BrokerStatsHeader(name, key)
     for addr in addrs:
