@@ -80,8 +80,8 @@ class ReadableLog:
     # -- reading ------------------------------------------------------------------------------------
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`.  Fewer before damage or the end of the segment or log; none at the
-        log's end.
+        """Up to `size` bytes from `offset`.  Fewer before damage, or the end of the segment or log; none
+        at the log's end.
 
         Raises OffsetNotFound below the start or beyond the end, CorruptRecord within a fenced range,
         StoreUnreadable for an error of the disk.

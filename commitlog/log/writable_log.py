@@ -49,8 +49,8 @@ def wall_clock_ms() -> int:
 class WritableLog(ReadableLog):
     """The log over `segments`: recovery found whole records up to `end`, durable ones up to `flushed`.
 
-    Bytes between the two, left by a process that died, are written again before they are flushed.  After a
-    failed fdatasync, Linux calls pages clean that the disk never got.  The next one would skip them and succeed.
+    What a dead process left between the two is written again before it is flushed.  After a failed fdatasync,
+    Linux calls pages clean that the disk never got.  The next fdatasync would skip them and succeed.
     """
 
     def __init__(
