@@ -72,8 +72,8 @@ class AnyLanes(Protocol):
         """Gathers the records of `data` from `at`, which is `offset` in the log, to `end` at most.
 
         Returns how many bytes they are, whether nothing more fits before take(), and when the last record of
-        this or an earlier call was stored.  Puts no keys of messages before `indexed_to`.  Gathers nothing from
-        data that would end behind the last offset a log can have.
+        this or an earlier call was stored.  Puts no keys of messages before `indexed_to`.  Gathers nothing
+        from data that would end behind the last offset a log can have.
         """
 
     def take(self) -> tuple[list[Run], bytes]:
