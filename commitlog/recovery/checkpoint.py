@@ -3,8 +3,8 @@
     physic 8 | logics 8 | index 8 | rest of 4096 bytes: zero, or what a later version keeps there
 
 Timestamps are ms of the broker's clock, as records carry them.  They may lag behind the disk; if they ran
-ahead of it, a restart would scan too little.  When a clock is set back they do, as in RocketMQ.  So we go by
-the positions beside them (durable_marks.py), which are written first.
+ahead of it, a restart would scan too little.  If a clock is set back they do run ahead, as in RocketMQ.  So
+we go by the positions beside them (durable_marks.py), which are written first.
 """
 
 from __future__ import annotations

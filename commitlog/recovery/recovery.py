@@ -43,7 +43,7 @@ from commitlog.log.segment import Segment
 from commitlog.log.segments import Segments
 from commitlog.upkeep.damage import FENCES_MAX, Fence
 
-# After a clean stop recovery reads this many segments at the end; after a crash at least so many:
+# How many segments at the end are read: after a clean stop; after a crash, at least.
 CLEAN_SEGMENTS = 3
 CRASH_SEGMENTS = 2
 # Pieces that fit into a core's cache are scanned in 0.15 s per GiB; pieces of 4 MiB took up to 0.3.
