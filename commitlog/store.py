@@ -101,8 +101,7 @@ class Store:
         `trusted_end`: `log.end` of the Store that this same process had open on it last, read after a close()
         that returned True.  The log is not scanned below it, so that a long log opens as fast.  Without such
         a clean stop it is ignored.
-        Raises StoreLocked, or StoreUnreadable with the path and the reason.  The store is then as before, or
-        better.
+        Raises StoreLocked, or StoreUnreadable with path and reason.  The store is then as before, or better.
         """
         return cls(options, store_host=store_host, clock_ms=clock_ms, files=files, trusted_end=trusted_end)
 
@@ -387,10 +386,10 @@ class Store:
         """Cuts log, queues and index at `offset`, the edge of a record; keeps what is cut.
 
         Returns the file below cut/ that has it; None if there was nothing to cut.  Everything is durable
-        then, and the tasks go on from there.  Nobody may transfer from this log meanwhile. Raises, with
-        nothing changed, OffsetNotFound, CorruptRecord for an offset that is no edge, or StoreUnreadable if
-        the disk does not keep what is cut.  Raises LogNotWritable if the cut was not finished: the log is
-        fenced, and the next start finishes it.
+        then, and the tasks go on from there.  Nobody may transfer from this log meanwhile.
+        Raises, with nothing changed, OffsetNotFound, CorruptRecord for an offset that is no edge, or
+        StoreUnreadable if the disk does not keep what is cut.  Raises LogNotWritable if the cut was not
+        finished: the log is fenced, and the next start finishes it.
         """
         with self._at_rest():
             return truncation.rewind(self._parts(), offset)

@@ -62,7 +62,7 @@ class Ahead:
         self._parts_left, self._lanes_left = _PARTS_MAX, _LANES_MAX
 
     def passed(self, view: Buffer, offset: int, size: int) -> None:
-        """Adds the whole records in the first `size` bytes of `view`, at `offset` in the log, behind all others."""
+        """Adds the whole records in the first `size` bytes of `view`, at `offset` of the log, in order."""
         at = 0
         while at < size:
             part = self._part_at(offset + at)

@@ -202,8 +202,7 @@ class Gatherer:
     def take_over(self, part: Part) -> bool:
         """Takes over what recovery gathered from `position` on: all of it, or nothing.
 
-        Takes nothing and returns False if a queue goes on elsewhere than in the part, or has delayed
-        messages.
+        Takes nothing and returns False if a queue goes on elsewhere than the part, or has delayed messages.
         """
         self.take()
         runs, puts = part.take()

@@ -100,8 +100,7 @@ class Flusher(Generic[T]):
 
     @property
     def next_segment_trouble(self) -> str:
-        """Why the next segment cannot be made, and how much room is left before it is needed; "" if all is
-        well.
+        """Why the next segment cannot be made, and how much room is left until then; "" if all is well.
 
         Appends succeed until then, so nothing else shows it.
         """
