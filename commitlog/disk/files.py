@@ -116,7 +116,7 @@ class Files(Protocol):
     def sync_directory(self, path: Path) -> None: ...
 
     def make_directory(self, path: Path, *, durable: bool = True) -> None:
-        """Makes it and its parents; their names survive a power cut.  Does nothing if it exists.
+        """Makes a directory and its parents; their names survive a power cut.  Fine if it is there.
 
         If not `durable`, the caller makes the names durable later.
         """

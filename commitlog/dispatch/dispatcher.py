@@ -171,8 +171,7 @@ class Dispatcher:
         self._hurry.set()
 
     def when_at(self, end: int, callback: Callable[[], None]) -> None:
-        """Calls `callback` once `position` has reached `end`: in this thread, or at once in the
-        caller's.
+        """Calls `callback` when `position` reaches `end`, in this thread; or at once, in the caller's.
 
         Any thread.  Calls it at once, too, if too many wait already.
         """

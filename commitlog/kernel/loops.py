@@ -8,7 +8,7 @@
     number()      texts                           ─▶ numbers, equal ones for equal texts
     split()       properties                      ─▶ where names and values lie
 
-A layout has a row for each of LAYOUT and a column a record: places in the data, and the size.  A record
+A layout has a row for each of LAYOUT, a column for each record: places in the data, and the size.  A record
 is sound if parse_head() takes it and it is where it says.  The text of its topic is not checked here.
 
 Each loop has a native form; the reference here goes record by record in Python.  The caller passes arrays,
@@ -146,7 +146,7 @@ def sum_bodies(data: Array, begins: Array, ends: Array, sums: Array) -> None:
 
 
 def number(data: Array, begins: Array, ends: Array, numbers: Array, texts: Array) -> int:
-    """Numbers texts in order of first occurrence; returns how many differ.  `texts` gets a row of two
+    """Numbers texts in order of first occurrence; returns how many are distinct.  `texts` gets a row of two
     for each: where one begins and ends.  Raises ValueError for a text outside the data.
     """
     if native.core is not None:

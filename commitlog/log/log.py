@@ -83,7 +83,7 @@ class Run(Protocol):
 
 
 class CommitLog(WritableLog):
-    """The log over `segments`, which hold whole records up to `end`, as recovery found."""
+    """The log over `segments`, which hold whole bytes up to `end`, as recovery found."""
 
     def __init__(
         self,

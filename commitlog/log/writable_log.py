@@ -47,7 +47,7 @@ def wall_clock_ms() -> int:
 
 
 class WritableLog(ReadableLog):
-    """The log over `segments`: recovery found whole records up to `end`, durable ones up to `flushed`.
+    """The log over `segments`: recovery found whole bytes up to `end`, durable ones up to `flushed`.
 
     What a dead process left between the two is written again before it is flushed.  After a failed fdatasync,
     Linux calls pages clean that the disk never got.  The next fdatasync would skip them and succeed.
@@ -118,7 +118,7 @@ class WritableLog(ReadableLog):
             self._refusing = True
 
     def hold_appends(self, reason: str | None, holder: str = _SOMEBODY) -> None:
-        """Refuses append() for `reason` until the same `holder` passes None.  Takes replicated bytes still.
+        """Refuses append() for `reason` until the same `holder` passes None.  Replicated bytes go on.
 
         Several may hold appends back at a time: a nearly full disk, damage, a master that has to wait.
         """
@@ -216,7 +216,7 @@ class WritableLog(ReadableLog):
     def flush(self, least_pages: int = 0) -> int:
         """Makes what is written durable, if `least_pages` pages or a segment's end wait; returns `flushed`.
 
-        Raises LogNotWritable after an error.  If the error fences the log, so does every later flush.
+        Raises LogNotWritable after an error; if that fences the log, every later flush raises it, too.
         """
         with self._flush_lock:
             end = self.end

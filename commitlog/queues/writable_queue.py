@@ -138,7 +138,7 @@ class ConsumeQueue(ReadableQueue):
                 if self._anew is not None:
                     self._drop(self._anew)
                 if not self.max_offset and start * UNIT_BYTES >= self._files.limit:
-                    self._files.cut(0)  # an empty file is left, and it begins behind this place
+                    self._files.cut(0)  # no entries are left, and the next begins behind the files
                 if not self._files.count:
                     blanks = start % (self._files.file_bytes // UNIT_BYTES)
                     start, data = start - blanks, PRE_BLANK * blanks + data
