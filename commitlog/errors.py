@@ -1,15 +1,15 @@
-"""CommitLogError and its tree.  Each carries its numbers as attributes; the text names place and amount.
+"""CommitLogError and its subclasses.  Each has its numbers as attributes; the text names place and amount.
 
 CommitLogError
 ├── StoreLocked           another process holds the store's lock file
 ├── StoreUnreadable       a path of the store cannot be made, opened or trusted
-│   ├── ForeignFile           a file that is none of ours lies in one of our directories
-│   ├── SegmentSizeMismatch   a segment of another length than configured
+│   ├── ForeignFile           a file that is not ours in one of our directories
+│   ├── SegmentSizeMismatch   a segment whose length is not as configured
 │   └── SegmentMissing        a hole between two segments
 ├── CorruptRecord         bytes at an offset that are no record
-│   └── IncompleteRecord      a record that may be whole, were there more bytes
-├── NotDamaged            bytes to repair where nothing is fenced as damaged
-├── OffsetNotFound        an offset outside of what the log holds
+│   └── IncompleteRecord      a record that may be whole with more bytes
+├── NotDamaged            bytes for a repair where nothing is fenced
+├── OffsetNotFound        an offset that the log does not hold
 ├── MessageIllegal        a message that must not be stored; answered with code 13
 ├── LogNotWritable        the log refuses writes now; answered with code 14
 ├── OffsetGap             replicated bytes that do not continue the log
@@ -22,7 +22,7 @@ from pathlib import Path
 
 
 class CommitLogError(Exception):
-    """Everything that this package raises on purpose."""
+    """The base of all errors that this package raises on purpose."""
 
 
 class StoreLocked(CommitLogError):
@@ -43,7 +43,7 @@ class StoreUnreadable(CommitLogError):
 
 
 class ForeignFile(StoreUnreadable):
-    """A file lies where only ours may lie.  A stock broker would refuse to start as well."""
+    """A file that is not ours lies in a directory of ours.  A stock broker would refuse to start, too."""
 
     def __init__(self, path: Path, reason: str = "not a file of this store; move it elsewhere") -> None:
         super().__init__(path, reason)
@@ -75,7 +75,7 @@ class CorruptRecord(CommitLogError):
 
 
 class BadEntry(CorruptRecord):
-    """What the log has at `offset` is not the message that the queue says: one of the two is damaged."""
+    """The log has another message at `offset` than the queue says: one of the two is damaged."""
 
     def __init__(self, offset: int, reason: str, topic: str, queue_id: int, queue_offset: int) -> None:
         super().__init__(offset, reason)
@@ -89,7 +89,7 @@ class IncompleteRecord(CorruptRecord):
 
 
 class NotDamaged(CommitLogError):
-    """No fenced range begins at `begin`; those that there are begin and end as `damaged` says."""
+    """No fenced range begins at `begin`; `damaged` lists the fenced ranges."""
 
     def __init__(self, begin: int, damaged: tuple[tuple[int, int], ...]) -> None:
         super().__init__(f"no damaged range begins at {begin}; there are {len(damaged)}: {damaged[:5]}")
@@ -98,7 +98,7 @@ class NotDamaged(CommitLogError):
 
 
 class OffsetNotFound(CommitLogError):
-    """The log holds `start` up to `end`, and `offset` is not in it (any more)."""
+    """The log holds `start` up to `end`; `offset` is not in it, or not any more."""
 
     def __init__(self, offset: int, start: int, end: int) -> None:
         super().__init__(f"offset {offset} is not in the log, which holds {start} to {end}")
@@ -118,7 +118,7 @@ class MessageIllegal(CommitLogError):
 class LogNotWritable(CommitLogError):
     """The log takes no bytes now: shut down, a replica, no space, or fenced after an I/O error.
 
-    After an I/O error `errno`, `path` and `bytes_asked` say which; otherwise they are None, None and 0.
+    `errno`, `path` and `bytes_asked` tell of an I/O error; without one they are None, None and 0.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 
     period_ms: int = REGISTERING.key("registerNameServerPeriod", 30000, MS, REGISTRATION)("How often to register.")
 
-The field's type says how the text of a properties file is read, its Key everything else.  Whoever reads files,
-prints settings, changes them while a node runs, or writes the commented files of conf/ and the tables of
-docs/configuration.md, takes it from here.
+The field's type says how to read the text of a properties file; its Key says everything else.  All code that
+reads files, prints settings, changes them while a node runs, or writes the commented files of conf/ and the
+tables of docs/configuration.md, uses this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INT_MAX = 2**31 - 1
 
 
 class Mark(Enum):
-    """What is true of some keys only."""
+    """A trait that some keys have."""
 
     OURS = "not a key of RocketMQ's"
     IMPORTANT = "RocketMQ calls it important, and mqbroker -m prints it"
@@ -39,20 +39,20 @@ class Taker:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Which values a key takes, as far as the type of its field does not say."""
+    """Which values a key takes, beyond what the type of its field says."""
 
     unit: str = ""
     low: int = 1
-    """Of a whole number, as `high`: others are refused."""
+    """For a whole number, as `high`: values outside are refused."""
     high: int = INT_MAX
     held: tuple[int, int] | None = None
-    """Of a whole number: others are brought inside, with a warning, as RocketMQ does without one."""
+    """For a whole number: values outside are brought inside, with a warning.  RocketMQ does so without."""
     check: Callable[[str], str] = str
-    """Of a text, a path, or each part of a list: the value to take.  Raises ValueError with the reason."""
+    """For a text, a path, or each part of a list: the value to use.  Raises ValueError with the reason."""
     separator: str = ""
-    """Of a list."""
+    """For a list: what stands between its parts."""
     never_blank: bool = False
-    """An empty value is refused; elsewhere it means that the key is not set."""
+    """An empty value is refused.  Otherwise it means that the key is not set."""
     any_case: bool = False
     secret: bool = False
 
@@ -64,7 +64,7 @@ class Section:
     title: str
 
     def key(self, name: str, default: Any, values: Values, *notes: Mark | Taker) -> Callable[[str], Any]:
-        """Called with its doc, what this returns makes a dataclass field that is read from the key `name`.
+        """Returns a function: called with a doc, it makes a dataclass field that is read from the key `name`.
 
         A callable default is called for each object.
         """
@@ -82,7 +82,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key.  With `takers` a change counts at once, without them from the next start on."""
+    """One key.  A change counts at once if it has `takers`, else from the next start on."""
 
     name: str
     default: Any
@@ -93,7 +93,7 @@ class Key:
     takers: frozenset[Taker]
 
     def shown(self, value: object) -> str:
-        """`value` as it would stand in a file; of a secret only that there is one."""
+        """`value` as it would stand in a file; for a secret only that there is one."""
         if self.values.secret and value is not None:
             return "******"
         if isinstance(value, tuple):

@@ -1,6 +1,6 @@
 """LogOptions: every setting of a store, each declared with its RocketMQ key (commitlog.keys).
 
-This package reads no properties files; whoever does finds the key of a field in its metadata.
+This package reads no properties files.  A reader of them finds the key of a field in its metadata.
 """
 # ruff: noqa: RUF009 - paths and an enum's members are as immutable as they come
 
@@ -24,7 +24,7 @@ from commitlog.keys import (
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 QUEUE_ENTRY_BYTES = 20
-# A request is one frame of at most 16 MiB; its header and the record's head want some of it.
+# A request is one frame of at most 16 MiB; its header and the record's head need some of it.
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024 - 65536
 
 STORE = Section("Store")
@@ -50,7 +50,7 @@ def _home_store() -> Path:
 
 def _one_directory(text: str) -> str:
     if "," in text:
-        # RocketMQ 4.9 would spread the log over these; taking the text as one name would mislead.
+        # RocketMQ 4.9 would spread the log over these; to take the text as one name would mislead.
         raise ValueError("several directories are not served, the log lies in one")
     return text
 
@@ -72,7 +72,7 @@ def _delay_levels(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What a Store is opened with.  Keys and defaults are those of RocketMQ 4.9.8's MessageStoreConfig."""
+    """The settings of a Store.  Keys and defaults are those of RocketMQ 4.9.8's MessageStoreConfig."""
 
     root: Path = STORE.key("storePathRootDir", _home_store, ANY, IMPORTANT, GUARDED)(
         "The directory of the store."
@@ -150,7 +150,7 @@ class LogOptions:
         "A start after a stock broker's crash begins where the index is safe, too."
     )
     replica: bool = False
-    """Bytes come from a master only.  No key: it follows from brokerRole."""
+    """Whether bytes come from a master only.  It has no key: brokerRole decides it."""
 
     @property
     def log_path(self) -> Path:

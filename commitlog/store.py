@@ -1,13 +1,13 @@
-"""Store: everything on disk of one broker, opened in the one order that is safe, and closed in reverse.
+"""Store: everything on disk of one broker.  It opens in the one safe order, and closes in reverse.
 
     lock → what was unfinished → abort there? → segments → queues → checkpoint → index → recovery
          → dispatch of the rest → abort
 
-`abort` says "running, or died running".  It is made durable before the first append, and before queues are
-built again, and removed only by a close after which everything is flushed and dispatched.
+The file `abort` says "running, or died running".  It is durable before the first append, and before queues
+are built again.  Only a close that has flushed and dispatched everything removes it.
 
-Damage with durable records behind keeps no store from opening: it is fenced.  If the queues lack what is in the
-damaged range, dispatch stops before it, and a master takes no appends until it is repaired.
+A store with damage still opens if durable records follow the damage, which is fenced.  If the queues lack
+what is in the damaged range, dispatch stops before it, and a master refuses writes until it is repaired.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from commitlog.upkeep.scrub import Scrub
 
 logger = logging.getLogger(__name__)
 
-# Who holds appends back while dispatch stops at damage.
+# The holder of appends while dispatch stops at damage.
 _HOLDER = "store"
 
 
 class Task(Protocol):
-    """What a thread of the broker runs: until `stop`, which wake() makes it look at."""
+    """What a thread of the broker runs until `stop` is set.  wake() makes it look at `stop`."""
 
     def run(self, stop: threading.Event) -> None: ...
 
@@ -63,7 +63,7 @@ class Task(Protocol):
 
 
 class Store:
-    """An open store.  Its tasks() want a thread each; all else is called from any thread."""
+    """An open store.  Each of its tasks() needs a thread; any thread may call all else."""
 
     def __init__(
         self,
@@ -96,13 +96,12 @@ class Store:
         files: Files | None = None,
         trusted_end: int | None = None,
     ) -> Store:
-        """Takes the store, recovers it, and dispatches what is not dispatched yet.
+        """Locks the store, recovers it, and dispatches what is not dispatched yet.
 
         `trusted_end`: `log.end` of the Store that this same process had open on it last, read after a close()
-        that returned True.  What lies below is not scanned then, so that opening takes no longer for a long
-        log; without such a clean stop it counts for nothing.
-        Raises StoreLocked, or StoreUnreadable naming the path and the reason; the store is then as before,
-        or better.
+        that returned True.  The log is not scanned below it, so that a long log opens as fast
+        as a short one.  Without such a clean stop it is ignored.
+        Raises StoreLocked, or StoreUnreadable with path and reason.  The store is then as before, or better.
         """
         return cls(options, store_host=store_host, clock_ms=clock_ms, files=files, trusted_end=trusted_end)
 
@@ -151,7 +150,7 @@ class Store:
         logger.info("log recovered %s", self.recovery)
 
     def _finish_unfinished(self) -> Rewinding | None:
-        """What a process that died was about to do with the files; a cut is left to be done."""
+        """Finishes what a dead process began with the files.  Returns a cut, which is still to be done."""
         self._unfinished = IntentLog(self.options.root, self._files)
         self._unfinished.settle()
         emptying = self._unfinished.emptying
@@ -161,14 +160,14 @@ class Store:
         return self._unfinished.rewinding
 
     def _finish_rewinding(self, what: Rewinding) -> None:
-        """The log is cut, but of queues and checkpoint nobody knows what the disk has."""
+        """Cuts queues and checkpoint, too: the log is cut, but nobody knows what the disk has of them."""
         self.queues.rewind(self.log.end)
         self.checkpoint.lower(self.queues.last_stored_ms(self.log), self.log.end)
         self._unfinished.done(what)
         logger.warning("log cut, as was begun before the start offset=%d end=%d", what.offset, self.log.end)
 
     def _recover(self, segments: Segments, clean: bool, now_ms: int, ahead: Ahead) -> RecoveryReport:
-        """The log; then nothing in queues or index points behind its end."""
+        """Recovers the log, and cuts queues and index, so that they do not point behind its end."""
         checkpoint = self.checkpoint
         safe_ms, flushed_ms = checkpoint.min_timestamp_ms, checkpoint.physic_timestamp_ms
         known = checkpoint.positions.known
@@ -183,7 +182,7 @@ class Store:
             cut_directory=self.options.root / "cut",
             files=self._files,
             clean=clean,
-            # A checkpoint from the future, by whichever clock, proves nothing.
+            # A checkpoint from the future proves nothing, whichever clock is wrong.
             safe_before_ms=safe_ms if safe_ms <= now_ms else 0,
             durable_before_ms=flushed_ms if flushed_ms <= now_ms else 0,
             safe_below=safe_below,
@@ -251,7 +250,7 @@ class Store:
         ).look_over
 
     def _note_durable(self) -> None:
-        """What is known to be durable now, and no more, is written down before anything changes again."""
+        """Saves what is known to be durable now, and no more, before anything changes again."""
         clean, end, checkpoint = self.recovery.clean, self.recovery.end, self.checkpoint
         known = checkpoint.positions.known
         # Queues lack what is dispatched from here on.
@@ -266,7 +265,7 @@ class Store:
         checkpoint.save(sync=True)
 
     def _restore_fences(self) -> None:
-        """Ranges found damaged now, and those found before that still are; kept for the next start."""
+        """Fences ranges found damaged now, or before and still damaged; saves them for the next start."""
         log, recovery = self.log, self.recovery
         before = self._load_fences().within(log.start, log.end)
         kept = [
@@ -313,9 +312,9 @@ class Store:
         self.dispatcher.revive()
 
     def _disown_queues(self) -> None:
-        """Before queues are built again: if that ends half done, the next start begins it anew.
+        """Before queues are built again: makes the next start begin that anew if it ends half done.
 
-        A start after a crash that continues where the scan began does so anyway.
+        A start after a crash does so anyway, if its dispatch begins where the scan began or behind.
         """
         again = not self.recovery.clean and self.dispatcher.position >= self.recovery.scanned_from
         if self.dispatcher.behind and not again:
@@ -337,7 +336,7 @@ class Store:
             self._await_repair()
 
     def _fence_before_dispatch(self, error: CorruptRecord) -> None:
-        """What stopped the dispatch is fenced, if anything sound follows.  Raises StoreUnreadable if not."""
+        """Fences what stopped the dispatch, if a sound record follows.  Raises StoreUnreadable if not."""
         position = self.dispatcher.position
         segment = self.log.segments.find(position)
         if self.log.fence_at(position) is not None:
@@ -358,7 +357,7 @@ class Store:
             return False
 
     def _await_repair(self) -> None:
-        """Appends are held until everything is dispatched: till then nobody knows the next queue offsets."""
+        """Holds appends until everything is dispatched: before that nobody knows the next queue offsets."""
         if self.dispatcher.behind:
             damage = self.dispatcher.failed
             until = f" before this is repaired: {damage}" if damage else " yet"
@@ -372,7 +371,7 @@ class Store:
         self.log.set_queue_offsets({key: queue.max_offset for key, queue in self.queues.items()})
 
     def tasks(self) -> Sequence[tuple[str, Task]]:
-        """Each task with the name of the thread that is to run it, in the order in which to start them."""
+        """Each task with the name of its thread, in the order in which to start them."""
         return [
             ("log-flush", self.flusher),
             ("log-queue-flush", self.queue_flusher),
@@ -384,19 +383,19 @@ class Store:
     # -- going back ---------------------------------------------------------------------------------
 
     def rewind(self, offset: int) -> Path | None:
-        """The log ends at `offset`, the edge of a record, and queues and index with it; what is cut is kept.
+        """Cuts log, queues and index at `offset`, the edge of a record; keeps what is cut.
 
-        Returns the file below cut/ that has it; None when there was nothing to cut.  Everything is durable
-        then, and the tasks go on from there.  Nobody may be transferring from this log.
-        Raises CommitLogError: OffsetNotFound, CorruptRecord for an offset that is no edge, StoreUnreadable
-        for a disk that does not keep what is cut, with nothing changed; LogNotWritable when it was not
+        Returns the file below cut/ that has it; None if there was nothing to cut.  Everything is durable
+        then, and the tasks go on from there.  Nobody may transfer from this log meanwhile.
+        Raises, with nothing changed, OffsetNotFound, CorruptRecord for an offset that is no edge, or
+        StoreUnreadable if the disk does not keep what is cut.  Raises LogNotWritable if the cut was not
         finished: the log is fenced, and the next start finishes it.
         """
         with self._at_rest():
             return truncation.rewind(self._parts(), offset)
 
     def restart_at(self, offset: int, keep: Path | None = None) -> None:
-        """A replica's store becomes an empty one that begins at `offset`, a multiple of the segment size.
+        """Empties a replica's store, which then begins at `offset`, a multiple of the segment size.
 
         Its files are removed, or moved below `keep`, a new or empty directory on the same file system.
         Raises CommitLogError as rewind() does.
@@ -406,7 +405,7 @@ class Store:
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """No task is amid a pass, and nothing is appended."""
+        """While this is held, no task is amid a pass, and nothing is appended."""
         if self._closed:
             raise LogNotWritable("shut down")
         with (
@@ -441,10 +440,10 @@ class Store:
     # -- ending -------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> bool:
-        """Ends the store, whose tasks have been stopped; True if the next start finds a clean stop.
+        """Closes the store, whose tasks have stopped; True if the next start finds a clean stop.
 
-        With `clean` everything is dispatched and flushed, and `abort` removed once that succeeded.  Without
-        it only the files are closed, as if the process had died.  May be called twice.
+        With `clean` it dispatches and flushes everything, then removes `abort`.  Without, it only closes the
+        files, as if the process had died.  May be called twice.
         """
         if self._closed:
             return False
@@ -478,7 +477,7 @@ class Store:
         self._files.sync_directory(self.options.root)
 
     def _cut_incomplete_tail(self) -> None:
-        """A replica may stop amid a record that its master has whole: the next start is to find no damage."""
+        """Cuts a record that a replica has in part, so that the next start finds no damage."""
         if self.options.replica and self.dispatcher.behind:
             position = self.dispatcher.position
             logger.info("incomplete record cut offset=%d bytes=%d", position, self.dispatcher.behind)

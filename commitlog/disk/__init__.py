@@ -1,1 +1,1 @@
-"""Files, and what is asked of a disk."""
+"""Files, and all access to the disk."""

@@ -1,7 +1,7 @@
-"""Descriptors of many files, of which only those used last are kept open.
+"""Descriptors of many files; keeps only the last used open.
 
-A store may have many thousand queue files, a process some thousand descriptors.  A file is borrowed while
-it is used, so that neither the limit nor a deletion closes it under a reader.
+A store may have many thousand queue files, a process some thousand descriptors.  A reader borrows a file
+while it uses it, so that neither the limit nor a deletion closes it meanwhile.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 
 from commitlog.disk.files import Files
 
-# So much of what a process may open; the rest is for sockets and segments.
+# One part in this many of what a process may open; the rest is for sockets and segments.
 DESCRIPTORS_SHARE = 4
 
 
 def descriptors_max() -> int:
-    """How many files to keep open: 256 where the limit is the usual 1,024."""
+    """How many files to keep open: 256 if the limit is the usual 1,024."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, soft // DESCRIPTORS_SHARE)
 
 
 class BorrowedFile:
-    """A file, opened when it is wanted.  All but `path` belongs to its Descriptors, under their lock."""
+    """A file, opened when needed.  Its Descriptors own all but `path`, under their lock."""
 
     __slots__ = ("fd", "gone", "path", "users")
 
@@ -38,7 +38,7 @@ class BorrowedFile:
 
 
 class Descriptors:
-    """Opens, keeps and closes.  Any thread."""
+    """Opens files, keeps them open, and closes them.  Any thread."""
 
     def __init__(self, files: Files, limit: int | None = None) -> None:
         self._files = files
@@ -49,12 +49,12 @@ class Descriptors:
 
     @property
     def share(self) -> int:
-        """How many one thread may have at once."""
+        """How many files one thread may borrow at once."""
         return max(1, self._limit // 2)
 
     @contextmanager
     def borrow(self, file: BorrowedFile) -> Iterator[int]:
-        """The file's descriptor.  Raises FileNotFoundError when it was deleted meanwhile."""
+        """The file's descriptor.  Raises FileNotFoundError if it was deleted meanwhile."""
         fd = self.take(file)
         try:
             yield fd
@@ -62,7 +62,7 @@ class Descriptors:
             self.give(file)
 
     def take(self, file: BorrowedFile) -> int:
-        """As borrow(), for who gives it back by himself: a context manager costs as much as a small write."""
+        """As borrow(), but the caller must give() it: a context manager costs as much as a small write."""
         with self._lock:
             return self._take(file)
 
@@ -81,7 +81,7 @@ class Descriptors:
 
     @contextmanager
     def borrow_all(self, files: Sequence[BorrowedFile]) -> Iterator[list[int]]:
-        """The descriptors of several.  Raises FileNotFoundError when one was deleted meanwhile."""
+        """The descriptors of several files.  Raises FileNotFoundError if one was deleted meanwhile."""
         fds: list[int] = []
         try:
             with self._lock:
@@ -112,26 +112,26 @@ class Descriptors:
             self._open[file] = None
 
     def delete(self, file: BorrowedFile) -> None:
-        """Unlinks the file at once; who reads it now reads on."""
+        """Unlinks the file at once; present readers read on."""
         self._files.unlink(file.path)
         self.let_go(file)
 
     def let_go(self, file: BorrowedFile) -> None:
-        """As delete(), of a file whose name is the caller's to remove."""
+        """As delete(), but the caller removes the name."""
         with self._lock:
             file.gone = True
             if not file.users:
                 self._close(file)
 
     def close(self) -> None:
-        """Closes what nobody borrows; a later borrow opens it again."""
+        """Closes files that nobody borrows; a later borrow opens them again."""
         with self._lock:
             for file in list(self._open):
                 if not file.users:
                     self._close(file)
 
     def _evict(self) -> None:
-        """Makes room for one more; when all are in use, there are more for a while."""
+        """Makes room for one more; if all are in use, exceeds the limit for a while."""
         assert self._lock.locked()
         if len(self._open) >= self._limit:
             idle = next((file for file in self._open if not file.users), None)

@@ -1,7 +1,7 @@
-"""The file seam: the few operations a store needs of a disk, so that tests can hand in one that fails.
+"""The file seam: the few operations a store needs of a disk, so that tests can pass in one that fails.
 
-Offsets and sizes are bytes.  A write is whole or raises OSError; how much of a failed one reached
-the file is unknown.  Nothing here retries.
+Offsets and sizes are bytes.  A write is whole or raises OSError; nobody knows how much of a failed one
+reached the file.  Nothing here retries.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Buffer = bytes | bytearray | memoryview
 # Descriptor, bytes, offset.
 Write = tuple[int, bytes, int]
 
-# Of an open() that lacks descriptors or memory for now.  fsync(2) knows none of these, so where both were
-# called, they say that nothing was synced, and that a further try is an honest one.
+# Errors of an open() that lacks descriptors or memory for now.  fsync(2) returns none of these.  So after a
+# call of both they say that nothing was synced, and that another try is honest.
 NOT_OPENED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
-# A look into the page cache that found nothing there, or a file system that lets nobody look.
+# The page cache has nothing there, or the file system lets nobody look.
 _NOTHING_CACHED = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL})
 
 _PAGE_BYTES = 4096
@@ -37,9 +37,9 @@ IOV_MAX = 1024
 
 
 class DiskUsage(NamedTuple):
-    """Of the file system that holds a path: bytes used or free, and those that a user may still write.
+    """Of the file system that holds a path: bytes used or free, and bytes that a user may still write.
 
-    What a file system keeps back for root, or behind a quota, is neither, as for df and RocketMQ.
+    As for df and RocketMQ, bytes reserved for root or behind a quota are neither.
     """
 
     total_bytes: int
@@ -51,7 +51,7 @@ class DiskUsage(NamedTuple):
 
 
 class NotAllWritten(OSError):
-    """Of several writes one failed: those before it, `written` in number, are whole."""
+    """One of several writes failed; the `written` writes before it are whole."""
 
     def __init__(self, error: OSError, written: int) -> None:
         super().__init__(error.errno, error.strerror, error.filename)
@@ -59,18 +59,18 @@ class NotAllWritten(OSError):
 
 
 class Files(Protocol):
-    """What the store asks of the operating system."""
+    """What the store needs of the operating system."""
 
     def open(self, path: Path) -> int:
-        """An existing file, to read and write."""
+        """Opens an existing file, to read and write."""
 
     def open_to_read(self, path: Path) -> int:
-        """An existing file, to read only; a descriptor of its own."""
+        """Opens an existing file, to read only, with a descriptor of its own."""
 
     def create(self, path: Path, size: int, mode: int = 0o644) -> int:
-        """A new file of `size` zero bytes, all of them allocated.  Leaves nothing behind when it fails.
+        """Makes a file of `size` zero bytes, all of them allocated.  Leaves nothing behind if it fails.
 
-        It gets the rights `mode`, less the umask.
+        The file gets the rights `mode`, less the umask.
         """
 
     def allocate(self, fd: int, size: int) -> None:
@@ -83,15 +83,15 @@ class Files(Protocol):
     def pread(self, fd: int, size: int, offset: int) -> bytes: ...
 
     def pread_in_passing(self, fd: int, size: int, offset: int) -> bytes:
-        """As pread(), of bytes that nobody wants soon: what was not in the page cache is not left there.
+        """As pread(), for bytes that nobody needs soon: leaves nothing in the page cache that was not there.
 
-        `fd` comes from open_to_read() and serves nothing else, for it reads no longer ahead.
+        `fd` comes from open_to_read() and has no other use, because it no longer reads ahead.
         """
 
     def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
-        """The records that entries of a queue lead to, one behind the other.  `base` is the file's first offset.
+        """The records that entries of a queue lead to, one behind the other.  `base`: the file's start.
 
-        None if they do not rise, or if not all of them can be read: who wants to know more reads each.
+        None if they do not rise, or if not all can be read; to know more, the caller reads each.
         """
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None: ...
@@ -99,26 +99,26 @@ class Files(Protocol):
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None: ...
 
     def pwrite_all(self, writes: list[Write]) -> None:
-        """Each of the writes, to many files, in their order.  Raises NotAllWritten at the first that fails.
+        """Makes the writes, to many files, in order.  Raises NotAllWritten at the first that fails.
 
-        Writes, and no mappings: a disk that is full or fails is an error of the call here, where under a
-        mapping it would be a SIGBUS amid whatever touches the page.
+        It uses writes, not mappings: a full or failed disk is then an error of this call.  Under a mapping it
+        would be a SIGBUS in any code that touches the page.
         """
 
     def map(self, fd: int, size: int) -> mmap.mmap:
-        """The first `size` bytes as memory; the file has them, and gets what is written there."""
+        """The first `size` bytes of the file as memory; what is written there goes to the file."""
 
     def data_ranges(self, fd: int, offset: int, size: int) -> list[tuple[int, int]]:
-        """Where, from `offset` to `size`, bytes lie that may differ from zero: begin and end of each part."""
+        """Begin and end of each part, from `offset` to `size`, whose bytes may differ from zero."""
 
     def fdatasync(self, fd: int) -> None: ...
 
     def sync_directory(self, path: Path) -> None: ...
 
     def make_directory(self, path: Path, *, durable: bool = True) -> None:
-        """With its parents, and so that their names survive a power cut; fine if it is there.
+        """Makes a directory and its parents; their names survive a power cut.  Fine if it is there.
 
-        Not `durable`: who asks makes the names durable later.
+        If not `durable`, the caller makes the names durable later.
         """
 
     def listdir(self, path: Path) -> list[str]: ...
@@ -129,18 +129,18 @@ class Files(Protocol):
         """When the file was last written, in seconds of the wall clock."""
 
     def device(self, path: Path) -> int:
-        """Which file system holds the path: a rename does not lead from one to another."""
+        """Which file system holds the path; a rename cannot cross file systems."""
 
     def take_rights(self, fd: int, path: Path) -> None:
-        """The open file gets the rights that the one at `path` has."""
+        """Gives the open file the rights of the one at `path`."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Of a file, which replaces one that is there, or of a directory."""
+        """Renames a file, which replaces one at `target`, or a directory."""
 
     def unlink(self, path: Path) -> None: ...
 
     def remove_directory(self, path: Path) -> None:
-        """An empty one."""
+        """Removes an empty directory."""
 
     def disk_usage(self, path: Path) -> DiskUsage: ...
 
@@ -172,7 +172,7 @@ def gather_each(pread: Callable[[int, int, int], bytes], fd: int, base: int, uni
 
 
 class OSFiles:
-    """Files, as the operating system does them."""
+    """Files of the operating system."""
 
     def open(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -181,8 +181,8 @@ class OSFiles:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def create(self, path: Path, size: int, mode: int = 0o644) -> int:
-        # Asked first: an allocation that fails half way fills the disk for a moment, for whoever measures it,
-        # and takes as long as one that succeeds.
+        # Asked first: an allocation that fails half way takes as long as one that succeeds, and fills the
+        # disk for a moment, which others may measure.
         room = os.statvfs(path.parent)
         if room.f_bavail * room.f_frsize < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -217,10 +217,10 @@ class OSFiles:
 
     def pread_in_passing(self, fd: int, size: int, offset: int) -> bytes:
         buffer = bytearray(size)
-        # First of all, for even a look into the cache makes Linux read ahead.
+        # First of all, because even a look into the cache makes Linux read ahead.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         try:
-            # Only what is in memory: so it is known what was not.
+            # Only what is in memory, which shows what was not.
             cached = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno not in _NOTHING_CACHED:
@@ -229,7 +229,7 @@ class OSFiles:
         if cached == size:
             return bytes(buffer)
         data = os.pread(fd, size, offset)
-        # Less than a page is what the piece before left of the one that it ended in.
+        # Less than a page is the rest of the page in which the piece before ended.
         begin = offset + cached if cached >= _PAGE_BYTES else offset - offset % _PAGE_BYTES
         if begin < offset + len(data):
             os.posix_fadvise(fd, begin, offset + len(data) - begin, os.POSIX_FADV_DONTNEED)
@@ -258,7 +258,7 @@ class OSFiles:
             raise NotAllWritten(OSError(code, os.strerror(code)), written)
 
     def _write_rest(self, fd: int, rest: memoryview, offset: int) -> None:
-        """A short write happens at the edge of a full disk or a limit; the next try says which."""
+        """After a short write (a full disk, or a limit) writes the rest; the error says which."""
         while rest:
             written = os.pwrite(fd, rest, offset)
             if written == 0:
@@ -270,7 +270,7 @@ class OSFiles:
         return mmap.mmap(fd, size)
 
     def data_ranges(self, fd: int, offset: int, size: int) -> list[tuple[int, int]]:
-        # All of them before any is read: a page that was read counts as data, allocated or not.
+        # Finds all parts before it reads any: a page once read counts as data, allocated or not.
         ranges = []
         try:
             while offset < size:
@@ -280,7 +280,7 @@ class OSFiles:
                 offset = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
                 ranges.append((begin, offset))
         except OSError as error:
-            if error.errno != errno.ENXIO:  # a file system that does not know: look at the bytes
+            if error.errno != errno.ENXIO:  # the file system does not know: read the bytes
                 ranges.append((offset, size))
         return ranges
 

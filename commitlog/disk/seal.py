@@ -1,11 +1,10 @@
-"""Seals: what a small file says is held against a CRC-32, and one bit that flipped is turned back.  Pure.
+"""Seals: checks a small file against a CRC-32, and turns back one flipped bit.  Pure.
 
-    content \\n            as ever, and then
+    content \\n            as without a seal, then
     crc32 <decimal>\\n     of what is before this line
 
-A CRC-32 of the right content tells which single bit of a damaged one flipped: no two change it alike.
-Content without such a line is one of an earlier version, and is believed.  A line of JSON has its CRC-32 as
-its last field.
+The CRC-32 of the right content tells which single bit flipped: no two bits change it alike.  Content without
+such a line is from an earlier version, and is believed.  A line of JSON has its CRC-32 as its last field.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _BITS = {_TABLE[1 << bit]: bit for bit in range(8)}
 
 
 def with_bit_back(content: bytes, crc: int) -> bytes | None:
-    """`content` with the one bit turned back that keeps it from having this CRC-32; None if no one bit does.
+    """`content` with one bit turned back, so that it has this CRC-32; None if no single bit does that.
 
     Goes back over the content byte by byte, about 0.2 s for a megabyte.
     """
@@ -50,7 +49,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(data: bytes) -> bytes:
-    """The content.  Raises ValueError if it is not what was sealed, and no single bit makes it so."""
+    """The content.  Raises ValueError if it is not what was sealed, and no single bit makes it that."""
     head, mark, tail = data.rpartition(_MARK)
     if not mark:
         # A bit of the mark may have flipped, or there never was one.
@@ -69,18 +68,18 @@ def unsealed(data: bytes) -> bytes:
 
 
 def sealed_line(line: bytes) -> bytes:
-    """A line of JSON, an object, with one more field: `crc` of what it was without it."""
+    """A line of JSON, an object, with one more field: `crc`, of the line without it."""
     return b'%s,"crc":%d}' % (line[:-1], crc32(line))
 
 
 def is_sound_line(line: bytes) -> bool:
-    """Whether the line is what was sealed; one without a seal, of an earlier version, is taken for it."""
+    """Whether the line is what was sealed; true for one without a seal, from an earlier version."""
     head, mark, tail = line.rpartition(b',"crc":')
     return not mark or tail == b"%d}" % crc32(head + b"}")
 
 
 def differ_in_a_bit(one: bytes, other: bytes) -> bool:
-    """Whether exactly one bit tells them apart."""
+    """Whether they differ in exactly one bit."""
     if len(one) != len(other):
         return False
     return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=True)) == 1

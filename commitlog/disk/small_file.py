@@ -1,6 +1,6 @@
 """Small files that are read and replaced whole, over the file seam.
 
-A replacement is `<file>.tmp` written, synced and renamed, and its name synced: a power cut leaves the old
+A replacement writes `<file>.tmp`, syncs it, renames it, and syncs its name.  So a power cut leaves the old
 file or the new one, never an empty one or half of each.
 """
 
@@ -31,11 +31,11 @@ def replace_file(
 ) -> None:
     """Replaces the file at `path` in one step.  Raises OSError; the file is then as before.
 
-    It keeps its rights; a new one gets `mode` less the umask.  Without `sync_name` a power cut may bring the
+    It keeps its rights; a new file gets `mode` less the umask.  Without `sync_name` a power cut may bring the
     old file back, as long as nobody syncs the directory.
     """
     pending = path.with_name(path.name + _PENDING)
-    with suppress(FileNotFoundError):  # a crash may have left one, with other rights
+    with suppress(FileNotFoundError):  # a crash may have left a .tmp with other rights
         files.unlink(pending)
     fd = files.create(pending, 0, mode)
     try:

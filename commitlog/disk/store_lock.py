@@ -1,7 +1,7 @@
 """The store's lock file: one running process per store.
 
-An fcntl lock on byte 0 of `lock`, as RocketMQ takes it, so that a stock broker is kept out as well.  Such a
-lock belongs to the process, and does not keep a second store of the same process out; a table does.
+It is an fcntl lock on byte 0 of `lock`, as RocketMQ's, so it keeps a stock broker out, too.  Such a lock
+belongs to the process, and does not keep out a second store of the same process; a table does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _held_lock = threading.Lock()  # guards _held
 
 
 def boot_id() -> str:
-    """Another one after each start of the machine; "" where the system has none."""
+    """An id that changes at each start of the machine; "" if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -31,7 +31,7 @@ def boot_id() -> str:
 
 
 def is_locked(root: Path) -> bool:
-    """Whether some process on this machine, this one included, holds the store's lock; it is not taken."""
+    """Whether some process on this machine, even this one, holds the store's lock; does not take it."""
     path = root / "lock"
     with _held_lock:
         if path.resolve() in _held:

@@ -2,15 +2,15 @@
 
     log ─ pieces of 1 MiB ─▶ entries per queue, puts for the index ─▶ one write each ─▶ on_arrival
 
-A pass reads a piece, or some while there are, gathers, writes each queue once, moves `position`, and writes the
-index once.  How it gathers is gathering.py's.  A write that fails (a full disk) is tried again and loses nothing;
-the index may wait while the queues go on.
+A pass reads one piece, or several if there are more, gathers (gathering.py), writes each queue once, moves
+`position`, and writes the index once.  A failed write (a full disk) is tried again and loses nothing; the
+index may wait while the queues go on.
 
-Masters and replicas dispatch alike, from the records alone.  Bytes that are no record stop it, with `failed`
-saying where, until they are repaired: to skip them would lose messages that the log holds.  A fenced range
-(damage.py) is passed over only if the queues have all of it, which their entries say; for what it holds, and
-so what numbers it took, cannot be read.  An unfinished record at the log's end, which only a replica has, is
-waited for.
+Masters and replicas dispatch alike, from the records alone.  Bytes that are no record stop the dispatch until
+they are repaired, and `failed` says where: to skip them would lose messages that the log holds.  A fenced
+range (damage.py) cannot be read, so nobody knows which queue offsets it took.  The dispatch passes over it
+only if the entries of the queues cover all of it.  Only a replica can have an unfinished record at the log's
+end; the dispatch waits for the rest.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ logger = logging.getLogger(__name__)
 __all__ = ["SCHEDULE_TOPIC", "Arrival", "Dispatcher", "parse_delay_levels"]
 
 _PIECE_BYTES = 1 << 20
-# So much a pass takes while it is there, piece by piece: of many queues, each is written to less often.  It is
-# what comes within _MANY_LINGER_S at 64 MB/s; what is gathered of the smallest records takes 8 MB.
+# The most that a pass takes, piece by piece: so each of many queues is written to less often.  It is what
+# comes within _MANY_LINGER_S at 64 MB/s.  What is gathered of the smallest records takes 8 MB.
 _PASS_BYTES = 32 << 20
-# And at a start, when nobody waits yet: 1,024 queues with 1 KiB messages get 100 entries in a write, not 7.  What is
-# gathered of the smallest records takes 30 MB.
+# The same at a start, when nobody waits yet: 1,024 queues with 1 KiB messages get 100 entries in a write, not
+# 7.  What is gathered of the smallest records takes 30 MB.
 _CATCH_UP_BYTES = 128 << 20
-# Once caught up, the next pass waits this long: arrivals gather, and appends find nobody to wake.  RocketMQ looks
-# every millisecond, too.  While nobody waits for arrivals or asks, they gather longer: a pass over many
-# messages costs less than half for each, and it is the interpreter that sends need, too.
+# Once caught up, the next pass waits this long: arrivals gather, and appends have nobody to wake.  RocketMQ
+# looks every millisecond, too.  While nobody waits for arrivals or asks, they gather longer: in a pass over
+# many messages each costs less than half, and sends need the interpreter, too.
 _LINGER_S = 0.001
 _UNAWAITED_LINGER_S = 0.05
-# And longer where a pass writes to many queues, for each of them costs a write of some 5 µs, however much comes.
+# Longer still if a pass writes to many queues: each costs a write of some 5 µs, however much comes.
 _MANY_QUEUES = 256
 _MANY_LINGER_S = 0.5
-# Less than this is caught up; while nobody waits, less than what comes during a long pass.
+# Caught up means less than this is left; if nobody waits, less than what comes during a long pass.
 _LEVEL_BYTES = 64 << 10
 _UNAWAITED_LEVEL_BYTES = 4 << 20
 _EXPECTED_MAX = 10_000
-# How long nothing comes before the index gives its memory back.
+# If nothing comes for this long, the index gives its memory back.
 _REST_AFTER_S = 5.0
 _WAIT_MAX_S = 3600.0
-# A replica that catches up takes in far more than can be dispatched meanwhile, and the two would only take
-# the interpreter from each other: replication goes first while so much arrives in one look.  After that long,
-# in all since dispatch had caught up, it dispatches until it has caught up again.
+# A replica that catches up receives far more than it can dispatch meanwhile; the two would only take the
+# interpreter from each other.  So replication goes first while _FLOOD_BYTES arrive in one look.  After
+# _FLOOD_MAX_S of that, in all since dispatch was caught up, it dispatches until it is caught up again.
 _FLOOD_LOOK_S = 0.02
 _FLOOD_BYTES = 4 << 20
 _FLOOD_MAX_S = 30.0
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 
-# Keys that wait for an index that cannot be written; beyond that the queues wait, too.
+# So many keys wait for an index that cannot be written; beyond that the queues wait, too.
 _INDEX_PENDING_MAX = 200_000
 
 
@@ -111,11 +111,11 @@ class Index(gathering.Index, Protocol):
 
 
 class Dispatcher:
-    """Task of the thread log-dispatch; recovery and tests call step() instead.
+    """Task of thread log-dispatch; recovery and tests call step() instead.
 
     `position`: everything below it is in queues and index.  `trouble`: what fails now and is tried again.
     `failed`: the damage that stopped the dispatch; None again once it is repaired.  `at_work` is held during
-    a pass: who takes it keeps the next one from beginning.
+    a pass: take it to keep the next pass from starting.
     """
 
     def __init__(
@@ -128,18 +128,18 @@ class Dispatcher:
         position: int | None = None,
         yields: bool = False,
     ) -> None:
-        """`yields`: a flood of arriving bytes goes first, as on a replica that catches up."""
+        """`yields`: lets a flood of arriving bytes go first, on a replica that catches up."""
         self.position = max(queues.max_physical_offset, log.start) if position is None else position
         self.trouble: str | None = None
         self.failed: str | None = None
         self.on_arrival: Callable[[list[Arrival]], None] | None = None
         """Called after each pass, in this thread: per queue and tags code the offset behind the last one."""
         self.awaited: Callable[[], bool] = lambda: True
-        """Whether somebody waits for messages to arrive, who is not to wait longer than need be."""
+        """Whether somebody waits for messages to arrive, so that the dispatch must not linger."""
         self.at_work = threading.Lock()
         self._hurry = threading.Event()
         self._revival = threading.Event()
-        # Who waits for `position` to reach an end; added to by any thread, told by ours.
+        # Callbacks that wait for `position` to reach an end.  Any thread adds them; ours calls them.
         self._expected: deque[tuple[int, Callable[[], None]]] = deque()
         self._log = log
         self._queues = queues
@@ -148,11 +148,11 @@ class Dispatcher:
         self._patience_s = _FLOOD_MAX_S
         # The pass that is gathered and not written yet.
         self._gathered = Gatherer(queues, index, delay_levels, self.position)
-        # At a start, what was gathered before.
+        # At a start: what recovery has gathered.
         self._ahead: Ahead | None = None
-        # How many queues the last pass wrote to.
+        # How many queues the last pass wrote.
         self._spread = 0
-        # The log's end when the record at `position` was not all there, and how many bytes it wants.
+        # The log's end when the record at `position` was not all there, and the size of that record.
         self._unfinished_end = 0
         self._unfinished_bytes = 0
 
@@ -167,20 +167,20 @@ class Dispatcher:
         self._log.wake()
 
     def hurry(self) -> None:
-        """Somebody waits for messages from now on.  Any thread."""
+        """Ends a longer wait: somebody waits for messages now.  Any thread."""
         self._hurry.set()
 
     def when_at(self, end: int, callback: Callable[[], None]) -> None:
-        """Calls `callback` once `position` has reached `end`, in this thread, or in the asker's if it has.
+        """Calls `callback` when `position` reaches `end`, in this thread; or at once, in the caller's.
 
-        Any thread may ask.  It is called at once, too, when more ask than are kept.
+        Any thread.  Calls it at once, too, if too many wait already.
         """
         if len(self._expected) >= _EXPECTED_MAX:
             callback()
             return
         self._expected.append((end, callback))
         self._hurry.set()
-        if self.position >= end:  # the pass that got there may not have seen us
+        if self.position >= end:  # the pass that got there may have missed this one
             self._tell_expecting()
 
     def _tell_expecting(self) -> None:
@@ -195,7 +195,7 @@ class Dispatcher:
                 self._expected.append((end, callback))
 
     def run(self, stop: threading.Event) -> None:
-        """Dispatches until `stop`; after damage it waits until that is repaired, or gone."""
+        """Dispatches until `stop`.  At damage it waits until that is repaired, or gone."""
         retry_s = _RETRY_FIRST_S
         while not stop.is_set():
             before = self.position
@@ -231,21 +231,21 @@ class Dispatcher:
                 self._let_flood_pass(stop)
 
     def fail(self, error: CorruptRecord) -> None:
-        """The dispatch stops here for now."""
+        """Stops the dispatch here until revive()."""
         self.failed = str(error)
         logger.error("dispatch stopped until repair position=%d: %s", self.position, error)
 
     def revive(self) -> None:
-        """What stopped the dispatch may be repaired, or cut off: it tries on.  Any thread."""
+        """Has the dispatch try again: the damage may be repaired, or cut off.  Any thread."""
         if self.failed is not None:
             self.failed = None
             logger.info("dispatch tries on position=%d", self.position)
         self._revival.set()
 
     def go_back(self, position: int) -> None:
-        """The log was cut at `position`, or begins there now, and the queues follow; `at_work` is held.
+        """Goes back: the log was cut at `position`, or begins there now, as do the queues; `at_work` is held.
 
-        Who waits for an end is told: it may never come.
+        Calls all callbacks of when_at(): their end may never come.
         """
         assert self.at_work.locked()
         self.position = position
@@ -257,18 +257,18 @@ class Dispatcher:
             callback()
 
     def step(self) -> int:
-        """One pass; how many bytes of the log it dealt with, 0 when there is no whole record more.
+        """Makes one pass; returns how many bytes of the log it dispatched, 0 if no whole record is left.
 
-        Raises CorruptRecord for damage at `position`, OSError or CommitLogError for what a later call may
-        get over.  An index that cannot be written holds the queues up only when too much waits for it.
+        Raises CorruptRecord for damage at `position`, OSError or CommitLogError for errors that may pass.
+        An index that cannot be written holds the queues up only if too much waits for it.
         """
         with self.at_work:
             return self._step(_PASS_BYTES)
 
     def catch_up(self, ahead: Ahead | None = None) -> None:
-        """All that there is, in large passes: for a start.  Raises as step().
+        """Dispatches all there is, in large passes, at a start.  Raises as step().
 
-        `ahead`: what was gathered of the log as it is, and need not be read again.
+        `ahead`: what recovery gathered of this log, which need not be read again.
         """
         with self.at_work:
             self._ahead = ahead
@@ -295,7 +295,7 @@ class Dispatcher:
         return moved
 
     def _let_flood_pass(self, stop: threading.Event) -> None:
-        """Waits while the log grows faster than a dispatch could follow."""
+        """Waits while the log grows faster than the dispatch could follow."""
         if self.behind <= _FLOOD_BYTES:
             self._patience_s = _FLOOD_MAX_S
             return
@@ -328,7 +328,7 @@ class Dispatcher:
                 return
 
     def _gather_at(self, position: int) -> bytes:
-        """From one piece; its bytes, or none if it was gathered before."""
+        """Gathers from one piece; returns its bytes, or none if recovery gathered it."""
         log, end, ahead = self._log, self._log.end, self._ahead
         size = min(_PIECE_BYTES, end - position)
         if ahead is not None and log.fence_at(position) is None:
@@ -341,7 +341,7 @@ class Dispatcher:
         return data
 
     def _gather_piece(self) -> None:
-        """From the piece at `position`, or what stands there instead of one."""
+        """Gathers the piece at `position`; handles a fence, a later start, or an unfinished record there."""
         log = self._log
         if self.position < log.start:
             logger.warning("log begins later, dispatch jumps from=%d to=%d", self.position, log.start)
@@ -362,7 +362,7 @@ class Dispatcher:
         self._unfinished_end, self._unfinished_bytes = (end, needed) if unfinished else (0, 0)
 
     def _pass_over(self, fence: Fence) -> None:
-        """Raises CorruptRecord unless every byte of the range belongs to a message that its queue has."""
+        """Passes over the range.  Raises CorruptRecord unless queues have the messages of all its bytes."""
         covered = self._queues.covered(self.position, fence.end)
         if covered < fence.end and not self._log.is_blank(covered):
             raise CorruptRecord(
@@ -374,18 +374,18 @@ class Dispatcher:
         self._gathered.position = fence.end
 
     def _still_unfinished(self, position: int, end: int) -> bool:
-        """A large record comes in many pieces: its size tells whether to read it all again."""
+        """Whether the large record at `position` is still not all there; reads its size only."""
         if not self._unfinished_bytes or position + self._unfinished_bytes <= end:
             return False
         if record_size(self._log.read(position, 4)) != self._unfinished_bytes:
-            return False  # a replica's tail was cut, and another one came
+            return False  # the replica's tail was cut, and another one came
         self._unfinished_end = end
         return True
 
     # -- writing -----------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        """Writes what is gathered.  Raises OSError, and may then be called again."""
+        """Writes what is gathered.  After an OSError it may be called again."""
         gathered = self._gathered
         queues = gathered.queues
         self._spread = len(queues)
@@ -401,7 +401,7 @@ class Dispatcher:
         beyond = max(self.position, self._unfinished_end)
         rest_s = time.monotonic() + _REST_AFTER_S
         end = self._log.wait_beyond(beyond, rest_s)
-        # Who is woken early looks again: the log may have been cut, and `beyond` be of the old one.
+        # After an early wake-up, look again: the log may have been cut, and `beyond` is the old log's.
         if end <= beyond and time.monotonic() >= rest_s and not stop.is_set():
             if self._index is not None:
                 self._index.rest()

@@ -1,9 +1,9 @@
-"""Expected: what dispatch would make of a part of the log, told instead of written.
+"""Expected: what dispatch would make of a part of the log, returned instead of written.
 
     log ─ the dispatcher's own way over the records ─▶ units of the queues that are wanted, puts of the index
 
-It is the dispatcher itself, over sinks that only remember, so that a queue and what is held against it can
-differ by nothing but damage.  Who asks begins at an edge of a record that is known by the log.
+It runs the dispatcher itself, over sinks that only remember.  So a queue can differ from what is expected by
+damage only.  The caller begins at an edge of a record that the log proves.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Units:
     def __init__(self, topic: str, queue_id: int, wanted: bool) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        # What lies below it dispatch passes over at the least cost.
+        # Dispatch passes over what lies below it at the least cost.
         self.known_physical_offset = 0 if wanted else _NEVER_FRESH
         self.next_offset = 0
         self.units: dict[int, bytes] = {}
 
     def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
-        """Of two messages with one number the later one counts, as where a queue begins anew."""
+        """Of two messages with one number the later one counts, as when a queue begins anew."""
         self.units[queue_offset] = UNIT.pack(physical_offset, size, tags_code)
         self.next_offset = queue_offset + 1
         return True
 
     def append_all(self, entries: bytes, next_offset: int, known_physical_offset: int) -> None:
-        """The same of several, the last of which is the one before `next_offset`."""
+        """As append() of several entries; the last has the number before `next_offset`."""
         first = next_offset - len(entries) // UNIT_BYTES
         for number, at in enumerate(range(0, len(entries), UNIT_BYTES), first):
             self.units[number] = entries[at : at + UNIT_BYTES]
@@ -64,7 +64,7 @@ class _Queues:
         pass
 
     def covered(self, begin: int, end: int) -> int:
-        """A fenced range is passed over: what it holds is not expected."""
+        """Lets the dispatcher pass over a fenced range: nothing in it is expected."""
         return end
 
 
@@ -85,7 +85,7 @@ class _Index:
 
 
 class Expected:
-    """A walk over `log` from `position` on; `wanted(topic, queue id)` says of which queues to tell units."""
+    """A walk over `log` from `position` on; `wanted(topic, queue id)` says which queues' units to return."""
 
     def __init__(
         self,
@@ -105,14 +105,14 @@ class Expected:
         return self._walk.position
 
     def step(self) -> int:
-        """Goes over the next piece; how many bytes, 0 at the log's end.
+        """Goes over the next piece; returns how many bytes it has, 0 at the log's end.
 
-        Raises CorruptRecord at `position` where the log is damaged and not fenced.
+        Raises CorruptRecord if the log is damaged at `position` and not fenced.
         """
         return self._walk.step()
 
     def step_over(self, look_at: Callable[[int], None]) -> int:
-        """As step(); `look_at` is told of damage, and fences it.  Raises CorruptRecord if it does not."""
+        """As step(), but calls `look_at` at damage, to fence it.  Raises CorruptRecord if it does not."""
         try:
             return self.step()
         except CorruptRecord:
@@ -120,14 +120,14 @@ class Expected:
             return self.step()
 
     def take_units(self) -> dict[tuple[str, int], dict[int, bytes]]:
-        """What was found since the last call, by queue."""
+        """The units found since the last call, by queue."""
         found = {key: lane.units for key, lane in self._queues.table.items() if lane.units}
         for key in found:
             self._queues.table[key].units = {}
         return found
 
     def take_puts(self) -> list[Put]:
-        """The same of the index."""
+        """The puts of the index found since the last call."""
         if self._index is None:
             return []
         puts = list(self._index.pending)

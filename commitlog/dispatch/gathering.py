@@ -1,12 +1,12 @@
-"""Gatherer: from the records of a log to what their queues and the index are to get, which others then write.
+"""Gatherer: turns records of a log into what queues and index are to get, which others then write.
 
     data ─┬─ ordinary ─▶ kernel: runs of entries, puts ─┬─▶ ConsumeQueue.append_all, Index.pending
           └─ any other ─▶ one by one, here ─────────────┘
 
-The kernel (kernel/dispatching.py) is native where it is built.  What is not ordinary for it is a queue that it
-does not know, or knows otherwise; a delayed message; a tag or key that is not ASCII; a blank; damage.  A queue
-that was dealt with here is known to it from then on, until queues are cut or disappear.  Which records get
-entries, which keys: RocketMQ 4.9.8's ReputMessageService and its dispatchers.
+The kernel (kernel/dispatching.py) is native if it is built.  Not ordinary for it are: a queue that it does
+not know, or knows with other numbers; a delayed message; a tag or key that is not ASCII; a blank; damage.
+Once this module has handled a queue, the kernel knows it, until queues are cut or disappear.  RocketMQ
+4.9.8's ReputMessageService and its dispatchers say which records get entries, and which get keys.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.records import RecordHead, is_topic, parse_head
 
-# Of the delayed messages, whose tags code is when to deliver them.
+# The topic of delayed messages; their tags code is when to deliver them.
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
-# Records that are not ordinary are looked at one by one, and so many before the kernel is asked again.
+# So many records are handled one by one, at most, before the kernel is asked again.
 _ODD_MAX = 64
 _NOWHERE = (1 << 63) - 1
 _LEVEL_DIGITS_MAX = 9
@@ -62,7 +62,7 @@ class Queue(Protocol):
 
 
 class Queues(Protocol):
-    """The same of all queues."""
+    """The part of all queues that a dispatcher uses."""
 
     generation: int
 
@@ -79,7 +79,7 @@ class Index(Protocol):
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """The delays in ms of `1s 5s 1m …`, level 1 first.  Raises ValueError naming the one that is none."""
+    """The delays in ms of `1s 5s 1m …`, level 1 first.  Raises ValueError that names a part that is none."""
     delays = []
     for level in text.split():
         if not level[:-1].isascii() or not level[:-1].isdigit() or level[-1] not in _DELAY_UNITS_MS:
@@ -89,7 +89,7 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 class _Lane:
-    """What the dispatcher keeps at hand of one queue."""
+    """What the dispatcher keeps of one queue."""
 
     __slots__ = ("arrivals", "delayed", "hasher", "queue")
 
@@ -97,18 +97,18 @@ class _Lane:
         self.queue = queue
         self.hasher = hasher
         self.delayed = queue.topic == SCHEDULE_TOPIC
-        # Tags code → next queue offset, of this pass.
+        # Tags code → next queue offset, in this pass.
         self.arrivals: dict[int, int] = {}
 
     def note_arrivals(self, entries: bytes, next_offset: int) -> None:
-        """Of entries with several tags codes, the last of which is the one before `next_offset`."""
+        """Notes entries with several tags codes; the last has the number before `next_offset`."""
         first = next_offset - len(entries) // QUEUE_ENTRY.size
         for number, (_, _, code) in enumerate(QUEUE_ENTRY.iter_unpack(entries), first):
             self.arrivals[code] = number + 1
 
 
 def _from(rows: bytes, row: struct.Struct, column: int, position: int) -> bytes:
-    """Those rows whose place in the log, which rises and is in that column, is `position` or behind it."""
+    """The rows at or behind `position` in the log.  `column` has each row's place; places rise."""
     if not rows or row.unpack_from(rows)[column] >= position:
         return rows
 
@@ -119,7 +119,7 @@ def _from(rows: bytes, row: struct.Struct, column: int, position: int) -> bytes:
 
 
 class Gatherer:
-    """What one dispatcher has gathered and not written yet.  Of one thread.
+    """What one dispatcher has gathered and not written yet.  For one thread.
 
     `position`: everything below it in the log is gathered; `stored_ms`: when the last message was stored.
     """
@@ -128,30 +128,30 @@ class Gatherer:
         self.position = position
         self.stored_ms = 0
         self.notify = False
-        """Whether somebody wants to know of arrivals."""
+        """Whether to note arrivals, because somebody wants them."""
         self._queues = queues
         self._index = index
         self._delays_ms = parse_delay_levels(delay_levels)
         self._generation = queues.generation
         self._lanes: dict[tuple[str, int], _Lane] = {}
-        # The same for the kernel, but those of delayed messages, with the queues' numbers.
+        # The lanes that the kernel knows, with the queues' numbers; none of delayed messages.
         self._known = lanes()
         self._hashers: dict[str, KeyHasher] = {}
         self._touched: dict[_Lane, None] = {}
 
     @property
     def queues(self) -> list[Queue]:
-        """Those that have something to write."""
+        """The queues that have something to write."""
         return [lane.queue for lane in self._touched]
 
     def look(self) -> None:
-        """Before a pass: queues that were cut, or disappeared, are not known any more."""
+        """Before a pass: forgets queues if any were cut or disappeared."""
         if self._generation != self._queues.generation:
             self._generation = self._queues.generation
             self._forget()
 
     def go_back(self, position: int) -> None:
-        """Nothing is gathered, nothing known."""
+        """Forgets all that is gathered and known, and goes on at `position`."""
         self.position = position
         self._touched.clear()
         self._forget()
@@ -161,11 +161,11 @@ class Gatherer:
         self._known.forget()
 
     def gather(self, data: bytes, position: int, room: int, end: int) -> None:
-        """Gathers from the whole records that `data`, from `position` on, begins with.
+        """Gathers from the whole records at the start of `data`, which is the log from `position` on.
 
-        `room`: how many bytes its segment has from there, `end`: where the log ends.  Runs of ordinary records
-        at once; what stands between them one by one, and more at a time where little is ordinary.  Raises
-        CorruptRecord for damage with nothing before.
+        `room`: how many bytes its segment has from there.  `end`: where the log ends.  Takes runs of ordinary
+        records at once, the records between them one by one, and more of these at a time if few are ordinary.
+        Raises CorruptRecord for damage with no record before it.
         """
         self.position = position
         count = 1
@@ -177,7 +177,7 @@ class Gatherer:
                 if not self._odd(data, position, room, end, count):
                     return
         except CorruptRecord as error:
-            # What was whole before it is dealt with first; the next pass comes here with nothing before.
+            # The whole records before it come first; the next pass comes here with nothing before.
             if self.position == position:
                 raise CorruptRecord(position, error.reason) from None
 
@@ -193,16 +193,16 @@ class Gatherer:
                 self.take()
 
     def take(self) -> None:
-        """What the kernel gathered goes to the queues and the index, to be written there."""
+        """Passes what the kernel gathered to the queues and the index, to be written there."""
         runs, puts = self._known.take()
         self._append(runs)
         if self._index is not None:
             self._index.pending.packed += puts
 
     def take_over(self, part: Part) -> bool:
-        """Gathers what a start's look over the log has gathered from `position` on: all of it, or nothing.
+        """Takes over what recovery gathered from `position` on: all of it, or nothing.
 
-        Nothing, and False, where a queue does not go on as the part has it, or has tags codes of another kind.
+        Takes nothing and returns False if a queue goes on elsewhere than the part, or has delayed messages.
         """
         self.take()
         runs, puts = part.take()
@@ -219,12 +219,12 @@ class Gatherer:
         self._append(fitting)
         if self._index is not None:
             self._index.pending.packed += _from(puts, INDEX_PUT, 1, self._index.entered_position)
-        self._known.forget()  # it has older numbers of these queues
+        self._known.forget()  # the kernel has older numbers of these queues
         self.position, self.stored_ms = part.end, part.stored_ms
         return True
 
     def _append(self, runs: Iterable[Run]) -> None:
-        """Each run to the queue of its lane, to be written there."""
+        """Passes each run to the queue of its lane, to be written there."""
         touched, notify = self._touched, self.notify
         for lane, entries, next_offset, known, code in runs:
             lane.queue.append_all(entries, next_offset, known)
@@ -235,7 +235,7 @@ class Gatherer:
                 lane.note_arrivals(entries, next_offset)
 
     def _odd(self, data: bytes, position: int, room: int, end: int, count: int) -> bool:
-        """The next `count` records, one by one; False when no whole one is left.  Raises CorruptRecord."""
+        """Gathers `count` records one by one; False when no whole one is left.  Raises CorruptRecord."""
         for _ in range(count):
             at = self.position - position
             head = parse_head(data, at, room - at)
@@ -253,13 +253,13 @@ class Gatherer:
         return True
 
     def _enter(self, head: RecordHead) -> None:
-        """One message, into its queue and the index; its lane is known then, or known anew."""
+        """Passes one message to its queue and the index, and makes its lane known, or known anew."""
         size, _, queue_id, queue_offset, physical_offset, sys_flag, stored_ms, topic, text = head
         lane = self._lanes.get((topic, queue_id)) or self._lane(topic, queue_id)
         queue = lane.queue
         transaction = sys_flag & SYS_TRANSACTION_MASK
         properties = b"\x02" + text
-        # What a restart goes over again, the queue has: no need to look for tags.
+        # A restart goes over messages that the queue has: no need to look for their tags.
         fresh = physical_offset >= queue.known_physical_offset
         if fresh and transaction in (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT):
             code = self._deliver_ms(properties, stored_ms) if lane.delayed else 0
@@ -277,7 +277,7 @@ class Gatherer:
             self._known.learn(topic.encode(), queue_id, next_offset, known, lane)
 
     def _blank_size(self, size: int, room: int, there: int) -> int:
-        """Of a blank, which reaches to its segment's end; 0 while not all of it has come."""
+        """Size of a blank, which reaches to its segment's end; 0 while not all of it has come."""
         if size != room:
             raise CorruptRecord(0, f"blank of {size} bytes, left in the segment are {room}")
         return size if size <= there else 0
@@ -299,7 +299,7 @@ class Gatherer:
         return stored_ms + self._delays_ms[min(int(level), len(self._delays_ms)) - 1]
 
     def take_arrivals(self) -> list[Arrival]:
-        """All is written: per queue and tags code the offset behind the last message."""
+        """All is written: returns the offset behind the last message of each queue and tags code."""
         arrivals = []
         for lane in self._touched:
             topic, queue_id = lane.queue.topic, lane.queue.queue_id

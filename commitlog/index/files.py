@@ -3,8 +3,8 @@
     file name  | yyyyMMddHHmmssSSS |   local time of creation, 17 digits, rising
     key        | topic#key |           hashed with Java's String.hashCode
 
-One thread puts (the dispatcher, or recovery before it), any thread queries.  Different keys may share a
-hash: who asks compares keys.  Rules: RocketMQ 4.9.8's IndexService.
+One thread puts (the dispatcher, or recovery before it), any thread queries.  Different keys may
+share a hash, so the caller compares keys.  Rules: RocketMQ 4.9.8's IndexService.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from commitlog.kernel.records import java_hash
 logger = logging.getLogger(__name__)
 
 NAME_DIGITS = 17
-# A query reads few files; each of the others costs a descriptor only while it is asked.
+# A query reads few files; the others need a descriptor only while a query reads them.
 _DESCRIPTORS_MAX = 16
 
 
 def index_name(now_ms: int) -> str:
-    """The name of a file made at `now_ms`, in local time as RocketMQ writes it."""
+    """The name of a file made at `now_ms`: in local time, as in RocketMQ."""
     local = datetime.fromtimestamp(now_ms // 1000)
     return f"{local:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
 
@@ -53,7 +53,7 @@ class IndexFiles:
         assert entries > 1, "entry 0 is never used"
         self.directory = directory
         self.pending = Puts()
-        """What the next write() enters: key hash, physical offset, store ms.  The writing thread's."""
+        """What the next write() enters: key hash, physical offset, store ms.  For the writing thread."""
         self.durable_ms = 0
         self.written_position = 0
         self.durable_position = 0
@@ -62,10 +62,10 @@ class IndexFiles:
         self._files = files
         self._clock_ms = clock_ms
         self._descriptors = Descriptors(files, _DESCRIPTORS_MAX)
-        # Guards replacing the list below, which is never changed in place: readers take it once.
+        # Guards replacing the list below.  It is never changed in place; readers take it once.
         self._lock = threading.Lock()
         self._list: tuple[IndexFile, ...] = ()
-        # How many entries of each file are durable; of the flushing thread.
+        # How many entries of each file are durable.  For the flushing thread.
         self._flushed: dict[IndexFile, int] = {}
         self._broken: OSError | None = None
 
@@ -79,12 +79,12 @@ class IndexFiles:
         return max(self._list[-1].end_physical_offset, self.written_position) if self._list else 0
 
     def load(self, *, crashed: bool, checkpoint_ms: int, position: int | None = None) -> None:
-        """Finds the files.  After a crash they are cut at `position`, an offset of the log below which all
-        is durable, and dispatch is to enter again what follows.
+        """Finds the files.  After a crash cuts them at `position`, an offset of the log below which all is
+        durable; dispatch has to enter again what follows.
 
-        If that is None, in a stock broker's store, files that end behind the store time `checkpoint_ms` are
-        deleted.  Less is claimed from then on, for what is entered again is older: the caller has to make
-        that durable first.  Raises SegmentSizeMismatch.
+        If `position` is None, in a stock broker's store, deletes files that end behind the store time
+        `checkpoint_ms`.  The index then claims less, because what is entered again is older: the caller has
+        to make that durable first.  Raises SegmentSizeMismatch.
         """
         self._files.make_directory(self.directory)
         found, deleted = [], False
@@ -125,14 +125,14 @@ class IndexFiles:
             logger.error("index file's header did not fit its entries, put right path=%s", file.path)
 
     def check_times(self, stored_ms: Callable[[int], int | None]) -> None:
-        """Holds when the first and last messages were stored, as headers say, against the log.
+        """Checks against the log when first and last messages were stored, as headers say.
 
-        `stored_ms(physical offset)` is None where the log cannot tell.  Raises OSError.
+        `stored_ms(physical offset)` is None if the log cannot tell.  Raises OSError.
         """
         for file in self._list:
             begin_ms = stored_ms(file.begin_physical_offset) or file.begin_ms
             end_ms = stored_ms(file.end_physical_offset) or file.end_ms
-            # A cut knows the end to the second.
+            # After a cut the end is known to the second only.
             if max(abs(begin_ms - file.begin_ms), abs(end_ms - file.end_ms)) >= 1000:
                 logger.error("index file's times did not fit the log, put right path=%s", file.path)
                 file.begin_ms, file.end_ms = begin_ms, end_ms
@@ -148,7 +148,7 @@ class IndexFiles:
 
     @property
     def files(self) -> tuple[IndexFile, ...]:
-        """In their order."""
+        """All files, in their order."""
         return self._list
 
     def make_beside(self, path: Path, before: IndexFile | None) -> IndexFile:
@@ -161,7 +161,7 @@ class IndexFiles:
         return file
 
     def replace(self, old: IndexFile, new: IndexFile) -> None:
-        """`new`, which is durable, becomes the file that `old` was; nobody writes.  Raises OSError."""
+        """Replaces `old` by `new`, which is durable, while nobody writes.  Raises OSError."""
         new.unmap()
         self._files.rename(new.path, old.path)
         old.let_go()
@@ -173,14 +173,14 @@ class IndexFiles:
         self._files.sync_directory(self.directory)
 
     def truncate(self, physical_offset: int) -> None:
-        """The log was cut there: messages from there on are gone.  Raises OSError."""
+        """The log was cut at `physical_offset`: drops the messages from there on.  Raises OSError."""
         if self._list and self._list[-1].end_physical_offset >= physical_offset:
             self._cut(physical_offset)
 
     def _cut(self, physical_offset: int) -> None:
-        """Messages from there on are gone, with all that a crash may have left of the last files.
+        """Drops messages from there on, with all that a crash may have left of the last files.
 
-        Only the last file is ever not full; what follows one that is not was never claimed.
+        Only the last file may be not full; files behind one that is not were never claimed.
         """
         files = self._list
         sound = 0
@@ -201,9 +201,9 @@ class IndexFiles:
             self._files.sync_directory(self.directory)
 
     def rewind(self, physical_offset: int, last_ms: int) -> None:
-        """Same, durably, of a running store, whose last message left was stored at `last_ms`.
+        """As truncate(), but durably, in a running store whose last message left was stored at `last_ms`.
 
-        Of the writing thread, while nobody flushes.  Raises OSError.
+        For the writing thread, while nobody flushes.  Raises OSError.
         """
         self.pending.drop_from(physical_offset)
         self.durable_ms = min(self.durable_ms, last_ms)
@@ -214,7 +214,7 @@ class IndexFiles:
             self._list[-1].flush()
 
     def let_go(self) -> None:
-        """There is no index any more; the caller removes the files."""
+        """Forgets all files, which the caller removes."""
         with self._lock:
             listed, self._list = self._list, ()
             self._flushed = {}
@@ -228,8 +228,8 @@ class IndexFiles:
         self.pending.append((index_hash(java_hash(f"{topic}#{key}")), physical_offset, store_ms))
 
     def write(self) -> None:
-        """Enters what is pending.  Raises OSError when there is no next file, or the disk fails; then call it
-        again later.
+        """Enters what is pending.  Raises OSError if the next file cannot be made, or the disk fails; then
+        call it again later.
         """
         pending = self.pending
         while pending:
@@ -255,7 +255,7 @@ class IndexFiles:
         return file
 
     def _next_path(self, last: IndexFile | None) -> Path:
-        """Local time goes back once a year: a name is at least one above the last, lest the order turn."""
+        """A name at least one above the last: local time goes back once a year, but names must rise."""
         name = index_name(self._clock_ms())
         if last is not None and int(name) <= int(last.path.name):
             name = f"{int(last.path.name) + 1:0{NAME_DIGITS}d}"
@@ -265,10 +265,10 @@ class IndexFiles:
         """Up to `count` physical offsets of messages that may have this key, stored in this time; newest
         first, each once.  Raises OSError.
 
-        Those that are to be entered, too.  Files know times in whole seconds.
+        Includes pending messages.  Files know times in whole seconds.
         """
         key_hash = index_hash(java_hash(f"{topic}#{key}"))
-        # Looked at before the files: what is entered meanwhile is seen twice, and not missed.
+        # Pending ones before the files: what is entered meanwhile is seen twice, not missed.
         found = {
             physical_offset
             for hashed, physical_offset, store_ms in self.pending
@@ -287,7 +287,7 @@ class IndexFiles:
     def flush(self) -> None:
         """Makes all entries durable and moves `durable_ms` and `durable_position`.
 
-        Raises OSError, and from then on always or not: see ConsumeQueues.flush.
+        Raises OSError; whether every later call does, too, is as in ConsumeQueues.flush().
         """
         if self._broken is not None:
             raise self._broken
@@ -311,16 +311,16 @@ class IndexFiles:
         if file not in self._flushed:
             self._files.sync_directory(self.directory)
         self._flushed[file] = entries
-        # What is entered later may bear the same millisecond.
+        # Later entries may have the same millisecond.
         self.durable_ms = max(self.durable_ms, end_ms - 1)
 
     def rest(self) -> None:
-        """For a writer that waits: gives pages of the mapping back, which an idle broker does not need."""
+        """For a writer that waits: gives back pages of the mapping, which an idle broker does not need."""
         if self._list:
             self._list[-1].rest()
 
     def expire(self, physical_offset: int) -> int:
-        """Deletes files, but never the last, that end below where the log begins; how many."""
+        """Deletes files that end below the log's start, never the last; returns how many."""
         gone = 0
         with self._lock:
             while len(self._list) > 1 and self._list[0].end_physical_offset < physical_offset:

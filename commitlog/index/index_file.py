@@ -4,18 +4,18 @@
     slots    4 each    | number of the newest entry in the slot, 0 for none |
     entries 20 each    | key hash 4 | physical offset 8 | seconds since begin 4 | older entry of the slot 4 |
 
-Entries are numbered from 1; number 0 has its place and is never used.  Of a fresh file the header says
-next entry 0, read as 1.  begin and end are store timestamps and physical offsets of the first and the last
-message; a file that follows a full one starts with that one's end, and the seconds of its first entry count
-from there.  Format and rules: RocketMQ 4.9.8's IndexFile and IndexHeader.
+Entries are numbered from 1; number 0 has its place and is never used.  A fresh file's header says next entry
+0, which is read as 1.  begin and end are store timestamps and physical offsets of the first and the last
+message.  A file behind a full one starts with the end of that one, and its first entry's seconds count from
+there.  Format and rules: RocketMQ 4.9.8's IndexFile and IndexHeader.
 
-Written through a mapping, for slots are hit at random: 0.2 µs instead of a system call.  The file is fully
-allocated before, so a full disk is an error of its creation.  A disk that fails under the mapping is an OSError
-where the native kernel writes; without it, it ends the process.  Read with pread, from any thread.
+Writes go through a mapping, because they hit slots at random: 0.2 µs instead of a system call.  The file is
+fully allocated before, so a full disk is an error of its creation.  If the disk fails under the mapping, the
+native kernel raises OSError; without it, the process ends.  Reads use pread, from any thread.
 
-Slots and header change in place, so a power cut may leave a slot that leads to an entry the disk never got,
-and with it loses the older ones that this entry led to.  Entries are only added: of those that were flushed
-once, every byte stays.  So a cut makes the slots anew, from the entries that it keeps.
+Slots and header change in place.  So a power cut may leave a slot that leads to an entry the disk never got,
+and lose the older entries that this one led to.  Entries are only added: once flushed, every byte of them
+stays.  So a cut makes the slots anew, from the entries that it keeps.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ HEADER_BYTES = HEADER.size
 assert (HEADER_BYTES, SLOT.size, ENTRY.size) == (40, 4, 20)
 
 _INT_MAX = 0x7FFFFFFF
-# Entries that are read at a time, and bytes that are zeroed at a time.
+# How many entries to read, and bytes to zero, at a time.
 _PIECE_ENTRIES = 50_000
 _ZEROS = bytes(1 << 20)
 
 
 class Puts:
-    """What is to be entered, in the log's order: packed, so that no object is made of each.
+    """Keys to enter, in the log's order; packed, so that each needs no object.
 
-    One thread changes it, any thread may look over it.
+    One thread changes it; any thread may iterate over it.
     """
 
     __slots__ = ("packed",)
@@ -68,11 +68,11 @@ class Puts:
         self.packed += INDEX_PUT.pack(*put)
 
     def drop(self, count: int) -> None:
-        """The first `count` are entered."""
+        """Drops the first `count`, which are entered."""
         del self.packed[: count * INDEX_PUT.size]
 
     def drop_from(self, physical_offset: int) -> None:
-        """Messages from there on are gone."""
+        """Drops keys of messages from there on."""
         self.packed[:] = Puts(put for put in self if put[1] < physical_offset).packed
 
     def clear(self) -> None:
@@ -88,9 +88,9 @@ class Key(NamedTuple):
     seconds: int
 
     def is_of(self, put: Put, begin_ms: int) -> bool:
-        """Whether it is what this put made, in a file that begins then."""
+        """Whether this put made it, in a file that begins at `begin_ms`."""
         seconds = max(0, min((put[2] - begin_ms) // 1000, _INT_MAX))
-        # Those of a file's first entry count from the end of the file before.
+        # The seconds of a file's first entry count from the end of the file before.
         return (self.key_hash, self.physical_offset) == put[:2] and (
             self.number == 1 or self.seconds == seconds
         )
@@ -101,7 +101,7 @@ def file_bytes(slots: int, entries: int) -> int:
 
 
 class IndexFile:
-    """One file.  The header's numbers are attributes, moved after the bytes they speak of are written."""
+    """One file.  The header's numbers are attributes; they move after the bytes that they describe."""
 
     def __init__(self, path: Path, slots: int, entries: int, files: Files, descriptors: Descriptors) -> None:
         self.path = path
@@ -131,7 +131,7 @@ class IndexFile:
         return self.next_entry <= 1
 
     def create(self, before: IndexFile | None) -> None:
-        """Makes the file, as the one that follows `before`.  Raises OSError, and leaves nothing then."""
+        """Makes the file that follows `before`.  Raises OSError, and leaves nothing then."""
         self._descriptors.create(self._file, self._size)
         if before is not None:
             self.begin_ms = self.end_ms = before.end_ms
@@ -152,7 +152,7 @@ class IndexFile:
             raise SegmentSizeMismatch(self.path, size, self._size)
 
     def place_of(self, number: int) -> int:
-        """Where the message of this entry lies in the log; -1 for an entry that is none.  Raises OSError."""
+        """Where the message of this entry lies in the log; -1 if there is no entry.  Raises OSError."""
         with self._descriptors.borrow(self._file) as fd:
             data = self._files.pread(fd, ENTRY.size, self._entries_at + ENTRY.size * number)
         return ENTRY.unpack(data)[1] if len(data) == ENTRY.size and any(data) else -1
@@ -160,12 +160,12 @@ class IndexFile:
     def settle_header(self, *, followed: bool) -> bool:
         """Makes the header fit the entries; True if it did not.  For a file that was written in order.
 
-        One that another follows is full; of the last one zeros follow its entries.  Raises OSError.
+        A file with another behind it is full; in the last one zeros follow the entries.  Raises OSError.
         """
         last = self._entries - 1 if followed else self._last_entry()
         found = (last + 1, self.place_of(1), self.place_of(last))
         said = (self.next_entry, self.begin_physical_offset, self.end_physical_offset)
-        if found == said or last < 1 or min(found) < 0:  # or nothing can be told
+        if found == said or last < 1 or min(found) < 0:  # or nothing is known
             return False
         self.next_entry, self.begin_physical_offset, self.end_physical_offset = found
         self.save_header()
@@ -182,16 +182,16 @@ class IndexFile:
         return low
 
     def save_header(self) -> None:
-        """Writes it as the attributes are.  Raises OSError."""
+        """Writes the attributes into the header.  Raises OSError."""
         with self._descriptors.borrow(self._file) as fd:
             self._files.pwrite(fd, HEADER.pack(*self._header()), 0)
 
     def put(self, puts: Puts) -> int:
-        """Enters as many as there is room for; how many.  Entry before slot before header, so that what a
-        slot points to is always there.
+        """Enters as many as there is room for; returns how many.  Writes entry, slot, header in this order,
+        so that what a slot points to is always there.
 
-        Raises OSError when the file cannot be mapped, and, in the native build, when the disk fails under the
-        mapping; what came before is entered then: `next_entry` says how much.
+        Raises OSError if the file cannot be mapped, and, in the native build, if the disk fails under the
+        mapping.  What came before is entered then: `next_entry` says how much.
         """
         mapped = self._map or self._open_map()
         first = self.next_entry
@@ -236,10 +236,10 @@ class IndexFile:
 
     def _open_map(self) -> mmap.mmap:
         with self._descriptors.borrow(self._file) as fd:
-            # Not shorter than the mapping: touching a page behind the end would kill the process.
+            # Not shorter than the mapping: access to a page behind the end would kill the process.
             assert self._files.size(fd) == self._size
             self._map = self._files.map(fd, self._size)
-        # Slots are hit at random: each fault would read ahead what nobody wants.
+        # Access to slots is random: each fault would read ahead what nobody needs.
         self._map.madvise(mmap.MADV_RANDOM)
         return self._map
 
@@ -254,12 +254,12 @@ class IndexFile:
         return (*self._attributes()[:5], 0 if self.empty else self.next_entry)
 
     def cut(self, physical_offset: int) -> None:
-        """Keeps the entries of messages before `physical_offset` in the log, all of which were flushed, or
-        never left the page cache; whatever the disk has of others is gone.  A file that is empty then is left
-        as it was: it is to be deleted.  Raises OSError.
+        """Keeps the entries of messages before `physical_offset` in the log; these were flushed, or never
+        left the page cache.  Removes all others that the disk has.  Leaves a file that is empty then as it
+        was: the caller deletes it.  Raises OSError.
 
-        Entries lie in the log's order: the first one that does not is none.  After a crash amid it, it is
-        to be done again.
+        Entries lie in the log's order: the first one out of order is no entry.  After a crash amid the cut,
+        cut again.
         """
         slots = array("i", bytes(SLOT.size * self._slots))
         with self._descriptors.borrow(self._file) as fd:
@@ -275,15 +275,15 @@ class IndexFile:
                 slots.byteswap()
             write = self._files.pwrite
             write(fd, HEADER.pack(*self._header()) + slots.tobytes(), 0)
-            # Lest they are taken for entries later on, where the disk did not get those that were.
+            # Zeros, or old bytes would pass for entries later on, if the disk did not get the new ones.
             behind = self._entries_at + ENTRY.size * number
             for begin, end in self._files.data_ranges(fd, behind, self._size):
                 for at in range(begin, end, len(_ZEROS)):
                     write(fd, _ZEROS[: end - at], at)
 
     def _keep(self, fd: int, physical_offset: int, slots: array[int]) -> tuple[int, int, int]:
-        """Enters in `slots` what is kept; the number of the first entry that is not, and the place and the
-        seconds of the last one that is.
+        """Enters in `slots` what is kept.  Returns the number of the first entry that is not kept, and place
+        and seconds of the last one that is.
         """
         number, before, last, last_seconds = 1, 0, 0, 0
         while number < self.next_entry:
@@ -299,7 +299,7 @@ class IndexFile:
                 key_hash, place, seconds, _ = entry
                 kept = place
                 if not last <= place < physical_offset:
-                    # What was there before the crash and has rotted stands between others that were.
+                    # An entry from before the crash that has rotted stands between others from before it.
                     if not (any(entry) and before <= place < physical_offset):
                         if following is None or not last <= following[1] < physical_offset:
                             return number, last, last_seconds
@@ -336,7 +336,7 @@ class IndexFile:
             slots = array("i", self._files.pread(fd, SLOT.size * self._slots, HEADER_BYTES))
         if sys.byteorder == "little":
             slots.byteswap()
-        # What was put meanwhile is not looked at.
+        # Entries put meanwhile are not checked.
         limit = self.next_entry
         return all(
             there == wanted or end <= there < limit for there, wanted in zip(slots, newest, strict=True)
@@ -359,7 +359,7 @@ class IndexFile:
             while 0 < number < self._entries and len(found) < count:
                 data = pread(fd, ENTRY.size, self._entries_at + ENTRY.size * number)
                 hashed, physical_offset, seconds, older = ENTRY.unpack(data)
-                if number < next_entry:  # else it is being entered right now
+                if number < next_entry:  # else it is being entered now
                     stored_ms = self.begin_ms + seconds * 1000
                     if seconds < 0 or stored_ms < begin_ms:
                         break
@@ -378,7 +378,7 @@ class IndexFile:
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def flush(self) -> None:
-        """Makes what was put durable.  Not through the mapping, whose flush would hold the interpreter."""
+        """Makes what was put durable; not through the mapping, whose flush would hold the interpreter."""
         with self._descriptors.borrow(self._file) as fd:
             self._files.fdatasync(fd)
 
@@ -389,7 +389,7 @@ class IndexFile:
             mapped.close()
 
     def moved_to(self, path: Path) -> IndexFile:
-        """The same file under its new name; this object is done with."""
+        """The same file under its new name; replaces this object."""
         self.let_go()
         file = IndexFile(path, self._slots, self._entries, self._files, self._descriptors)
         file.load()

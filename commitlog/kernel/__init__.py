@@ -2,14 +2,14 @@
 
     layout      the table of fields; structs, numpy's description and the C header come from it
     records     one message: encode, stamp, decode, check      the readable reference, in Python
-    scan        many records: up to the first that is none
-    entries     what a queue's entries lead to: the records that they are said to be of
+    scan        many records: up to the first place without a record
+    entries     records, checked against the queue entries that lead to them
     loops       many records at once, as columns of numbers: how the pipeline reads a log
-    keys        what the index and tags want of properties
+    keys        tags and keys in properties, and their hashes
     dispatching runs of records into queue entries and index puts
-    native      the same over whole runs, in C, where it was built (core/*.h, _native.pyx)
+    native      the same over whole runs, in C, if it was built (core/*.h, _native.pyx)
 
-The native build never decides what is wrong.  It goes over what is whole and ordinary and stops before anything
-else, which the reference then judges, in its own words.  So both builds give the same results and the same
-errors, and everything here works without it.
+The native build never decides what is wrong.  It goes over whole, ordinary records and stops before anything
+else.  The reference judges that, in its own words.  So both builds give the same results and the same errors,
+and everything here works without the native one.
 """

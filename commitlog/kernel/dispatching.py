@@ -1,17 +1,17 @@
 """Dispatch of a run of the log: the entries of its queues and the puts of the index.  Pure.
 
-    lane     a queue that is known: its next offset, and up to where in the log it has everything
-    run      the entries that are gathered for one lane, as a queue has them: QUEUE_ENTRY
-    puts     the keys of all of them, in the log's order: INDEX_PUT
+    lane     a known queue: its next offset, and up to where in the log it has everything
+    run      the entries gathered for one lane, in a queue's format: QUEUE_ENTRY
+    puts     the keys of all entries, in the log's order: INDEX_PUT
 
-gather() goes over whole, ordinary records of known lanes.  It stops before any other: one that is odd, or a blank;
-of a lane that is not known; of another queue offset than the lane's next; with a tag or key that is not ASCII.
-What becomes of that is the dispatcher's matter, which makes the lane known then, or known anew.
+gather() goes over whole, ordinary records of known lanes.  It stops before any other: an odd record, a blank,
+a lane that is not known, a queue offset other than the lane's next, a tag or key that is not ASCII.  The
+dispatcher handles that record, and makes the lane known, or known anew.
 
-Lanes that meet queues know none before: each becomes one with its first message, whatever that one's queue offset.
-Its owner is then (topic, queue id).  So a log can be gone over before anybody asks what its queues have.
+Lanes with `meets` begin with none: the first message of a queue makes its lane, whatever its queue offset.
+The lane's owner is then (topic, queue id).  So a log can be read before anybody asks what its queues have.
 
-Lanes is the reference; the native build has the same in C (core/dispatch.h), which lanes() gives where it is.
+Lanes is the reference in Python.  lanes() returns the same in C (core/dispatch.h) if the native build exists.
 """
 
 from __future__ import annotations
@@ -35,53 +35,53 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.records import is_topic, parse_head
 
-# What is gathered and not taken yet stays small, however much data is given.
+# Bounds of what is gathered and not taken yet, however much data is given.
 ENTRIES_MAX = 1 << 16
 PUTS_MAX = 1 << 16
 _OFFSET_MAX = (1 << 63) - 1
 _NEXT_MAX = _OFFSET_MAX // QUEUE_ENTRY.size
-# Of a lane that was met and has no entry yet.
+# The next offset of a lane that was met and has no entry yet.
 _NEXT_ANY = -1
 
 _TAGS, _UNIQUE, _KEYS = b"\x02TAGS\x01", b"\x02UNIQ_KEY\x01", b"\x02KEYS\x01"
 
 Run = tuple[Any, bytes, int, int, int | None]
-"""The lane's owner, entries, the queue's next offset and known physical offset behind them, the tags code of all
-of them, or None where these differ."""
+"""The lane's owner; entries; the queue's next offset and known physical offset behind them; the tags code of
+all of them, or None if it differs."""
 
 
 class AnyLanes(Protocol):
-    """The lanes of one dispatcher.  Of one thread."""
+    """The lanes of one dispatcher, for one thread."""
 
     @property
     def count(self) -> int:
-        """How many are known."""
+        """How many lanes are known."""
 
     def learn(
         self, topic: bytes, queue_id: int, next_offset: int, known_physical_offset: int, owner: object
     ) -> None:
-        """The lane is known from now on, with these numbers; `owner` is handed back with its entries.
+        """Makes the lane known, with these numbers; take() returns `owner` with its entries.
 
-        What no queue can have, or be, stays unknown.
+        Ignores names and numbers that no queue can have.
         """
 
     def forget(self) -> None:
-        """No lane is known any more."""
+        """Forgets all lanes."""
 
     def gather(self, data: Buffer, at: int, offset: int, end: int, indexed_to: int) -> tuple[int, bool, int]:
-        """From the records that `data` has from `at`, which is `offset` in the log, to `end` at most.
+        """Gathers the records of `data` from `at`, which is `offset` in the log, to `end` at most.
 
-        How many bytes they are; whether nothing more fits until what is gathered is taken; and when the last
-        record of this or an earlier call was stored.  Keys of messages before `indexed_to` are not put.  Nothing
-        is gathered from data that would end behind the last offset a log can have.
+        Returns how many bytes they are, whether nothing more fits before take(), and when the last record of
+        this or an earlier call was stored.  Puts no keys of messages before `indexed_to`.  Gathers nothing
+        from data that would end behind the last offset a log can have.
         """
 
     def take(self) -> tuple[list[Run], bytes]:
-        """Runs and puts of all calls since the last time."""
+        """Returns the runs and puts of all gather() calls since the last take()."""
 
 
 def lanes(*, meets: bool = False) -> AnyLanes:
-    """None is known yet; with `meets` all become known that are met."""
+    """Lanes, none known yet.  With `meets`, each becomes known when it is met."""
     return cast(AnyLanes, native.core.Lanes(meets)) if native.core is not None else Lanes(meets)
 
 
@@ -107,12 +107,12 @@ class _Lane:
 
 
 class Lanes:
-    """In Python: AnyLanes says what each method does."""
+    """AnyLanes in Python; that class documents the methods."""
 
     def __init__(self, meets: bool = False) -> None:
         self._meets = meets
         self._lanes: dict[tuple[str, int], _Lane] = {}
-        # What is gathered and not taken: in lanes, how many, and puts.
+        # Gathered and not taken: the lanes with entries, how many entries, the puts.
         self._touched: dict[_Lane, None] = {}
         self._count = 0
         self._puts: list[Put] = []
@@ -134,7 +134,7 @@ class Lanes:
         lane.next, lane.known, lane.owner = next_offset, known_physical_offset, owner
 
     def _meet(self, topic: str, queue_id: int) -> _Lane | None:
-        """As a lane from now on; None for what no queue can be."""
+        """Makes the queue a lane and returns it; None if no queue can have this name or id."""
         self.learn(topic.encode(), queue_id, 0, 0, (topic, queue_id))
         lane = self._lanes.get((topic, queue_id))
         if lane is not None:

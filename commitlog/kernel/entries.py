@@ -1,10 +1,11 @@
-"""Records held against the entries of the queue that leads to them.  Pure.
+"""Checks records against the queue entries that lead to them.  Pure.
 
     entries of a queue   | physical offset, size, … | physical offset, size, … |
     bytes of the log     ...| record        |......| record        |...
 
-Sound is an entry whose record is all there, states that place and size, passes check(), and, where it is asked
-for, is the message of that number in that queue.  Every message to a consumer comes by here.
+An entry is sound if its record is all there, states that place and size, and passes check().  If the caller
+asks for it, the record must also be the message of that number in that queue.  Every message to a consumer is
+checked here.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from commitlog.kernel.layout import BLANK, CRC_MASK, MAGICS, RECORD_BYTES_MIN
 from commitlog.kernel.records import check, parse_head
 from commitlog.kernel.scan import ordinary
 
-# Physical offset and size, and more that is not looked at.
+# Physical offset, size, and a third field that is ignored here.
 QueueEntry = tuple[int, int, int]
 ANOTHER = "is another message than the one that the queue has there"
 
 
 class Places(NamedTuple):
-    """Which messages some entries are: their queue offsets, and the topic and queue of all."""
+    """Which messages the entries are: their queue offsets, and their common topic and queue."""
 
     topic: str
     queue_id: int
@@ -41,7 +42,7 @@ class Fault(NamedTuple):
 def first_fault(
     data: bytes, start: int, run: Sequence[QueueEntry], places: Places | None = None
 ) -> Fault | None:
-    """The first entry of `run` that is not sound; None if all are.  `data` is what the log has from `start` on."""
+    """The first entry of `run` that is not sound; None if all are.  `data` is the log from `start` on."""
     number = 0
     while (number := _pass_sound(data, start, run, number, places)) < len(run):
         place = None if places is None else (places.topic, places.queue_id, places.offsets[number])
@@ -53,7 +54,7 @@ def first_fault(
 
 
 def fault(data: bytes, start: int, entry: QueueEntry, place: tuple[str, int, int] | None) -> str | None:
-    """Why the entry is not sound, or not of the message at `place` (topic, queue id, queue offset); None if it is."""
+    """Why the entry is not sound, or not the message at `place` (topic, queue id, offset); None if it is."""
     physical_offset, size, _ = entry
     at = physical_offset - start
     there = len(data) - at
@@ -77,7 +78,7 @@ def fault(data: bytes, start: int, entry: QueueEntry, place: tuple[str, int, int
 def _pass_sound(
     data: bytes, start: int, run: Sequence[QueueEntry], number: int, places: Places | None
 ) -> int:
-    """Behind the entries from `number` on whose records are ordinary and sound; where fault() is to judge."""
+    """Passes ordinary, sound entries from `number` on; returns the first that fault() has to judge."""
     topic = None if places is None else places.topic.encode()
     queue, offsets = (0, ()) if places is None else (places.queue_id, places.offsets)
     if native.core is not None:

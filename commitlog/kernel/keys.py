@@ -1,10 +1,10 @@
-"""What dispatch wants of a message's properties: tag, keys, and their hashes.  Pure.
+"""What dispatch needs of a message's properties: tag, keys, and their hashes.  Pure.
 
     properties   | 02 | name 01 value | 02 | name 01 value ...      with a 02 put in front
 
-so that a name is found only where one begins: KEYS is not the end of MYKEYS.  Of equal names the last
-with a value wins, as in RocketMQ's decoder.  Hashes are Java's String.hashCode, done for ASCII on the
-bytes: sum(map(mul, …)) runs in C, and what many keys begin with is hashed once.
+The 02 in front makes a search find a name only where one begins: KEYS is not the end of MYKEYS.  Of equal
+names the last with a value wins, as in RocketMQ's decoder.  Hashes are Java's String.hashCode.  ASCII is
+hashed on the bytes: sum(map(mul, …)) runs in C, and a prefix that many keys share is hashed once.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Protocol
 
 from commitlog.kernel.records import java_hash
 
-# What the index is given of a key: its hash, physical offset, store timestamp in ms.
+# A key for the index: its hash, physical offset, store timestamp in ms.
 Put = tuple[int, int, int]
 
 _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
 _INT_MAX = 0x7FFFFFFF
 
-# _POWERS[n]: what each byte of an n byte key counts.
+# _POWERS[n]: the weight of each byte in the hash of an n byte key.
 _POWERS_MAX = 64
 _POWERS = [tuple(pow(31, n - 1 - i, 1 << 32) for i in range(n)) for n in range(_POWERS_MAX + 1)]
 _SHIFTS = [pow(31, n, 1 << 32) for n in range(_POWERS_MAX + 1)]
 
-# A UNIQ_KEY of an IPv4 client: address, process, class loader and the high half of its milliseconds make
-# 24 digits that stay for 65 seconds; what changes are the last 8.
+# A UNIQ_KEY of an IPv4 client: its first 24 digits (address, process, class loader, high half of the
+# milliseconds) stay the same for 65 seconds; the last 8 change.
 _UNIQUE_BYTES = 32
 _STABLE_BYTES = 24
 _TAIL_POWERS = _POWERS[_UNIQUE_BYTES - _STABLE_BYTES]
@@ -50,12 +50,12 @@ def last_value(properties: bytes, mark: bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def tags_code(tags: bytes) -> int:
-    """Hash of a tag as a consume queue has it; 0 without one."""
+    """Hash of a tag as a consume queue keeps it; 0 without a tag."""
     return java_hash(tags.decode("utf-8", "replace"))
 
 
 def has_key(properties: bytes, key: bytes) -> bool:
-    """Whether the index has a message with these properties under this key."""
+    """Whether the index lists a message with these properties under this key."""
     marked = b"\x02" + properties
     unique = last_value(marked, b"\x02UNIQ_KEY\x01")
     return bool(key) and (key == unique or key in last_value(marked, b"\x02KEYS\x01").split(b" "))
@@ -68,24 +68,24 @@ class Sink(Protocol):
 
 
 def index_hash(hash_code: int) -> int:
-    """A Java hash as an index keeps it: its absolute value, and 0 for the one that has none in 32 bits."""
+    """A Java hash as an index keeps it: its absolute value, or 0 if that does not fit into 32 bits."""
     value = abs(hash_code)
     return value if value <= _INT_MAX else 0
 
 
 class KeyHasher:
-    """Hashes the keys of one topic, as the index wants them: of `topic#key`.  Of one thread."""
+    """Hashes the keys of one topic as `topic#key`, for the index.  For one thread."""
 
     __slots__ = ("_prefix", "_stable", "_topic")
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._prefix = java_hash(f"{topic}#") & _MASK
-        # Stable part of a UNIQ_KEY → what topic, # and this part count in the whole hash.
+        # Stable part of a UNIQ_KEY → what topic, # and this part add to the whole hash.
         self._stable: dict[bytes, int] = {}
 
     def put(self, puts: Sink, properties: bytes, physical_offset: int, store_ms: int) -> None:
-        """Adds to `puts` what the message's UNIQ_KEY, then each of its KEYS, gives."""
+        """Adds a put for the message's UNIQ_KEY, then one for each of its KEYS."""
         unique = last_value(properties, b"\x02UNIQ_KEY\x01")
         if unique:
             puts.append((self.hash(unique), physical_offset, store_ms))

@@ -25,8 +25,8 @@
 Integers are big-endian and signed, as Java writes them, but for the CRC.  The authority is RocketMQ 4.9.8:
 CommitLog, MessageExtEncoder, MessageDecoder.
 
-`python -m commitlog.kernel.layout` prints the same numbers as C; core/layout.h, which the native build includes, is
-that text, and a test holds the two together.
+`python -m commitlog.kernel.layout` prints the same numbers as C.  That text is core/layout.h, which the
+native build includes.  A test fails if the two differ.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SYS_BORN_HOST_V6 = 0x10
 SYS_STORE_HOST_V6 = 0x20
 SYS_HOSTS_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
-# Kept free at the end of every segment, so that a blank fits.
+# This many bytes stay free at the end of every segment, so that a blank fits.
 BLANK_BYTES = 8
 TOPIC_BYTES_MAX = 127
 TOPIC_BYTES_MAX_V2 = 255
@@ -60,7 +60,7 @@ PROPERTIES_BYTES_MAX = 32767
 # A record may be this much longer than the largest body (4.9.4+).
 RECORD_OVERHEAD_MAX = 65536
 CRC_MASK = 0x7FFFFFFF
-# What a topic, which becomes a path, is made of: RocketMQ's TopicValidator.
+# The characters of a topic, which becomes a path: those of RocketMQ's TopicValidator.
 NAME_LETTERS = "[%|a-zA-Z0-9_-]"
 TOPIC = re.compile(b"%s{1,%d}" % (NAME_LETTERS.encode(), TOPIC_BYTES_MAX_V2))
 
@@ -69,7 +69,7 @@ HOST_BYTES_V6 = 20
 
 
 class Field(NamedTuple):
-    """One field before the body; `code` is struct's, and "host" one whose size the sys flag tells."""
+    """One field before the body.  `code` is struct's, or "host": the sys flag tells its size."""
 
     name: str
     code: str
@@ -92,7 +92,7 @@ HEAD_FIELDS = (
     Field("prepared_offset", "q"),
     Field("body_size", "i"),
 )
-# By which of its hosts are IPv6.
+# Kinds of records, by which of their hosts are IPv6.
 KINDS = (0, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6, SYS_HOSTS_V6)
 
 
@@ -112,8 +112,8 @@ def _code(field: Field, kind: int) -> str:
 
 
 def head_struct(kind: int, *names: str) -> struct.Struct:
-    """Up to the body, of records of this kind; or only the fields of `names`, in the table's order, and no
-    further than the last of them."""
+    """The fields before the body, in records of this kind.  With `names`, only these fields, in the table's
+    order, and no further than the last of them."""
     codes, end = [], 0
     for field in HEAD_FIELDS:
         code = _code(field, kind)
@@ -126,7 +126,7 @@ def head_struct(kind: int, *names: str) -> struct.Struct:
 
 
 def offsets(kind: int) -> dict[str, int]:
-    """Where each field begins in records of this kind; "body" is where the body does."""
+    """Where each field, and "body", begins in records of this kind."""
     places, at = {}, 0
     for field in HEAD_FIELDS:
         places[field.name] = at
@@ -139,18 +139,18 @@ FULL = {kind: head_struct(kind) for kind in KINDS}
 FULL_BY_SIZES = {host_bytes(kind): (kind, FULL[kind]) for kind in KINDS}
 BODY_AT = {kind: FULL[kind].size for kind in KINDS}
 AT = offsets(0)
-# What a dispatcher wants of a head.
+# The fields of a head that a dispatcher needs.
 HEADS = {
     kind: head_struct(
         kind, "queue_id", "queue_offset", "physical_offset", "sys_flag", "store_timestamp", "body_size"
     )
     for kind in KINDS
 }
-# Whether a record begins here at all: its size, magic, and where it says that it belongs.
+# Tells whether a record begins here: its size, magic, and the offset that it states.
 START = head_struct(0, "size", "magic", "physical_offset")
-# What lies behind a host of IPv6 does so this much later.
+# Fields behind an IPv6 host lie this many bytes later.
 V6_BYTES = HOST_BYTES_V6 - HOST_BYTES
-# No body, topic or property: no record is shorter, though each has a topic of one byte at least.
+# A record without body, topic and properties.  None is shorter; each has a topic of at least one byte.
 RECORD_BYTES_MIN = BODY_AT[0] + 1 + 2
 
 BLANK = struct.Struct(">ii")
@@ -158,7 +158,7 @@ PATCH = struct.Struct(">qq")
 PATCH_AT = AT["queue_offset"]
 STORE_TIMESTAMP_AT = {0: AT["store_timestamp"], SYS_BORN_HOST_V6: AT["store_timestamp"] + V6_BYTES}
 SYS_FLAG_LOW_AT = AT["sys_flag"] + 3
-# So much of a record tells when it was stored, whatever its hosts are.
+# The first so many bytes of a record include its store timestamp, whatever its hosts are.
 STORED_BYTES = STORE_TIMESTAMP_AT[SYS_BORN_HOST_V6] + 8
 
 # A consume queue's entry: physical offset, size, tags code.
@@ -168,7 +168,7 @@ QUEUE_ENTRY = struct.Struct(">qiq")
 INDEX_HEADER = struct.Struct(">qqqqii")
 INDEX_SLOT = struct.Struct(">i")
 INDEX_ENTRY = struct.Struct(">iqii")
-# What dispatch hands to the index (no file has it): key hash, physical offset, store timestamp in ms.
+# What dispatch passes to the index (in no file): key hash, physical offset, store timestamp in ms.
 INDEX_PUT = struct.Struct(">iqq")
 
 

@@ -1,19 +1,19 @@
-"""Loops over the bytes of records, for those who read a log by the gigabyte: where the parts of each lie.  Pure.
+"""Loops that find where the parts of records lie, for callers who read a log by the gigabyte.  Pure.
 
     walk()        records that follow each other  ─▶ their layout, up to the first that is not sound
     lay_out()     records at given places         ─▶ their layout, and which are sound
-    seek()        any bytes                       ─▶ places that look like a record's begin
-    tally()       records that follow each other  ─▶ how many of each topic, and bytes, without a layout
-    sum_bodies()  bodies                          ─▶ the sums that their records should state
-    number()      texts                           ─▶ numbers of theirs, equal ones of equal texts
+    seek()        any bytes                       ─▶ places that look like the start of a record
+    tally()       records that follow each other  ─▶ records and bytes of each topic, without a layout
+    sum_bodies()  bodies                          ─▶ the CRCs that their records should state
+    number()      texts                           ─▶ numbers, equal ones for equal texts
     split()       properties                      ─▶ where names and values lie
 
-A layout has a row for each of LAYOUT, a column for each record: places in the data, and the size.  A record is
-sound if parse_head() takes it and it is where it says; its topic's text aside, which is not looked at here.
+A layout has a row for each of LAYOUT, a column for each record: places in the data, and the size.  A record
+is sound if parse_head() takes it and it is where it says.  The text of its topic is not checked here.
 
-Each has its native form, and here its reference, which goes record by record in Python.  Arrays are the caller's,
-numpy's or anything that hands out its bytes in one piece, and filled in place: numbers of 8 bytes, those of
-number() and sum_bodies() of 4, flags of 1.  Raises ValueError for arrays whose sizes do not fit each other.
+Each loop has a native form; the reference here goes record by record in Python.  The caller passes arrays,
+numpy's or any with their bytes in one piece, and they are filled in place.  Numbers have 8 bytes, those of
+number() and sum_bodies() 4, flags 1.  Raises ValueError for arrays whose sizes do not fit each other.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.records import body_crc, tail
 
-# What hands out its bytes; of numpy's arrays this package knows no more.
+# Anything that exposes its bytes; this package knows no more of numpy's arrays.
 Array = Any
 
 LAYOUT = ("place", "size", "body", "body end", "topic", "topic end")
-# Of each topic of a tally.
+# A tally has these numbers of each topic.
 SUMS = ("records", "bytes of bodies", "bytes of records")
-# Of each piece of properties: which text it is of, where its name begins, the sign behind it is, its value ends.
+# A piece of properties: which text it is of, where its name begins, where the 01 is, where its value ends.
 PIECE = ("owner", "name", "assign", "end")
-# As a record's own offset: whatever it says.
+# For a record's own offset: any will do.
 ANYWHERE = -1
 
 _BODY_SIZE = struct.Struct(">i")
@@ -56,8 +56,8 @@ _ASSIGN, _SEPARATE = b"\x01", b"\x02"
 
 
 def walk(data: Array, until: int, offset: int, layout: Array) -> int:
-    """How many sound records follow each other and begin before `until`, the first at `offset` of the log or
-    ANYWHERE; at most as many as the layout has room for.
+    """Lays out sound records that follow each other and begin before `until`, as many as the layout has room
+    for, and returns how many.  The first lies at `offset` of the log, or ANYWHERE.
     """
     if native.core is not None:
         return int(native.core.walk(data, until, offset, layout))
@@ -69,8 +69,8 @@ def walk(data: Array, until: int, offset: int, layout: Array) -> int:
 
 
 def lay_out(data: Array, places: Array, ends: Array, offsets: Array, layout: Array, sound: Array) -> None:
-    """Of records at `places`, each to fill what there is up to its end.  Of one that is not sound the layout is
-    undefined.
+    """Lays out the records at `places`, and says which are sound.  Each has to fill the bytes up to its end.
+    The layout of one that is not sound is undefined.
     """
     if native.core is not None:
         native.core.lay_out(data, places, ends, offsets, layout, sound)
@@ -88,8 +88,8 @@ def lay_out(data: Array, places: Array, ends: Array, offsets: Array, layout: Arr
 
 
 def seek(data: Array, place: int, offset: int, places: Array) -> tuple[int, int]:
-    """Places from `place` on at which a magic and the place's own offset are; `data` lies at `offset`.  How
-    many there are, at most as many as there is room for, and where to go on.
+    """Finds places from `place` on that have a magic and state their own offset; `data` lies at `offset`.
+    Returns how many, at most as many as there is room for, and where to go on.
     """
     if native.core is not None:
         count, stop = native.core.seek(data, place, offset, places)
@@ -110,8 +110,8 @@ def seek(data: Array, place: int, offset: int, places: Array) -> tuple[int, int]
 
 
 def tally(data: Array, until: int, offset: int, topics: Array, sums: Array) -> tuple[int, int]:
-    """As walk() goes, but for each topic its SUMS; `topics` has a row of two for each, which gets where one begins,
-    and ends.  How many topics, at most as many as there is room for, and where it ended.
+    """Goes as walk(), but adds up the SUMS of each topic.  `topics` gets a row of two for each: where one
+    begins and ends.  Returns how many topics, at most as many as there is room for, and where it ended.
     """
     if native.core is not None:
         count, stop = native.core.tally(data, until, offset, topics, sums)
@@ -133,8 +133,8 @@ def tally(data: Array, until: int, offset: int, topics: Array, sums: Array) -> t
 
 
 def sum_bodies(data: Array, begins: Array, ends: Array, sums: Array) -> None:
-    """Of each body, from its begin to its end, the sum that its record should state.  Raises ValueError for one that
-    is not within the data.
+    """For each body, from its begin to its end, the CRC that its record should state.  Raises ValueError for
+    a body outside the data.
     """
     if native.core is not None:
         native.core.sum_bodies(data, begins, ends, sums)
@@ -146,8 +146,8 @@ def sum_bodies(data: Array, begins: Array, ends: Array, sums: Array) -> None:
 
 
 def number(data: Array, begins: Array, ends: Array, numbers: Array, texts: Array) -> int:
-    """Numbers texts by the order in which they first occur; `texts` has a row of two for each, which gets where one
-    begins, and ends.  How many.  Raises ValueError for one that is not within the data.
+    """Numbers texts in order of first occurrence; returns how many are distinct.  `texts` gets a row of two
+    for each: where one begins and ends.  Raises ValueError for a text outside the data.
     """
     if native.core is not None:
         return int(native.core.number(data, begins, ends, numbers, texts))
@@ -164,10 +164,10 @@ def number(data: Array, begins: Array, ends: Array, numbers: Array, texts: Array
 
 
 def split(data: Array, begins: Array, ends: Array, pieces: Array) -> tuple[int, bool]:
-    """Of the properties from each begin to its end, the pieces, of which `pieces` has a row for each of PIECE; those
-    without a name, a value or the sign between are none.  How many, and whether all bytes are ASCII.
+    """Splits the properties from each begin to end.  `pieces` has a row for each of PIECE; a piece without
+    a name, a value or the sign between does not count.  Returns how many, and whether all bytes are ASCII.
 
-    Raises ValueError for a text that is not within the data, and for more pieces than there is room for.
+    Raises ValueError for a text outside the data, and for more pieces than there is room for.
     """
     if native.core is not None:
         count, ascii_only = native.core.split(data, begins, ends, pieces)
@@ -194,7 +194,7 @@ def split(data: Array, begins: Array, ends: Array, pieces: Array) -> tuple[int, 
 
 
 def _sound_ones(view: memoryview, until: int, offset: int) -> Iterator[tuple[int, ...]]:
-    """What walk() goes over, as it lies."""
+    """The rows of the records that walk() goes over."""
     place = 0
     while place < until:
         found = _lay_out(view, place, len(view), None if offset == ANYWHERE else offset + place)
@@ -205,8 +205,8 @@ def _sound_ones(view: memoryview, until: int, offset: int) -> Iterator[tuple[int
 
 
 def _lay_out(view: memoryview, place: int, end: int, offset: int | None) -> tuple[int, ...] | None:
-    """A row of LAYOUT, if a sound record begins at `place`, all of it before `end`, that says it is
-    at `offset`, or wherever."""
+    """A row of LAYOUT, if a sound record begins at `place`, ends before or at `end`, and states `offset`, or
+    any if that is None."""
     if not 0 <= place <= end - RECORD_BYTES_MIN <= len(view) - RECORD_BYTES_MIN:
         return None
     size, magic, own = START.unpack_from(view, place)
@@ -238,13 +238,13 @@ def _numbers(data: Array, code: Literal["i", "I", "q"] = "q") -> memoryview:
 
 
 def _put(cells: memoryview, found: Iterable[tuple[int, ...]], rows: int) -> None:
-    """Each found row becomes a column; of each column there is room for `rows`."""
+    """Makes each found row a column of `cells`, which has room for `rows` of them."""
     for number, column in enumerate(zip(*found, strict=True)):
         cells[number * rows : number * rows + len(column)] = array("q", column)
 
 
 def _check_rows(rows: int, *arrays: tuple[memoryview, int]) -> None:
-    """Raises ValueError unless each has so many rows, of so many numbers."""
+    """Raises ValueError unless each array has `rows` rows of as many numbers as it says."""
     for view, numbers in arrays:
         if len(view) != rows * numbers:
             raise ValueError(f"an array has {len(view)} numbers, not {rows} rows of {numbers}")

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 PURE = "HASERVICE_PURE"
-# What a broker says that runs without the compiled kernel and was not told to.
+# A broker says this if it runs without the compiled kernel and nobody told it to.
 NOTICE = (
     "All works, at about a third of the speed.  To have it, on Debian and Ubuntu: apt install gcc python3-dev, "
     "then install haservice again; the commands of scripts/ do so by themselves."
@@ -37,8 +37,8 @@ def load(
 
 core: Any
 core, build, lacking = load(os.environ)
-"""The compiled module or None; the words for it that `mqadmin brokerStatus` shows; why it is not there though
-nobody forced that, else ""."""
+"""The compiled module or None; what `mqadmin brokerStatus` says of it; why it is missing, if not forced,
+else ""."""
 
 crc32: Callable[..., int] = zlib.crc32 if core is None else core.crc32
-"""As zlib.crc32, and several times as fast where the machine lets it be."""
+"""As zlib.crc32, but several times as fast on machines that can."""

@@ -1,4 +1,4 @@
-"""One stored message: encode, decode, checks; in Python, and the reference for every faster way of it.
+"""One stored message: encode, decode, check.  In Python: the reference for every faster version.
 
 Pure: no file, no clock, no lock.  The layout is layout.py's.
 """
@@ -56,7 +56,7 @@ _ELEMENT = struct.Struct(">iiiii")
 
 @dataclass(slots=True)
 class Message:
-    """What a producer wants stored.  Views are read during the append only, and not kept."""
+    """A producer's message to store.  Views are read during the append only, and not kept."""
 
     topic: str
     queue_id: int
@@ -71,7 +71,7 @@ class Message:
 
 
 class RecordHead(NamedTuple):
-    """What a dispatcher needs of a record; no body, nothing summed.
+    """What a dispatcher needs of a record: no body, no CRC check.
 
     For a blank, `magic` is BLANK_MAGIC, `size` reaches to the segment's end, and the rest is empty.
     """
@@ -118,7 +118,7 @@ class StoredMessage(NamedTuple):
 
 
 class EncodedBatch(NamedTuple):
-    """The records of a batch, one behind the other; `starts` are places in `records`."""
+    """The records of a batch, one behind the other; `starts` says where each begins in `records`."""
 
     records: bytearray
     starts: list[int]
@@ -128,7 +128,7 @@ class EncodedBatch(NamedTuple):
 
 
 def body_crc(body: Buffer) -> int:
-    """CRC-32 with its top bit cleared, as Java keeps it in a positive int."""
+    """CRC-32 with its top bit cleared: Java keeps it in a positive int."""
     return native.crc32(body) & CRC_MASK
 
 
@@ -183,7 +183,7 @@ def encode(message: Message, store_host: bytes) -> bytearray:
 def stamp(
     record: bytearray, queue_offset: int, physical_offset: int, store_timestamp_ms: int, at: int = 0
 ) -> None:
-    """Fills in what only the append knows, in the record that begins at `at`."""
+    """Writes what only the append knows into the record that begins at `at`."""
     PATCH.pack_into(record, at + PATCH_AT, queue_offset, physical_offset)
     born_kind = record[at + SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
     _TIMESTAMP.pack_into(record, at + STORE_TIMESTAMP_AT[born_kind], store_timestamp_ms)
@@ -194,7 +194,7 @@ def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
 
         size 4 | magic 4 | crc 4 | flag 4 | body size 4 | body | properties size 2 | properties
 
-    All but flag, body and properties comes from `message`, whose own properties end those of each element.
+    All but flag, body and properties comes from `message`; its properties follow those of each element.
     Raises MessageIllegal for elements that do not fill the body exactly, a delayed one, and an empty batch.
     """
     records = bytearray()
@@ -262,7 +262,7 @@ def _joined_properties(own: bytes, shared: bytes) -> bytes:
 
 
 def record_size(view: Buffer, position: int = 0) -> int | None:
-    """What the record or blank at `position` says of its size, unchecked; None if 4 bytes are not there."""
+    """The size that the record or blank at `position` states, unchecked; None if 4 bytes are not there."""
     if len(view) - position < 4:
         return None
     (size,) = _INT.unpack_from(view, position)
@@ -272,8 +272,8 @@ def record_size(view: Buffer, position: int = 0) -> int | None:
 def parse_head(view: Buffer, position: int = 0, room: int | None = None) -> RecordHead | None:
     """The head of the record at `position`; None if the view ends before the record does.
 
-    `room` is how many bytes the segment has from here; a record that wants more is refused.  A blank needs
-    only its first 8 bytes to be in the view.  Raises CorruptRecord, whose offset is `position`.
+    `room` is how many bytes the segment has from here; a larger record is refused.  Of a blank, the view
+    needs only the first 8 bytes.  Raises CorruptRecord, whose offset is `position`.
     """
     available = len(view) - position
     if available < BLANK_BYTES:
@@ -317,7 +317,7 @@ def _check_size(size: int, position: int, room: int | None, least: int) -> None:
 def tail(
     view: Buffer, position: int, *, body_at: int, size: int, magic: int, body_bytes: int
 ) -> tuple[int, int, int]:
-    """Where topic begins and ends, and the properties end; raises unless they fill the record exactly."""
+    """Where topic begins and ends, and where properties end; raises unless they fill the record exactly."""
     end = position + size
     topic_at = body_at + body_bytes + 1
     if body_bytes < 0 or topic_at + 2 > end:
@@ -338,7 +338,7 @@ def tail(
 
 
 def decode(view: Buffer, position: int = 0) -> StoredMessage:
-    """The whole record at `position`; its body is not summed, see `crc_ok`.
+    """The whole record at `position`.  Its CRC is not checked; see `crc_ok`.
 
     Raises CorruptRecord, or IncompleteRecord if the view ends before the record does.
     """
@@ -357,7 +357,7 @@ def decode(view: Buffer, position: int = 0) -> StoredMessage:
 def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
     """Size of the whole and sound record at `position`, or minus the size of the blank there.
 
-    Raises CorruptRecord, also for what no queue can take, or IncompleteRecord if the view ends too early.
+    Raises CorruptRecord, also if no queue can take it, or IncompleteRecord if the view ends too early.
     """
     head = parse_head(view, position)
     if head is None:
@@ -378,20 +378,20 @@ def check(view: Buffer, position: int = 0, crc: bool = True) -> int:
 
 @lru_cache(maxsize=4096)
 def is_topic(name: bytes) -> bool:
-    """Whether it can be a topic, which becomes a path: the letters of RocketMQ's TopicValidator."""
+    """Whether it is a legal topic (topics become paths): only letters of RocketMQ's TopicValidator."""
     return TOPIC.fullmatch(name) is not None
 
 
 def stored_at(head: Buffer, offset: int) -> int | None:
-    """When the record was stored that `head` is the first STORED_BYTES of, at least; None if they are not there,
-    or do not say that it belongs at `offset`."""
+    """When the record that begins with `head` was stored.  None if `head` is shorter than STORED_BYTES, or
+    states another offset than `offset`."""
     if len(head) < STORED_BYTES or START.unpack_from(head)[-1] != offset:
         return None
     return store_timestamp_ms(head)
 
 
 def store_timestamp_ms(view: Buffer, position: int = 0) -> int:
-    """When the record at `position` was stored; the record is known to be whole."""
+    """When the record at `position`, known to be whole, was stored."""
     born_kind = view[position + SYS_FLAG_LOW_AT] & SYS_BORN_HOST_V6
     (timestamp_ms,) = _TIMESTAMP.unpack_from(view, position + STORE_TIMESTAMP_AT[born_kind])
     return int(timestamp_ms)
@@ -413,12 +413,12 @@ def decode_host(host: bytes) -> tuple[str, int]:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Without a separator at the end, as 4.9.1 and later write them."""
+    """Properties as 4.9.1 and later write them: without a separator at the end."""
     return "\x02".join([f"{name}\x01{value}" for name, value in properties.items()]).encode()
 
 
 def decode_properties(data: bytes | memoryview) -> dict[str, str]:
-    """Passes over pieces without a name, a value or the sign between; of equal names the last wins."""
+    """Skips pieces without a name, a value or the sign between; of equal names the last wins."""
     properties = {}
     for piece in str(data, "utf-8", "replace").split("\x02"):
         name, _, value = piece.partition("\x01")
@@ -427,14 +427,14 @@ def decode_properties(data: bytes | memoryview) -> dict[str, str]:
     return properties
 
 
-# 31 ** (n - 1), ..., 31, 1 modulo 2 ** 32, for the longest strings that are common.
+# 31 ** (n - 1), ..., 31, 1 modulo 2 ** 32, long enough for common strings.
 _POWERS = tuple(accumulate(repeat(31, 255), lambda power, base: power * base & 0xFFFFFFFF, initial=1))[::-1]
 
 _UTF16 = f"utf-16-{sys.byteorder[0]}e"
 
 
 def java_hash(text: str) -> int:
-    """Java's String.hashCode: over UTF-16 units, as a signed int of 32 bits."""
+    """Java's String.hashCode: over UTF-16 units, a signed int of 32 bits."""
     units: bytes | memoryview
     try:
         units = text.encode("latin-1")
@@ -449,7 +449,7 @@ def java_hash(text: str) -> int:
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """The id by which a stored message is found: upper-case hex of host, port and physical offset."""
+    """The id that finds a stored message: upper-case hex of host, port and physical offset."""
     return (store_host + _TIMESTAMP.pack(physical_offset)).hex().upper()
 
 

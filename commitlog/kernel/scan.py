@@ -1,10 +1,10 @@
-"""Going over the records of a log, fast, up to the first place that holds none.  Pure.
+"""Goes over the records of a log, fast, up to the first place without a record.  Pure.
 
     walk            over the records that follow each other ─ pass_ordinary ─ judge one ─ pass_ordinary ─ ...
     pass_ordinary   over those that are whole and ordinary: native, or _pass_ordinary
 
-What makes a place hold none is recovery's matter; here it is only found, and said.  Whatever is not ordinary is
-judged by records.check(), in its words; then the fast way goes on behind it.
+A scan only finds that place and says what is wrong there; recovery decides what it means.  records.check()
+judges every record that is not ordinary, in its words; then the fast way goes on behind it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _LOOKED_AT = (
 )
 _HEADS = {kind: head_struct(kind, *_LOOKED_AT) for kind in KINDS}
 _HEAD = _HEADS[0]
-# Topic and properties size, by the topic's length.
+# Unpacks topic and properties size, by the topic's length.
 _TAILS = tuple(struct.Struct(f">{size}sh").unpack_from for size in range(TOPIC_BYTES_MAX + 1))
-# Behind every offset.
+# An offset behind every other.
 NOWHERE = (1 << 63) - 1
-# The least that a disk or a file system loses of a file.
+# A disk or a file system loses at least this much of a file.
 _SECTOR_BYTES = 512
 
 
@@ -52,8 +52,8 @@ class Walk(NamedTuple):
     """How far scan_records() came, and why it ended there.
 
     `position`: place in the view behind the last whole record.  `last`: place of that record, -1 if none.
-    `reason`: what is wrong at `position`; None if the view just ended.  `needed`: bytes of the record at
-    `position` as far as known, when the view ended.  `blank`: size of the blank at `position`, or 0.
+    `reason`: what is wrong at `position`; None if the view just ended.  `needed`: size of the record at
+    `position`, as far as known, if the view ended.  `blank`: size of the blank at `position`, or 0.
     """
 
     position: int
@@ -77,9 +77,9 @@ def scan_records(
 ) -> Walk:
     """Goes over whole records from `position`, which is `offset` in the log, `room` before its segment's end.
 
-    Topic and properties are not summed.  With `torn_from_ms`, a record stored since then that ends behind
-    the offset `torn_from` is taken for torn if its properties end in zeros, as after an unfinished write, or
-    what a sector of the file has of them does, as after a lost page.  A NUL among other bytes is fine: stock
+    No CRC covers topic and properties.  So with `torn_from_ms`, a record stored since then that ends behind
+    the offset `torn_from` counts as torn if its properties end in zeros, as after an unfinished write, or if
+    their part in a sector of the file does, as after a lost page.  A NUL among other bytes is fine: stock
     masters take it from clients.
     """
     shift, room_end = offset - position, position + room
@@ -112,9 +112,9 @@ def scan_records(
 
 
 def _check_torn(view: Buffer, position: int, head: RecordHead, torn_from: int, segment_start: int) -> None:
-    """Raises CorruptRecord if zeros end what some sector of the file has of the properties.
+    """Raises CorruptRecord if the properties' part in some sector of the file ends in zeros.
 
-    Not all of a sector need be lost: its first half may have been flushed, when a replica had no more.
+    A sector may be lost in part: its first half may have been flushed, when a replica had no more.
     """
     if head.physical_offset + head.size <= torn_from:
         return
@@ -131,13 +131,13 @@ def _check_torn(view: Buffer, position: int, head: RecordHead, torn_from: int, s
 def pass_ordinary(
     view: Buffer, position: int, offset: int, end: int, *, crc: bool = True, nul_from: int = NOWHERE
 ) -> tuple[int, int, int]:
-    """Over the whole, ordinary records of `view` from `position`, which is `offset` in the log, to `end` at most.
+    """Passes whole, ordinary records of `view` from `position`, `offset` in the log, to `end` at most.
 
-    (place behind the last of them, how many, place of the last or -1).  Ordinary is what ordinary() says, that
-    it is where it says, and with `crc` that its body is what its CRC is of; and, if it ends behind the offset
-    `nul_from`, that there is no NUL in its properties.
+    Returns (place behind the last of them, how many, place of the last or -1).  A record is ordinary here if
+    ordinary() says so, it is where it says, its body has its CRC (if `crc`), and its properties have no NUL
+    (if it ends behind the offset `nul_from`).
     """
-    # A file of the log may be named beyond the last offset there can be: what it holds, the reference says.
+    # A file of the log may have a name beyond the last possible offset: the reference judges its records.
     if native.core is not None and max(offset, nul_from) <= NOWHERE:
         passed: tuple[int, int, int] = native.core.scan(view, position, offset, end, crc, nul_from)
         return passed
@@ -165,10 +165,11 @@ def _pass_ordinary(
 def ordinary(
     view: memoryview, position: int, end: int
 ) -> tuple[int, int, int, int, int, int, int, int] | None:
-    """The record at `position`, if it is one of MESSAGE_MAGIC, all there before `end`, and a queue can take it.
+    """The record at `position`, if it has MESSAGE_MAGIC, is all there before `end`, and a queue can take it.
 
-    Its size, CRC, queue id, queue offset, physical offset, and where body, topic and properties begin.  These are
-    check()'s rules but for the CRC, and hs_parse()'s; None for anything else, about which only check() knows.
+    Its size, CRC, queue id, queue offset, physical offset, and where body, topic and properties begin.
+    Its rules are those of hs_parse(), and of check() but for the CRC.  Returns None for anything else, which
+    check() has to judge.
     """
     if end - position < RECORD_BYTES_MIN:
         return None

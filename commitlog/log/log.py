@@ -1,6 +1,6 @@
-"""CommitLog: appends, single, many at once, batches, and a master's bytes.
+"""CommitLog: appends one message, many at once, a batch, or a master's bytes.
 
-What lies under it: reading is readable_log.py; the end of the log, and what fails there, writable_log.py.
+Its base classes: readable_log.py reads; writable_log.py keeps the log's end and handles its failures.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from commitlog.upkeep.damage import Fences
 
 __all__ = ["Appended", "BatchAppended", "CommitLog", "wall_clock_ms"]
 
-# Of these transaction types a message takes a place in its queue.
+# A message of one of these transaction types takes a place in its queue.
 _QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
 _PENDING = CommitLogError("pending")
-# Where a single message begins in its bytes.
+# A single message begins at the start of its bytes.
 _ONE = (0,)
 _NO_QUEUES: Mapping[tuple[str, int], int] = MappingProxyType({})
 
@@ -54,8 +54,8 @@ class Appended(NamedTuple):
 
 
 class BatchAppended(NamedTuple):
-    """Where a batch went; `offsets` are the physical offsets of its messages, whose queue offsets follow
-    each other from `queue_offset`."""
+    """Where a batch went.  `offsets` are the physical offsets of its messages; their queue offsets count up
+    from `queue_offset`."""
 
     physical_offset: int
     end: int
@@ -66,7 +66,7 @@ class BatchAppended(NamedTuple):
 
 
 class Run(Protocol):
-    """Records in their order, whole but for both offsets and the time, which append_run() has stamped."""
+    """Whole records in order.  Only both offsets and the time are missing; append_run() has them stamped."""
 
     @property
     def next_bytes(self) -> int:
@@ -75,15 +75,15 @@ class Run(Protocol):
     def stamp(
         self, offset: int, room: int, now_ms: int, queue_offsets: dict[tuple[str, int], int]
     ) -> memoryview:
-        """The bytes of as many as fit into `room`, from the first that is not in the log on: stamped for
-        `offset`, each with the next offset of its queue."""
+        """Stamps as many records as fit into `room`, from the first that is not in the log, and returns their
+        bytes.  The first is stamped for `offset`, each with the next offset of its queue."""
 
     def written(self, queue_offsets: dict[tuple[str, int], int]) -> None:
-        """What was stamped is in the log: moves the queues' next offsets."""
+        """The stamped records are in the log: moves the queues' next offsets."""
 
 
 class CommitLog(WritableLog):
-    """The log over `segments`, which hold whole bytes up to `end` (recovery says so)."""
+    """The log over `segments`, which hold whole bytes up to `end`, as recovery found."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class CommitLog(WritableLog):
     ) -> CommitLog:
         """The log as recovery has left it.  Raises StoreUnreadable.
 
-        With SYNC_FLUSH all of it is flushed at once: the first report of a slave says where its log ends, and
-        speaks of flushed bytes.
+        With SYNC_FLUSH the whole log is flushed first: a slave's first report says where its log ends, and
+        must count flushed bytes only.
         """
         log = cls(
             *(options, segments, report.end),
@@ -165,7 +165,7 @@ class CommitLog(WritableLog):
         return self._append(record, _ONE, key)
 
     def append_batch(self, message: Message) -> BatchAppended:
-        """Writes a batch, whose body is a client's elements, into one segment, whole or not at all.
+        """Writes a batch into one segment, whole or not at all.  Its body is the elements of a client.
 
         Raises MessageIllegal, or LogNotWritable with nothing appended.
         """
@@ -209,8 +209,8 @@ class CommitLog(WritableLog):
     def append_many(self, messages: Sequence[Message]) -> list[Appended | CommitLogError]:
         """Writes single messages with one lock and one write per segment; each has its own outcome.
 
-        A message that is illegal leaves the others alone.  After a write that failed, every message not
-        written before it has its LogNotWritable.
+        An illegal message does not affect the others.  After a failed write, every message that was not
+        written before gets its LogNotWritable.
         """
         outcomes: list[Appended | CommitLogError] = []
         legal: list[tuple[int, Message, bytearray]] = []
@@ -239,8 +239,8 @@ class CommitLog(WritableLog):
     def _append_legal(
         self, legal: list[tuple[int, Message, bytearray]], outcomes: list[Appended | CommitLogError]
     ) -> list[bytearray]:
-        """Writes as many records as fit with one write, and goes on behind a roll; what it wrote, if that was
-        one write and no roll."""
+        """Writes as many records as fit with one write, then rolls and goes on.  Returns what it wrote if one
+        write without a roll was enough, else nothing."""
         assert self._lock.locked()
         begin = start = self.end
         queue_offsets = self.queue_offsets
@@ -278,10 +278,9 @@ class CommitLog(WritableLog):
         return run if start == begin else []
 
     def append_run(self, run: Run) -> LogNotWritable | None:
-        """Writes records that are encoded already, none larger than `record_bytes_max`, with one lock and one
-        write per segment.
+        """Writes encoded records, none larger than `record_bytes_max`, with one lock and one write a segment.
 
-        What kept the rest from being written, or None; the run knows how many were.
+        Returns the error that kept the rest from being written, or None.  The run knows how many it wrote.
         """
         refused = None
         records = memoryview(b"")
@@ -303,7 +302,7 @@ class CommitLog(WritableLog):
         return refused
 
     def _append_stamped(self, run: Run, size: int) -> memoryview:
-        """One write of what fits, and what that was; `size` is the first record's."""
+        """Writes what fits with one write, and returns it.  `size` is the first record's."""
         assert self._lock.locked()
         if size + BLANK_BYTES > self._segment_end - self.end:
             self._roll(size)
@@ -319,8 +318,8 @@ class CommitLog(WritableLog):
     def append_replica(self, offset: int, buffers: Sequence[Buffer]) -> int:
         """Writes bytes of the master that continue the log at `offset`, with one write; returns the new end.
 
-        A log without a byte begins wherever the master does, at the start of a segment.  Nothing is decoded.
-        Raises OffsetGap, SegmentCrossed, or LogNotWritable; nothing is appended then.
+        An empty log begins where the master's log begins, at the start of a segment.  Nothing is decoded.
+        Raises OffsetGap, SegmentCrossed, or LogNotWritable, with nothing appended.
         """
         return self._append_bytes(offset, buffers)
 
@@ -331,10 +330,10 @@ class CommitLog(WritableLog):
         holder: str,
         queue_ends: Mapping[tuple[str, int], int],
     ) -> int:
-        """As append_replica, for a master whose appends `holder` holds while it takes back what it lost.
+        """As append_replica(), for a master that takes back what it lost while `holder` holds its appends.
 
-        `queue_ends` are the next offsets of the queues that the bytes have entries of.  Once the holder has let
-        go nothing is taken back any more, however far it has come: LogNotWritable.
+        `queue_ends` are the next offsets of the queues that the bytes have messages of.  Once the
+        holder has let go, raises LogNotWritable, even if not everything was taken back.
         """
         return self._append_bytes(offset, buffers, holder=holder, queue_ends=queue_ends)
 
@@ -372,7 +371,7 @@ class CommitLog(WritableLog):
         return end
 
     def _begin_at(self, offset: int, size: int) -> None:
-        """An empty log moves to the segment in which the master begins."""
+        """Moves an empty log to the segment in which the master's log begins."""
         assert self._lock.locked()
         if self.end != self.start or offset % self.segment_bytes:
             raise OffsetGap(self.end, offset)

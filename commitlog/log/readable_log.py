@@ -1,11 +1,11 @@
 """ReadableLog: the half of the log that everybody uses: read, send, wait for more.
 
-Bytes below `end` are there and never change.  Whoever moves `end` publishes it after the bytes, so nothing
-here takes the log's lock.
+Bytes below `end` are there and never change.  Writers publish `end` after the bytes, so nothing here takes
+the log's lock.
 
-Two things take bytes away again, and neither is seen half done.  A log that is cut moves `end` back, then
-counts the cut, then overwrites: a read that finds another count when it is done is made again.  A damaged
-range (damage.py) is fenced: a read or a window ends before it, and one that begins in it is refused.
+Two things take bytes away again, and no reader sees either half done.  A cut moves `end` back, then counts
+the cut, then overwrites.  A read that finds another count at its end is repeated.  A damaged range
+(damage.py) is fenced: a read or a window ends before it, and one that begins in it is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from commitlog.log.waiters import Followers
 from commitlog.queues.chosen import Chosen
 from commitlog.upkeep.damage import Fence, Fences
 
-# Is handed what was appended: where it begins, where it ends, its bytes.
+# Gets what was appended: where it begins, where it ends, its bytes.
 Taker = Callable[[int, int, Sequence[Buffer]], None]
 
 # read_record() asks for this much first; most records are smaller.
@@ -38,7 +38,7 @@ class ReadableLog:
         self.segment_bytes = segments.segment_bytes
         self.end = end
         self.suspect: Callable[[int], None] = lambda offset: None
-        """To be told the offset of a record that looks damaged to who reads it; it is looked at soon."""
+        """Readers call this with the offset of a record that looks damaged; the scrub checks it soon."""
         self._followers = Followers()
         self._takers: tuple[Taker, ...] = ()
         self._takers_lock = threading.Lock()  # guards changes of _takers
@@ -47,13 +47,13 @@ class ReadableLog:
 
     @property
     def cuts(self) -> int:
-        """How often the log was cut: what was found out before is void."""
+        """How often the log was cut.  What was read under another count no longer holds."""
         return self._cuts
 
     @property
     def damaged(self) -> tuple[tuple[int, int], ...]:
         """The fenced ranges: begin and end of each, in the order of the log."""
-        if not self._fences.items:  # as good as always, and asked by every pull
+        if not self._fences.items:  # the usual case, and every pull asks
             return ()
         return tuple((fence.begin, fence.end) for fence in self.fences)
 
@@ -64,7 +64,7 @@ class ReadableLog:
 
     @property
     def fences(self) -> tuple[Fence, ...]:
-        """The same, with reasons; of what retention has left."""
+        """The fenced ranges with their reasons, in what retention has left."""
         start = self.start
         return tuple(fence for fence in self._fences.items if fence.end > start)
 
@@ -80,8 +80,8 @@ class ReadableLog:
     # -- reading ------------------------------------------------------------------------------------
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`: fewer at the end of the segment, of the log, or before damage;
-        none at the end.
+        """Up to `size` bytes from `offset`.  Fewer before damage, or the end of the segment or log; none
+        at the log's end.
 
         Raises OffsetNotFound below the start or beyond the end, CorruptRecord within a fenced range,
         StoreUnreadable for an error of the disk.
@@ -117,7 +117,7 @@ class ReadableLog:
         return fence.begin - offset
 
     def gather(self, chosen: Chosen) -> bytes | None:
-        """The records of `chosen`, one behind the other; None if read() is to say how each of them is."""
+        """The records of `chosen`, one behind the other; None if the caller has to read() them one by one."""
         cuts, end = self._cuts, chosen.end
         segment = self.segments.find(chosen.first) if end <= self.end else None
         if segment is None or end > segment.end:
@@ -138,7 +138,7 @@ class ReadableLog:
         return data if cuts == self._cuts else None
 
     def read_record(self, offset: int) -> bytes:
-        """The record that begins at `offset`; its CRC is not looked at.
+        """The record that begins at `offset`; its CRC is not checked.
 
         Raises OffsetNotFound as read() does, CorruptRecord if no whole record begins there.
         """
@@ -159,7 +159,7 @@ class ReadableLog:
         return data[:size] if size <= len(data) else data + self.read(offset + len(data), size - len(data))
 
     def read_sound_record(self, offset: int) -> bytes:
-        """As read_record(); its CRC, and that it states this offset, is looked at."""
+        """As read_record(), but checks its CRC, and that it states this offset."""
         record = self.read_record(offset)
         head = parse_head(record)
         if head is None or head.physical_offset != offset:
@@ -183,7 +183,7 @@ class ReadableLog:
         return head is not None and head.physical_offset == offset
 
     def is_blank(self, offset: int) -> bool:
-        """Whether the rest of the segment from `offset` on is a blank, be it fenced or not."""
+        """Whether the rest of the segment from `offset` on is a blank, fenced or not."""
         segment = self._held_segment(offset, self.end)
         try:
             head = segment.pread(BLANK_BYTES, offset - segment.start)
@@ -196,9 +196,9 @@ class ReadableLog:
     def transfer_window(self, position: int, max_bytes: int) -> Window | None:
         """Up to `max_bytes` readable bytes from `position`, inside one segment; None at the log's end.
 
-        Ends before a fenced range, as read() does.  Of a log that may be cut nobody holds one: its bytes
-        would change meanwhile.  Use it in a `with`, or release() it.  Raises OffsetNotFound below the start
-        or beyond the end, CorruptRecord within a fenced range.
+        It ends before a fenced range, as read() does.  Nobody may hold one while the log is cut: its bytes
+        would change.  Use it in a `with`, or release() it.  Raises OffsetNotFound below the start or beyond
+        the end, CorruptRecord within a fenced range.
         """
         end = self.end
         if position == end:
@@ -225,49 +225,49 @@ class ReadableLog:
     def wait_beyond(self, position: int, deadline_s: float) -> int:
         """Returns the end as soon as it is beyond `position`, or at `deadline_s` (time.monotonic()).
 
-        Also returns at once after wake(), even one that came since this thread's last call: between its look
-        at its stop flag and this call none is lost.
+        Also returns at once after a wake() since this thread's last call.  So a wake() between the thread's
+        look at its stop flag and this call is not lost.
         """
         return self._followers.wait(lambda: self.end, lambda: position, deadline_s)
 
     def follow(self, position: Callable[[], int], deadline_s: float) -> int:
-        """As wait_beyond(), for one that is handed what is appended as well.
+        """As wait_beyond(), for a thread whose `position()` also moves because a taker gets the appends.
 
-        An append after which `position()` is where the log ends does not wake it.
+        An append does not wake it if `position()` is then the log's end.
         """
         return self._followers.wait(lambda: self.end, position, deadline_s)
 
     def wake(self) -> None:
-        """Makes every wait_beyond() and follow() return, for threads that are to look at their stop flag."""
+        """Makes every wait_beyond() and follow() return, so that threads look at their stop flag."""
         self._followers.wake()
 
     # -- handing on ---------------------------------------------------------------------------------
 
     def hand_to(self, take: Taker) -> None:
-        """Has every append call `take(begin, end, buffers)`, in the thread that appended, until
-        hand_no_more().
+        """Every append calls `take(begin, end, buffers)` in its own thread, until hand_no_more().
 
-        Appends of several threads may come out of order.  The buffers are the bytes from `begin` to `end`, or
-        none where they are to be read from the log; who takes them keeps none.  `take` waits for nothing, takes
-        no lock for long and raises nothing.
+        Appends of several threads may come out of order.  The buffers are the bytes from `begin` to `end`; if
+        there are none, the taker reads the log.  `take` keeps no buffer, waits for nothing, takes no lock for
+        long and raises nothing.
         """
         with self._takers_lock:
             self._takers = (*self._takers, take)
 
     def hand_no_more(self, take: Taker) -> None:
-        """A call that is under way may still come."""
+        """Ends hand_to().  A call that is under way may still arrive."""
         with self._takers_lock:
             self._takers = tuple(one for one in self._takers if one != take)
 
     def _appended(self, begin: int, end: int, buffers: Sequence[Buffer] = ()) -> None:
-        """The end has moved from `begin` to `end`: the one signal, given by every append, without its lock.
+        """The end has moved from `begin` to `end`.  Every append gives this one signal, without the lock.
 
-        `buffers`, if any, are just these bytes.  Takers come before followers: who has taken it sleeps on.
+        `buffers`, if any, are just these bytes.  Takers come before followers, so a follower whose taker took
+        the bytes sleeps on.
         """
         try:
             if self._takers:
                 if self._fences.items:
-                    buffers = ()  # a reader has to look at what is damaged; a taker does not
+                    buffers = ()  # a reader notices the fence; a taker would not
                 for take in self._takers:
                     take(begin, end, buffers)
         finally:

@@ -1,7 +1,7 @@
-"""What lies behind a place in the log: bytes, sound records among them; and how it is kept aside.
+"""Finds bytes and sound records behind a place in the log, and keeps them aside.
 
-Sound records are found by their magic, and told by their size, their offset, which each record states, and
-their CRC.  Nothing here changes the log.
+A search for the magic finds records.  A record is sound if its size, the offset that it states, and its CRC
+are right.  Nothing here changes the log.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from commitlog.kernel.scan import scan_records
 from commitlog.log.segment import NAME_DIGITS, Segment
 from commitlog.upkeep.damage import Fence
 
-# Both magics of records begin with it.
+# The first bytes of both magics of records.
 _MAGICS_BEGIN = MAGICS_BYTES[0][:3]
 assert all(magic.startswith(_MAGICS_BEGIN) for magic in MAGICS_BYTES)
 _PIECE_BYTES = 1 << 20
 
-# Bytes of a file: how many, from which position on.
+# Reads bytes of a file: how many, from which position.
 Read = Callable[[int, int], bytes]
 
 
 class Held:
-    """Keeps a segment open for a while, in which nobody drops it."""
+    """Keeps a segment open, so that nobody drops it meanwhile."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -42,7 +42,7 @@ class Held:
 
 
 def blocks_behind(items: Sequence[Segment], end: int) -> Iterator[tuple[int, bytes]]:
-    """Every block from `end` on that is not all zeros, with its offset in the log."""
+    """Every block from `end` on that has a byte other than zero, with its offset in the log."""
     for segment in items:
         if segment.end > end:
             with Held(segment):
@@ -82,13 +82,13 @@ def records_behind(items: Sequence[Segment], end: int) -> Iterator[tuple[int, in
 
 
 def _sound_record(segment: Segment, position: int, read: Read | None = None) -> int:
-    """Store timestamp of the whole and sound record at `position` of the file; 0 if there is none."""
+    """Store timestamp of the sound record at `position` of the file; 0 if there is none."""
     read = read or segment.pread
     head = read(START.size, position)
     if len(head) < START.size:
         return 0
     size, _, stated = START.unpack(head)
-    # The offset is looked at first: it tells a record from a body that contains one, without a large read.
+    # The offset comes first: it tells a record from a body that contains one, without a large read.
     if stated != segment.start + position or not RECORD_BYTES_MIN <= size <= segment.size - position:
         return 0
     data = read(size, position)
@@ -101,10 +101,10 @@ def _sound_record(segment: Segment, position: int, read: Read | None = None) -> 
 def walk_towards(
     segment: Segment, offset: int, fence_at: Callable[[int], Fence | None], read: Read | None = None
 ) -> int:
-    """Goes from record to record, from the segment's start; the first edge at `offset` or behind it.
+    """Goes from record to record, from the segment's start, to the first edge at `offset` or behind it.
 
-    `offset` is then the edge of a record only if that is what comes back.  A smaller one is where no record
-    begins: the log is damaged there.
+    `offset` is the edge of a record only if it comes back itself.  If a smaller one comes back, no record
+    begins there: the log is damaged.
     """
     read = read or segment.pread
     position = segment.start
@@ -120,7 +120,7 @@ def walk_towards(
         if done.position == 0 and size < done.needed <= segment.end - position:
             data = read(done.needed, position - segment.start)
             done = scan_records(data, 0, position, segment.end - position, crc=False)
-        if position + done.position > offset:  # which of them it was
+        if position + done.position > offset:  # find out at which record
             data = read(offset - position, position - segment.start)
             before = scan_records(data, 0, position, segment.end - position, crc=False)
             return offset if before.position == len(data) else position + done.position
@@ -133,7 +133,7 @@ def walk_towards(
 def damage_at(segment: Segment, offset: int, reason: str, read: Read) -> Fence:
     """The damaged range that begins at `offset`: up to the segment's next sound record, or its end.
 
-    `read` gives bytes of the segment's file: how many, from which position on.
+    `read` reads the segment's file.
     """
     position = offset - segment.start + 1
     while position < segment.size:
@@ -144,7 +144,7 @@ def damage_at(segment: Segment, offset: int, reason: str, read: Read) -> Fence:
             if segment.start + candidate > offset and _sound_record(segment, candidate, read):
                 return Fence(offset, segment.start + candidate, reason)
             found = data.find(_MAGICS_BEGIN, found + 1)
-        # A magic may begin at a piece's end.
+        # A magic may begin at the end of a piece.
         position += max(1, len(data) - len(_MAGICS_BEGIN) + 1)
     return Fence(offset, segment.end, reason)
 
@@ -161,7 +161,7 @@ def damage_between(items: Sequence[Segment], begin: int, end: int, reason: str) 
 def whole_records(data: bytes | memoryview, offset: int, segment: Segment) -> str | None:
     """Why `data`, which belongs at `offset`, is not a run of whole and sound records; None if it is.
 
-    A blank may end it that reaches to the segment's end.
+    Its last piece may be a blank that reaches to the segment's end.
     """
     room = segment.end - offset
     done = scan_records(data, 0, offset, room, segment_start=segment.start)
@@ -177,13 +177,13 @@ def _prefix(end: int) -> str:
 
 
 def is_kept_aside(end: int, directory: Path, files: Files) -> bool:
-    """Whether keep_aside() has kept what lay behind `end` once."""
+    """Whether keep_aside() has a file for `end`."""
     names = files.listdir(directory) if files.exists(directory) else []
     return any(name.startswith(_prefix(end)) for name in names)
 
 
 def keep_aside(items: Sequence[Segment], end: int, directory: Path, files: Files) -> Path:
-    """Copies what lies behind `end` into a new file, durably; runs of zero blocks become a hole.
+    """Copies what lies behind `end` into a new file, durably; runs of zero blocks become holes.
 
     Its name is the 20 digits of `end` and a number.
     """

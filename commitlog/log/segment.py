@@ -1,7 +1,7 @@
 """One file of the log, named by the 20 digits of its first offset.
 
-Whoever reads holds the segment meanwhile, so that retention can drop it at any time: its name goes
-at once, its bytes when the last holder has let go.
+A reader holds the segment while it reads, so retention can drop it at any time: its name goes at once,
+its bytes when the last holder has let go.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def segment_name(start: int) -> str:
 
 
 class Segment:
-    """`size` bytes of the log from offset `start`, exclusive `end`.  Opened when first held."""
+    """`size` bytes of the log, from offset `start` to before `end`.  Opened when first held."""
 
     __slots__ = ("_files", "_holders", "_lock", "end", "entry_synced", "fd", "path", "size", "start")
 
@@ -70,11 +70,11 @@ class Segment:
         return self._files.pread(self.fd, size, position)
 
     def gather(self, units: bytes) -> bytes | None:
-        """The records that these entries of a queue lead to, as Files.gather() has it; the caller holds the segment."""
+        """The records of these queue entries, as Files.gather() has them; the caller holds the segment."""
         return self._files.gather(self.fd, self.start, units)
 
     def data_end(self, position: int) -> int:
-        """Behind which place, or `position`, the file has only zeros; asked of the file system, nothing is read."""
+        """From where on, `position` at least, the file is all zeros: the file system says, without a read."""
         assert self.fd >= 0
         ranges = self._files.data_ranges(self.fd, position, self.size)
         return ranges[-1][1] if ranges else position
@@ -89,9 +89,9 @@ class Segment:
                     yield at, block
 
     def zero_behind(self, position: int, doubtful_end: int = 0) -> int:
-        """Writes zeros over whatever else lies behind `position`; returns how many bytes it had to write.
+        """Writes zeros over all other bytes behind `position`; returns how many bytes it had to write.
 
-        Up to `doubtful_end` it writes them over zeros, too: the disk may hold something else.
+        Up to `doubtful_end` it overwrites zeros, too, because the disk may hold something else.
         """
         written = 0
         for at in range(position, min(doubtful_end, self.size), _BLOCK_BYTES):

@@ -1,7 +1,7 @@
 """All segments of a log: load, find, roll, drop, truncate.
 
-They follow each other without a hole, all of one size, so a segment is found by arithmetic.  `items` is
-a tuple that is replaced as a whole: readers need no lock.
+All have one size and follow each other without a hole, so arithmetic finds a segment.  `items` is a tuple
+that is replaced as a whole, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Segments:
         self.items: tuple[Segment, ...] = ()
         self._files = files
         self._spare: Segment | None = None
-        self._unsynced: OSError | None = None  # a sync of names that failed: no later one can make it good
+        self._unsynced: OSError | None = None  # a failed sync of names; no later sync makes it good
         self._lock = threading.Lock()  # guards replacing items and _spare
 
     def load(self) -> None:
-        """Takes in what is there.  Raises StoreUnreadable, or one of its kinds; passes over no file."""
+        """Loads all files; skips none.  Raises StoreUnreadable, or one of its subclasses."""
         try:
             self._files.make_directory(self.directory)
             names = self._files.listdir(self.directory)
@@ -54,7 +54,7 @@ class Segments:
             segment = Segment(self._files, path, int(name), self.segment_bytes, fd)
             actual = self._files.size(fd)
             if actual != self.segment_bytes:
-                # A crash between creating and allocating leaves the last file short, with nothing in it.
+                # A crash between create and allocate leaves the last file short and empty.
                 if not last or actual > self.segment_bytes or any(segment.data_blocks(0)):
                     raise SegmentSizeMismatch(path, actual, self.segment_bytes)
                 self._files.allocate(fd, self.segment_bytes)
@@ -66,7 +66,7 @@ class Segments:
 
     @property
     def start(self) -> int:
-        """First offset there is; 0 without any segment."""
+        """The first offset; 0 without any segment."""
         items = self.items
         return items[0].start if items else 0
 
@@ -81,7 +81,7 @@ class Segments:
     def add(self, start: int) -> Segment:
         """Makes the segment that begins at `start`, behind the last one; may raise OSError.
 
-        Taken from prepare() if that came before.
+        Uses the file that prepare() made, if there is one.
         """
         with self._lock:
             assert not self.items or self.items[-1].end == start
@@ -90,7 +90,7 @@ class Segments:
             return segment
 
     def prepare(self) -> None:
-        """Creates the file behind the last segment ahead of its need; may raise OSError."""
+        """Creates the next file before it is needed; may raise OSError."""
         if self._spare is not None:
             return
         with self._lock:
@@ -112,7 +112,7 @@ class Segments:
         return None
 
     def restart_at(self, start: int) -> Segment:
-        """Gives up the segments there are, which hold nothing, for one that begins at `start`."""
+        """Replaces the segments, which hold nothing, by one that begins at `start`."""
         with self._lock:
             dropped, self.items = self.items, ()
             spare, self._spare = self._spare, None
@@ -121,7 +121,7 @@ class Segments:
         return self.add(start)
 
     def let_go(self) -> None:
-        """Forgets the segments there are, and leaves their files to the caller; readers go on with theirs."""
+        """Forgets all segments and leaves their files to the caller; readers keep theirs."""
         with self._lock:
             dropped, self.items = self.items, ()
             spare, self._spare = self._spare, None
@@ -129,7 +129,7 @@ class Segments:
             segment.release()
 
     def drop_oldest(self) -> Segment | None:
-        """Removes the first segment, and returns it; never the last one that there is.
+        """Removes the first segment and returns it; never removes the only one.
 
         A reader that holds it goes on reading.
         """
@@ -142,10 +142,10 @@ class Segments:
         return segment
 
     def truncate(self, offset: int, doubtful_end: int = 0) -> None:
-        """Removes the segments behind `offset`, and zeroes what is behind it in its own, durably.
+        """Removes the segments behind `offset`, and zeroes the rest of the segment in which it lies, durably.
 
-        A segment that begins at `offset` stays: its name keeps the offset.  For `doubtful_end`, an offset,
-        see Segment.zero_behind().  Raises OSError.
+        A segment that begins at `offset` stays: its name keeps the offset.  `doubtful_end` is an offset; see
+        Segment.zero_behind().  Raises OSError.
         """
         self.drop_spare()
         with self._lock:
@@ -163,7 +163,7 @@ class Segments:
                 last.release()
 
     def sync_entries(self) -> None:
-        """Makes the names of all segments durable.  Raises OSError, and always after a sync that failed."""
+        """Makes the names of all segments durable.  Raises OSError; after a failed sync, always."""
         if self._unsynced is not None:
             raise self._unsynced
         with self._lock:
@@ -180,7 +180,7 @@ class Segments:
                 segment.entry_synced = True
 
     def drop_spare(self) -> None:
-        """Removes the file that was made ahead and never used."""
+        """Removes the file that prepare() made and nobody used."""
         with self._lock:
             spare, self._spare = self._spare, None
         if spare is not None:

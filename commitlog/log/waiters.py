@@ -1,6 +1,6 @@
 """Waiting: answers that wait for an offset, and threads that follow one.
 
-OffsetWaiters is pure and belongs to one lock of its owner; Followers and Signal are for threads.  Times are
+OffsetWaiters is pure; a lock of its owner guards it.  Followers and Signal are for threads.  Times are
 seconds of time.monotonic().
 """
 
@@ -16,15 +16,15 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Forgotten entries of a heap are swept out once there are this many of them, and more than living ones.
+# A heap is swept once it has this many forgotten entries, and more of them than living ones.
 _STALE_MAX = 1024
 
 
 class OffsetWaiters(Generic[T]):
-    """Who waits for which end; one that waits for ever delays nobody.
+    """Who waits for which end.  A waiter that waits for ever delays nobody.
 
-    Each waiter, which is hashable and waits once, stands in two heaps, by its end and by its deadline, and of equals
-    the first comes first.  The heap in which it was not found first forgets it when it comes to the top.
+    A waiter is hashable and waits once.  It stands in two heaps, by its end and by its deadline; equals keep
+    their order.  When one heap gives it out, the other forgets it once it comes to the top.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class OffsetWaiters(Generic[T]):
         return len(self._waiters)
 
     def add(self, end: int, deadline_s: float, waiter: T) -> None:
-        """Until advance() to `end` or expire() at `deadline_s` takes it out, whichever comes first."""
+        """Waits until advance() to `end` or expire() at `deadline_s` takes it out, whichever comes first."""
         self._count = count = self._count + 1
         self._waiters[waiter] = None
         heappush(self._by_end, (end, count, waiter))
         heappush(self._by_deadline, (deadline_s, count, waiter))
 
     def advance(self, offset: int, is_reached: Callable[[int], bool] | None = None) -> list[T]:
-        """Takes out all who wait for an end up to `offset`, nearest first; those for whose end `is_reached` says no
-        wait on.
+        """Takes out all that wait for an end up to `offset`, nearest first.  If `is_reached` says no to an
+        end, its waiters wait on.
         """
         heap, waiters = self._by_end, self._waiters
         done, stay = [], []
@@ -65,7 +65,7 @@ class OffsetWaiters(Generic[T]):
         return done
 
     def expire(self, now_s: float) -> list[T]:
-        """Takes out all whose deadline has come, earliest first."""
+        """Takes out all whose deadline is over, earliest first."""
         heap = self._by_deadline
         done = []
         while heap and heap[0][0] <= now_s:
@@ -93,7 +93,7 @@ class OffsetWaiters(Generic[T]):
         return done
 
     def _sweep(self) -> None:
-        """Bounds what is forgotten: without it, deadlines of waiters long gone would pile up."""
+        """Bounds the forgotten entries: otherwise deadlines of waiters long gone would pile up."""
         living = len(self._waiters)
         if len(self._by_deadline) > 2 * living + _STALE_MAX:
             self._by_deadline = [entry for entry in self._by_deadline if entry[2] in self._waiters]
@@ -104,7 +104,7 @@ class OffsetWaiters(Generic[T]):
 
 
 class Signal:
-    """A wake-up that is remembered until one waiter takes it.  Giving one twice is as giving it once."""
+    """A wake-up that is remembered until one waiter takes it.  To give it twice is to give it once."""
 
     __slots__ = ("_lock",)
 
@@ -113,7 +113,7 @@ class Signal:
         self._lock.acquire()
 
     def give(self) -> None:
-        with suppress(RuntimeError):  # given already, and not taken yet
+        with suppress(RuntimeError):  # already given, and not taken yet
             self._lock.release()
 
     def take(self, timeout_s: float) -> bool:
@@ -122,7 +122,7 @@ class Signal:
 
 
 class _Follower(Signal):
-    """Who waits until the end is beyond its position, which may move meanwhile."""
+    """Waits until the end is beyond its position, which may move meanwhile."""
 
     __slots__ = ("position",)
 
@@ -134,9 +134,9 @@ class _Follower(Signal):
 class Followers:
     """Threads that wait until an end is beyond their position.
 
-    Whoever moves the end publishes it, then looks at `waiting`; a follower enters `waiting`, then looks at
-    the end.  One of both sees the other, without a lock, and while nobody waits it costs that look.  The same
-    holds for a position that is moved by others than its follower: who moves it back notifies.
+    A writer publishes the end, then looks at `waiting`; a follower enters `waiting`, then looks at the end.
+    So one of them always sees the other, without a lock; if nobody waits, a writer pays for that look only.
+    Others than the follower may move its position, too: whoever moves it back calls notify().
     """
 
     def __init__(self) -> None:
@@ -153,13 +153,13 @@ class Followers:
             self.waiting.append(signal)
             given = end() <= position() and seen == self._wakes and signal.take(deadline_s - time.monotonic())
             if not given:
-                with suppress(ValueError):  # somebody is about to give it, and nobody will take it
+                with suppress(ValueError):  # a writer is about to give it, and nobody will take it
                     self.waiting.remove(signal)
         self._seen.wakes = self._wakes
         return end()
 
     def notify(self, end: int) -> None:
-        """The end has moved to `end`: whoever is behind it looks at it; the others sleep on."""
+        """The end has moved to `end`: wakes followers that are behind it; the others sleep on."""
         for follower in list(self.waiting):
             if follower.position() < end:
                 with suppress(ValueError):  # somebody else gives it
@@ -167,7 +167,7 @@ class Followers:
                     follower.give()
 
     def wake(self) -> None:
-        """Ends each thread's present wait(), or its next one if it is not in one."""
+        """Ends each thread's present wait(), or its next one if it does not wait now."""
         with self._lock:
             self._wakes += 1
         with suppress(IndexError):

@@ -1,13 +1,13 @@
-"""WritableLog: the end of the log: writing, going on to the next segment, flushing, refusing, going back.
+"""WritableLog: the end of the log: writes, rolls to the next segment, flushes, refuses, goes back.
 
 One lock, `_lock`, guards the end of the log: `end`, `queue_offsets` and the segment that is written.  `end`
 is published after the bytes are in the file, so readers need no lock: whatever is below `end` is there.
-Nothing but the write itself, and at a roll the making of the next segment, happens under the lock.  What
-takes bytes away (truncate, begin_anew) holds both locks, and is for a log whose followers rest.
+Only the write itself happens under the lock, and at a roll the creation of the next segment.  What takes
+bytes away (truncate, begin_anew) holds both locks, and needs a log whose followers rest.
 
-What fails:
+Failures:
 - no space (ENOSPC and the like): this append is refused, nothing moved, the next one tries again;
-- no descriptor to open what is to be flushed: nothing is flushed, the next flush tries again;
+- no descriptor to open a file for a flush: nothing is flushed, the next flush tries again;
 - any other error of a write, any error of the flush itself: the log is fenced.  What the file holds is then
   unknown, and a second try that succeeds would not change that.
 """
@@ -36,9 +36,9 @@ PAGE_BYTES = 4096
 _AGAIN_BYTES = 256 << 10
 # These pass when somebody makes room; every other error of a write fences the log.
 _PASSING_ERRORS = NOT_OPENED | {errno.ENOSPC, errno.EDQUOT}
-# A further file is made ahead once less than this part of the last segment is left.
+# The next file is made ahead when less than 1/_PREPARE_FRACTION of the last segment is left.
 _PREPARE_FRACTION = 4
-# Who holds appends back, when it does not say so.
+# The holder of appends that gives no name.
 _SOMEBODY = "somebody"
 
 
@@ -47,10 +47,10 @@ def wall_clock_ms() -> int:
 
 
 class WritableLog(ReadableLog):
-    """The log over `segments`, which hold whole bytes up to `end`, durable ones up to `flushed` (recovery says so).
+    """The log over `segments`: recovery found whole bytes up to `end`, durable ones up to `flushed`.
 
-    What a process left between the two is written again before it is flushed: after an fdatasync that failed,
-    Linux calls pages clean that the disk never got, and a further fdatasync would pass over them and succeed.
+    What a dead process left between the two is written again before it is flushed.  After a failed fdatasync,
+    Linux calls pages clean that the disk never got.  The next fdatasync would skip them and succeed.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class WritableLog(ReadableLog):
         self.lock_held_since = 0.0
         """Since when (time.monotonic()) an append holds the lock; 0.0 when none does."""
         self.on_fences: Callable[[Fences], None] | None = None
-        """Called when ranges were fenced or repaired, with what is fenced now.  Any thread, and under a lock:
-        it wakes somebody, and asks the log for nothing.
+        """Called with what is fenced now, when ranges were fenced or repaired.  Any thread, under a lock: it
+        may wake somebody, but must not call the log.
         """
         self._keep_fences: Callable[[Fences], None] | None = None
         self._files: Files = files if files is not None else OSFiles()
@@ -101,24 +101,24 @@ class WritableLog(ReadableLog):
         return next(iter(self._holds.values()), None)
 
     def writable_but_for(self, *holders: str) -> str | None:
-        """As `writable` would be if `holders` held nothing back."""
+        """As `writable`, as if `holders` held no appends back."""
         if self._closed_reason is not None or self._replica:
             return self.writable
         return next((why for who, why in self._holds.items() if who not in holders), None)
 
     @property
     def fenced(self) -> bool:
-        """Nothing is taken any more: after an I/O error, or a close."""
+        """Whether the log refuses all bytes: after an I/O error, or a close."""
         return self._closed_reason is not None
 
     def fence(self, reason: str) -> None:
-        """Takes nothing from now on.  The first reason stays."""
+        """Refuses all bytes from now on.  The first reason stays."""
         with self._lock:
             self._closed_reason = self._closed_reason or reason
             self._refusing = True
 
     def hold_appends(self, reason: str | None, holder: str = _SOMEBODY) -> None:
-        """Refuses append() for `reason`, until the same `holder` says None; replicated bytes go on.
+        """Refuses append() for `reason` until the same `holder` passes None.  Replicated bytes go on.
 
         Several may hold appends back at a time: a nearly full disk, damage, a master that has to wait.
         """
@@ -128,7 +128,7 @@ class WritableLog(ReadableLog):
             self._refusing = True
 
     def set_queue_offsets(self, queue_offsets: Mapping[tuple[str, int], int]) -> None:
-        """What the queues say; for a log that takes no appends meanwhile."""
+        """Takes over the queues' next offsets.  The log takes no appends meanwhile."""
         with self._lock:
             self.queue_offsets.clear()
             self.queue_offsets.update(queue_offsets)
@@ -153,10 +153,10 @@ class WritableLog(ReadableLog):
             raise self._write_failed(error, offset, size) from error
 
     def _roll(self, size: int) -> None:
-        """Goes on to the next segment, made first, then the rest of this one declared blank."""
+        """Makes the next segment, declares the rest of this one blank, and goes on to the next."""
         assert self._lock.locked()
         boundary = self._segment_end
-        following = self.segments.find(boundary)  # there already when a write failed after the last try
+        following = self.segments.find(boundary)  # there already if a write failed after the last try
         if following is None:
             try:
                 following = self.segments.add(boundary)
@@ -204,7 +204,7 @@ class WritableLog(ReadableLog):
         return LogNotWritable(reason, errno=error.errno, path=path, bytes_asked=size)
 
     def _clean_dirty(self) -> None:
-        """Zeroes what a failed write may have left, lest a restart finds it behind the next record."""
+        """Zeroes what a failed write may have left, or a restart would find it behind the next record."""
         assert self._lock.locked()
         size = min(self._dirty_end, self._segment_end) - self.end
         if size > 0:
@@ -216,7 +216,7 @@ class WritableLog(ReadableLog):
     def flush(self, least_pages: int = 0) -> int:
         """Makes what is written durable, if `least_pages` pages or a segment's end wait; returns `flushed`.
 
-        After an error LogNotWritable is raised; now and by every later flush if the log is fenced thereby.
+        Raises LogNotWritable after an error; if that fences the log, every later flush raises it, too.
         """
         with self._flush_lock:
             end = self.end
@@ -267,7 +267,7 @@ class WritableLog(ReadableLog):
     def prepare_next_segment(self) -> None:
         """Makes the next file ahead when the last segment is nearly full, so that a roll costs no allocation.
 
-        May raise OSError: the roll will then try again, and answer.
+        May raise OSError: the roll then tries again, and reports it.
         """
         if (
             self._segment is not None
@@ -280,8 +280,8 @@ class WritableLog(ReadableLog):
     def truncate(self, offset: int) -> None:
         """Cuts the log at `offset`, durably, and zeroes what was behind it.
 
-        Raises OffsetNotFound, or LogNotWritable after an error of the disk: `end` is `offset` then, too, and
-        the log is fenced, for what lies behind it may come back.
+        Raises OffsetNotFound, or LogNotWritable after an error of the disk.  `end` is `offset` then, too, and
+        the log is fenced, because what was behind it may come back.
         """
         with self._flush_lock, self._lock:
             if not self.start <= offset <= self.end:
@@ -301,10 +301,10 @@ class WritableLog(ReadableLog):
             self._enter_last_segment()
 
     def begin_anew(self, offset: int, remove_files: Callable[[], None]) -> None:
-        """Becomes a log without a byte that begins at `offset`, a segment's start.
+        """Becomes an empty log that begins at `offset`, a segment's start.
 
         `remove_files` removes the segments' files, and all that is built from them; nobody reads meanwhile.
-        Raises LogNotWritable after an error of the disk: the log is empty then, too, and fenced.
+        Raises LogNotWritable after an error of the disk.  The log is empty then, too, and fenced.
         """
         assert offset % self.segment_bytes == 0
         with self._flush_lock, self._lock:
@@ -326,7 +326,7 @@ class WritableLog(ReadableLog):
                 self.wake()
 
     def _gone_wrong(self, what: str, error: OSError) -> LogNotWritable:
-        """Half done: nothing but a restart, which finishes it, makes the log fit again."""
+        """Fences a log that is half changed.  Only a restart makes it whole: it finishes the change."""
         assert self._lock.locked()
         path = error.filename or self.segments.directory
         reason = f"{path}: {what} is not finished, a restart is needed: {error.strerror or error}"
@@ -337,9 +337,9 @@ class WritableLog(ReadableLog):
     # -- damage -------------------------------------------------------------------------------------
 
     def fence_range(self, begin: int, end: int, reason: str) -> None:
-        """Nobody gets bytes from `begin` to `end`, which are damaged, before they are repaired.
+        """Keeps everybody from the damaged bytes from `begin` to `end` until they are repaired.
 
-        Both are records' edges in one segment.  Raises OffsetNotFound for a range that the log has not.
+        Both are records' edges in one segment.  Raises OffsetNotFound for a range that the log does not have.
         """
         if not self.start <= begin < end <= self.end or begin // self.segment_bytes != (
             (end - 1) // self.segment_bytes
@@ -349,7 +349,7 @@ class WritableLog(ReadableLog):
         self._change_fences(lambda fences: fences.with_range(begin, end, reason))
 
     def restore_fences(self, fences: Fences, keep: Callable[[Fences], None] | None = None) -> None:
-        """What was found before; at a start.  `keep` is called as on_fences is, before it."""
+        """At a start: restores the fences found before.  `keep` is called as on_fences is, and before it."""
         with self._fence_lock:
             self._fences = fences
             self._keep_fences = keep
@@ -358,8 +358,8 @@ class WritableLog(ReadableLog):
         """Puts back the bytes of the fenced range that begins at `begin`, durably, and lifts the fence.
 
         `data` is all of it: whole records with the right offsets and CRCs, a blank at the segment's end.
-        Raises NotDamaged when no fenced range begins there, CorruptRecord for other bytes than that, with
-        nothing changed, StoreUnreadable for an error of the disk; the fence stays then.
+        Raises NotDamaged if no fenced range begins there, and CorruptRecord for other bytes, with nothing
+        changed; StoreUnreadable for an error of the disk.  The fence stays then.
         """
         with self._flush_lock:
             fence = self._fences.at(begin)
@@ -403,7 +403,7 @@ class WritableLog(ReadableLog):
     # -- ending -------------------------------------------------------------------------------------
 
     def close(self, reason: str = "shut down") -> None:
-        """Takes nothing any more, wakes who waits, closes what nobody reads.  Flushes nothing."""
+        """Refuses all bytes, wakes all waiting threads, closes what nobody reads.  Flushes nothing."""
         self.fence(reason)
         self.wake()
         with self._lock:

@@ -1,10 +1,10 @@
-"""Chosen: entries that a pull takes of a queue, as bytes of it; and their records, read and looked at at once.
+"""Chosen: entries that a pull takes from a queue, as its bytes; and their records, read and checked at once.
 
     units     | entry | entry | …     of 20 bytes, as they are in the queue, rising
     numbers   | 8     | 8     | …     which of the queue each one is, in the machine's byte order
 
-Native code makes them and reads what they lead to, so that a message costs no step of Python.  What is not
-whole and sound is not said here: who asks then reads entry by entry (haservice.broker.pull.reader).
+Native code makes them and reads their records, so that a message costs no step of Python.  It does not
+say which record is not sound: for that the caller reads entry by entry (haservice.broker.pull.reader).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Chosen(Sequence[Entry]):
         return map(Entry._make, UNIT.iter_unpack(self.units))
 
     def places(self, topic: str, queue_id: int) -> Places:
-        """Which messages they are, of that queue."""
+        """Which messages of that queue they are."""
         return Places(topic, queue_id, memoryview(self.numbers).cast("q"))
 
 
 def are_sound(data: bytes, chosen: Chosen, places: Places | None) -> bool:
-    """Whether `data` is nothing but the records of `chosen`, ordinary and sound; with `places`, those messages."""
+    """Whether `data` is just the records of `chosen`, ordinary and sound, and if given, those at `places`."""
     assert native.core is not None
     if places is not None and type(places.offsets) is not memoryview:
         return False

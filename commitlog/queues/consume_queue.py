@@ -4,11 +4,11 @@
     tags code   hash of the message's tag, 0 without one; deliver time in ms in SCHEDULE_TOPIC_XXXX
     pre-blank   offset 0, size 0x7fffffff: fills a first file up to a first message that is not number 0
 
-A queue has each number once, and what lies later in the log has the higher number.  Where it has not, the
-master's queue was deleted and numbered anew: the queue ends before that number, and goes on from it.
+A queue has each number once, and a message later in the log has a higher number.  If it has not, the master's
+queue was deleted and numbered anew: the queue is cut before that number, and goes on from it.
 
 One thread writes (the dispatcher, or recovery before it), any thread reads.  An entry is readable when
-`max_offset` passes it, and that happens after its bytes are written: readers take no lock.
+`max_offset` passes it, which happens after its bytes are written, so readers take no lock.
 Queue offsets count entries, physical offsets bytes in the log.  Rules: RocketMQ 4.9.8's ConsumeQueue.
 """
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["PRE_BLANK_SIZE", "ConsumeQueue", "ConsumeQueues", "Entry", "RecordSource"]
 
-# So many queues are written with one call: what they need stays in the processor's cache meanwhile.
+# So many queues are written with one call: their data then stays in the processor's cache.
 _AT_ONCE = 128
 
 
@@ -48,23 +48,23 @@ class ConsumeQueues:
         self.durable_ms = 0
         self.written_position = 0
         self.durable_position = 0
-        # Another one whenever queues disappear, or are cut: who keeps queues, or their numbers, at hand then
-        # forgets them.  From a counter: of two threads that set it at once, neither goes unnoticed.
+        # Changes whenever queues disappear or are cut: code that keeps queues, or their numbers, then forgets
+        # them.  It comes from a counter, so that no change is lost if two threads set it at once.
         self.generation = 0
         self._generations = itertools.count(1)
         self._file_bytes = file_bytes
         self._files = files
         self._descriptors = Descriptors(files)
-        # Guards changes of the table; looking up needs no lock.
+        # Guards changes of the table; a look-up needs no lock.
         self._lock = threading.Lock()
         self._table: dict[tuple[str, int], ConsumeQueue] = {}
-        # Queues with entries that are not durable yet; added to by the writer, taken from by the flusher.
+        # Queues with entries that are not durable yet.  The writer adds them; the flusher takes them.
         self._dirty: set[ConsumeQueue] = set()
         self._broken: OSError | None = None
 
     @property
     def max_physical_offset(self) -> int:
-        """Where the last message of any queue ends in the log: from there on, dispatch has to go on."""
+        """Where the last message of any queue ends in the log; dispatch has to go on from there."""
         return max((queue.max_physical_offset for queue in list(self._table.values())), default=0)
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -74,7 +74,7 @@ class ConsumeQueues:
         return list(self._table.items())
 
     def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue; a new one has no file before its first write.  The topic is known to be a fit name."""
+        """The queue; a new one has no file before its first write.  The caller has checked the topic."""
         queue = self._table.get((topic, queue_id))
         if queue is None:
             with self._lock:
@@ -90,22 +90,22 @@ class ConsumeQueues:
         self.generation = next(self._generations)
 
     def write(self, queues: Sequence[ConsumeQueue], written_ms: int, position: int = 0) -> None:
-        """Writes what these queues gathered: they have all of the log below `position` then.
+        """Writes what these queues gathered; then they have all of the log below `position`.
 
-        Raises OSError; the same call may then be made again.
+        After an OSError the same call may be made again.
         """
         at_once = min(_AT_ONCE, self._descriptors.share)
         for first in range(0, len(queues), at_once):
             some = queues[first : first + at_once]
             self._write_at_once([planned for queue in some if (planned := queue.plan_write()) is not None])
-            for queue in some:  # what takes more than one write
+            for queue in some:  # those that take more than one write
                 queue.write()
             self._dirty.update(some)
         self.written_ms = written_ms
         self.written_position = position
 
     def _write_at_once(self, planned: list[PlannedWrite]) -> None:
-        """In one call: each hands the interpreter over.  Raises OSError; what came before it is written."""
+        """Writes in one call: each gives up the interpreter.  Raises OSError; what came before is written."""
         count = 0
         files = [file for _, file, _, _, _ in planned]
         try:
@@ -139,19 +139,19 @@ class ConsumeQueues:
                     logger.warning("no queue, passed over path=%s", self.directory / topic / name)
 
     def truncate(self, physical_offset: int) -> int:
-        """Drops the messages from `physical_offset` in the log on; of how many queues."""
+        """Drops the messages from `physical_offset` in the log on; returns from how many queues."""
         return sum([queue.truncate(physical_offset) for _, queue in self.items()])
 
     def rewind(self, physical_offset: int) -> None:
-        """Same, durably, and of what is gathered, too.  Of the writing thread.  Raises OSError.
+        """As truncate(), but durably, and of what is gathered, too.  The writing thread's.  Raises OSError.
 
-        What may be claimed for a later time than that of the last message left is for the caller to lower.
+        The caller has to lower() claims for times later than that of the last message left.
         """
         for _, queue in self.items():
             queue.rewind(physical_offset)
 
     def let_go(self) -> None:
-        """There is no queue any more; the caller removes the files."""
+        """Forgets all queues; the caller removes the files."""
         with self._lock:
             queues = list(self._table.values())
             self._table = {}
@@ -169,14 +169,14 @@ class ConsumeQueues:
         self.durable_position = min(self.durable_position, position)
 
     def mend(self, queue: ConsumeQueue, units: Mapping[int, bytes], cuts: int) -> list[int]:
-        """As ConsumeQueue.mend; what was changed is flushed with all else."""
+        """As ConsumeQueue.mend(); the next flush includes the changes."""
         changed = queue.mend(units, cuts)
         if changed:
             self._dirty.add(queue)
         return changed
 
     def covered(self, begin: int, end: int) -> int:
-        """How far from `begin` to `end` the messages of all queues fill the log without a hole."""
+        """Up to where, from `begin` to `end`, the messages of all queues fill the log without a hole."""
         for offset, size in sorted(piece for _, queue in self.items() for piece in queue.pieces(begin, end)):
             if offset != begin:
                 break
@@ -184,16 +184,16 @@ class ConsumeQueues:
         return begin
 
     def last_stored_ms(self, log: RecordSource) -> int:
-        """When the message that lies last in the log was stored, as the log says; 0 if there is none."""
+        """When the last message in the log was stored, as the log says; 0 if there is none."""
         queues = [queue for _, queue in self.items()]
         last = max(queues, key=lambda queue: queue.max_physical_offset, default=None)
         entry = last.last_entry if last is not None else None
         return (stored_ms(entry, log) or 0) if entry is not None else 0
 
     def distrust(self, physical_offset: int) -> None:
-        """After a crash nobody knows what the disk has of messages from there on: they come again.
+        """After a crash: drops the messages from there on, which come again.  Nobody knows what the disk has.
 
-        It may even be what was cut off once: whoever cut it may have died before it was durable.
+        The disk may even have entries that were cut: a process may have died before the cut was durable.
         """
         for _, queue in self.items():
             queue.distrust(physical_offset)
@@ -204,11 +204,11 @@ class ConsumeQueues:
             queue.correct_min_offset(physical_offset)
 
     def expire(self, physical_offset: int) -> int:
-        """Queues begin where the log begins; how many files went thereby."""
+        """Lets queues begin where the log begins; returns how many files went."""
         return sum([queue.expire(physical_offset) for _, queue in self.items()])
 
     def delete_topic(self, topic: str) -> int:
-        """Removes all queues of a topic; how many there were."""
+        """Removes all queues of a topic; returns how many there were."""
         with self._lock:
             keys = [key for key in self._table if key[0] == topic]
             queues = [self._table.pop(key) for key in keys]
@@ -218,16 +218,16 @@ class ConsumeQueues:
         return len(queues)
 
     def empty_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool]) -> int:
-        """Deletes the files of queues whose messages all lie before `physical_offset`, but not of those
-        that `is_spared(topic, queue id)`; of how many.  Until a restart they go on with their numbers.
+        """Deletes the files of queues whose messages all lie before `physical_offset`, unless
+        `is_spared(topic, queue id)`; returns of how many.  Until a restart they go on with their numbers.
         """
         return sum([queue.empty(physical_offset) for key, queue in self.items() if not is_spared(*key)])
 
     def flush(self, least_pages: int = 0) -> None:
-        """Makes entries durable, of queues with at least so many dirty pages; of all with 0.
+        """Makes entries durable, in queues with at least so many dirty pages; with 0 in all.
 
-        Raises OSError, and from then on always unless it was for want of a descriptor: after a failed flush
-        nobody knows what is on the disk, so `durable_ms` must not move again before a restart has looked.
+        Raises OSError, and from then on always, unless only a descriptor was lacking: after a failed flush
+        nobody knows what is on the disk, so `durable_ms` must not move again before a restart has checked.
         """
         if self._broken is not None:
             raise self._broken

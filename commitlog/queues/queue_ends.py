@@ -1,10 +1,10 @@
-"""Whether queues end where the log says, looked at by a start before anything is dispatched.
+"""A start checks here, before it dispatches anything, whether queues end where the log says.
 
-A queue's last entry says where its numbers go on, and with those of all queues where dispatch does.  A bit
-that flipped there, or a size or place that became none, which ends a queue early, would cost messages, and
-have numbers given twice.  So the last entry is held against the log, which costs a read for each queue; if it
-does not fit, and it is not the log that is damaged there, the queue is cut to its last entry that fits, and
-what follows comes again from the log.
+A queue's last entry says where its numbers go on; the last entries of all queues say where dispatch goes on.
+A flipped bit there would lose messages and give numbers twice.  So would a size or place that is no longer
+valid, because it ends the queue early.  So the start checks the last entry against the log, at one read a
+queue.  If it does not fit, and the log is not damaged there, the queue is cut to its last entry that fits,
+and what follows comes again from the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def check(log: ReadableLog, queues: ConsumeQueues, position: int) -> int:
-    """From where to dispatch, which is `position` if all queues end well.  May raise OSError."""
+    """Where to begin dispatch: at `position` if all queues end well, else earlier.  May raise OSError."""
     for _, queue in queues.items():
         number = queue.max_offset - 1
         early = queue.doubtful or _dropped_another(log, queue, number + 1)
@@ -39,14 +39,14 @@ def check(log: ReadableLog, queues: ConsumeQueues, position: int) -> int:
 
 
 def _dropped_another(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
-    """Whether a start dropped an entry as one of a message that comes again, and it is not of that message: then its
-    own may be one that does not come again."""
+    """Whether a start dropped an entry whose message was to come again, but the entry is of another message.
+    That one may not come again."""
     entry = queue.first_distrusted
     return entry is not None and not entry.blank and not _names(log, queue, number, entry)
 
 
 def _last_fitting(log: ReadableLog, queue: ConsumeQueue, number: int) -> tuple[int, int]:
-    """Behind which entry the queue is right, and where in the log it goes on."""
+    """Up to which entry the queue is right, and where in the log it goes on."""
     step = 1
     while number >= queue.min_offset:
         if _fits(log, queue, number):
@@ -68,7 +68,7 @@ def _names(log: ReadableLog, queue: ConsumeQueue, number: int, entry: Entry) -> 
 
 
 def _is_wrong(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
-    """Whether it is the queue that is wrong: what the log has lost or dropped there is no sign of that."""
+    """Whether the queue is wrong.  What the log has lost or dropped there does not prove that."""
     for entry in queue.read(number, 1):
         if entry.blank or _fits(log, queue, number):
             return False
@@ -85,7 +85,7 @@ def _is_wrong(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
 
 
 def _is_whole(log: ReadableLog, offset: int, size: int) -> bool:
-    """Whether a record begins there that is of another size, so that it is not this one, damaged."""
+    """Whether a record of another size begins there: then it is not the entry's record, damaged."""
     try:
         return len(log.read_record(offset)) != size
     except CommitLogError:

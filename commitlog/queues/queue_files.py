@@ -3,8 +3,8 @@
     unit       | physical offset 8 | size 4 | tags code 8 |
     file name  20 decimal digits: the position of the file's first byte in the queue
 
-Knows positions, in bytes since the queue began, and what makes a unit valid; what the units say is
-consume_queue's business.  Format and recovery rules: RocketMQ 4.9.8's ConsumeQueue and MappedFileQueue.
+This module knows positions, in bytes since the queue began, and what makes a unit valid; consume_queue knows
+what the units say.  Format and recovery rules: RocketMQ 4.9.8's ConsumeQueue and MappedFileQueue.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ PRE_BLANK = UNIT.pack(0, 0x7FFFFFFF, 0)
 
 NAME_DIGITS = 20
 
-# Most queues are short: their end is seen at once.  Long ones are read in large pieces.
+# Most queues are short: the first read finds their end.  Long ones are read in large pieces.
 _FIRST_LOOK_BYTES = 1_600 * UNIT_BYTES
 _LOOK_BYTES = 13_107 * UNIT_BYTES
 _NEGATIVE = re.compile(rb"[\x80-\xff]")
 
 
 def valid_units(data: bytes) -> int:
-    """How many whole units `data` begins with whose offset is not negative and whose size is positive.
+    """How many units at the start of `data` are whole, with an offset not negative and a positive size.
 
-    Looks at columns of bytes rather than at units: a restart looks at millions.
+    Checks columns of bytes rather than units: a restart checks millions.
     """
     count = len(data) // UNIT_BYTES
     if not count:
@@ -59,8 +59,8 @@ def valid_units(data: bytes) -> int:
 
 
 class End(NamedTuple):
-    """Where the valid units of a queue end, and where in that file bytes may differ from zero: begin and end of
-    each part, as it was before the start read any."""
+    """Where the valid units of a queue end; and the parts (begin, end) of that file that could differ from
+    zero before this start read any."""
 
     position: int = 0
     written: Sequence[tuple[int, int]] = ()
@@ -89,7 +89,7 @@ class QueueFiles:
         self.file_bytes = file_bytes
         self._files = files
         self._descriptors = descriptors
-        # Replaced as a whole, never changed in place: readers take it once.
+        # Replaced as a whole, never changed in place; readers take it once.
         self._list: tuple[QueueFile, ...] = ()
         self._unsynced_names = False
 
@@ -114,8 +114,7 @@ class QueueFiles:
         return position - position % self.file_bytes
 
     def load(self) -> None:
-        """Finds the files.  A last one that is too short and all zeros, left by a crash while it was
-        made, is finished.
+        """Finds the files.  Finishes a last one that is too short and all zeros: a crash left it half made.
 
         Raises ForeignFile, SegmentSizeMismatch or SegmentMissing: a stock broker would not start either.
         """
@@ -181,7 +180,7 @@ class QueueFiles:
         return listed[number] if number < len(listed) else None
 
     def write(self, position: int, data: bytes) -> None:
-        """Writes `data`, making files as needed.  Raises OSError; the same write may then be tried again."""
+        """Writes `data`, and makes files as needed.  After an OSError the same write may be tried again."""
         while data:
             file = self._file_at(position) or self._create(self.file_start(position))
             room = file.start + self.file_bytes - position
@@ -210,7 +209,7 @@ class QueueFiles:
                 with suppress(FileNotFoundError), self._descriptors.borrow(file) as fd:
                     self._files.fdatasync(fd)
         if self._unsynced_names:
-            # Before the work: a file that is made meanwhile is for the next flush.
+            # Before the work: the next flush syncs the name of a file that is made meanwhile.
             self._unsynced_names = False
             topic = self.directory.parent
             try:
@@ -221,7 +220,7 @@ class QueueFiles:
                 raise
 
     def sync_end(self) -> None:
-        """Makes what cut() did durable: zeros in the last file, and that those behind are gone."""
+        """Makes what cut() did durable: zeros in the last file, and the removal of those behind."""
         if self._files.exists(self.directory):
             self._unsynced_names = True
             self.flush(max(0, self.limit - 1), self.limit)
@@ -233,7 +232,7 @@ class QueueFiles:
             self._descriptors.let_go(file)
 
     def distrust_names(self) -> None:
-        """A process that died made files, or removed some: the next flush() makes that durable."""
+        """Has the next flush() sync names: a process that died may have made or removed files."""
         self._unsynced_names = True
 
     def find_end(self) -> End:
@@ -248,8 +247,8 @@ class QueueFiles:
     def _end_in(self, file: QueueFile) -> End:
         position, look = 0, _FIRST_LOOK_BYTES
         with self._descriptors.borrow(file) as fd:
-            # Asked before any byte is read: what was read once counts as data, and so all of a fresh file would.
-            # For the same reason nothing behind is read: Linux would read ahead.
+            # Asked before any read: bytes once read count as data, and so would all of a fresh file.  For the
+            # same reason nothing behind is read: Linux would read ahead.
             ranges = self._files.data_ranges(fd, 0, self.file_bytes)
             begin, limit = ranges[0] if ranges else (0, 0)
             while position < limit and not begin:
@@ -268,10 +267,10 @@ class QueueFiles:
     ) -> bool:
         """Drops everything from `end` on: later files go, the rest of the last one becomes zeros.
 
-        The zeros matter: old units behind the end would look valid to the next recovery.  A queue whose
-        numbers begin above 0 keeps one file, for its name says where they go on; with `keep_first` any queue
-        does, for who is about to fill it again.  `written`: of the file that is the last then, the parts that may
-        differ from zero, if they are known.  True if there was anything to drop.
+        The zeros matter: the next recovery would take old units behind the end for valid.  A queue whose
+        numbers begin above 0 keeps one file, whose name says where they go on.  With `keep_first` any queue
+        does, because it is about to be filled again.  `written`: the parts of the then last file that may
+        differ from zero, if known.  True if there was anything to drop.
         """
         assert end % UNIT_BYTES == 0
         dropped = False
@@ -298,7 +297,7 @@ class QueueFiles:
         return dropped
 
     def drop_below(self, position: int) -> int:
-        """Deletes files that end at or before `position`, never the last; how many went."""
+        """Deletes files that end at or before `position`, never the last; returns how many."""
         gone = 0
         while len(self._list) > 1 and self._list[0].start + self.file_bytes <= position:
             file = self._list[0]

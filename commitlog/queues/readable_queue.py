@@ -2,8 +2,8 @@
 
     entry       | physical offset 8 | size 4 | tags code 8 |        number q at byte 20 * q
 
-An entry is readable when `max_offset` passes it, and that happens after its bytes are written: readers take
-no lock.  What writes is consume_queue.py.
+An entry is readable when `max_offset` passes it, which happens after its bytes are written, so readers take
+no lock.  writable_queue.py writes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOWHERE = 1 << 63
 
 
 class Entry(NamedTuple):
-    """One message of a queue.  A pre-blank (see `blank`) stands for none."""
+    """One message of a queue, or none if it is a pre-blank (see `blank`)."""
 
     physical_offset: int
     size: int
@@ -70,10 +70,10 @@ class ReadableQueue:
         return data
 
     def offset_by_time(self, timestamp_ms: int, log: RecordSource) -> int:
-        """Queue offset of the message stored nearest to `timestamp_ms`; 0 if there is none to look at.
-        Damaged ones are passed over.
+        """Queue offset of the message stored nearest to `timestamp_ms`; 0 if the queue has none.  Skips
+        damaged ones.
 
-        RocketMQ first picks a file by its modification time; we search all, for a copied store keeps none.
+        RocketMQ first picks a file by its modification time.  We search all: a copied store has lost it.
         """
         low, high = self.min_offset, self.max_offset - 1
         before: tuple[int, int] | None = None
@@ -98,7 +98,7 @@ class ReadableQueue:
         return _nearest(timestamp_ms, before, after)
 
     def _stored(self, low: int, high: int, log: RecordSource) -> tuple[int, int] | None:
-        """Of the messages from `low` to `high` the first that can be read, and when it was stored."""
+        """The first message from `low` to `high` that can be read, and when it was stored."""
         for queue_offset in range(low, high + 1):
             for entry in self.read(queue_offset, 1):
                 time_ms = None if entry.blank else stored_ms(entry, log)
@@ -110,7 +110,7 @@ class ReadableQueue:
 
     @property
     def last_entry(self) -> Entry | None:
-        """The last real message's; None if there is none."""
+        """The entry of the last real message; None if there is none."""
         last = self.max_offset - 1
         entries = self.read(last, 1)
         if entries and not entries[0].blank:
@@ -123,7 +123,7 @@ class ReadableQueue:
         return None
 
     def last_ending(self, physical_offset: int) -> tuple[int, Entry] | None:
-        """Of the messages that end at `physical_offset` in the log or before it, the last: number and entry."""
+        """Number and entry of the last message that ends at or before `physical_offset` in the log."""
         first = self._first_behind(0, self._files.first // UNIT_BYTES)
         for queue_offset in range(self._first_behind(physical_offset, first) - 1, first - 1, -1):
             for entry in self.read(queue_offset, 1):
@@ -132,7 +132,7 @@ class ReadableQueue:
         return None
 
     def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Of the messages from `begin` to `end` in the log: where each lies, and its size."""
+        """Place and size of each message from `begin` to `end` in the log."""
         found: list[tuple[int, int]] = []
         queue_offset = self._first_behind(begin, self._files.first // UNIT_BYTES)
         while entries := self.read(queue_offset, 128):
@@ -145,12 +145,12 @@ class ReadableQueue:
         return found
 
     def _first_behind(self, physical_offset: int, low: int) -> int:
-        """The first message from entry `low` on that lies at `physical_offset` or behind; or max_offset.
+        """The first message from entry `low` on that lies at or behind `physical_offset`; or max_offset.
 
-        Physical offsets rise within a queue.  A blank counts like the message after it.  One entry that is
-        damaged does not mislead the search: its neighbours contradict it where it ends.
+        Physical offsets rise within a queue.  A blank counts like the message after it.  One damaged entry
+        does not mislead the search: where the search ends, its neighbours contradict it.
         """
-        if not physical_offset:  # asked of every queue, more than once, by each start
+        if not physical_offset:  # each start asks this of every queue, more than once
             return self._first_real(low, self.max_offset)[0]
         first, high = low, self.max_offset
         while True:
@@ -168,7 +168,7 @@ class ReadableQueue:
                 return found
 
     def _place(self, queue_offset: int) -> int:
-        """Where the entry's message lies; of a blank, or where there is none, behind all."""
+        """Where the entry's message lies; behind all for a blank, or if there is no entry."""
         entries = self.read(queue_offset, 1)
         return _NOWHERE if not entries or entries[0].blank else entries[0].physical_offset
 
@@ -203,12 +203,12 @@ def stored_ms(entry: Entry, log: RecordSource) -> int | None:
         data = log.read(entry.physical_offset, STORED_BYTES)
     except (CommitLogError, OSError):
         return None
-    # A damaged entry leads to bytes that are no record, or another place than it says.
+    # A damaged entry leads to bytes that are no record, or that state another place.
     return stored_at(data, entry.physical_offset)
 
 
 def _nearest(timestamp_ms: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> int:
-    """Of two (queue offset, ms) neighbours the nearer one's queue offset; a tie goes to the earlier."""
+    """Queue offset of the nearer of two (queue offset, ms) neighbours; a tie goes to the earlier."""
     if before is None or after is None:
         return (before or after or (0, 0))[0]
     return after[0] if timestamp_ms - before[1] > after[1] - timestamp_ms else before[0]

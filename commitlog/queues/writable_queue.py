@@ -1,7 +1,7 @@
-"""ConsumeQueue: the writing half of a queue: entries are gathered, written, cut, mended, expired and flushed.
+"""ConsumeQueue: the writing half of a queue: gathers, writes, cuts, mends, expires and flushes entries.
 
-A queue has each number once, and what lies later in the log has the higher number.  Where it has not, the
-master's queue was deleted and numbered anew: the queue ends before that number, and goes on from it.
+A queue has each number once, and a message later in the log has a higher number.  If it has not, the master's
+queue was deleted and numbered anew: the queue is cut before that number, and goes on from it.
 
 One thread writes (the dispatcher, or recovery before it), any thread reads (readable_queue.py).  An entry is
 readable when `max_offset` passes it, and that happens after its bytes are written.
@@ -33,7 +33,7 @@ class ConsumeQueue(ReadableQueue):
     def __init__(
         self, topic: str, queue_id: int, files: QueueFiles, on_cut: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_cut` is called whenever its numbers change otherwise than by append()."""
+        """`on_cut` is called whenever its numbers change by anything but append()."""
         super().__init__(topic, queue_id, files)
         self._on_cut = on_cut
         self.max_physical_offset = 0
@@ -42,31 +42,31 @@ class ConsumeQueue(ReadableQueue):
         self._deleted = False
         self._flushed_offset = 0
         self._end_unsynced = False
-        self._cuts = 0  # changes under the lock: who measures without it sees that the measure is void
+        self._cuts = 0  # changes under the lock: a reader without it sees by this that what it found is void
         self.doubtful = False
-        """A start dropped what need not have been a crash's: the queue's end is to be looked at."""
+        """A start dropped entries that a crash need not explain: the queue's end has to be checked."""
         self.first_distrusted: Entry | None = None
-        """The first entry that a start after a crash dropped, for its message comes again; if it has that message."""
-        # Of the writing thread: what append() gathered for the next write().
+        """The first entry that a start after a crash dropped; if it is sound, its message comes again."""
+        # The writing thread's: what append() gathered for the next write().
         self._pending: list[bytes] = []
         self._pending_start = 0
         self._next_offset = 0
         self._first_offset = 0
         self.known_physical_offset = 0
-        # Where the next write() cuts the queue first; None when it only goes on.
+        # Where the next write() cuts the queue first; None if it only goes on.
         self._anew: int | None = None
 
     # -- writing -----------------------------------------------------------------------------------
 
     @property
     def next_offset(self) -> int:
-        """The number of the next entry, gathered ones counted; of the writing thread."""
+        """The number of the next entry, gathered ones included; for the writing thread."""
         return self._next_offset
 
     def append_all(self, entries: bytes, next_offset: int, known_physical_offset: int) -> None:
-        """As append() of each of these entries, the first of which is the queue's next.
+        """As append() of each of these entries; the first is the queue's next.
 
-        `next_offset`, `known_physical_offset`: the queue's, behind them.
+        `next_offset`, `known_physical_offset`: the queue's values behind them.
         """
         assert self._next_offset + len(entries) // UNIT_BYTES == next_offset, "the lane knows the queue"
         self._pending.append(entries)
@@ -76,7 +76,7 @@ class ConsumeQueue(ReadableQueue):
     def append(self, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
         """Gathers an entry for the next write(); False if the queue has it already.
 
-        Raises CorruptRecord for a queue offset that is negative, or so far ahead that it cannot be honest.
+        Raises CorruptRecord for a queue offset that is negative, or too far ahead to be true.
         """
         if physical_offset + size <= self.known_physical_offset:
             return False
@@ -88,7 +88,7 @@ class ConsumeQueue(ReadableQueue):
         return True
 
     def _make_room(self, physical_offset: int, queue_offset: int) -> None:
-        """Goes back to `queue_offset`, or pre-blanks up to it."""
+        """Goes back to `queue_offset`, or fills the queue with pre-blanks up to it."""
         if queue_offset < 0:
             raise CorruptRecord(physical_offset, f"queue offset {queue_offset} in {self} cannot be one")
         if queue_offset < self._next_offset:
@@ -127,7 +127,7 @@ class ConsumeQueue(ReadableQueue):
             self._anew = self._pending_start = self._first_offset = queue_offset
 
     def write(self) -> None:
-        """Writes what was gathered and lets readers see it.  Raises OSError; then call it again later."""
+        """Writes what was gathered and lets readers see it.  After an OSError call it again later."""
         if not self._pending:
             return
         data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
@@ -138,7 +138,7 @@ class ConsumeQueue(ReadableQueue):
                 if self._anew is not None:
                     self._drop(self._anew)
                 if not self.max_offset and start * UNIT_BYTES >= self._files.limit:
-                    self._files.cut(0)  # a file of which nothing was left, and it begins behind that
+                    self._files.cut(0)  # no entries are left, and the next begins behind the files
                 if not self._files.count:
                     blanks = start % (self._files.file_bytes // UNIT_BYTES)
                     start, data = start - blanks, PRE_BLANK * blanks + data
@@ -147,10 +147,10 @@ class ConsumeQueue(ReadableQueue):
         self._settle()
 
     def plan_write(self) -> PlannedWrite | None:
-        """What write() would do, for the caller to do beside others; None if it takes more than one write.
+        """The write that write() would make, for the caller to make with others; None if it takes several.
 
-        Then written() is to be told, or write() to be called.  Without the lock: written() sees whether the
-        queue was emptied or deleted meanwhile.
+        The caller then calls written() after it, or write() instead.  This takes no lock: written() sees
+        whether the queue was emptied or deleted meanwhile.
         """
         pending, cuts, file = self._pending, self._cuts, self._files.last
         if self._deleted or self._anew is not None or not pending or file is None:
@@ -162,7 +162,7 @@ class ConsumeQueue(ReadableQueue):
         return self, file, data, place, cuts
 
     def written(self, cuts: int) -> bool:
-        """Lets readers see what was planned when `cuts` was so, unless that is void by now."""
+        """Lets readers see what was planned; False if `cuts` has changed since, which makes it void."""
         with self._lock:
             if cuts != self._cuts:
                 return False
@@ -171,13 +171,13 @@ class ConsumeQueue(ReadableQueue):
         return True
 
     def _settle(self) -> None:
-        """All that was gathered is written."""
+        """Forgets what was gathered: all of it is written."""
         self._anew = None
         self._pending.clear()
         self._pending_start = self._first_offset = self._next_offset
 
     def _publish(self) -> None:
-        """After the bytes: min before max, so that nobody finds blanks in between."""
+        """After the bytes are written: moves min before max, so that nobody finds blanks in between."""
         if self.min_offset >= self.max_offset:
             self.min_offset = self._first_offset
         self.max_physical_offset = self.known_physical_offset
@@ -203,9 +203,9 @@ class ConsumeQueue(ReadableQueue):
             return dropped
 
     def rewind(self, physical_offset: int) -> None:
-        """Same, durably, and of what is gathered, too; of the writing thread.  Raises OSError.
+        """As truncate(), but durably, and of what is gathered, too.  The writing thread's.  Raises OSError.
 
-        A queue of which nothing lies there may have been cut before, by a process that died.
+        Syncs even if nothing lies there: a process that died may have cut the queue before.
         """
         with self._lock:
             if self._deleted:
@@ -216,7 +216,7 @@ class ConsumeQueue(ReadableQueue):
             self._files.sync_end()
 
     def let_go(self) -> None:
-        """The queue's files are removed by the caller; whoever still has this object finds it empty."""
+        """Forgets the files, which the caller removes; code that still has this object finds it empty."""
         with self._lock:
             self._deleted = True
             self._note_cut()
@@ -243,7 +243,7 @@ class ConsumeQueue(ReadableQueue):
     def _drop(
         self, end: int, *, keep_first: bool = False, written: Sequence[tuple[int, int]] | None = None
     ) -> bool:
-        """Ends what is written at entry `end`, for readers before their bytes go; True if anything went."""
+        """Drops entries from `end` on: hides them from readers, then removes them.  True if any went."""
         assert self._lock.locked()
         self._note_cut()
         self.max_offset = end
@@ -252,7 +252,7 @@ class ConsumeQueue(ReadableQueue):
         return self._files.cut(end * UNIT_BYTES, keep_first=keep_first, written=written)
 
     def _last_physical_offset(self) -> int:
-        """Where the last real message ends in the log; blanks, which announce 2 GiB, do not count."""
+        """Where the last real message ends in the log.  Blanks, which state 2 GiB, do not count."""
         entry = self.last_entry
         return entry.physical_offset + entry.size if entry is not None else 0
 
@@ -275,7 +275,7 @@ class ConsumeQueue(ReadableQueue):
 
     @property
     def cuts(self) -> int:
-        """Another number once entries were dropped: what was found out before is then void."""
+        """Changes when entries were dropped: what was found out before is then void."""
         return self._cuts
 
     @property
@@ -284,9 +284,9 @@ class ConsumeQueue(ReadableQueue):
         return self._files.first // UNIT_BYTES
 
     def mend(self, units: Mapping[int, bytes], cuts: int) -> list[int]:
-        """Puts `units` (queue offset → 20 bytes) where the queue has something else; those queue offsets.
+        """Writes `units` (queue offset → 20 bytes) where the queue has other bytes; returns those offsets.
 
-        Nothing is done if entries were dropped since `cuts`.  Raises OSError.
+        Does nothing if entries were dropped since `cuts`.  Raises OSError.
         """
         with self._lock:
             if self._deleted or cuts != self._cuts:
@@ -302,24 +302,24 @@ class ConsumeQueue(ReadableQueue):
         return inside and self._files.read(number * UNIT_BYTES, UNIT_BYTES) != unit
 
     def begin_at(self, queue_offset: int) -> None:
-        """The log has this message, which the queue was taken to begin behind."""
+        """Lets the queue begin at this number: the log still has its message."""
         with self._lock:
             if self.first_offset <= queue_offset < self.min_offset:
                 self.min_offset = queue_offset
 
     def end_at(self, queue_offset: int) -> None:
-        """Drops the entries from `queue_offset` on, which come again from the log; at a start."""
+        """At a start: drops the entries from `queue_offset` on, which come again from the log."""
         with self._lock:
             self._cut(queue_offset)
             self.doubtful = False
             self.first_distrusted = None
 
     def correct_min_offset(self, physical_offset: int) -> None:
-        """Lets the queue begin at its first message that a log beginning at `physical_offset` has."""
+        """Lets the queue begin at its first message at or behind `physical_offset`, where the log begins."""
         self.min_offset = self._first_behind(physical_offset, self.min_offset)
 
     def expire(self, physical_offset: int) -> int:
-        """Same, and deletes the files that thereby hold nothing, but never the last; how many went."""
+        """Same, and deletes files that hold nothing then, never the last; returns how many went."""
         with self._lock:
             if self._deleted:
                 return 0
@@ -339,7 +339,7 @@ class ConsumeQueue(ReadableQueue):
             return self._files.cut(0)
 
     def delete(self) -> None:
-        """Removes the queue's files; whoever still has this object finds it empty."""
+        """Removes the queue's files; code that still has this object finds it empty."""
         with self._lock:
             self._deleted = True
             self._note_cut()

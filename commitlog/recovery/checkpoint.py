@@ -2,9 +2,9 @@
 
     physic 8 | logics 8 | index 8 | rest of 4096 bytes: zero, or what a later version keeps there
 
-Timestamps are ms of the broker's clock, as records carry them.  They may lag; running ahead of the disk would
-let a restart look at too little.  When a clock falls they do, as RocketMQ's: what we go by ourselves are the
-positions beside them (positions.py), which are written first.
+Timestamps are ms of the broker's clock, as records carry them.  They may lag behind the disk; if they ran
+ahead of it, a restart would scan too little.  If a clock is set back they do run ahead, as in RocketMQ.  So
+we go by the positions beside them (durable_marks.py), which are written first.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LAYOUT = struct.Struct(">qqq")
 
 
 class Checkpoint:
-    """The file and what it says.  Belongs to the flusher; others set one timestamp, which is atomic.
+    """The file and what it says.  The flusher owns it; others set one timestamp, which is atomic.
 
     `positions` are the same claims in offsets.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
-        """Opens the file, or creates it; one of an odd size counts as empty.  Raises StoreUnreadable."""
+        """Opens or creates the file; one of a wrong size counts as empty.  Raises StoreUnreadable."""
         self.path = path
         self._files = files
         self._written = (0, 0, 0)
@@ -65,11 +65,11 @@ class Checkpoint:
 
     @property
     def min_timestamp_index_ms(self) -> int:
-        """Same, and in the index."""
+        """Records older than this are durable in log, queues and index."""
         return min(self.min_timestamp_ms, self.index_timestamp_ms)
 
     def forget_future(self, now_ms: int) -> None:
-        """A time that has not been is no claim: a clock was set back, or a bit flipped.  save() writes it."""
+        """Drops times in the future: a clock was set back, or a bit flipped.  save() writes the result."""
         said = self.physic_timestamp_ms, self.logics_timestamp_ms, self.index_timestamp_ms
         believed = tuple(ms if 0 <= ms <= now_ms else 0 for ms in said)
         if believed != said:

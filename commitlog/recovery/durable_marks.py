@@ -3,14 +3,14 @@
     slot 0 at 0, slot 1 at 512, slot 2 at 1024
     | number 8 | log 8 | queues 8 | index 8 | CRC-32 of these 4 |    the sound slot of the highest number
 
-The checkpoint says the same in store timestamps, as RocketMQ does, and that is true only while they rise.
-They fall when a clock is set back, or when the master of the next epoch has a slower one; and a replica has
-the bytes on its disk before it looks at their timestamps, so nothing could be lowered in time.  Offsets only
-rise, and where they do not (a log that is cut) they are lowered here first, durably.
+The checkpoint says the same in store timestamps, as RocketMQ does.  That is true only while timestamps rise.
+They fall when a clock is set back, or when the master of the next epoch has a slower clock.  A replica has
+the bytes on its disk before it looks at their timestamps, so it could not lower the checkpoint in time.
+Offsets fall only when the log is cut, and the cut lowers them here first, durably.
 
-Slots 0 and 1 are written by turns, and synced each time: one is whole whatever a power cut tears.  Slot 2 is
-written in between and not synced; it may claim no more than is durable, either.
-A store without the file, or without a sound slot, is one of a stock broker; then the timestamps count.
+Slots 0 and 1 are written by turns, and synced each time, so one is whole whatever a power cut tears.  Slot 2
+is written in between and not synced; it, too, claims no more than is durable.
+A store without the file, or without a sound slot, is a stock broker's: then the timestamps count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Durable(NamedTuple):
 
 
 class DurableMarks:
-    """The file and what it says.  Belongs to the checkpoint; others set one position, which is atomic."""
+    """The file and what it says.  The checkpoint owns it; others set one position, which is atomic."""
 
     def __init__(self, path: Path, files: Files) -> None:
         """Opens the file if it is there.  Raises StoreUnreadable."""
@@ -75,12 +75,12 @@ class DurableMarks:
             number, *positions = _FIELDS.unpack_from(slot)
             if number > self._number and min(positions) >= 0:
                 self._number, self.known = number, Durable(*positions)
-                # The next synced one leaves the best synced one alone.
+                # The next synced save does not overwrite the best synced slot.
                 self._turn = 1 - turn if turn < 2 else self._turn
 
     @property
     def now(self) -> Durable:
-        """What the next save writes."""
+        """What the next save() writes."""
         return Durable(self.log, self.queues, self.index)
 
     def take(self, durable: Durable) -> None:

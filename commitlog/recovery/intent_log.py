@@ -1,12 +1,12 @@
-"""What a running store set out to do with its files and may die amid: the next start finishes it.
+"""What a running store began to do with its files.  If it dies amid that, the next start finishes it.
 
     lineage/rewinding    the log ends at `offset`; what it held up to `end` is gone
     lineage/emptying     the store holds nothing and begins at `offset`; its old files go below `keep`, if any
 
-Such a file is made, durably, when all that can be refused was refused, and before the first file changes:
-from then on there is no way back.  It is removed when everything is on the disk.  Outside of RocketMQ's own
-directories, for one file that a stock broker does not know keeps it from starting.  It is sealed (seal.py):
-a number that rotted would cut the log at another place.
+The store makes such a file, durably, after its last chance to refuse and before the first file changes.  From
+then on there is no way back.  The store removes it when everything is on the disk.  It lies outside
+RocketMQ's own directories, because a stock broker does not start with an unknown file there.  It is sealed
+(seal.py), or a number that rotted would cut the log at another place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rewinding:
 
 @dataclass(frozen=True, slots=True)
 class Emptying:
-    """The store becomes one without a record, whose log begins at `offset`."""
+    """The store becomes empty, and its log begins at `offset`."""
 
     offset: int
     keep: Path | None = None
@@ -58,25 +58,26 @@ class IntentLog:
         return None if fields is None else Emptying(fields[0], Path(fields[1]) if fields[1] else None)
 
     def settle(self) -> None:
-        """What is not there stays away: a kill right after a removal leaves it to a power cut to undo that,
-        and all that is written since would go.  At a start, before anything is.  Raises OSError.
+        """Makes earlier removals durable, at a start, before anything is written.  Raises OSError.
+
+        After a kill right behind a removal, a power cut could undo it, and all written since would go.
         """
         if self._files.exists(self._directory):
             self._files.sync_directory(self._directory)
 
     def begin(self, what: Rewinding | Emptying) -> None:
-        """From here on it will be done.  Raises OSError; then it will not be, unless it is_begun()."""
+        """Decides it: from here on it will be done.  After an OSError it will not, unless it is_begun()."""
         self._files.make_directory(self._directory)
         second = str(what.end) if isinstance(what, Rewinding) else str(what.keep or "")
         content = sealed(f"{what.offset}\n{second}\n".encode())
         replace_file(self._files, self._directory / _name(what), content)
 
     def is_begun(self, what: Rewinding | Emptying) -> bool:
-        """Whether the file is there.  After a begin() that failed, a power cut may leave it or not."""
+        """Whether the file is there.  After a failed begin(), a power cut may keep it or not."""
         return self._files.exists(self._directory / _name(what))
 
     def done(self, what: Rewinding | Emptying) -> None:
-        """Everything is on the disk.  Raises OSError."""
+        """Removes the file: everything is on the disk.  Raises OSError."""
         remove_file(self._files, self._directory / _name(what))
 
     def _read(self, name: str) -> tuple[int, str] | None:

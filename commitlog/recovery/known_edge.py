@@ -1,9 +1,9 @@
-"""From where a start need look at the log: the last edge of a record below what is known to be durable.
+"""Where a start begins to scan the log: at the last known edge of a record in the durable part.
 
-The mark of lineage/durable is no edge by itself: a replica flushes amid records.  And it may be wrong, where
+The mark in lineage/durable is no edge by itself: a replica flushes amid records.  And it may be wrong, if
 files were put back, or another broker had the store meanwhile.  So a queue has to name a record that ends at
-the mark or before it, and the log to have just that record, whole and sound.  Then the scan begins behind it,
-which is near the mark, for the queues asked are those that were written last.
+or before the mark, and the log must have just that record, whole and sound.  The scan begins behind it.  That
+is near the mark, because the start asks the queues that were written last.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from commitlog.queues.consume_queue import ConsumeQueue, ConsumeQueues
 from commitlog.queues.readable_queue import Entry
 from commitlog.upkeep.mender import is_named
 
-# Of 1,024 queues that take messages by turns, one of so many has one of the last few dozen.
+# If 1,024 queues take messages by turns, one of this many has one of the last few dozen messages.
 _QUEUES_ASKED = 16
 
 
 def edge_below(segments: Segments, queues: ConsumeQueues, mark: int) -> int | None:
-    """Where the last record that is known ends at `mark` or before it; None if nothing proves such a place."""
+    """Where the last known record at or before `mark` ends; None if nothing proves such a place."""
     listed = [queue for _, queue in queues.items()]
     ended = max((one for one in listed if one.max_physical_offset <= mark), key=_last, default=None)
     behind = (one for one in listed if one.max_physical_offset > mark)

@@ -1,21 +1,21 @@
-"""What a start does to the log's tail: finds the last whole record, keeps what lies behind it aside, cuts.
+"""Recovery of the log's tail at a start: finds the last whole record, keeps the bytes behind it aside, cuts.
 
-The scan begins where a record is known to end below which all is durable (known_edge.py), which after a clean
-stop is the log's end, or where the same process says that it ended.  Where nothing proves such a place, as in
-a store of a stock broker, it begins as RocketMQ 4.9.8's: after a clean stop at the third-last segment; after a
-crash at the newest one below which everything was durable, by our positions (positions.py) or else by the
-checkpoint's timestamps, and no later than the second-last.
+The scan begins at a record's end below which all is known to be durable (known_edge.py).  After a clean stop
+that is the log's end, or where the same process says that the log ended.  If nothing proves such a place, as
+in a stock broker's store, the scan begins where RocketMQ 4.9.8's does.  After a clean stop: at the third-last
+segment.  After a crash: at the newest segment below which everything was durable, by our positions
+(durable_marks.py) or else by the checkpoint's timestamps, and no later than the second-last.
 
-Then, unlike RocketMQ, which truncates at the first bad record whatever follows it:
+RocketMQ truncates at the first bad record, whatever follows it.  We do not:
 
-- bytes behind the last whole record that hold no further record are the torn tail.  They are written to
-  cut/<20 digits of their offset>-<n> under the store's root, then zeroed in the log;
-- a further record behind the bad one that must have been durable (after a clean stop every one; after a
-  crash one that positions or checkpoint cover) means damage, not a torn tail.  What lies between is reported
-  as a fenced range (damage.py), nothing of it is changed, and the scan goes on behind;
-- further records that were never flushed are part of the torn tail: a power cut keeps any subset of pages.
+- Bytes behind the last whole record without a further record are the torn tail.  Recovery writes them to
+  cut/<20 digits of their offset>-<n> under the store's root, then zeroes them in the log.
+- A further record behind the bad one that must have been durable means damage, not a torn tail.  After a
+  clean stop that is every record; after a crash, one that positions or checkpoint cover.  Recovery reports
+  the bytes between as a fenced range (damage.py), leaves them unchanged, and scans on behind them.
+- Further records that were never flushed belong to the torn tail: a power cut keeps any subset of pages.
 
-Cutting twice, or again after a crash amid a cut, comes to the same end.
+A second cut, or one after a crash amid a cut, ends the same way.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from commitlog.log.segment import Segment
 from commitlog.log.segments import Segments
 from commitlog.upkeep.damage import FENCES_MAX, Fence
 
-# After a clean stop this many segments at the end are looked at; after a crash at least that many.
+# How many segments at the end are read: after a clean stop; after a crash, at least.
 CLEAN_SEGMENTS = 3
 CRASH_SEGMENTS = 2
-# What a core's cache holds is looked over in 0.15 s per GiB; pieces of 4 MiB took up to 0.3.
+# Pieces that fit into a core's cache are scanned in 0.15 s per GiB; pieces of 4 MiB took up to 0.3.
 _CHUNK_BYTES = 1 << 20
 _ALWAYS_MS = -(1 << 63)
 
-# Is handed bytes, where in the log they are, and how many of them are whole records.
+# Gets bytes, where in the log they are, and how many of them are whole records.
 Passed = Callable[[Buffer, int, int], None]
 
 
@@ -63,7 +63,7 @@ class RecoveryReport:
     scanned_from: int
     end: int
     durable: int
-    """Below it all is known to be durable; what follows up to `end` is to be written again and flushed."""
+    """All below is known to be durable.  The bytes from here to `end` are to be written again and flushed."""
     records: int
     seconds: float
     last_timestamp_ms: int = 0
@@ -71,7 +71,7 @@ class RecoveryReport:
     cut_reason: str | None = None
     cut_file: Path | None = None
     fences: tuple[Fence, ...] = ()
-    """Damaged ranges of what was scanned, with sound records behind."""
+    """Damaged ranges in the scanned part, with sound records behind them."""
 
     def __str__(self) -> str:
         stop = "clean" if self.clean else "unclean"
@@ -92,14 +92,14 @@ class _Scan:
 
     end: int
     unproven: int
-    """From here on nobody says that the bytes are durable."""
+    """From here on nothing proves that the bytes are durable."""
     passed: Passed | None
     records: int = 0
     last_timestamp_ms: int = 0
     reason: str | None = None
     blank: bool = False
     passed_blank: int = -1
-    """Where the last blank begins that was passed."""
+    """Where the last blank that the scan passed begins."""
     fences: list[Fence] = field(default_factory=list)
 
 
@@ -122,15 +122,15 @@ def recover(
 ) -> RecoveryReport:
     """Leaves `segments` with whole records and fenced ranges up to the report's end, and zeros behind.
 
-    `begin`: a record ends there that is whole, as all before it is, and durable: nothing below is looked at.
-    `safe_before_ms`: after a crash, a segment whose first record is not younger may begin the scan.
+    `begin`: a record ends there; all before it is whole and durable, and is not read.
+    `safe_before_ms`: after a crash, the scan may begin at a segment whose first record is not younger.
     `durable_before_ms`: older records were flushed before the crash, and cannot be torn.
-    `safe_below`, `durable_below`: offsets up to which everything was, and count instead if they are known.
+    `safe_below`, `durable_below`: the same two as offsets; they count instead if they are known.
     `replica`: a blank came in pieces from the master, and counts once anything follows it.
-    `trusted_end`: a clean stop of this process left the log whole up to there; not looked at below.
+    `trusted_end`: a clean stop of this process left the log whole up to there; it is not read below.
     `proven_end`: the queues say that the log was whole up to there; counts after a clean stop.
-    `passed` is told of all whole records, in their order; it keeps none of the bytes.
-    Raises StoreUnreadable for what the disk does not let us do, and for more damage than can be fenced.
+    `passed` gets all whole records, in their order; it keeps none of the bytes.
+    Raises StoreUnreadable for an error of the disk, and for more damage than can be fenced.
     """
     began_s = time.monotonic()
     items = segments.items
@@ -152,9 +152,9 @@ def recover(
         scan = _Scan(scanned_from, scanned_from, passed)
         _scan_past_damage(items, scan, judge, crc, replica)
         if replica and scan.passed_blank >= 0 and scan.end == _segment_end(items, scan.passed_blank):
-            # Nothing whole follows it, and so the next start would end before it, too.
+            # No whole record follows the blank, so the next start would end before it, too.
             scan.end = scan.passed_blank
-        # A blank at the very end is cut, for nobody knows whether all of it came; there is nothing to keep.
+        # A blank at the very end is cut: nobody knows whether all of it came.  It holds nothing to keep.
         cut_bytes = 0 if scan.blank else leftover(items, scan.end)
         cut_file = keep_aside(items, scan.end, cut_directory, files) if cut_bytes else None
         segments.truncate(scan.end)
@@ -181,7 +181,7 @@ def recover(
 
 
 def _sync_zeros(segment: Segment | None, files: Files) -> None:
-    """Those that a start wrote which died before they were durable: what they cover would come back."""
+    """Syncs zeros of an earlier start that may have died before its sync: the old bytes would come back."""
     if segment is not None:
         with Held(segment):
             files.fdatasync(segment.fd)
@@ -217,7 +217,7 @@ def _first_timestamp_ms(segment: Segment) -> int:
 
 
 def _is_trusted(items: Sequence[Segment], trusted_end: int) -> bool:
-    """Whether the log ends at `trusted_end` as far as that can be seen without looking below."""
+    """Whether the log seems to end at `trusted_end`, judged without a read below it."""
     last = items[-1]
     return last.start <= trusted_end <= last.end and not any(blocks_behind((last,), trusted_end))
 
@@ -227,10 +227,10 @@ def _is_trusted(items: Sequence[Segment], trusted_end: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Tells damage from a torn tail: which bytes were durable.
+    """Tells damage from a torn tail, by which bytes were durable.
 
-    After a clean stop all; else records below the offset `below`, if that is known, or else those stored
-    before `before_ms`.
+    After a clean stop all bytes were.  After a crash, records below the offset `below` were if that is known,
+    else those stored before `before_ms`.
     """
 
     clean: bool
@@ -239,7 +239,7 @@ class _Judge:
     proven_end: int
 
     def proven(self, offset: int, timestamp_ms: int) -> bool:
-        """Whether what lies before `offset`, where a record begins that was stored then, was durable."""
+        """Whether all before `offset` was durable.  The record there was stored at `timestamp_ms`."""
         if self.clean:
             return True
         return offset < self.below if self.below is not None else timestamp_ms < self.before_ms
@@ -251,8 +251,8 @@ class _Judge:
         """
         resume = None
         for offset, timestamp_ms in records_behind(items, bad):
-            # What a stock broker cut off stays in its file behind the end, and is older than what was written
-            # over it.  And a record at the bad place itself is one whose unsummed fields are torn.
+            # What a stock broker cut off stays in its file behind the end.  It is older than what was written
+            # over it.  A record at the bad place itself has torn fields that no CRC covers.
             inside = self.below is not None and offset < self.below
             if offset == bad or (timestamp_ms < last_ms and not inside):
                 continue
@@ -267,7 +267,7 @@ class _Judge:
 def _scan_past_damage(
     items: tuple[Segment, ...], scan: _Scan, judge: _Judge, crc: bool, replica: bool
 ) -> None:
-    """Moves `scan` to the end of the log, over damage that durable records follow."""
+    """Moves `scan` to the end of the log, past damage if durable records follow it."""
     while True:
         _scan_on(items, scan, crc, judge, replica)
         bad = scan.end
@@ -291,9 +291,9 @@ def _scan_past_damage(
 
 
 def _scan_on(items: tuple[Segment, ...], scan: _Scan, crc: bool, judge: _Judge, replica: bool) -> None:
-    """Goes over whole records, from segment to segment, up to the first place that holds none.
+    """Goes over whole records, from segment to segment, up to the first place without one.
 
-    A master writes no more of a blank than its head; a replica may lack what its master has behind that.
+    A master writes only the head of a blank; a replica may lack what its master has behind that.
     """
     scan.blank = False
     for number, segment in enumerate(items):
@@ -320,11 +320,11 @@ def _begins_empty(segment: Segment) -> bool:
 
 
 def _scan_segment(segment: Segment, scan: _Scan, crc: bool, judge: _Judge) -> None:
-    """Moves `scan` over the segment's whole records; a blank is seen, not passed."""
+    """Moves `scan` over the segment's whole records; stops before a blank."""
     needed, torn_from_ms = 0, None if judge.clean else judge.before_ms
     if judge.below is not None and torn_from_ms is not None:
         torn_from_ms = _ALWAYS_MS
-    # What was never written is not read: Linux would read ahead, and those zeros count as data from then on.
+    # Reads nothing that was never written: Linux would read ahead, and its zeros then count as data.
     data_end = segment.start + segment.data_end(scan.end - segment.start)
     while scan.end < segment.end:
         wanted = min(max(_CHUNK_BYTES, needed), segment.end - scan.end)

@@ -1,15 +1,15 @@
-"""Going back, in a store that runs: its log is cut at an earlier record, or the store begins anew, empty.
+"""Takes a running store back: cuts its log at an earlier record, or empties the store, which begins anew.
 
     cut          bytes kept aside ─▶ `rewinding` ─▶ queues, checkpoint, index ─▶ the log ─▶ no `rewinding`
     begin anew                       `emptying` ─▶ all files go, or move ─▶ one empty segment ─▶ no `emptying`
 
-The small file (unfinished.py) is where it is decided.  Before it, a crash or an error leaves everything as it
-was.  From it on there is no way back: an error fences the log, and the next start, after a crash or an error,
-does the rest before anything is read.  When the call returns everything is durable, so no power cut brings a
-byte back: not in the log, whose zeros are synced; not in a queue, whose old entries would otherwise pass for
-those of later messages; and the checkpoint claims nothing for messages that are stored from now on.
+The decision is the small file (intent_log.py).  A crash or error before it leaves everything as it was.
+After it there is no way back: an error fences the log, and the next start does the rest before anything is
+read.  When the call returns everything is durable, so no power cut brings a byte back.  The log's zeros are
+synced.  So are the queues, whose old entries would otherwise pass for those of later messages.  The
+checkpoint claims nothing for messages that are stored from now on.
 
-Whoever calls sees to it that the store's tasks rest, and that nobody transfers from the log.
+The caller makes sure that the store's tasks rest, and that nobody transfers from the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of an open store."""
+    """The parts of an open store."""
 
     options: LogOptions
     files: Files
@@ -54,10 +54,10 @@ class Parts:
 
 
 def rewind(parts: Parts, offset: int) -> Path | None:
-    """The log ends at `offset`, a record's edge, as do queues and index; the file that has what was cut.
+    """Cuts log, queues and index at `offset`, a record's edge; returns the file that keeps what was cut.
 
-    Raises OffsetNotFound or CorruptRecord when it cannot end there, StoreUnreadable when the disk does not
-    take what is kept aside, all with nothing changed; LogNotWritable when it could not be finished.
+    Raises, with nothing changed, OffsetNotFound or CorruptRecord if the log cannot end there, StoreUnreadable
+    if the disk does not take what is to be kept.  Raises LogNotWritable if the cut could not be finished.
     """
     log, files = parts.log, parts.files
     _check_open(log)
@@ -104,12 +104,12 @@ def _is_edge(parts: Parts, offset: int) -> bool:
     segment = log.segments.find(offset)
     if segment is None:
         return False
-    with Held(segment):  # what begins there may be damaged itself
+    with Held(segment):  # the record that begins there may be damaged itself
         return walk_towards(segment, offset, log.fence_at) == offset
 
 
 def _lower(parts: Parts, offset: int) -> int:
-    """When the last message below `offset` was stored; nothing is claimed for later ones."""
+    """Makes queues and checkpoint claim nothing behind `offset`; when the last message below was stored."""
     last_ms = parts.queues.last_stored_ms(parts.log)
     parts.queues.lower(last_ms, offset)
     parts.checkpoint.lower(last_ms, offset)
@@ -120,11 +120,12 @@ def _lower(parts: Parts, offset: int) -> int:
 
 
 def restart_at(parts: Parts, offset: int, keep: Path | None) -> None:
-    """The store is empty and begins at `offset`, a segment's start; its files go, or move below `keep`.
+    """Empties the store, which then begins at `offset`, a segment's start.  Its files go,
+    or move below `keep`.
 
-    Raises LogNotWritable for a log that is no replica, or is fenced, OffsetNotFound for an offset amid a
-    segment, StoreUnreadable for a `keep` that cannot take the files, all with nothing changed; LogNotWritable
-    when it could not be finished.
+    Raises, with nothing changed, LogNotWritable for a log that is no replica or is fenced, OffsetNotFound for
+    an offset amid a segment, StoreUnreadable for a `keep` that cannot take the files.  Raises LogNotWritable
+    if it could not be finished.
     """
     log, options = parts.log, parts.options
     _check_open(log)
@@ -139,7 +140,7 @@ def restart_at(parts: Parts, offset: int, keep: Path | None) -> None:
     start, end = log.start, log.end
 
     def remove_files() -> None:
-        # Nobody is to find an old entry in a queue while the new log grows under it.
+        # Nobody may find an old entry in a queue while the new log grows.
         parts.queues.let_go()
         parts.index.let_go()
         empty(options, parts.files, keep)
@@ -151,7 +152,7 @@ def restart_at(parts: Parts, offset: int, keep: Path | None) -> None:
 
 
 def finish_emptying(options: LogOptions, files: Files, what: Emptying) -> None:
-    """What is left to do at a start, before anything is read.  Raises OSError."""
+    """Does the rest of it at a start, before anything is read.  Raises OSError."""
     empty(options, files, what.keep)
     checkpoint = Checkpoint(options.root / "checkpoint", files)
     try:
@@ -173,7 +174,7 @@ def finish_emptying(options: LogOptions, files: Files, what: Emptying) -> None:
 def empty(options: LogOptions, files: Files, keep: Path | None) -> None:
     """Removes all files of log, queues and index, or moves them below `keep`, durably.  Raises OSError.
 
-    May be called again after a crash amid it.
+    May be called again after a crash amid the call.
     """
     for directory, name in _directories(options):
         if not files.exists(directory):
@@ -182,7 +183,7 @@ def empty(options: LogOptions, files: Files, keep: Path | None) -> None:
         if target is not None:
             files.make_directory(target)
         for entry in files.listdir(directory):
-            # Moved before, it is there: what is here again was made since, and holds nothing.
+            # If it was moved before, what is here now was made since, and holds nothing.
             if target is None or files.exists(target / entry):
                 remove_tree(files, directory / entry)
             else:
@@ -202,7 +203,7 @@ def _directories(options: LogOptions) -> list[tuple[Path, str]]:
 
 
 def _check_keep(parts: Parts, keep: Path) -> None:
-    """Makes the directory `keep`, which is to be empty and on the file systems that the files are on."""
+    """Makes the directory `keep`.  It has to be empty, and on the same file system as the files."""
     files = parts.files
     try:
         files.make_directory(keep)
@@ -239,7 +240,7 @@ def _decide(parts: Parts, what: Rewinding | Emptying) -> None:
 
 
 def _settle(parts: Parts, what: Rewinding | Emptying, offset: int) -> None:
-    """Everything is on the disk: the dispatcher goes on from there."""
+    """Everything is on the disk: removes the intent, and has the dispatcher go on from there."""
     log, queues, dispatcher = parts.log, parts.queues, parts.dispatcher
     try:
         parts.unfinished.done(what)

@@ -1,1 +1,1 @@
-"""What goes on beside appends: flushing, retention, looking for damage and mending it."""
+"""Work beside appends: flush, retention, search for damage and its repair."""

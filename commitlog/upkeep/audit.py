@@ -1,12 +1,12 @@
-"""Audit: holds queues and index against the log, after each pass of the scrub and at its rate.
+"""Audit: compares queues and index with the log, after each pass of the scrub and at its rate.
 
-    queues   every entry is what dispatch would make of the log, its tags code too; another one is mended
-    index    every key of every message stands in the log's order, chains lead from slot to entry; a file that
-             has something else is built again
+    queues   every entry, its tags code too, must be what dispatch would make of the log; others are mended
+    index    every key of every message stands in the log's order, and chains lead from slot to entry;
+             a file with anything else is built again
 
-What a reader cannot see, it finds: a tags code that flipped hides a message from who filters by tag, and a
-hash or a chain hides a key.  What is not in a queue any more, or a later message has the number of, is no
-finding: a topic was deleted.
+It finds what a reader cannot see: a flipped tags code hides a message from consumers that filter by tag, and
+a flipped hash or chain hides a key.  A message that is no longer in a queue, or whose number a later one has,
+is no finding: a topic was deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Audit:
-    """Of one thread, the scrub's."""
+    """For one thread, the scrub's."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class Audit:
         self._bytes_per_s = bytes_per_s
 
     def look_over(self, stop: threading.Event) -> None:
-        """One pass over all that is dispatched."""
+        """Makes one pass over all that is dispatched."""
         try:
             self._look_over(stop)
         except (CommitLogError, OSError) as error:
-            # Damage that the scrub found, and retention, are why: the next pass goes further.
+            # Retention, or damage that the scrub found, causes this; the next pass goes further.
             logger.warning("queues and index not compared with all of the log reason=%s", error)
 
     def _look_over(self, stop: threading.Event) -> None:
         end = self._dispatcher.position
-        compared = self._index if not self._log.fences else None  # keys of a damaged record are not expected
+        compared = self._index if not self._log.fences else None  # nobody can expect keys of a damaged record
         index = _IndexWalk(compared, self._log.start) if compared is not None else None
         walk = Expected(
             self._log,
@@ -107,7 +107,7 @@ class Audit:
                 self._mender.mend(queue.topic, queue.queue_id, number)
 
     def _is_later(self, queue: ConsumeQueue, number: int, entry: Entry, place: int) -> bool:
-        """Whether the entry is that of a later message with the same number."""
+        """Whether the entry is for a later message with the same number."""
         if entry.physical_offset <= place:
             return False
         try:
@@ -118,7 +118,7 @@ class Audit:
 
 
 class _IndexWalk:
-    """Goes over the entries of the index beside the keys of the log."""
+    """Goes over the entries of the index in step with the keys of the log."""
 
     def __init__(self, index: IndexFiles, log_start: int) -> None:
         self.files = index.files
@@ -131,7 +131,7 @@ class _IndexWalk:
         self._go_to_next_file()
 
     def follow(self, puts: list[Put]) -> None:
-        """The next keys of the log: each is the next entry, but where the index was off between two files."""
+        """Compares the log's next keys with the next entries; between files the index may have been off."""
         for put in puts:
             if self._at is None:
                 self._go_to_next_file()

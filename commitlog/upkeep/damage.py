@@ -2,8 +2,8 @@
 
     log     ─── sound ───┃ begin ▒▒ damaged ▒▒ end ┃─── sound ───▶
 
-A range begins and ends at a record's edge and lies in one segment.  Nobody is given a byte of it; what lies
-before and behind is as good as ever.  It is lifted when its bytes were put back (WritableLog.repair).
+A range begins and ends at a record's edge and lies in one segment.  Nobody gets a byte of it; what lies
+before and behind is sound.  The fence is lifted when its bytes were put back (WritableLog.repair).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Fence(NamedTuple):
 
 
 class Fences:
-    """Some fenced ranges in the order of the log, none of which meets another.  Never changed in place."""
+    """Fenced ranges in the order of the log; none overlaps another.  Never changed in place."""
 
     __slots__ = ("items",)
 
@@ -46,19 +46,19 @@ class Fences:
         return hash(self.items)
 
     def with_range(self, begin: int, end: int, reason: str) -> Fences:
-        """With one more range; those that it overlaps become one with it.
+        """The ranges and one more; it is merged with those that it overlaps.
 
-        Ranges that only touch stay apart: each is repaired for itself.
+        Ranges that only touch stay apart: each is repaired on its own.
         """
         assert begin < end
         return Fences((*self.items, Fence(begin, end, reason[:_REASON_MAX])))
 
     def without(self, begin: int) -> Fences:
-        """Without the range that begins there."""
+        """The ranges without the one that begins there."""
         return Fences(fence for fence in self.items if fence.begin != begin)
 
     def within(self, start: int, end: int) -> Fences:
-        """What of the ranges lies in a log from `start` up to `end`."""
+        """The parts of the ranges that lie in a log from `start` up to `end`."""
         return Fences(
             Fence(max(fence.begin, start), min(fence.end, end), fence.reason)
             for fence in self.items
@@ -83,7 +83,7 @@ def _joined(last: tuple[Fence, ...], fence: Fence) -> tuple[Fence, ...]:
 
 
 def encode_fences(fences: Fences) -> bytes:
-    """One line each: begin, end, reason; and a seal."""
+    """A line for each range (begin, end, reason), and a seal."""
     lines = [f"{begin} {end} {' '.join(reason.split())}\n" for begin, end, reason in fences.items]
     return sealed("".join(lines).encode())
 

@@ -1,12 +1,12 @@
-"""When bytes become durable: the log by Flusher, the queues and the checkpoint by QueueFlusher.
+"""When bytes become durable: Flusher flushes the log, QueueFlusher queues, index and checkpoint.
 
     SYNC_FLUSH    as soon as there is something: one fdatasync for all that was appended meanwhile
     ASYNC_FLUSH   every flush_interval_ms, if flush_least_pages are dirty; every flush_thorough_interval_ms
-                  whatever is
+                  in any case
 
-The queues have a thread of their own, lest a send that waits for its log flush waits for theirs.
-After an error of the disk the log is fenced (log.py), and whoever waits is told so.  For want of a descriptor
-nothing is flushed, and everybody waits on.
+The queues have a thread of their own, so that a send that waits for its log flush does not wait for theirs.
+An error of the disk fences the log (writable_log.py), and all waiters are told.  Without a free descriptor
+nothing is flushed, and all waiters wait on.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What could not be opened for a flush is tried again after this.
+# A flush that could not open a file is tried again after this.
 RETRY_S = 0.1
-# Allocating on a full disk is slow to fail, and a roll tries it anyway.
+# An allocation on a full disk takes long to fail, and a roll tries it anyway.
 PREPARE_AGAIN_S = 30.0
 
 
 class FlushedQueues(Protocol):
-    """Of the consume queues: store timestamps of what is written and of what is durable; up to which offset
-    of the log everything is durable; and the flush."""
+    """The part of the consume queues that a flusher needs: store timestamps of what is written and of what is
+    durable, the offset of the log up to which everything is durable, and the flush."""
 
     @property
     def written_ms(self) -> int: ...
@@ -51,7 +51,7 @@ class FlushedQueues(Protocol):
 
 
 class FlushedIndex(Protocol):
-    """Of the index: the store timestamp and the offset up to which it is durable; and the flush."""
+    """The same part of the index: store timestamp and offset up to which it is durable, and the flush."""
 
     @property
     def durable_ms(self) -> int: ...
@@ -63,8 +63,8 @@ class FlushedIndex(Protocol):
 
 
 class Flusher(Generic[T]):
-    """The task of thread log-flush.  `on_done(waiters, ok)` gets those whose wait is over; `on_flushed()` is
-    called when more is flushed.  No lock is held then.
+    """The task of thread log-flush.  `on_done(waiters, ok)` gets the waiters whose wait is over;
+    `on_flushed()` is called when more is flushed.  Both are called without a lock.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Flusher(Generic[T]):
         self.on_done = on_done
         self.on_flushed: Callable[[], None] | None = None
         self.at_work = threading.Lock()
-        """Held during a pass: who takes it keeps the next one from beginning."""
+        """Held during a pass.  Take it to keep the next pass from starting."""
         self._log = log
-        self._flushed = log.flushed  # as of the last pass; others flush, too
+        self._flushed = log.flushed  # as of the last pass; other threads flush, too
         self._queues = queues
         self._checkpoint = checkpoint
         self._sync = options.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -95,14 +95,14 @@ class Flusher(Generic[T]):
         self._said_failed = False
         self._not_opened = False
         self._next_prepare_s = 0.0
-        # Why the last try to make a segment ahead failed, and the end of the log's last one then.
+        # Why the last try to make the next segment failed, and the end of the last segment then.
         self._not_made: tuple[str, int] | None = None
 
     @property
     def next_segment_trouble(self) -> str:
-        """Why there is no segment to go on in, and how much room is left before; "" while all is well.
+        """Why the next segment cannot be made, and how much room is left until then; "" if all is well.
 
-        What is appended until then is taken, so that nothing else tells.
+        Appends succeed until then, so nothing else shows it.
         """
         not_made, segments = self._not_made, self._log.segments.items
         if not_made is None or not segments or segments[-1].end != not_made[1]:
@@ -110,15 +110,15 @@ class Flusher(Generic[T]):
         return f"{not_made[0]}; {max(0, not_made[1] - self._log.end)} bytes of room are left in the last one"
 
     def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
-        """True if what lies below `end` is as durable as the mode asks: always so with ASYNC_FLUSH.
+        """True if all below `end` is as durable as the mode asks; always so with ASYNC_FLUSH.
 
-        Otherwise `waiter` goes to `on_done` later: with True once it is flushed, with False at `deadline_s`
+        Otherwise `on_done` gets `waiter` later: with True once it is flushed, with False at `deadline_s`
         (time.monotonic()) or when the log is fenced.
         """
         if not self._sync or self._log.flushed >= end:
             return True
         with self._lock:
-            # Flushing moves `flushed` first and takes out waiters then, under this lock: none is left behind.
+            # A flush moves `flushed`, then takes out waiters under this lock, so none is left behind.
             if self._log.flushed >= end:
                 return True
             if not self._ended:
@@ -130,18 +130,18 @@ class Flusher(Generic[T]):
         return False
 
     def expire(self, now_s: float) -> None:
-        """Hands over those whose deadline has come.  From any thread: log-flush may hang in fdatasync."""
+        """Hands over waiters whose deadline is over.  Any thread: log-flush may hang in fdatasync."""
         with self._lock:
             expired = self._waiters.expire(now_s)
         self._hand_over(expired, ok=False)
 
     @property
     def waiting(self) -> int:
-        """How many wait for a flush."""
+        """How many waiters wait for a flush."""
         return len(self._waiters)
 
     def give_up_waiters(self) -> None:
-        """The log was cut: nobody knows any more what those who wait for a flush are waiting for."""
+        """The log was cut: fails all waiters, whose bytes may be gone."""
         with self._lock:
             waiters = self._waiters.drain()
         self._hand_over(waiters, ok=False)
@@ -160,7 +160,7 @@ class Flusher(Generic[T]):
         self._log.wake()
 
     def step(self) -> None:
-        """One pass: flush what is due, tell who waited for it, make the next segment ahead."""
+        """One pass: flushes what is due, tells its waiters, makes the next segment ahead."""
         now_s = time.monotonic()
         least_pages = 0 if self._sync else self._least_pages
         if now_s >= self._next_thorough_s:
@@ -184,7 +184,7 @@ class Flusher(Generic[T]):
         self._log.wait_beyond(self._flushed, due_s if deadline_s is None else min(due_s, deadline_s))
 
     def _flush(self, least_pages: int) -> None:
-        # Read before the flush: what the queues hold by now lies below the end that is flushed.
+        # Read before the flush: what the queues hold now lies below the end that is flushed.
         written_ms = self._queues.written_ms
         end = self._log.end
         try:
@@ -240,7 +240,7 @@ class Flusher(Generic[T]):
                 logger.info("next segment can be made again")
 
     def _prepare_failed(self, error: OSError) -> None:
-        """Told once, however often it is tried."""
+        """Logs it once, however often it is tried."""
         news = self._not_made is None
         segments = self._log.segments.items
         self._not_made = (str(error), segments[-1].end if segments else 0)
@@ -251,7 +251,7 @@ class Flusher(Generic[T]):
             )
 
     def _end(self) -> None:
-        """Flushes the rest; whoever still waits then waits for bytes that never came."""
+        """Flushes the rest, then fails the other waiters: their bytes never came."""
         with self.at_work:
             self._flush(0)
         with self._lock:
@@ -261,13 +261,13 @@ class Flusher(Generic[T]):
 
 
 class QueueFlusher:
-    """The task of thread log-queue-flush: queues by their interval and pages, index, checkpoint."""
+    """The task of thread log-queue-flush: flushes queues by interval and pages, index, checkpoint."""
 
     def __init__(
         self, options: LogOptions, queues: FlushedQueues, index: FlushedIndex | None, checkpoint: Checkpoint
     ) -> None:
         self.at_work = threading.Lock()
-        """Held during a pass, as Flusher's."""
+        """Held during a pass, as the Flusher's."""
         self._queues = queues
         self._index = index
         self._checkpoint = checkpoint
@@ -288,7 +288,7 @@ class QueueFlusher:
         self._signal.give()
 
     def step(self) -> None:
-        """One pass.  A failure is told once; queues are built again from the log, so the broker goes on."""
+        """One pass.  Logs a failure once; a restart builds the queues again, so the broker goes on."""
         now_s = time.monotonic()
         thorough = now_s >= self._next_thorough_s
         if thorough:
@@ -308,7 +308,7 @@ class QueueFlusher:
             self._not_opened = False
 
     def flush(self, least_pages: int, *, thorough: bool) -> None:
-        """The queues; when `thorough` the index, too, and the checkpoint to the disk.  May raise OSError."""
+        """Flushes queues; if `thorough`, also the index, and the checkpoint to disk.  May raise OSError."""
         self._queues.flush(least_pages)
         if thorough and self._index is not None:
             self._index.flush()

@@ -1,10 +1,10 @@
-"""IndexMender: an index file that does not fit the log is built again from the log, and takes its place.
+"""IndexMender: builds an index file that does not fit the log again from the log, and replaces it.
 
-    suspected   a query was led to what is not the message that it wants, or a chain left its slot
-    first       the log is looked at, from the edge of a record: damage there is fenced, and that is all
+    suspected   an entry led a query to another message than it wants, or a chain left its slot
+    first       the log is checked, from the edge of a record; if it is damaged, it is fenced, and that is all
     built       beside the index, in lineage/, from the end of the file before it; then renamed, in one step
 
-A file that others follow has to be full: what has expired meanwhile is made up by its last entry.
+A file with others behind it has to be full: copies of its last entry stand in for what has expired.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SUSPECTS_MAX = 100
 
 
 class IndexMender:
-    """suspect() is for any thread, look() for one of the background."""
+    """Any thread may call suspect(); one thread of the background calls look()."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class IndexMender:
         look_at: Callable[[int], None],
         wake: Callable[[], None],
     ) -> None:
-        """`beside`: where a file is built.  `look_at(offset)` fences damage of the log, `wake` has look()
+        """`beside`: where files are built.  `look_at(offset)` fences damage of the log.  `wake` has look()
         called.
         """
         self.at_work = threading.Lock()
-        """Held while a piece of the log is walked, or a file takes its place."""
+        """Held while a piece of the log is walked, or a file is replaced."""
         self._log = log
         self._index = index
         self._dispatcher = dispatcher
@@ -57,15 +57,15 @@ class IndexMender:
         self._busy = False
 
     def suspect(self, topic: str, key: str, physical_offset: int) -> None:
-        """The index says that a message with this key lies there, and it does not."""
+        """The index says that a message with this key lies there, but it does not.  Any thread."""
         if len(self._suspects) < _SUSPECTS_MAX:
             self._suspects.add((topic, key, physical_offset))
             self._wake()
 
     @property
     def busy(self) -> bool:
-        """Whether a file is suspected or built again: until then keys may be missing.  Any thread; has what a
-        query has just found looked at.
+        """Whether a file is suspected or being rebuilt; so long, keys may be missing.  Any thread.  Wakes
+        look() if a query has just found something.
         """
         if any(file.doubtful for file in self._index.files):
             self._wake()
@@ -73,7 +73,7 @@ class IndexMender:
         return self._busy or bool(self._suspects)
 
     def look(self) -> None:
-        """Looks at what is suspected, and builds again what is damaged."""
+        """Checks what is suspected, and rebuilds files that are damaged."""
         self._busy = bool(self._suspects) or any(file.doubtful for file in self._index.files)
         try:
             while self._suspects:
@@ -90,14 +90,14 @@ class IndexMender:
         if self._log.start <= physical_offset < self._log.end:
             self._look_at(physical_offset)
             if self._log.fence_at(physical_offset) is not None:
-                return  # it is the log
+                return  # the log is damaged, not the index
         file = self._index.find(topic, key, physical_offset)
         if file is not None and physical_offset >= self._log.start:
             file.doubtful = True
 
     def build_again(self, file: IndexFile) -> None:
-        """Raises OSError or CommitLogError; the file is then as before."""
-        file.doubtful = False  # once: what cannot be mended is not tried for ever
+        """Rebuilds the file.  Raises OSError or CommitLogError, with the file as before."""
+        file.doubtful = False  # one try: a file that cannot be mended is not tried for ever
         files, cuts = self._index.files, self._log.cuts
         number = files.index(file)
         before = files[number - 1] if number else None
@@ -126,7 +126,7 @@ class IndexMender:
     def _fill(
         self, new: IndexFile, walk: Expected, skipped: tuple[int, int], behind: int | None
     ) -> Put | None:
-        """With the keys up to where the next file begins, or to what is dispatched; the last one."""
+        """Adds the keys up to the next file's begin, or to what is dispatched; returns the last one."""
         final = None
         while walk.position < self._dispatcher.position and (behind is None or walk.position <= behind):
             with self.at_work:
@@ -144,7 +144,7 @@ class IndexMender:
         return final
 
     def _walk(self, file: IndexFile, before: IndexFile | None) -> Expected:
-        """From the last message of the file before this one, or from its own first one; else all the log."""
+        """Walks from the last message of the file before, or its own first one; else over all the log."""
         begin = before.end_physical_offset if before is not None else file.place_of(1)
         if not self._is_edge(begin):
             begin = self._log.start
@@ -158,7 +158,7 @@ class IndexMender:
             return walk_towards(segment, offset, self._log.fence_at) == offset
 
     def _catch_up(self, walk: Expected, new: IndexFile) -> None:
-        """With what was dispatched meanwhile; the dispatcher rests."""
+        """Adds what was dispatched meanwhile, while the dispatcher rests."""
         while walk.position < self._dispatcher.position:
             try:
                 moved = walk.step()
@@ -170,7 +170,7 @@ class IndexMender:
 
 
 def _count_at_end(before: IndexFile | None) -> tuple[int, int]:
-    """The last message of the file before, and how many of its keys are there."""
+    """The last message of the file before, and how many of its keys that file has."""
     if before is None:
         return -1, 0
     place, count = before.end_physical_offset, 0
@@ -180,7 +180,7 @@ def _count_at_end(before: IndexFile | None) -> tuple[int, int]:
 
 
 def _without(skipped: tuple[int, int], puts: list[Put]) -> tuple[tuple[int, int], list[Put]]:
-    """Leaves out what the file before has of its last message; how much is left to leave out."""
+    """Drops the keys that the file before has; returns what is left to drop, and the other keys."""
     place, count = skipped
     kept = []
     for put in puts:

@@ -1,12 +1,12 @@
-"""Mender: a queue that does not fit the log is put right from the log, while the broker runs.
+"""Mender: rebuilds entries of a queue that do not fit the log from the log, while the broker runs.
 
     entry that does not fit ─▶ nearest entries before and behind it that do ─▶ the log between these two
 
-An entry fits if the log has, at its place, a sound record that states this place, this topic, this queue and
-this queue offset.  Behind such a record begins the next one: from that edge on the log is walked as dispatch
-walks it, and what comes of it is what the queue has to have.  If the entry turns out to be right, or the walk
-meets what is no record, then it is the log that is damaged: that is looked at as any suspect (scrub.py), and
-fenced.  So neither a message nor a place in the log is given up for what one entry says.
+An entry fits if the log has, at its place, a sound record that states this place, topic, queue and queue
+offset.  The next record begins behind it.  From that edge on the mender walks the log as dispatch does; the
+result is what the queue has to have.  If the entry turns out to be right, or the walk meets bytes that are no
+record, the log is damaged: the scrub checks that place as any suspect, and fences it.  So no single entry
+makes the mender give up a message or a part of the log.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from commitlog.queues.readable_queue import Entry
 
 logger = logging.getLogger(__name__)
 
-# Who finds another one at work asks again later: a walk may be long, and threads that wait are few.
+# A caller that finds another at work gives up after this, and asks later: a walk may be long, threads few.
 _PATIENCE_S = 1.0
 
 
 def read_message(log: ReadableLog, queue: ConsumeQueue, queue_offset: int, entry: Entry) -> bytes:
     """The record of this message.
 
-    Raises BadEntry unless it is sound and the one that belongs there, OffsetNotFound below the log's start.
+    Raises BadEntry unless it is sound and belongs there, OffsetNotFound below the log's start.
     """
     try:
         record = log.read_record(entry.physical_offset)
@@ -53,13 +53,13 @@ def read_message(log: ReadableLog, queue: ConsumeQueue, queue_offset: int, entry
 
 
 def follows_kept(log: ReadableLog, queue: ConsumeQueue, queue_offset: int) -> bool:
-    """Whether the log has what comes before this message in the queue, and so cannot have dropped it."""
+    """Whether the log has the message before this one in the queue, and so cannot have dropped this one."""
     before = queue.read(queue_offset - 1, 1) if queue_offset > queue.min_offset else ()
     return any(log.start <= one.physical_offset < log.end and not one.blank for one in before)
 
 
 def is_named(record: bytes, topic: str, queue_id: int, queue_offset: int, entry: Entry) -> bool:
-    """Whether the record says what the queue says of it; its CRC is not looked at."""
+    """Whether the record states what the queue says of it; its CRC is not checked."""
     head = parse_head(record)
     return head is not None and (
         (head.size, head.physical_offset, head.topic, head.queue_id, head.queue_offset)
@@ -68,7 +68,7 @@ def is_named(record: bytes, topic: str, queue_id: int, queue_offset: int, entry:
 
 
 class Mender:
-    """Any thread may call mend(); one is at work at a time."""
+    """Any thread may call mend(); one at a time is at work."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Mender:
     ) -> None:
         """`dispatched`: up to where the log is in the queues.  `look_at(offset)` fences damage there."""
         self.at_work = threading.Lock()
-        """Held while a piece of the log is walked: who takes it keeps the next one from beginning."""
+        """Held while a piece of the log is walked.  Take it to keep the next piece from starting."""
         self._log = log
         self._queues = queues
         self._delay_levels = delay_levels
@@ -89,7 +89,7 @@ class Mender:
         self._one = threading.Lock()
 
     def mend(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Looks at an entry that does not fit the log; True if it is worth reading again."""
+        """Mends an entry that does not fit the log; True if the caller should read it again."""
         queue = self._queues.get(topic, queue_id)
         if queue is None or not self._one.acquire(timeout=_PATIENCE_S):
             return False
@@ -102,7 +102,7 @@ class Mender:
             self._one.release()
 
     def read(self, queue: ConsumeQueue, queue_offset: int) -> bytes | None:
-        """The record of a message, whose entry is mended if it does not fit; None for a blank, or none.
+        """The record of a message; mends its entry if that does not fit.  None for a blank, or no entry.
 
         Raises BadEntry for a damaged one, OffsetNotFound below the log's start, StoreUnreadable.
         """
@@ -145,13 +145,13 @@ class Mender:
         return bool(changed)
 
     def _gap(self, queue: ConsumeQueue, number: int) -> bytes:
-        """For a number of which the log has no message: a blank, or what is there of an expired one."""
+        """The unit for a number without a message in the log: a blank, or the present entry if it expired."""
         entries = queue.read(number, 1)
         expired = entries and entries[0].size > 0 and 0 <= entries[0].physical_offset < self._log.start
         return UNIT.pack(*entries[0]) if expired else PRE_BLANK
 
     def _fitting_below(self, queue: ConsumeQueue, number: int) -> tuple[int, int]:
-        """The nearest fitting entry, in growing steps, and where its record ends; else the log's start."""
+        """A fitting entry below, sought in growing steps, and where its record ends; else the log's start."""
         step, at = 1, number - 1
         while at >= queue.min_offset:
             entry = self._fitting(queue, at)
@@ -161,7 +161,7 @@ class Mender:
         return queue.min_offset - 1, self._log.start
 
     def _fitting_above(self, queue: ConsumeQueue, number: int) -> tuple[int, int]:
-        """The same behind it, and where its record begins; else the end of what is dispatched."""
+        """A fitting entry above, and where its record begins; else the end of what is dispatched."""
         dispatched, step, at = self._dispatched(), 1, number + 1
         while at < queue.max_offset:
             entry = self._fitting(queue, at)
@@ -180,7 +180,7 @@ class Mender:
         return None
 
     def _expected(self, queue: ConsumeQueue, low: int, high: int, begin: int, end: int) -> dict[int, bytes]:
-        """The units of the entries between `low` and `high`, by the log from `begin` to `end`."""
+        """The units between `low` and `high`, as the log from `begin` to `end` has them."""
         key = queue.topic, queue.queue_id
         walk = Expected(self._log, self._delay_levels, begin, lambda *asked: asked == key)
         units: dict[int, bytes] = {}
@@ -198,8 +198,8 @@ class Mender:
     ) -> None:
         """Fences a record whose topic, queue or queue offset rotted, which no CRC covers.
 
-        The log has no message of this number, where those before and behind it say that it has to be; and
-        at the entry's place there is a record of just its size.
+        That is so if the log has no message of this number between its neighbours, and a record of just the
+        entry's size begins at its place.
         """
         log, offset = self._log, entry.physical_offset
         segment = log.segments.find(offset) if begin <= offset < end else None

@@ -1,15 +1,15 @@
-"""Which segments may go, and when; and whether the disk is too full to take more.
+"""Retention: which segments may go, and when; and whether the disk is too full for appends.
 
     used space    over 90 %              appends are refused until it is less; old segments go at once
                   over 85 %              old segments go at once, of any age, if cleanFileForciblyEnable
-                  over diskMaxUsedSpaceRatio, or unknown, or a person says so
+                  over diskMaxUsedSpaceRatio, or unknown, or ordered by a person
                                          a pass runs at any hour, not only in those of deleteWhen
     a pass        from the oldest segment on, those last written fileReservedTime ago; it ends at the first
                   that stays, after ten, and before the last one
     thereafter    queues and index begin where the log begins
 
-The fuller of the log's and the queues' file systems counts, in whole percent rounded up.  Rules and numbers:
-RocketMQ 4.9.8's CleanCommitLogService.  choose() decides and touches nothing.
+Of the file systems of log and queues the fuller one counts, in whole percent rounded up.  Rules and numbers
+are those of RocketMQ 4.9.8's CleanCommitLogService.  choose() decides and touches nothing.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CLEAN_AT_ONCE_RATIO = 0.85
 SEGMENTS_PER_PASS_MAX = 10
 # How many passes one order is worth, as in RocketMQ: each deletes a bounded number of files.
 ORDERED_PASSES = 20
-# So that unlinking gigabytes, which may stall a file system, comes in doses.
+# A pause between segments: to unlink gigabytes at once may stall a file system.
 _PAUSE_S = 0.1
-# Who holds appends back while the disk is full.
+# The holder of appends while the disk is full.
 DISK_HOLDER = "disk"
-# A broker that has just started has better to do.
+# A broker that has just started has more urgent work.
 _FIRST_PASS_S = 60.0
 
 
@@ -65,7 +65,7 @@ class Log(Protocol):
 
 
 class Expiring(Protocol):
-    """Queues, or an index: forget what the log no longer has, and say how many files went."""
+    """Queues or index: they forget what the log no longer has, and return how many files went."""
 
     def expire(self, physical_offset: int) -> int: ...
 
@@ -92,8 +92,8 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a pass decides on.  `modified_s`: when each segment was last written, oldest segment first, the
-    one that is being written last.  `used_ratio` is None when the disk would not say.
+    """What a pass decides by.  `modified_s`: when each segment was last written, from the oldest segment to
+    the one that is written now.  `used_ratio`: None if the disk does not say.
     """
 
     now_s: float
@@ -101,11 +101,11 @@ class Facts:
     used_ratio: float | None
     modified_s: Sequence[float]
     ordered: bool = False
-    """A person wants a pass now."""
+    """Whether a person ordered a pass."""
 
 
 def parse_hours(text: str) -> frozenset[int]:
-    """The hours of `04;16`.  Raises ValueError for what is no hour."""
+    """The hours of `04;16`.  Raises ValueError for a part that is no hour."""
     hours = set()
     for hour in text.split(";"):
         if not hour.strip():
@@ -136,12 +136,12 @@ def choose(facts: Facts, rules: Rules) -> int:
 
 
 def _percent(ratio: float) -> int:
-    """Whole percent, rounded up; what arithmetic adds behind the sixth digit does not count."""
+    """Whole percent, rounded up; errors of arithmetic behind the sixth digit do not count."""
     return math.ceil(round(ratio * 100, 6))
 
 
 class Retention:
-    """Task of the thread log-retention.  `used_ratio` is what it saw last, `full`: appends are held."""
+    """Task of thread log-retention.  `used_ratio`: as last measured.  `full`: appends are held."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Retention:
         self.used_ratio: float | None = None
         self.full = False
         self.at_work = threading.Lock()
-        """Held while files are deleted: who takes it keeps the next pass from beginning."""
+        """Held while files are deleted.  Take it to keep the next pass from starting."""
         self._rules = Rules.of(options)
         self._interval_s = options.clean_interval_ms / 1000
         self._paths = (options.log_path, options.root)
@@ -170,7 +170,7 @@ class Retention:
         self._signal = Signal()
         self._expired_to = -1
         self._trouble: str | None = None
-        # Passes that a person asked for and that have not been made yet.
+        # How many ordered passes are still to come.
         self._ordered = 0
 
     def run(self, stop: threading.Event) -> None:
@@ -186,16 +186,16 @@ class Retention:
         self._signal.give()
 
     def order_passes(self, count: int = ORDERED_PASSES) -> None:
-        """The next passes, the first of them at once, run at any hour of the day.  Any thread."""
+        """Lets the next `count` passes run at any hour, the first at once.  Any thread."""
         self._ordered = count
         self.wake()
 
     def configure(self, options: LogOptions) -> None:
-        """Other rules, from the next pass on.  Raises ValueError.  Any thread."""
+        """Changes the rules, from the next pass on.  Raises ValueError.  Any thread."""
         self._rules = Rules.of(options)
 
     def check_disk(self) -> None:
-        """Looks at the disk; holds appends while it is full."""
+        """Measures the disk; holds appends while it is full."""
         self.used_ratio = self._measure()
         if self.used_ratio is None:
             return
@@ -217,7 +217,7 @@ class Retention:
             return None
 
     def clean(self, stop: threading.Event) -> int:
-        """One pass; how many segments went."""
+        """Makes one pass; returns how many segments went."""
         try:
             with self.at_work:
                 gone = self._drop(choose(self._facts(), self._rules), stop)
@@ -260,7 +260,7 @@ class Retention:
             logger.info("queue and index files deleted count=%d start=%d", gone, start)
 
     def _tell(self, trouble: str) -> None:
-        """A warning per cause, not per pass."""
+        """Logs a warning once for each cause, not for each pass."""
         if trouble != self._trouble:
             logger.warning("retention: %s", trouble)
         self._trouble = trouble

@@ -1,15 +1,15 @@
-"""Scrub: looks over the sealed part of the log, slowly, for records that a disk has damaged since.
+"""Scrub: reads the sealed part of the log, slowly, for records that the disk has damaged since.
 
-    a pass     every sealed segment once, from any one of them on and round; haScrubRate bytes a second
-    then       rest, until a day after it began; the next one follows at once if that has passed
-    a suspect  a record that a reader found damaged, wherever it lies: looked at at once, at any rate, if it
-               is one, which is known by going there from record to record
-    a finding  looked at twice, then fenced (damage.py) up to the next sound record, and told
+    a pass     every sealed segment once, in turn from any one of them; haScrubRate bytes a second
+    then       rest until a day after the pass began; if that is over, the next pass follows at once
+    a suspect  a record that a reader found damaged, anywhere: checked at once and at any rate, if a record
+               begins there, which a walk from record to record shows
+    a finding  checked twice, then fenced (damage.py) up to the next sound record, and reported
 
-Sealed is a segment that is flushed, dispatched, and not the last.  What is in the page cache is read there,
-and shows what everybody else reads, not what the disk holds; what is not is read past the cache, so that a
-pass takes no page from anybody.  A CRC covers the body only: a flip in topic or properties is not seen,
-unless the record's fields no longer add up.
+A segment is sealed if it is flushed, dispatched, and not the last.  Pages in the page cache are read there,
+and show what everybody else reads, not what the disk holds.  Other pages are read past the cache, so that a
+pass takes no page from anybody.  A CRC covers the body only: the scrub does not see a flip in topic or
+properties, unless the record's fields no longer add up.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 PASS_EVERY_S = 24 * 3600.0
-# A broker that has just started has better to do; and so often it looks whether a segment is sealed.
+# A broker that has just started has more urgent work.  _LOOK_S: how often to look for a sealed segment.
 _FIRST_PASS_S = 60.0
 _LOOK_S = 60.0
-# Readers that find more than this before one was looked at find the rest again.
+# Suspects beyond this many are dropped; readers find them again.
 _SUSPECTS_MAX = 100
 _PAGE_BYTES = 4096
 
@@ -61,7 +61,7 @@ class Log(Protocol):
 
 
 class Scrub:
-    """Task of the thread log-scrub.  `position` is how far the pass is, `found` counts damaged ranges."""
+    """Task of thread log-scrub.  `position`: how far the pass is.  `found`: number of damaged ranges."""
 
     def __init__(
         self,
@@ -73,15 +73,15 @@ class Scrub:
         monotonic_s: Callable[[], float] = time.monotonic,
         pick: Callable[[int], int] = random.randrange,
     ) -> None:
-        """`dispatched`: up to where the log is in the queues.  `pick(n)`: with which of n a pass begins."""
+        """`dispatched`: up to where the log is in the queues.  `pick(n)`: which of n segments comes first."""
         self.on_damage: Callable[[int, int, str], None] | None = None
         """Called in this thread after a range was fenced: begin, end, reason."""
         self.at_work = threading.Lock()
-        """Held while a piece is looked at: who takes it keeps the next one from beginning."""
+        """Held while a piece is checked.  Take it to keep the next piece from starting."""
         self.also_look: Callable[[], None] = lambda: None
-        """Called in this thread whenever it was woken, to look at what else is suspected."""
+        """Called in this thread after each wake-up, to check what else is suspected."""
         self.also_look_over: Callable[[threading.Event], None] = lambda stop: None
-        """Called in this thread after each pass, to hold what was built from the log against it."""
+        """Called in this thread after each pass, to compare queues and index with the log."""
         self.position = -1
         self.found = 0
         self._log = log
@@ -110,19 +110,19 @@ class Scrub:
         self._signal.give()
 
     def suspect(self, offset: int) -> None:
-        """The record there looked damaged to who read it; any thread."""
+        """A reader found the record there damaged: checks it soon.  Any thread."""
         if len(self._suspects) < _SUSPECTS_MAX and self._log.fence_at(offset) is None:
             self._suspects.add(offset)
             self._signal.give()
 
     def look_at_suspects(self) -> None:
-        """Fences those that are damaged."""
+        """Fences the suspects that are damaged."""
         while self._suspects:
             offset = self._suspects.pop()
             self.look_at(offset)
 
     def look_at(self, offset: int) -> None:
-        """Fences what is damaged there, if one comes to it from record to record; any thread."""
+        """Fences the damage at `offset`, if a walk from record to record leads there.  Any thread."""
         try:
             with self.at_work:
                 self._look_at_suspect(offset)
@@ -145,7 +145,7 @@ class Scrub:
             self._files.close(fd)
 
     def run_pass(self, stop: threading.Event) -> int:
-        """One pass; how many bytes it looked at."""
+        """Makes one pass; returns how many bytes it read."""
         sealed = self._sealed()
         first = self._pick(len(sealed)) if sealed else 0
         looked = 0
@@ -164,7 +164,7 @@ class Scrub:
         return tuple(segment for segment in self._log.segments.items[:-1] if segment.end <= proven)
 
     def _look_over(self, segment: Segment, stop: threading.Event) -> int:
-        """Goes over one segment, at the rate; how many bytes it looked at.  May raise OSError."""
+        """Reads one segment, at the rate; returns how many bytes it read.  May raise OSError."""
         try:
             fd = self._files.open_to_read(segment.path)
         except FileNotFoundError:  # retention was quicker
@@ -190,11 +190,11 @@ class Scrub:
         return looked
 
     def _look_at_piece(self, segment: Segment, fd: int, position: int, needed: int) -> tuple[int, int, int]:
-        """Bytes read, where to go on, and how many bytes the record there wants, if it is known."""
+        """Returns bytes read, where to go on, and the size of the record there, if known."""
         fence = next((fence for fence in self._log.fences if fence.end > position), None)
         if fence is not None and fence.begin <= position:
             return 0, min(fence.end, segment.end), 0
-        # Asked for before the bytes are read: a range that is repaired meanwhile is not taken for damaged.
+        # The fence is read before the bytes: a range that is repaired meanwhile does not count as damaged.
         limit = min(segment.end, fence.begin) if fence is not None else segment.end
         size = min(max(PIECE_BYTES, needed), limit - position)
         data = self._read(fd, size, position - segment.start)
@@ -209,7 +209,7 @@ class Scrub:
         return size, self._check_damage(segment, fd, following, limit), 0
 
     def _check_damage(self, segment: Segment, fd: int, offset: int, limit: int) -> int:
-        """Fences what is damaged at `offset`, if it still looks so; where to go on."""
+        """Fences the damage at `offset`, if it is still there; returns where to go on."""
 
         def read(size: int, position: int) -> bytes:
             return self._read(fd, size, position)
@@ -233,7 +233,7 @@ class Scrub:
         return end
 
     def _read(self, fd: int, size: int, position: int) -> bytes:
-        """The bytes there; zeros for pages that the disk does not give back, which are damaged, too."""
+        """The bytes there; zeros for pages that cannot be read, which so count as damaged, too."""
         try:
             return self._files.pread_in_passing(fd, size, position)
         except OSError as error:
