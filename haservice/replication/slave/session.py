@@ -422,8 +422,9 @@ class SlaveSession:
         self._unanswered += 1
         first = f"first report of {self.reported}" if self.state is State.TRANSFER else "call"
         return (
-            f"closed by the master in answer to our {first}: it does not admit this "
-            "address, or our log is no part of its own (ahead of its end, or below its start); see its log"
+            f"closed by the master in answer to our {first}: this is not its HA port (haListenPort, or listenPort + 1),"
+            " it does not admit this address, or our log is no part of its own (ahead of its end, or below its start);"
+            " see its log"
         )
 
     def lost(self, error: Exception, now_s: float) -> Sequence[Action]:
