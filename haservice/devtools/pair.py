@@ -175,12 +175,13 @@ class ScratchPair:
         self.start_slave()
         return self
 
-    def start_nameserver(self) -> Process:
+    def start_nameserver(self, **settings: str) -> Process:
         port = self.namesrv_addr.rpartition(":")[2]
         lines = {
             "listenPort": port,
             "bindAddress": "127.0.0.1",
             "kvConfigPath": str(self.root / "kvConfig.json"),
+            **settings,
         }
         return self._start(
             "namesrv", "mqnamesrv", self._write("namesrv", lines), "The Name Server boot success"
