@@ -457,6 +457,12 @@ def test_an_illegal_message_is_refused_by_every_call_and_hurts_no_other(
         for call in (producer.send, producer.send_batch):
             with pytest.raises(TypeError, match="a str is no Message"):
                 await call(text)
+        listener: Any = object()
+        async with AsyncProducer("t", cluster.options, listener=listener) as transactions:
+            with pytest.raises(MessageIllegal, match="of type str"):
+                await transactions.send_in_transaction(wrong)
+            with pytest.raises(TypeError, match="a str is no Message"):
+                await transactions.send_in_transaction(text)
         several: Any = [HELLO]
         with pytest.raises(TypeError, match=r"a list is no Message: .* send_batch"):
             await producer.send(several)
