@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 from commitlog.kernel.records import parse_message_id
-from haservice.client.errors import ClientError
+from haservice.client.errors import ClientClosed, ClientError, TopicUnknown
 from haservice.client.message import Received, decode_all
 from haservice.client.options import ClientOptions
 from haservice.client.routes import TopicRoute
@@ -99,6 +99,7 @@ class Admin:
     def __init__(self, options: ClientOptions | None = None, *, sign: Sign | None = None) -> None:
         """`sign` adds other credentials to requests than those of the options."""
         self._options = options or ClientOptions()
+        self._closed = False
         credentials = self._options.credentials
         self._client = BlockingClient(
             connect_timeout_s=self._options.connect_timeout_s,
@@ -108,6 +109,7 @@ class Admin:
 
     def close(self) -> None:
         """Ends the connections.  May be called twice."""
+        self._closed = True
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -136,7 +138,7 @@ class Admin:
             self.tell(addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvHeader(topic, cluster))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues that may be read.  AnswerError 17 if the topic is unknown."""
+        """The queues that may be read.  RouteUnknown if the topic is unknown."""
         return TopicRoute.of(topic, self.route(topic)).read_queues
 
     def min_offset(self, queue: MessageQueue) -> int:
@@ -160,8 +162,13 @@ class Admin:
         """The message stored there.  AnswerError if there is none, ClientError for an invalid id."""
         try:
             ip, port, offset = parse_message_id(offset_msg_id)
-        except ValueError as error:
-            raise ClientError(f"{error}; a UNIQ_KEY is found by `find`") from None
+        except ValueError:
+            port = 0
+        if not 0 < port < 65536 or offset < 0:
+            raise ClientError(
+                f"{offset_msg_id!r} is no offset_msg_id, which names a broker's host, port and offset in 32 or "
+                f"56 hex digits.  Is it a UNIQ_KEY (msg_id)?  A UNIQ_KEY is found by `find`: find({topic!r}, …)"
+            )
         addr = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         (record,) = decode_all(self.view(addr, offset))
         return Received.of(record, self._broker_name(topic, addr))
@@ -286,11 +293,14 @@ class Admin:
         return masters
 
     def route(self, topic: str) -> TopicRouteData:
-        """Where the topic's queues are; AnswerError 17 if the topic is unknown."""
-        header = RouteHeader(topic, accept_standard_json_only=True)
-        return self._decode(
-            TopicRouteData, *self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, header.encode())
-        )
+        """Where the topic's queues are.  RouteUnknown, which is an AnswerError 17, if the topic is unknown."""
+        ext = RouteHeader(topic, accept_standard_json_only=True).encode()
+        try:
+            return self._decode(TopicRouteData, *self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext))
+        except AnswerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            raise TopicUnknown(topic, error) from None
 
     def topics(self, cluster: str | None = None) -> list[str]:
         if cluster is None:
@@ -405,7 +415,9 @@ class Admin:
         timeout_s: float = TIMEOUT_S,
         language: int | None = None,
     ) -> RemotingCommand:
-        """The answer if its code is in `expected`.  Raises AnswerError and the other RemotingErrors."""
+        """The answer if its code is in `expected`.  Raises AnswerError, other RemotingErrors, ClientClosed."""
+        if self._closed:
+            raise ClientClosed("this Admin")
         command = RemotingCommand.request(code, ext, body)
         if language is not None:
             command.language = language

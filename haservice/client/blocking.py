@@ -6,6 +6,7 @@ function runs in a work thread (`client-work-N`) and may block.
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -42,6 +43,7 @@ class BlockingFace(Generic[C]):
     def __init__(self, make: Callable[[], C]) -> None:
         """`make` is called on the loop; its exceptions are raised here."""
         self._thread = LoopThread("client-loop")
+        self._closing = False
         try:
             self._inner = self._thread.call(_made(make))
         except BaseException:
@@ -56,6 +58,7 @@ class BlockingFace(Generic[C]):
     def close(self) -> None:
         """Ends running calls, the connections and the thread.  May be called twice."""
         deadline = Deadline(self.close_s)
+        self._closing = True
         if self._thread.open:
             self._thread.submit(self._inner.close()).result(deadline.remaining)
         self._thread.close(deadline)
@@ -88,9 +91,19 @@ class BlockingFace(Generic[C]):
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         try:
-            return self._thread.submit(coroutine)
+            return self._thread.submit(self._told_of_close(coroutine))
         except LoopClosed:
+            coroutine.close()
             raise ClientClosed(f"this {type(self).__name__}") from None
+
+    async def _told_of_close(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the end of the loop cancels fails with ClientClosed."""
+        try:
+            return await coroutine
+        except asyncio.CancelledError:
+            if self._closing:
+                raise ClientClosed(f"this {type(self).__name__}") from None
+            raise
 
 
 async def _made(make: Callable[[], C]) -> C:

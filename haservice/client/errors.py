@@ -7,6 +7,7 @@
         ├── ClientClosed               the producer, consumer or session was closed
         ├── NameserverUnknown          no nameserver was named
         ├── RouteUnknown               the nameservers know no broker for this topic, or none that is a master now
+        │   └── TopicUnknown               an admin call's RouteUnknown; an AnswerError, too
         ├── SendFailed                 a message was not acknowledged, after all tries
         └── ReplyTimeout               a request was sent, and its reply did not come in time
 
@@ -52,6 +53,16 @@ class RouteUnknown(ClientError):
         super().__init__(f"topic {topic} {reason}")
         self.topic = topic
         self.reason = reason
+
+
+class TopicUnknown(RouteUnknown, AnswerError):
+    """The nameserver at `addr` answered that it does not know the topic; `code` is 17."""
+
+    def __init__(self, topic: str, answer: AnswerError) -> None:
+        AnswerError.__init__(self, answer.addr, answer.code, answer.remark, answer.request)
+        self.topic = topic
+        self.reason = f"is unknown to nameserver {answer.addr}; mqadmin updateTopic makes one"
+        self.args = (f"topic {topic} {self.reason}",)
 
 
 class Try(NamedTuple):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import struct
 import time
 
 from haservice.errors import RemotingError
 from haservice.remoting.client import split_addr
+
+# What RocketMQ's Validators accept as the name of a group.
+GROUP_CHARS_MAX = 255
+_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 
 LOOPBACK = "127.0.0.1"
 _KEY_REST = struct.Struct(">HIIH")
@@ -35,6 +40,15 @@ def local_ip(nameservers: tuple[str, ...]) -> str:
 def client_id(ip: str, instance_name: str = "") -> str:
     """`ip@instance`, by which brokers tell clients apart; unique if no instance is named."""
     return f"{ip}@{instance_name or f'{os.getpid()}#{_START + next(_instances)}'}"
+
+
+def checked_group(group: str) -> str:
+    """`group`.  Raises ValueError if it is no legal name of a producer or consumer group."""
+    if not _GROUP.fullmatch(group):
+        raise ValueError(
+            f"group {group[:300]!r}: a name has 1 to {GROUP_CHARS_MAX} of the letters a-z A-Z 0-9 _ - % |"
+        )
+    return group
 
 
 class UniqueKeys:

@@ -41,6 +41,9 @@ INFLATED_BYTES_MAX = 64 * 1024 * 1024
 RESERVED = frozenset(
     {TAGS, KEYS, WAIT, DELAY, UNIQUE_KEY, RETRY_TOPIC, "TRAN_MSG", "PGROUP", "REAL_TOPIC", "REAL_QID"}
 )
+_BYTES_LIKE = (bytes, bytearray, memoryview)
+_STR_OR_INT = (str, int)
+_COLLECTIONS = (list, tuple, set, frozenset)
 _ELEMENT = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
 
@@ -70,6 +73,7 @@ class Message:
 
     def check(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         """Raises MessageIllegal for what a broker would refuse, or a reader could not read."""
+        self._check_types()
         _check_topic(self.topic)
         if not self.body:
             raise MessageIllegal(f"a message to topic {self.topic} has no body: brokers take none without")
@@ -90,6 +94,22 @@ class Message:
             if not name or not value:
                 raise MessageIllegal(f"property {name!r}={value!r}: neither name nor value may be empty")
 
+    def _check_types(self) -> None:
+        _check_type("topic", self.topic, str, "a str")
+        _check_type("body", self.body, _BYTES_LIKE, "bytes: encode a text, for example with .encode()")
+        _check_type("tags", self.tags, str, "a str, one tag")
+        _check_type("delay_level", self.delay_level, int, "an int")
+        _check_type("flag", self.flag, int, "an int")
+        if self.order_key is not None:
+            _check_type("order_key", self.order_key, _STR_OR_INT, "a str, an int or None")
+        if self.keys != () and not isinstance(self.keys, str):
+            _check_type("keys", self.keys, _COLLECTIONS, "a str, or a list of them")
+            for key in self.keys:
+                _check_type("keys", key, str, "a str, or a list of them: this is one of its elements")
+        for name, value in self.properties.items():
+            _check_type("properties", name, str, "a mapping of str to str: this is one of its names")
+            _check_type("properties", value, str, f"a mapping of str to str: this is the value of {name!r}")
+
     @property
     def key_list(self) -> list[str]:
         """The single keys; a text may hold several, separated by blanks."""
@@ -107,6 +127,14 @@ class Message:
             found[DELAY] = str(self.delay_level)
         found[WAIT] = "true" if self.wait_store_msg_ok else "false"
         return found
+
+
+def _check_type(field_name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    if not isinstance(value, kind):
+        text = repr(value)
+        raise MessageIllegal(
+            f"Message.{field_name}: {text[:60]} is of type {type(value).__name__}; it must be {wanted}"
+        )
 
 
 def _check_topic(topic: str) -> None:
@@ -155,9 +183,10 @@ def uncompressed(body: bytes, sys_flag: int) -> bytes:
 def batch_element(message: Message, properties: str) -> bytes:
     """One message inside the body of a batch."""
     texts = properties.encode()
-    size = _ELEMENT.size + len(message.body) + _SHORT.size + len(texts)
-    head = _ELEMENT.pack(size, 0, 0, message.flag, len(message.body))
-    return b"".join((head, message.body, _SHORT.pack(len(texts)), texts))
+    body = bytes(message.body)
+    size = _ELEMENT.size + len(body) + _SHORT.size + len(texts)
+    head = _ELEMENT.pack(size, 0, 0, message.flag, len(body))
+    return b"".join((head, body, _SHORT.pack(len(texts)), texts))
 
 
 @dataclass(frozen=True, slots=True)

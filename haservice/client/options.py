@@ -34,6 +34,16 @@ class Credentials:
         return add
 
 
+_TIMES = (
+    "send_timeout_s",
+    "request_timeout_s",
+    "connect_timeout_s",
+    "heartbeat_interval_s",
+    "route_interval_s",
+    "master_poll_s",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
     """Everything has a default but the nameserver, which the environment (NAMESRV_ADDR) may name as well.
@@ -63,6 +73,13 @@ class ClientOptions:
     heartbeat_interval_s: float = 30.0
     route_interval_s: float = 30.0
     master_poll_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a time that is no number above 0."""
+        for name in _TIMES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"ClientOptions: {name}={value!r}: a number of seconds above 0")
 
     @property
     def nameservers(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from commitlog.kernel import layout
 from commitlog.log.log import wall_clock_ms
 from haservice.client.blocking import BlockingFace
 from haservice.client.errors import ClientClosed, ClientError, MessageIllegal, RouteUnknown
+from haservice.client.identity import checked_group
 from haservice.client.message import Message, Received
 from haservice.client.options import ClientOptions
 from haservice.client.request_reply import Requests, reply_to
@@ -26,6 +27,7 @@ from haservice.client.sends import (
     SendLimits,
     SendResult,
     Turns,
+    check_is_message,
     prepared,
     prepared_batch,
 )
@@ -60,9 +62,9 @@ class AsyncProducer:
     ) -> None:
         """`listener` is for transactions.  With `session` the producer shares that one, and leaves it open.
 
-        Raises NameserverUnknown.
+        Raises NameserverUnknown, and ValueError for a group name that RocketMQ refuses.
         """
-        self.group = group
+        self.group = checked_group(group)
         self.session = session or Session(options)
         self._owns_session = session is None
         self._limits = limits
@@ -115,6 +117,7 @@ class AsyncProducer:
         RouteUnknown, SendFailed; RemotingErrors if no nameserver answers.
         """
         sent = prepared(message, self.session.new_key(), self._limits)
+        _check_queue(message, queue)
         return await self._deliver(sent, message, queue, timeout_s)
 
     async def send_batch(
@@ -129,6 +132,7 @@ class AsyncProducer:
         All are stored, or none.  `msg_id` and `offset_msg_id` of the result are theirs, joined by commas.
         """
         sent = prepared_batch(messages, [self.session.new_key() for _ in messages], self._limits)
+        _check_queue(messages[0], queue)
         return await self._deliver(sent, messages[0], queue, timeout_s)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
@@ -136,8 +140,9 @@ class AsyncProducer:
 
         Raises MessageIllegal and RouteUnknown, and RemotingErrors if there is no connection.
         """
-        await self._ready()
         sent = prepared(message, self.session.new_key(), self._limits)
+        _check_queue(message, queue)
+        await self._ready()
         route = await self.session.route(message.topic, template=True)
         if queue is None:
             order_key = message.order_key
@@ -169,6 +174,7 @@ class AsyncProducer:
         """
         if self._transactions is None:
             raise ClientError(f"producer {self.group} has no listener: make it with listener=…")
+        check_is_message(message)
         if message.delay_level:
             raise MessageIllegal("a transaction takes no delay_level: a half message is stored at once")
         extra = {HALF_MESSAGE: "true", PRODUCER_GROUP: self.group}
@@ -192,10 +198,11 @@ class AsyncProducer:
         requests = Requests.of(self.session)
         correlation_id, extra, future = requests.begin(seconds)
         try:
+            sent = prepared(message, self.session.new_key(), self._limits, extra)
+            _check_queue(message, queue)
             # Brokers push replies only to clients that they know.
             await self.session.route(message.topic, template=True)
             await self.session.introduce()
-            sent = prepared(message, self.session.new_key(), self._limits, extra)
             await self._deliver(sent, message, queue, seconds)
             return await requests.reply(message.topic, correlation_id, future, deadline_s, seconds)
         finally:
@@ -270,6 +277,14 @@ class AsyncProducer:
             self.session.ip,
         )
         traces.note(entry.encode(), [*sent.unique_key.split(","), *keys])
+
+
+def _check_queue(message: Message, queue: MessageQueue | None) -> None:
+    if queue is not None and queue.topic != message.topic:
+        raise MessageIllegal(
+            f"a message to topic {message.topic} cannot go to a queue of topic {queue.topic}: "
+            f"queues({message.topic!r}) lists those that it can go to"
+        )
 
 
 class Producer(BlockingFace[AsyncProducer]):

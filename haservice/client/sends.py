@@ -125,6 +125,13 @@ class SendLimits:
     compress_above_bytes: int = 4096
 
 
+def check_is_message(message: object) -> None:
+    if not isinstance(message, Message):
+        raise TypeError(
+            f"a {type(message).__name__} is no Message: send Message(topic, body), and several by send_batch"
+        )
+
+
 def prepared(
     message: Message,
     unique_key: str,
@@ -134,10 +141,11 @@ def prepared(
     sys_flag: int = 0,
     code: RequestCode = RequestCode.SEND_MESSAGE_V2,
 ) -> Prepared:
-    """Raises MessageIllegal."""
+    """Raises MessageIllegal, and TypeError for what is no Message."""
+    check_is_message(message)
     message.check(limits.max_message_bytes)
     properties = {**message.wire_properties(), UNIQUE_KEY: unique_key, **(extra or {})}
-    body, compression = compressed(message.body, limits.compress_above_bytes)
+    body, compression = compressed(bytes(message.body), limits.compress_above_bytes)
     return Prepared(
         message.topic,
         body,
@@ -151,7 +159,9 @@ def prepared(
 
 
 def prepared_batch(messages: Sequence[Message], unique_keys: Sequence[str], limits: SendLimits) -> Prepared:
-    """Raises MessageIllegal for messages that cannot go together."""
+    """Raises MessageIllegal for messages that cannot go together, and TypeError for what is no Message."""
+    for message in messages:
+        check_is_message(message)
     if not messages:
         raise MessageIllegal("a batch without messages")
     first = messages[0]

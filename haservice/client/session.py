@@ -167,7 +167,7 @@ class Session:
     ) -> RemotingCommand:
         """The answer of the nameserver that answered last, or of the next one that answers.
 
-        If none answers, raises what the first one raised.
+        If none answers, raises what the first one raised; the text says that it is a nameserver.
         """
         failures: list[RemotingError] = []
         for _ in self.nameservers:
@@ -177,7 +177,10 @@ class Session:
             except (RemotingUnreachable, RemotingTimeout) as error:
                 failures.append(error)
                 self._namesrv = (self._namesrv + 1) % len(self.nameservers)
-        raise failures[0]
+        first = failures[0]
+        if isinstance(first, RemotingUnreachable):
+            first = type(first)(first.addr, f"{first.reason}: does a nameserver run there?")
+        raise first
 
     def part(self, kind: Callable[[Session], T]) -> T:
         """A part of which the session has only one; the first caller makes it."""
@@ -210,7 +213,12 @@ class Session:
             asking = self._loop.create_task(self._ask_route(topic, template))
             self._asking[topic, template] = asking
             asking.add_done_callback(lambda done: self._route_asked((topic, template), done))
-        return await asyncio.shield(asking)
+        try:
+            return await asyncio.shield(asking)
+        except RemotingError:
+            if self.closed:
+                raise ClientClosed("the session") from None
+            raise
 
     def watch_route(self, topic: str, watcher: RouteWatcher) -> None:
         """Calls `watcher` on the loop with every route of `topic` that differs from the one before."""

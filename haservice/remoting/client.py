@@ -92,6 +92,7 @@ class RemotingClient:
         Raises RemotingUnreachable if there is no connection or it ends before the answer, RemotingTimeout
         if no answer has come after `timeout_s`, connecting included.  Sets `command.opaque`.
         """
+        _check_body(command)
         if self._sign is not None:
             self._sign(command)
         connection = self._connections.get(addr)
@@ -117,6 +118,7 @@ class RemotingClient:
 
     async def oneway(self, addr: str, command: RemotingCommand) -> None:
         """Hands `command` to the connection; it may not arrive.  Raises RemotingUnreachable."""
+        _check_body(command)
         if self._sign is not None:
             self._sign(command)
         command.flag |= 2
@@ -221,6 +223,13 @@ class RemotingClient:
                 connection.close(f"idle for {self._idle_seconds:g} s")
         if self._connections and not self._closed:
             self._sweep_timer = self._loop.call_later(self._idle_seconds / SWEEPS_PER_IDLE_TIME, self._sweep)
+
+
+def _check_body(command: RemotingCommand) -> None:
+    """One body that cannot be written would fail the write of every command that is gathered with it."""
+    body: object = command.body
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise TypeError(f"the body of request {int(command.code)} is {type(body).__name__}, not bytes")
 
 
 def _expire(future: asyncio.Future[RemotingCommand], addr: str, code: int, seconds: float) -> None:

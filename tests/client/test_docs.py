@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from haservice.client import Admin, ClientOptions, Message, Producer
+from haservice.client import Admin, Message, Producer
 from haservice.devtools.pair import ScratchPair
-from tests.client.reading import messages_in
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -45,18 +43,5 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("example", EXAMPLES + README, ids=range(len(EXAMPLES + README)))
 def test_an_example_runs(example: str, orders: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     there: dict[str, object] = {"__name__": "example"}
-    answering = threading.Thread(target=_answer, args=(there, len(messages_in(orders, "Prices"))))
-    if "def answer" in example:
-        answering.start()
     exec(compile(example, "docs/client.md", "exec"), there)
-    if "def answer" in example:
-        answering.join(PATIENCE_S)
-        there["replies"].close()  # type: ignore[attr-defined]
     assert capsys.readouterr().out or "print" not in example
-
-
-def _answer(there: dict[str, object], seen: int) -> None:
-    """Consumes Prices with the example's function: what a consumer does."""
-    with Admin(ClientOptions()) as admin:
-        wait_until(lambda: len(messages_in(admin, "Prices")) > seen, "somebody asks for a price")
-        there["answer"](messages_in(admin, "Prices")[-1])  # type: ignore[operator]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,36 @@ LIMITS = SendLimits()
 def test_what_no_broker_takes_is_not_sent(message: Message, says: str) -> None:
     with pytest.raises(MessageIllegal, match=says):
         prepared(message, "KEY", LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"body": "text"}, r"Message\.body: 'text' is of type str; it must be bytes"),
+        ({"body": ["a"]}, "body: .* of type list"),
+        ({"body": {"a": 1}}, "body: .* of type dict"),
+        ({"body": 7}, "body: 7 is of type int"),
+        ({"topic": 7}, "topic: 7 is of type int; it must be a str"),
+        ({"tags": ["q"]}, "tags: .* of type list; it must be a str"),
+        ({"keys": 7}, "keys: 7 is of type int; it must be a str, or a list"),
+        ({"keys": ["a", 7]}, "keys: 7 is of type int"),
+        ({"properties": {"a": 7}}, "the value of 'a'"),
+        ({"delay_level": "1"}, "delay_level: '1' is of type str; it must be an int"),
+        ({"flag": "1"}, "flag: '1' is of type str"),
+        ({"order_key": 1.5}, "order_key: 1.5 is of type float"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(wrong: dict[str, Any], says: str) -> None:
+    message = Message(**{"topic": "T", "body": b"x", **wrong})
+    with pytest.raises(MessageIllegal, match=says):
+        prepared(message, "KEY", LIMITS)
+    with pytest.raises(MessageIllegal, match=says):
+        prepared_batch([message], ["KEY"], LIMITS)
+
+
+def test_a_body_may_be_anything_like_bytes() -> None:
+    for body in (bytearray(b"xy"), memoryview(b"xy")):
+        assert prepared(Message("T", body), "KEY", LIMITS).body == b"xy"
 
 
 def test_fields_become_the_properties_of_java() -> None:

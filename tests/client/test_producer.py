@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from haservice.client import (
+    Admin,
     AsyncProducer,
     ClientClosed,
+    ClientError,
     ClientOptions,
     Credentials,
     Message,
@@ -19,12 +23,16 @@ from haservice.client import (
     MessageQueue,
     NameserverUnknown,
     Producer,
+    PullConsumer,
+    PushConsumer,
     RouteUnknown,
     SendFailed,
     SendLimits,
+    SendResult,
     SendStatus,
 )
-from haservice.errors import RemotingTimeout, RemotingUnreachable
+from haservice.client.identity import UniqueKeys
+from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.clients import HeartbeatData
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.clients import SendMessageHeader
@@ -421,6 +429,115 @@ def test_closing_ends_a_send_that_looks_for_a_master(
 def test_where_no_nameserver_answers_the_error_says_which_was_asked() -> None:
     with (
         Producer("g", ClientOptions("127.0.0.1:1")) as producer,
-        pytest.raises(RemotingUnreachable, match=r"127\.0\.0\.1:1"),
+        pytest.raises(RemotingUnreachable, match=r"127\.0\.0\.1:1: .*: does a nameserver run there\?"),
     ):
         producer.send(HELLO)
+
+
+def test_an_illegal_message_is_refused_by_every_call_and_hurts_no_other(
+    cluster: FakeCluster, brokers: Callable[..., list[FakeBroker]]
+) -> None:
+    brokers([])
+    text: Any = "text"
+    wrong = Message("T", text)
+
+    async def scenario(producer: AsyncProducer) -> None:
+        sends = [producer.send(one) for one in (HELLO, wrong, HELLO)]
+        first, refused, last = await asyncio.gather(*sends, return_exceptions=True)
+        assert isinstance(refused, MessageIllegal)
+        assert isinstance(first, SendResult)
+        assert isinstance(last, SendResult)
+        for call in (producer.send_oneway, producer.request):
+            with pytest.raises(MessageIllegal, match="of type str"):
+                await call(wrong)
+            with pytest.raises(TypeError, match="send Message"):
+                await call(text)
+        with pytest.raises(MessageIllegal, match="of type str"):
+            await producer.send_batch([HELLO, wrong])
+        for call in (producer.send, producer.send_batch):
+            with pytest.raises(TypeError, match="a str is no Message"):
+                await call(text)
+        listener: Any = object()
+        async with AsyncProducer("t", cluster.options, listener=listener) as transactions:
+            with pytest.raises(MessageIllegal, match="of type str"):
+                await transactions.send_in_transaction(wrong)
+            with pytest.raises(TypeError, match="a str is no Message"):
+                await transactions.send_in_transaction(text)
+        several: Any = [HELLO]
+        with pytest.raises(TypeError, match=r"a list is no Message: .* send_batch"):
+            await producer.send(several)
+
+    run(cluster.options, scenario)
+
+
+def test_a_queue_of_another_topic_is_refused(
+    cluster: FakeCluster, brokers: Callable[..., list[FakeBroker]]
+) -> None:
+    brokers([])
+    other = MessageQueue("Other", "a", 0)
+    says = "to topic T cannot go to a queue of topic Other"
+
+    async def scenario(producer: AsyncProducer) -> None:
+        for call in (producer.send, producer.send_oneway, producer.request):
+            with pytest.raises(MessageIllegal, match=says):
+                await call(HELLO, queue=other)
+        with pytest.raises(MessageIllegal, match=says):
+            await producer.send_batch([HELLO], queue=other)
+
+    run(cluster.options, scenario)
+
+
+def test_closing_ends_sends_that_have_no_route_yet(cluster: FakeCluster) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def on_route(topic: str) -> None:
+        asked.set()
+        go_on.wait(PATIENCE_S)
+
+    cluster.on_route = on_route
+    try:
+        with Producer("g", cluster.options) as producer:
+            sends = [producer.send_async(HELLO, timeout_s=PATIENCE_S) for _ in range(50)]
+            assert asked.wait(PATIENCE_S)
+        for one in sends:
+            with pytest.raises(ClientClosed):
+                one.result(PATIENCE_S)
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("group", ["", "a b", "a.b", "g" * 256])
+def test_a_group_name_that_rocketmq_refuses_is_refused(group: str, cluster: FakeCluster) -> None:
+    with pytest.raises(ValueError, match="a name has 1 to 255 of the letters"):
+        Producer(group, cluster.options)
+    for consumer in (lambda: PushConsumer(group, print, cluster.options), lambda: PullConsumer(group)):
+        with pytest.raises(ValueError, match="a name has 1 to 255 of the letters"):
+            consumer()
+
+
+@pytest.mark.parametrize("value", ["3", 0, -1, None, True, float("nan")])
+@pytest.mark.parametrize(
+    "name",
+    [one.name for one in fields(ClientOptions) if one.name.endswith("_s")],
+)
+def test_a_time_that_is_no_number_above_zero_is_refused(name: str, value: Any) -> None:
+    wrong: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=f"{name}=.* seconds above 0"):
+        ClientOptions(**wrong)
+
+
+def test_admin_calls_say_what_is_wrong(cluster: FakeCluster) -> None:
+    with Admin(cluster.options) as admin:
+        for call in (lambda: admin.route("None"), lambda: admin.lag("g", "None")):
+            with pytest.raises(RouteUnknown, match="topic None is unknown to nameserver") as caught:
+                call()
+            assert isinstance(caught.value, AnswerError)
+            assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
+        unique_keys = [UniqueKeys(ip).make(1_700_000_000_000) for ip in ("127.0.0.1", "::1")]
+        for name in (*unique_keys, "order-7"):
+            with pytest.raises(
+                ClientError, match=f"'{name}' is no offset_msg_id.* UNIQ_KEY is found by `find`"
+            ):
+                admin.message("T", name)
+    with pytest.raises(ClientClosed, match="this Admin was closed"):
+        admin.topics()

@@ -103,6 +103,23 @@ def test_many_calls_in_flight_share_one_connection(addr: str, served: Served) ->
     assert served.opened == 1
 
 
+@pytest.mark.parametrize("body", ["text", ["a"], {"a": 1}, 7, None])
+def test_a_body_that_is_no_bytes_fails_its_caller_and_nobody_else(addr: str, body: Any) -> None:
+    async def scenario(client: RemotingClient) -> None:
+        await client.invoke(addr, request(ECHO))
+        bodies = [b"before", body, b"behind", bytearray(b"array")]
+        calls = [client.invoke(addr, request(ECHO, body=one)) for one in bodies]
+        first, refused, behind, array = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(refused, TypeError)
+        assert f"the body of request 1 is {type(body).__name__}, not bytes" in str(refused)
+        found = [bytes(one.body) for one in (first, behind, array) if isinstance(one, RemotingCommand)]
+        assert found == [b"before", b"behind", b"array"]
+        with pytest.raises(TypeError, match="not bytes"):
+            await client.oneway(addr, request(SEEN, body=body))
+
+    run(scenario)
+
+
 def test_binary_requests_are_answered_in_kind(addr: str) -> None:
     async def scenario(client: RemotingClient) -> None:
         answer = await client.invoke(addr, RemotingCommand(ECHO, {"a": "b"}, serialize_type=1))

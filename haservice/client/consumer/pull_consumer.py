@@ -29,6 +29,7 @@ from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import ALL, Subscription
 from haservice.client.errors import ClientClosed, ClientError
+from haservice.client.identity import checked_group
 from haservice.client.message import Received
 from haservice.client.options import ClientOptions
 from haservice.client.session import Session
@@ -72,7 +73,7 @@ class AsyncPullConsumer:
         consuming: ConsumerOptions = DEFAULT_OPTIONS,
     ) -> None:
         """With `session` it shares that session, and leaves it open.  Raises NameserverUnknown."""
-        self.group = group
+        self.group = checked_group(group)
         self.consuming = consuming
         self._owns_session = session is None
         self.session = session = session or Session(options)

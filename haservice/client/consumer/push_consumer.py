@@ -33,6 +33,7 @@ from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import ALL, Subscription, now_ms
 from haservice.client.errors import ClientClosed
+from haservice.client.identity import checked_group
 from haservice.client.message import Received
 from haservice.client.options import ClientOptions
 from haservice.client.session import Session
@@ -61,7 +62,7 @@ class AsyncPushConsumer:
         """Raises ValueError, or NameserverUnknown."""
         if (on_message is None) == (on_messages is None):
             raise ValueError("give one of on_message and on_messages")
-        self.group = group
+        self.group = checked_group(group)
         self.consuming = consuming
         self._owns_session = session is None
         self.session = session = session or Session(options)
