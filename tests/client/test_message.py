@@ -65,7 +65,8 @@ def test_a_field_of_a_wrong_type_is_named(wrong: dict[str, Any], says: str) -> N
 
 
 def test_a_body_may_be_anything_like_bytes() -> None:
-    for body in (bytearray(b"xy"), memoryview(b"xy")):
+    bodies: list[Any] = [bytearray(b"xy"), memoryview(b"xy")]
+    for body in bodies:
         assert prepared(Message("T", body), "KEY", LIMITS).body == b"xy"
 
 
