@@ -23,7 +23,7 @@ from haservice.client.consumer.queues.locks import QueueLocks
 from haservice.client.consumer.queues.offsets import ConsumeFrom, Offsets
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.queues.rebalance import TopicView, plan
-from haservice.client.consumer.subscription import Subscription, now_ms, retry_topic
+from haservice.client.consumer.subscription import Subscription, check_group, now_ms, retry_topic
 from haservice.client.errors import RouteUnknown
 from haservice.client.routes import TopicRoute
 from haservice.client.session import Session
@@ -59,6 +59,10 @@ class Membership:
     consume_from: ConsumeFrom = ConsumeFrom.LAST
     allocate: Allocate = averagely
     retries: bool = True  # also subscribes the group's retry topic
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a group name that brokers refuse."""
+        check_group(self.group)
 
 
 class GroupMember:
