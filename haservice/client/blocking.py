@@ -7,6 +7,7 @@ function runs in a work thread (`client-work-N`) and may block.
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -42,6 +43,7 @@ class BlockingFace(Generic[C]):
     def __init__(self, make: Callable[[], C]) -> None:
         """`make` is called on the loop; its exceptions are raised here."""
         self._thread = LoopThread("client-loop")
+        self._closing = threading.RLock()
         try:
             self._inner = self._thread.call(_made(make))
         except BaseException:
@@ -54,11 +56,16 @@ class BlockingFace(Generic[C]):
         return self
 
     def close(self) -> None:
-        """Ends running calls, the connections and the thread.  May be called twice."""
+        """Ends running calls, the connections and the thread.  A second call waits for the first one."""
         deadline = Deadline(self.close_s)
-        if self._thread.open:
-            self._thread.submit(self._inner.close()).result(deadline.remaining)
-        self._thread.close(deadline)
+        if not self._closing.acquire(timeout=self.close_s):
+            raise TimeoutError(f"this {type(self).__name__}: another thread's close still runs")
+        try:
+            if self._thread.open:
+                self._thread.submit(self._inner.close()).result(deadline.remaining)
+            self._thread.close(deadline)
+        finally:
+            self._closing.release()
 
     def __enter__(self) -> Self:
         try:
