@@ -82,7 +82,7 @@ class AnswerError(RemotingError):
     """
 
     def __init__(self, addr: str, code: int, remark: str | None, request: int = 0) -> None:
-        super().__init__(f"{addr}: answered code {code}: {escaped(remark or 'no remark')}")
+        super().__init__(f"{addr}: answered code {code}: {escaped((remark or '').strip() or 'no remark')}")
         self.addr = addr
         self.code = code
         self.remark = remark

@@ -12,6 +12,7 @@ from haservice.client.consumer.queues.offsets import ConsumeFrom
 from haservice.client.errors import (
     ClientClosed,
     ClientError,
+    CloseInCallback,
     MessageIllegal,
     NameserverUnknown,
     ReplyTimeout,
@@ -38,6 +39,7 @@ __all__ = [
     "ClientClosed",
     "ClientError",
     "ClientOptions",
+    "CloseInCallback",
     "ConsumeFrom",
     "ConsumeTimeout",
     "ConsumerOptions",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -44,6 +45,7 @@ class BlockingFace(Generic[C]):
         """`make` is called on the loop; its exceptions are raised here."""
         self._thread = LoopThread("client-loop")
         self._closing = False
+        self._close_lock = threading.RLock()
         try:
             self._inner = self._thread.call(_made(make))
         except BaseException:
@@ -56,12 +58,17 @@ class BlockingFace(Generic[C]):
         return self
 
     def close(self) -> None:
-        """Ends running calls, the connections and the thread.  May be called twice."""
+        """Ends running calls, the connections and the thread.  A second call waits for the first one."""
         deadline = Deadline(self.close_s)
         self._closing = True
-        if self._thread.open:
-            self._thread.submit(self._inner.close()).result(deadline.remaining)
-        self._thread.close(deadline)
+        if not self._close_lock.acquire(timeout=self.close_s):
+            raise TimeoutError(f"this {type(self).__name__}: another thread's close still runs")
+        try:
+            if self._thread.open:
+                self._thread.submit(self._inner.close()).result(deadline.remaining)
+            self._thread.close(deadline)
+        finally:
+            self._close_lock.release()
 
     def __enter__(self) -> Self:
         try:

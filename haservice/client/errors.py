@@ -5,6 +5,7 @@
     └── ClientError                what an application asked of the library did not happen
         ├── MessageIllegal             a message that no broker takes: nothing was sent
         ├── ClientClosed               the producer, consumer or session was closed
+        ├── CloseInCallback            a consumer's own callback called `close`
         ├── NameserverUnknown          no nameserver was named
         ├── RouteUnknown               the nameservers know no broker for this topic, or none that is a master now
         │   └── TopicUnknown               an admin call's RouteUnknown; an AnswerError, too
@@ -35,6 +36,16 @@ class ClientClosed(ClientError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} was closed: make a new one")
+
+
+class CloseInCallback(ClientError, RuntimeError):
+    """`close` of a consumer, called by one of its own callbacks.  The consumer goes on."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(
+            f"consumer {group}: close waits for the callbacks that run, and this is one of them: "
+            "call it from another thread or task"
+        )
 
 
 class NameserverUnknown(ClientError):

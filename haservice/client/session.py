@@ -173,14 +173,28 @@ class Session:
         for _ in self.nameservers:
             addr = self.nameservers[self._namesrv]
             try:
-                return await self.ask(addr, code, header, expected=expected)
+                answer = await self.ask(addr, code, header, expected=expected)
             except (RemotingUnreachable, RemotingTimeout) as error:
                 failures.append(error)
                 self._namesrv = (self._namesrv + 1) % len(self.nameservers)
+            except AnswerError as error:
+                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    self._warn_of_nameserver(f"is {addr} no nameserver, but a broker?", error)
+                else:
+                    self._throttle.ended("nameserver")
+                raise
+            else:
+                self._throttle.ended("nameserver")
+                return answer
         first = failures[0]
+        self._warn_of_nameserver("none answers, it is asked again", first)
         if isinstance(first, RemotingUnreachable):
             first = type(first)(first.addr, f"{first.reason}: does a nameserver run there?")
         raise first
+
+    def _warn_of_nameserver(self, what: str, error: RemotingError) -> None:
+        if self._throttle.ready("nameserver"):
+            logger.warning("nameserver %s: %s reason=%s", ";".join(self.nameservers), what, error)
 
     def part(self, kind: Callable[[Session], T]) -> T:
         """A part of which the session has only one; the first caller makes it."""
@@ -270,10 +284,10 @@ class Session:
         except AnswerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            names = ";".join(self.nameservers)
-            raise RouteUnknown(
-                topic, f"is unknown to nameserver {names}; mqadmin updateTopic makes one"
-            ) from None
+            reason = f"is unknown to nameserver {';'.join(self.nameservers)}"
+            if self.routes.get(topic) is None:
+                reason += "; mqadmin updateTopic makes one"
+            raise RouteUnknown(topic, reason) from None
         return TopicRoute.of(topic, TopicRouteData.decode(answer.body), template=template)
 
     def _route_asked(self, key: tuple[str, bool], task: asyncio.Task[TopicRoute]) -> None:

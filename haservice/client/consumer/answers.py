@@ -172,7 +172,7 @@ class Answers:
         return request.answer(body=result.encode())
 
 
-def _verdict(error: Exception | None) -> str:
+def _verdict(error: BaseException | None) -> str:
     if error is None:
         return "CR_SUCCESS"
     return "CR_LATER" if isinstance(error, RetryLater) else "CR_THROW_EXCEPTION"

@@ -54,7 +54,11 @@ class ConsumerOptions:
     auto_commit: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raises ValueError, and TypeError."""
+        if not isinstance(self.consume_from, ConsumeFrom):
+            raise TypeError(
+                f"consume_from={self.consume_from!r} is no ConsumeFrom: give one such as ConsumeFrom.FIRST"
+            )
         for name in ("pull_batch", "consume_threads", "batch_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1")

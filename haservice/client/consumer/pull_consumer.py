@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -119,6 +120,7 @@ class AsyncPullConsumer:
         self._started = False
         self._joined = False
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     # What is read
 
@@ -187,11 +189,14 @@ class AsyncPullConsumer:
     async def close(self, *, consumed: bool = True) -> None:
         """Stores how far the application has come, if `auto_commit`, and leaves the group.
 
-        With `consumed=False` the messages of the last `poll` come again.  May be called twice.
+        With `consumed=False` the messages of the last `poll` come again.  A second call waits for the first one.
         """
-        if self._closed:
-            return
-        self._closed = True
+        if self._closing is None:
+            self._closed = True
+            self._closing = asyncio.create_task(self._close(consumed))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, consumed: bool) -> None:
         self._arrived.set()
         if self._started:
             self._member.halt()
@@ -326,7 +331,9 @@ class AsyncPullConsumer:
         return reader.in_flight.pulled_to
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Has the next poll read `queue` from `offset`.  Raises NotAssigned."""
+        """Has the next poll read `queue` from `offset`.  Raises NotAssigned, and TypeError."""
+        if not isinstance(offset, int):
+            raise TypeError(f"seek of {queue.topic}: offset {offset!r} is no int")
         self._reader(queue).seek(offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
@@ -398,7 +405,7 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
 
     def close(self) -> None:
         """See AsyncPullConsumer.close."""
-        if self._thread.open:
+        with suppress(ClientClosed):
             self._put_back(0)
         super().close()
 

@@ -32,7 +32,7 @@ from haservice.client.consumer.queues.offsets import begin_at
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import ALL, Subscription, now_ms
-from haservice.client.errors import ClientClosed
+from haservice.client.errors import ClientClosed, CloseInCallback
 from haservice.client.identity import checked_group
 from haservice.client.message import Received
 from haservice.client.options import ClientOptions
@@ -62,6 +62,8 @@ class AsyncPushConsumer:
         """Raises ValueError, or NameserverUnknown."""
         if (on_message is None) == (on_messages is None):
             raise ValueError("give one of on_message and on_messages")
+        if not callable(on_message or on_messages):
+            raise TypeError(f"callback {on_message or on_messages!r} cannot be called: give a function")
         self.group = checked_group(group)
         self.consuming = consuming
         self._owns_session = session is None
@@ -117,6 +119,7 @@ class AsyncPushConsumer:
         )
         self._started = False
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     # Subscriptions
 
@@ -167,11 +170,20 @@ class AsyncPushConsumer:
     async def close(self) -> None:
         """Waits for running calls of the callback, stores the offsets and leaves the group.
 
-        May be called twice.
+        A second call waits for the first one.  Raises CloseInCallback in the consumer's own callback.
         """
-        if self._closed:
-            return
-        self._closed = True
+        self.check_not_in_callback()
+        if self._closing is None:
+            self._closed = True
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    def check_not_in_callback(self) -> None:
+        """Raises CloseInCallback if the caller is this consumer's callback.  For any thread."""
+        if self._handler.calls_now:
+            raise CloseInCallback(self.group)
+
+    async def _close(self) -> None:
         if self._started:
             deadline = Deadline(self.consuming.close_timeout_s)
             self._member.halt()
@@ -299,6 +311,11 @@ class PushConsumer(BlockingFace[AsyncPushConsumer]):
                 group, on_message, options, on_messages=on_messages, consuming=consuming
             )
         )
+
+    def close(self) -> None:
+        """See AsyncPushConsumer.close."""
+        self._inner.check_not_in_callback()
+        super().close()
 
     def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
         """See AsyncPushConsumer.subscribe.  Raises AnswerError if a broker cannot filter by it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -14,6 +15,10 @@ SQL92 = "SQL92"
 
 # Our brokers refuse longer ones.
 EXPRESSION_CHARS_MAX = 8192
+
+# Names of topics and groups; no broker makes others.
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+GROUP_CHARS_MAX = 255
 
 
 def now_ms() -> int:
@@ -31,6 +36,7 @@ class Subscription:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a subscription that no broker would take."""
+        check_name("topic", self.topic)
         text = self.expression.strip()
         if len(text) > EXPRESSION_CHARS_MAX:
             raise ValueError(
@@ -64,6 +70,12 @@ class Subscription:
             tags_set=tags,
             code_set=[java_hash(tag) for tag in tags],
         )
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises ValueError for a name that no topic and no group can have."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{what} {name!r}: a name has one or more of the characters a-z A-Z 0-9 _ - % |")
 
 
 def retry_topic(group: str) -> str:

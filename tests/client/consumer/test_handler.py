@@ -148,3 +148,17 @@ def test_an_object_whose_call_is_a_coroutine_function_runs_on_the_loop() -> None
 def test_a_level_that_no_broker_has_is_refused() -> None:
     with pytest.raises(ValueError, match="delay level -2"):
         RetryLater(-2)
+
+
+def test_a_callback_that_exits_has_raised_and_the_next_call_is_made(way: Way) -> None:
+    def callback(one: int) -> None:
+        if one == 1:
+            raise SystemExit(3)
+        if one == 2:
+            raise asyncio.CancelledError
+
+    async def main() -> list[Outcome[int]]:
+        return await way(callback, threads=1).call([[1], [2], [3]])
+
+    outcomes = run(main)
+    assert [type(one.error) for one in outcomes] == [SystemExit, asyncio.CancelledError, type(None)]

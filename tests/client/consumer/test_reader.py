@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
+
 from haservice.client.consumer.calls import Pulled, PullLimits, PullStatus
 from haservice.client.consumer.queues import reader as reader_module
 from haservice.client.consumer.queues.in_flight import Limits
@@ -284,3 +286,22 @@ def test_after_a_seek_what_was_pulled_before_does_not_count() -> None:
         assert not reader.is_current(before)
 
     reading(broker, then)
+
+
+def test_a_broker_that_is_away_is_one_line_in_the_log_for_all_its_queues(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = Broker([RemotingUnreachable("master", "refused")] * 2)
+
+    async def main() -> None:
+        first = broker.reader()
+        other = QueueReader(MessageQueue("T", "broker-a", 1), Subscription("T"), first._reading)
+        for one in (first, other):
+            one.start()
+        await until(lambda: len(broker.pulls) >= 4, "both have pulled again")
+        for one in (first, other):
+            one.halt()
+            await one.stopped()
+
+    run(main())
+    assert len([one for one in caplog.records if "pull failed" in one.getMessage()]) == 1

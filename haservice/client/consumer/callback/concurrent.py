@@ -144,9 +144,9 @@ class Concurrent:
     async def _failed(self, piece: _Piece, outcome: Outcome[Received]) -> list[Received]:
         """Gives failed messages back; returns those that need no more work here."""
         if self._give_back is None:
-            log_failure(piece.reader, outcome, "broadcasting: they do not come again")
+            log_failure(piece.reader, outcome, "broadcasting: not given again")
             return list(outcome.failed)
-        log_failure(piece.reader, outcome, "they come again")
+        log_failure(piece.reader, outcome, "given again later")
         taken = await asyncio.gather(
             *(self._give_back(message, outcome.delay_level) for message in outcome.failed)
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Outcome(Generic[M]):
     messages: Sequence[M]
     consumed: int  # how many from the front
     seconds: float
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def failed(self) -> Sequence[M]:
@@ -91,10 +92,21 @@ class Handler(Generic[M]):
         self._takes_lists = takes_lists
         self._timeout_s = timeout_s
         self._pool = None if self.on_loop else WorkPool("consume", threads)
+        self._callers: set[asyncio.Task[Any] | threading.Thread] = set()  # those that are in the callback
 
     def start(self) -> None:
         if self._pool is not None:
             self._pool.start(asyncio.get_running_loop())
+
+    @property
+    def calls_now(self) -> bool:
+        """Whether the caller is the callback.  For any thread."""
+        if not self.on_loop:
+            return threading.current_thread() in self._callers
+        try:
+            return asyncio.current_task() in self._callers
+        except RuntimeError:  # this thread has no loop
+            return False
 
     def stop(self, deadline: Deadline) -> bool:
         """Ends the threads; False if a callback still runs at the deadline.  Blocks."""
@@ -110,7 +122,7 @@ class Handler(Generic[M]):
         """
         if self._pool is None:
             return await self._on_loop(groups, go_on)
-        job = _Job(self._callback, groups, self._takes_lists, go_on)
+        job = _Job(self._callback, groups, self._takes_lists, go_on, self._callers)
         future = self._pool.submit(job.run)
         while True:
             left = job.began + self._timeout_s - time.monotonic()
@@ -122,16 +134,25 @@ class Handler(Generic[M]):
 
     async def _on_loop(self, groups: Sequence[Sequence[M]], go_on: GoOn) -> list[Outcome[M]]:
         outcomes = []
+        task = asyncio.current_task()
+        assert task is not None
         for group in groups:
             began = time.monotonic()
-            error: Exception | None = None
+            error: BaseException | None = None
+            self._callers.add(task)
             try:
                 async with asyncio.timeout(self._timeout_s) as limit:
                     await self._callback(group if self._takes_lists else group[0])
             except TimeoutError as raised:
                 error = _timeout(self._timeout_s) if limit.expired() else raised
-            except Exception as raised:
+            except (GeneratorExit, KeyboardInterrupt):
+                raise
+            except BaseException as raised:  # such as SystemExit: the worker has to live
+                if isinstance(raised, asyncio.CancelledError) and task.cancelling():
+                    raise
                 error = raised
+            finally:
+                self._callers.discard(task)
             outcomes.append(_outcome(group, began, error))
             if not go_on(outcomes[-1]):
                 break
@@ -142,13 +163,19 @@ class _Job(Generic[M]):
     """Calls for one thread.  The loop reads `began` and may abandon the job; the thread owns all else."""
 
     def __init__(
-        self, callback: Callback, groups: Sequence[Sequence[M]], takes_lists: bool, go_on: GoOn
+        self,
+        callback: Callback,
+        groups: Sequence[Sequence[M]],
+        takes_lists: bool,
+        go_on: GoOn,
+        callers: set[asyncio.Task[Any] | threading.Thread],
     ) -> None:
         self.began = time.monotonic()
         self._callback = callback
         self._groups = groups
         self._takes_lists = takes_lists
         self._go_on = go_on
+        self._callers = callers
         self._outcomes: list[Outcome[M]] = []
         self._abandoned = False
 
@@ -157,11 +184,14 @@ class _Job(Generic[M]):
             if self._abandoned:
                 break
             self.began = began = time.monotonic()
-            error: Exception | None = None
+            error: BaseException | None = None
+            self._callers.add(threading.current_thread())
             try:
                 self._callback(group if self._takes_lists else group[0])
-            except Exception as raised:
+            except BaseException as raised:  # such as SystemExit: the thread has to live
                 error = raised
+            finally:
+                self._callers.discard(threading.current_thread())
             self._outcomes.append(_outcome(group, began, error))
             if not self._go_on(self._outcomes[-1]):
                 break
@@ -176,7 +206,7 @@ class _Job(Generic[M]):
         return outcomes
 
 
-def _outcome(group: Sequence[M], began: float, error: Exception | None) -> Outcome[M]:
+def _outcome(group: Sequence[M], began: float, error: BaseException | None) -> Outcome[M]:
     seconds = time.monotonic() - began
     if error is None:
         return Outcome(group, len(group), seconds)

@@ -171,7 +171,7 @@ class Orderly:
             line.waiting.popleft()
         if not outcome.failed:
             return 0.0
-        log_failure(reader, outcome, "the queue waits for them")
+        log_failure(reader, outcome, "the queue waits")
         for number, message in enumerate(outcome.failed):
             line.waiting[number] = tried(message)
         while number >= 0 and await self._is_over(line.waiting[0], outcome):

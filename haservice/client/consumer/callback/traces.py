@@ -44,7 +44,7 @@ def encode(group: str, request_id: str, ended_ms: int, outcome: Outcome[Received
     return "".join(line + ENTRY_END for line in (*before, *after))
 
 
-def _code(error: Exception | None) -> int:
+def _code(error: BaseException | None) -> int:
     if error is None:
         return _SUCCESS
     if isinstance(error, ConsumeTimeout):

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from commitlog.errors import CommitLogError
 from haservice.client.consumer.calls import GroupCalls, Pulled, PullLimits, PullStatus
@@ -65,6 +65,7 @@ class Reading:
     deliver: Callable[[QueueReader, Sequence[Received]], None]
     on_unheard: Callable[[str], None]  # a broker needs a heartbeat
     commits: bool = True  # pulls carry the offset
+    log: LogThrottle = field(default_factory=lambda: LogThrottle(LOG_INTERVAL_S))
 
 
 class QueueReader:
@@ -84,7 +85,6 @@ class QueueReader:
         self._retry = asyncio.Event()  # ends the pause after a failed pull
         self._moved_to: int | None = None
         self._asked = ""  # the broker that holds a pull now
-        self._log = LogThrottle(LOG_INTERVAL_S)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -238,15 +238,17 @@ class QueueReader:
 
     async def _pause(self, error: Exception, pause_s: float) -> float:
         """Pauses after a failed pull; returns the length of the next pause."""
-        if self._log.ready(type(error).__name__):
+        code = error.code if isinstance(error, AnswerError) else None
+        soon = isinstance(error, RemotingUnreachable | RemotingTimeout) or code in _SOON
+        # A broker that is away fails for all its queues; one that refuses may do so for one topic.
+        topic = "" if soon else self.queue.topic
+        if self._reading.log.ready((self.queue.broker_name, type(error).__name__, code, topic)):
             logger.warning(
                 "pull failed, it is repeated queue=%s group=%s reason=%s",
                 self.queue,
                 self._reading.calls.group,
                 error,
             )
-        code = error.code if isinstance(error, AnswerError) else None
-        soon = isinstance(error, RemotingUnreachable | RemotingTimeout) or code in _SOON
         if soon:
             self._broker_id = MASTER_ID
         elif code in _UNHEARD:
