@@ -18,7 +18,6 @@ EXPRESSION_CHARS_MAX = 8192
 
 # Names of topics and groups; no broker makes others.
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-GROUP_CHARS_MAX = 255
 
 
 def now_ms() -> int:
