@@ -132,7 +132,7 @@ def test_an_answer_with_an_error_code_is_an_answer(addr: str) -> None:
     async def scenario(client: RemotingClient) -> None:
         answer = await client.invoke(addr, request(99))
         assert expect(addr, answer, 3) is answer
-        with pytest.raises(AnswerError, match=f"{addr}: answered code 3:  request type 99 not supported"):
+        with pytest.raises(AnswerError, match=f"{addr}: answered code 3: request type 99 not supported"):
             expect(addr, answer)
 
     run(scenario)
