@@ -9,12 +9,13 @@ import socket
 import struct
 import time
 
+from commitlog.kernel.layout import NAME_LETTERS
 from haservice.errors import RemotingError
 from haservice.remoting.client import split_addr
 
 # What RocketMQ's Validators accept as the name of a group.
 GROUP_CHARS_MAX = 255
-_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+_GROUP = re.compile(f"{NAME_LETTERS}{{1,{GROUP_CHARS_MAX}}}")
 
 LOOPBACK = "127.0.0.1"
 _KEY_REST = struct.Struct(">HIIH")

@@ -16,13 +16,13 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 
 from commitlog.kernel import records
+from commitlog.log.log import wall_clock_ms
 from haservice.client.consumer.callback.handler import Outcome, RetryLater
 from haservice.client.consumer.group import PUSH, GroupMember
 from haservice.client.consumer.queues.locks import QueueLocks
 from haservice.client.consumer.queues.offsets import Offsets
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.stats import ConsumerStats
-from haservice.client.consumer.subscription import now_ms
 from haservice.client.message import Received
 from haservice.client.session import RequestHandler, Session
 from haservice.remoting.bodies.admin import (
@@ -148,7 +148,7 @@ class Answers:
             cached_msg_count=len(in_flight) if in_flight is not None else 0,
             cached_msg_size_in_mib=in_flight.bytes >> 20 if in_flight is not None else 0,
             locked=self._locks is not None and self._locks.is_held(reader.queue),
-            last_lock_timestamp=0 if age_s is None else now_ms() - int(age_s * 1000),
+            last_lock_timestamp=0 if age_s is None else wall_clock_ms() - int(age_s * 1000),
             droped=reader.dropped,
             last_pull_timestamp=reader.last_pull_ms,
             last_consume_timestamp=reader.last_consume_ms,

@@ -17,13 +17,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from commitlog.log.log import wall_clock_ms
 from haservice.client.consumer.calls import GroupCalls
 from haservice.client.consumer.queues.allocation import Allocate, averagely
 from haservice.client.consumer.queues.locks import QueueLocks
 from haservice.client.consumer.queues.offsets import ConsumeFrom, Offsets
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.queues.rebalance import TopicView, plan
-from haservice.client.consumer.subscription import Subscription, now_ms, retry_topic
+from haservice.client.consumer.subscription import Subscription, retry_topic
 from haservice.client.errors import RouteUnknown
 from haservice.client.routes import TopicRoute
 from haservice.client.session import Session
@@ -124,7 +125,7 @@ class GroupMember:
 
     def start(self) -> None:
         """Keeps offsets and locks; `balance` or `hold` gives it queues."""
-        self.started_ms = now_ms()
+        self.started_ms = wall_clock_ms()
         self._tasks = [asyncio.create_task(self._keep_committed())]
         if self._locks is not None:
             self._tasks.append(asyncio.create_task(self._locks.keep()))
@@ -284,7 +285,7 @@ class GroupMember:
 
     def _may_lack(self, topic: str) -> bool:
         """Whether the retry topic may be missing: a broker makes it at the first heartbeat, if configured."""
-        return self._is_retry(topic) and now_ms() - self.started_ms > RETRY_TOPIC_MS
+        return self._is_retry(topic) and wall_clock_ms() - self.started_ms > RETRY_TOPIC_MS
 
     def _unlisted(self, views: Mapping[str, TopicView]) -> bool:
         """Whether a broker does not list this member: it heard no heartbeat yet, or has forgotten it."""

@@ -119,7 +119,6 @@ class AsyncPullConsumer:
         self._paused: set[MessageQueue] = set()
         self._started = False
         self._joined = False
-        self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
     # What is read
@@ -192,7 +191,6 @@ class AsyncPullConsumer:
         With `consumed=False` the messages of the last `poll` come again.  A second call waits for the first one.
         """
         if self._closing is None:
-            self._closed = True
             self._closing = asyncio.create_task(self._close(consumed))
         await asyncio.shield(self._closing)
 
@@ -222,7 +220,7 @@ class AsyncPullConsumer:
         await self.close(consumed=error is None or isinstance(error, asyncio.CancelledError | GeneratorExit))
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closing is not None:
             raise ClientClosed(f"consumer {self.group}")
 
     # Messages

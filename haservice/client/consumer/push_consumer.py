@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from commitlog.log.log import wall_clock_ms
 from haservice.client.blocking import CLOSE_S, BlockingFace
 from haservice.client.consumer.answers import Answers
 from haservice.client.consumer.callback.concurrent import Concurrent
@@ -31,7 +32,7 @@ from haservice.client.consumer.queues.locks import QueueLocks
 from haservice.client.consumer.queues.offsets import begin_at
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
-from haservice.client.consumer.subscription import ALL, Subscription, now_ms
+from haservice.client.consumer.subscription import ALL, Subscription
 from haservice.client.errors import ClientClosed, CloseInCallback
 from haservice.client.identity import checked_group
 from haservice.client.message import Received
@@ -118,7 +119,6 @@ class AsyncPushConsumer:
             directly=self._directly,
         )
         self._started = False
-        self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
     # Subscriptions
@@ -150,7 +150,7 @@ class AsyncPushConsumer:
         Raises AnswerError if a broker cannot filter by an SQL92 expression, and OSError if a broadcasting
         consumer's offsets cannot be read.
         """
-        if self._closed:
+        if self._closing is not None:
             raise ClientClosed(f"consumer {self.group}")
         if self._started:
             return self
@@ -174,7 +174,6 @@ class AsyncPushConsumer:
         """
         self.check_not_in_callback()
         if self._closing is None:
-            self._closed = True
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -267,7 +266,7 @@ class AsyncPushConsumer:
     def _note(self, topic: str, outcome: Outcome[Received]) -> None:
         self._stats.consumed(topic, outcome.seconds, outcome.consumed, len(outcome.failed))
         if self._traces is not None:
-            entries = encode(self.group, self.session.new_key(), now_ms(), outcome)
+            entries = encode(self.group, self.session.new_key(), wall_clock_ms(), outcome)
             if entries:
                 self._traces.note(entries, [message.msg_id for message in outcome.messages])
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass, field
 
+from commitlog.kernel.layout import NAME_LETTERS
 from commitlog.kernel.records import java_hash
+from commitlog.log.log import wall_clock_ms
 from haservice.remoting.bodies.clients import SubscriptionData
 
 ALL = "*"
@@ -17,11 +18,7 @@ SQL92 = "SQL92"
 EXPRESSION_CHARS_MAX = 8192
 
 # Names of topics and groups; no broker makes others.
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
+_NAME = re.compile(NAME_LETTERS + "+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class Subscription:
     topic: str
     expression: str = ALL
     sql: bool = False
-    version: int = field(default_factory=now_ms)
+    version: int = field(default_factory=wall_clock_ms)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a subscription that no broker would take."""

@@ -82,7 +82,7 @@ def test_a_second_close_waits_for_the_first_one(cluster: Cluster) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         closes = [pool.submit(close) for _ in range(2)]
-        wait_until(lambda: consumer._inner._closed, "a close has begun")
+        wait_until(lambda: consumer._inner._closing is not None, "a close has begun")
         gate.set()
         assert [one.result(PATIENCE_S) for one in closes] == [True, True]
 
@@ -105,7 +105,7 @@ def test_a_second_close_on_the_loop_waits_for_the_first_one(cluster: Cluster) ->
         consumer = await push(cluster, "g", callback).start()
         await entered.wait()
         closes = [asyncio.create_task(close(consumer)) for _ in range(2)]
-        await until(lambda: consumer._closed, "a close has begun")
+        await until(lambda: consumer._closing is not None, "a close has begun")
         gate.set()
         assert await asyncio.gather(*closes) == [True, True]
 

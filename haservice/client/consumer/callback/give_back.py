@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 
+from commitlog.log.log import wall_clock_ms
 from haservice.client.consumer.calls import GroupCalls
-from haservice.client.consumer.subscription import now_ms, retry_topic
+from haservice.client.consumer.subscription import retry_topic
 from haservice.client.errors import MessageIllegal
 from haservice.client.message import Received, encode_properties
 from haservice.errors import HAServiceError
@@ -74,7 +75,7 @@ class GiveBack:
             default_topic_queue_nums=1,
             queue_id=-1,
             sys_flag=0,
-            born_timestamp_ms=now_ms(),
+            born_timestamp_ms=wall_clock_ms(),
             flag=message.flag,
             properties=text,
             reconsume_times=tries,

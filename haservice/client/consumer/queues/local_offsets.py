@@ -13,7 +13,7 @@ from pathlib import Path
 
 from haservice.client.consumer.calls import GroupCalls
 from haservice.client.consumer.options import ConsumerOptions
-from haservice.client.consumer.queues.offsets import BrokerOffsets, Offsets
+from haservice.client.consumer.queues.offsets import BrokerOffsets, KnownOffsets, Offsets
 from haservice.client.session import Session
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.admin import ResetOffsetBody
@@ -28,15 +28,15 @@ def default_directory() -> Path:
     return Path(os.environ.get("ROCKETMQ_OFFSETS_DIR") or Path.home() / ".rocketmq_offsets")
 
 
-class LocalOffsets:
-    """The offsets of one group.  On one loop; a thread of the loop's executor writes the file."""
+class LocalOffsets(KnownOffsets):
+    """The offsets of one group, in a file.  A thread of the loop's executor writes the file."""
 
     def __init__(self, directory: Path, client_id: str, group: str) -> None:
+        super().__init__()
         self.path = directory / client_id / group / "offsets.json"
         # Java knows no checksum file; one would be wrong after a Java client has written the offsets.
         self._file = PersistedFile(self.path, keeps_sums=False)
         self._writing = asyncio.Lock()  # each table is made from the one before
-        self._offsets: dict[MessageQueue, int] = {}
         self._stored: dict[MessageQueue, int] = {}
 
     async def load(self) -> None:
@@ -46,15 +46,6 @@ class LocalOffsets:
 
     async def stored(self, queue: MessageQueue) -> int | None:
         return self._stored.get(queue)
-
-    def current(self, queue: MessageQueue) -> int | None:
-        return self._offsets.get(queue)
-
-    def update(self, queue: MessageQueue, offset: int) -> None:
-        self._offsets[queue] = offset
-
-    def forget(self, queue: MessageQueue) -> None:
-        self._offsets.pop(queue, None)
 
     async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
         """Writes the offsets of `queues`; None: of all.  Raises OSError."""

@@ -60,15 +60,11 @@ class Offsets(Protocol):
         """Stores the known offsets of `queues`; None: of all.  Raises RemotingError or OSError."""
 
 
-class BrokerOffsets:
-    """The offsets of one group.  On one loop."""
+class KnownOffsets:
+    """How far a group has come, as its member knows it; where that is stored is a subclass's.  On one loop."""
 
-    def __init__(self, calls: GroupCalls) -> None:
-        self._calls = calls
+    def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
-
-    async def stored(self, queue: MessageQueue) -> int | None:
-        return await self._calls.stored_offset(queue)
 
     def current(self, queue: MessageQueue) -> int | None:
         return self._offsets.get(queue)
@@ -78,6 +74,17 @@ class BrokerOffsets:
 
     def forget(self, queue: MessageQueue) -> None:
         self._offsets.pop(queue, None)
+
+
+class BrokerOffsets(KnownOffsets):
+    """The offsets of one group, stored by its brokers."""
+
+    def __init__(self, calls: GroupCalls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    async def stored(self, queue: MessageQueue) -> int | None:
+        return await self._calls.stored_offset(queue)
 
     async def commit(self, queues: Collection[MessageQueue] | None = None) -> None:
         """Stores all that can be stored before it raises the first error.

@@ -17,11 +17,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from commitlog.errors import CommitLogError
+from commitlog.log.log import wall_clock_ms
 from haservice.client.consumer.calls import GroupCalls, Pulled, PullLimits, PullStatus
 from haservice.client.consumer.queues.in_flight import InFlight, Limits
 from haservice.client.consumer.queues.offsets import Offsets
 from haservice.client.consumer.stats import ConsumerStats
-from haservice.client.consumer.subscription import Subscription, now_ms
+from haservice.client.consumer.subscription import Subscription
 from haservice.client.message import Received
 from haservice.errors import AnswerError, HAServiceError, RemotingTimeout, RemotingUnreachable
 from haservice.log_throttle import LogThrottle
@@ -77,7 +78,7 @@ class QueueReader:
         self.in_flight: InFlight[Received] | None = None  # None until the first offset is known
         self.halted = False
         self.dropped = False
-        self.last_pull_ms = self.last_consume_ms = now_ms()
+        self.last_pull_ms = self.last_consume_ms = wall_clock_ms()
         self._reading = reading
         self._paused = False
         self._broker_id = MASTER_ID
@@ -151,7 +152,7 @@ class QueueReader:
 
     def consumed(self, in_flight: InFlight[Received], messages: Sequence[Received]) -> None:
         """The messages are finished, one way or the other."""
-        self.last_consume_ms = now_ms()
+        self.last_consume_ms = wall_clock_ms()
         if not self.is_current(in_flight):
             return
         in_flight.remove(messages)
@@ -185,7 +186,7 @@ class QueueReader:
     async def _pull(self, in_flight: InFlight[Received]) -> None:
         reading = self._reading
         began = time.monotonic()
-        self.last_pull_ms = now_ms()
+        self.last_pull_ms = wall_clock_ms()
         self._asked = reading.calls.any_of(self.queue.broker_name, self._broker_id)
         try:
             pulled = await reading.calls.pull(
