@@ -12,7 +12,8 @@
         ├── SendFailed                 a message was not acknowledged, after all tries
         └── ReplyTimeout               a request was sent, and its reply did not come in time
 
-The text says what happened, where, and what to do; the attributes say the same to a program.
+The text says what happened, where, and what to do; names in it are escaped (haservice.printable).  The attributes
+say the same to a program, names as they were given.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from haservice.errors import AnswerError, HAServiceError, RemotingClosed, RemotingError, RemotingTimeout
+from haservice.printable import escaped
 
 
 class ClientError(HAServiceError):
@@ -61,7 +63,7 @@ class RouteUnknown(ClientError):
     """`topic` has no queue to write to, or to read from, now; `reason` says why, behind its name."""
 
     def __init__(self, topic: str, reason: str) -> None:
-        super().__init__(f"topic {topic} {reason}")
+        super().__init__(f"topic {escaped(topic)} {reason}")
         self.topic = topic
         self.reason = reason
 
@@ -73,7 +75,7 @@ class TopicUnknown(RouteUnknown, AnswerError):
         AnswerError.__init__(self, answer.addr, answer.code, answer.remark, answer.request)
         self.topic = topic
         self.reason = f"is unknown to nameserver {answer.addr}; mqadmin updateTopic makes one"
-        self.args = (f"topic {topic} {self.reason}",)
+        self.args = (f"topic {escaped(topic)} {self.reason}",)
 
 
 class Try(NamedTuple):
@@ -105,7 +107,7 @@ class SendFailed(ClientError):
         last = tries[-1].error if tries else None
         self.code = last.code if isinstance(last, AnswerError) else None
         state = "may be stored" if self.maybe_stored else "is not stored"
-        super().__init__(f"a message to topic {topic} {state} after {len(tries)} tries: {said}")
+        super().__init__(f"a message to topic {escaped(topic)} {state} after {len(tries)} tries: {said}")
 
 
 class ReplyTimeout(ClientError):
@@ -113,7 +115,7 @@ class ReplyTimeout(ClientError):
 
     def __init__(self, topic: str, correlation_id: str, seconds: float) -> None:
         super().__init__(
-            f"no reply to request {correlation_id} on topic {topic} within {seconds:g} s: "
+            f"no reply to request {correlation_id} on topic {escaped(topic)} within {seconds:g} s: "
             "does a consumer of that topic run, and reply?"
         )
         self.topic = topic
