@@ -37,7 +37,7 @@ from haservice.replication.slave.actions import (
     Tell,
 )
 from haservice.replication.slave.dial import AGAIN_S
-from haservice.replication.slave.frame_check import BadRecord, RecordCheck
+from haservice.replication.slave.record_check import BadRecord, RecordCheck
 from haservice.replication.slave.session import TURN_S, SlaveSession
 from haservice.replication.slave.states import LINKED, SHOWN, TRANSITIONS, Event, State
 from haservice.replication.wire.greeting import Facts, GreetingRefused, MasterGreeting, SlaveGreeting

@@ -35,7 +35,7 @@ from haservice.replication.slave.actions import (
 )
 from haservice.replication.slave.actions import Rejoin as DoRejoin
 from haservice.replication.slave.dial import dial, parse_address
-from haservice.replication.slave.frame_check import RecordCheck, first_bytes
+from haservice.replication.slave.record_check import RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import Check, Rejoin, ReplicaLog
 from haservice.replication.slave.session import SlaveSession
 from haservice.replication.slave.states import State

@@ -43,7 +43,7 @@ from haservice.replication.slave.actions import (
     Tell,
 )
 from haservice.replication.slave.dial import AGAIN_S
-from haservice.replication.slave.frame_check import BadRecord
+from haservice.replication.slave.record_check import BadRecord
 from haservice.replication.slave.rejoin import Check
 from haservice.replication.slave.states import LINKED, SHOWN, TRANSITIONS, Event, State
 from haservice.replication.wire.greeting import GreetedLog, GreetingRefused, SlaveGreeting
