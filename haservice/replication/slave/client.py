@@ -2,8 +2,8 @@
 
     news (another master, stop) → else: wait for bytes or time → event → actions → …
 
-HAClient receives into one buffer, checks frame by frame and record by record, and appends with one write per
-segment and read; no byte is copied twice.
+HAClient receives into one buffer, checks transfer by transfer and record by record, and appends with one
+write per segment and read; no byte is copied twice.
 """
 
 from __future__ import annotations
