@@ -11,8 +11,8 @@ import click
 
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.fanout import ask_each
-from haservice.broker.delay.redirect import DLQ_PREFIX
 from haservice.broker.metadata.topics import PERM_READ, RETRY_PREFIX
+from haservice.broker.send.retries import DLQ_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.admin import GroupList
 from haservice.remoting.bodies.clients import MessageQueue, TopicRouteData
