@@ -56,6 +56,8 @@ def test_a_planned_switchover_and_back(make_pair: MakePair, admin: Ask) -> None:
     back = typed(pair, "switchover", "-b", "broker-a", "--to", pair.master_addr, "--yes")
     assert (back["newMaster"], back["epoch"]) == (pair.master_addr, 2000)
     wait_caught_up(pair, ask)
+    assert {row["roleFrom"] for row in typed(pair, "haStatus")} == {"file"}
+    assert "by command" not in run("haStatus", "-n", pair.namesrv_addr).stdout
     assert [(number, addr) for number, addr, _ in epochs(pair)] == [
         (1, pair.master_addr),
         (1000, pair.slave_addr),
